@@ -1,0 +1,1 @@
+"""The stages as commands: train, average, generate, score; reproduce.py runs them all for one config."""

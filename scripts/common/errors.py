@@ -1,0 +1,22 @@
+"""One way for a command to refuse: a sentence, and an exit status that is not 0."""
+
+import os
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Something the user can mend. The message says what was got, what was expected and what to do."""
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Run a command's ``main`` and end the process: a UserError or a full disk is one message, not a traceback."""
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        where = f" ({os.fspath(error.filename)})" if error.filename is not None else ""
+        sys.exit(f"error: {error.strerror or error}{where}; nothing was written under its final name")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; run the same command again to go on")
