@@ -1,0 +1,67 @@
+"""``pla_lightconv``: the encoder-decoder of section 3.3, LightConv or DynamicConv on either side.
+
+Embeddings, positions, the output layer and the walk through the blocks are those of fairseq's Transformer, as in the
+paper, which only replaced self-attention.
+"""
+
+from argparse import ArgumentParser
+from typing import Any
+
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+from torch import Tensor, nn
+
+from lightconv_plugin.models.config import LightConvConfig, add_arguments, resolve
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
+
+
+class LightConvEncoder(TransformerEncoderBase):
+    """Encoder of ``cfg.encoder.layers`` blocks; the i-th has the i-th kernel width."""
+
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module) -> None:
+        self._kernel_sizes = iter(cfg.encoder.kernel_size_list)  # the parent builds the blocks in order
+        super().__init__(cfg, dictionary, embed_tokens)
+
+    def build_encoder_layer(self, cfg: Any) -> nn.Module:
+        return EncoderBlock(cfg, next(self._kernel_sizes))
+
+
+class LightConvDecoder(TransformerDecoderBase):
+    """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
+
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
+        self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
+
+    def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
+        return DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
+        """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""
+        return None
+
+
+@register_model("pla_lightconv", dataclass=LightConvConfig)
+class LightConvModel(TransformerModelBase):
+    """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        add_arguments(parser, LightConvConfig())
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> "LightConvModel":
+        """Build from flags (a namespace), YAML or a checkpoint's config.
+
+        Raises:
+            ValueError: options that contradict each other, or do not fit the task's dictionaries.
+        """
+        return super().build_model(resolve(cfg), task)
+
+    @classmethod
+    def build_encoder(cls, cfg: Any, src_dict: Any, embed_tokens: nn.Module) -> LightConvEncoder:
+        return LightConvEncoder(cfg, src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: nn.Module) -> LightConvDecoder:
+        return LightConvDecoder(cfg, tgt_dict, embed_tokens)

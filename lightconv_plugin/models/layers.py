@@ -1,0 +1,146 @@
+"""Blocks of the encoder and the decoder (section 3.3 and Figure 2): a mixer over time where the Transformer has
+self-attention, source-target attention in the decoder, a feed-forward network; each with a residual connection."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from fairseq.modules import FairseqDropout, LayerNorm, MultiheadAttention
+from torch import Tensor, nn
+
+from lightconv_plugin.modules import ConvModule, DynamicConv, IncrementalState, LightweightConv, linear
+
+CONVOLUTIONS = {"lightweight": LightweightConv, "dynamic": DynamicConv}
+
+
+def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
+    """The module that mixes positions in one block of the "encoder" or "decoder"; ``cfg`` as ``resolve`` gives it."""
+    stack = getattr(cfg, side)
+    conv = CONVOLUTIONS[stack.conv_type](
+        stack.conv_dim,
+        kernel_size,
+        heads=stack.conv_heads,
+        causal=side == "decoder",
+        dropconnect=cfg.weight_dropout,
+        normalization=cfg.weight_normalization,
+        backend=cfg.conv_backend,
+    )
+    return ConvModule(stack.embed_dim, conv, glu=stack.glu, input_dropout=cfg.input_dropout)
+
+
+class Residual(nn.Module):
+    """x + dropout(sublayer(x)), with a layer norm after the sum, or before the sublayer."""
+
+    def __init__(self, dim: int, *, dropout: float, normalize_before: bool) -> None:
+        super().__init__()
+        self.layer_norm = LayerNorm(dim)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.normalize_before = normalize_before
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        y = sublayer(self.layer_norm(x) if self.normalize_before else x)
+        x = x + self.dropout(y)
+        return x if self.normalize_before else self.layer_norm(x)
+
+
+class FeedForward(nn.Module):
+    """Linear, ReLU, Linear at each position."""
+
+    def __init__(self, dim: int, hidden: int, *, dropout: float) -> None:
+        super().__init__()
+        self.fc1 = linear(dim, hidden)
+        self.fc2 = linear(hidden, dim)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.dropout(F.relu(self.fc1(x))))
+
+
+class Block(nn.Module):
+    """What encoder and decoder blocks share: the mixer and the feed-forward network."""
+
+    def __init__(self, cfg: Any, side: str, kernel_size: int) -> None:
+        super().__init__()
+        stack = getattr(cfg, side)
+        self.residual_options = {"dropout": cfg.dropout, "normalize_before": stack.normalize_before}
+        self.mixer = build_mixer(cfg, side, kernel_size)
+        self.mixer_residual = Residual(stack.embed_dim, **self.residual_options)
+        self.ffn = FeedForward(stack.embed_dim, stack.ffn_embed_dim, dropout=cfg.relu_dropout)
+        self.ffn_residual = Residual(stack.embed_dim, **self.residual_options)
+
+
+class EncoderBlock(Block):
+    """Mixer, feed-forward."""
+
+    def __init__(self, cfg: Any, kernel_size: int) -> None:
+        super().__init__(cfg, "encoder", kernel_size)
+
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None = None) -> Tensor:
+        """x: (T, B, C) and its padding mask (B, T) give (T, B, C)."""
+        x = self.mixer_residual(x, lambda y: self.mixer(y, encoder_padding_mask))
+        return self.ffn_residual(x, self.ffn)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Nothing to upgrade; fairseq's encoder asks every layer."""
+
+
+class DecoderBlock(Block):
+    """Causal mixer, source-target attention (unless a language model), feed-forward."""
+
+    def __init__(self, cfg: Any, kernel_size: int, *, no_encoder_attn: bool = False) -> None:
+        super().__init__(cfg, "decoder", kernel_size)
+        stack = cfg.decoder
+        self.encoder_attn = None
+        if not no_encoder_attn:
+            self.encoder_attn = MultiheadAttention(
+                stack.embed_dim,
+                stack.attention_heads,
+                kdim=cfg.encoder.embed_dim,
+                vdim=cfg.encoder.embed_dim,
+                dropout=cfg.attention_dropout,
+                encoder_decoder_attention=True,
+            )
+            self.encoder_attn_residual = Residual(stack.embed_dim, **self.residual_options)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """One block, called as fairseq's decoder calls its layers.
+
+        Args:
+            x: (T, B, C); (1, B, C) with a state.
+            encoder_out: (S, B, C_enc), its padding mask (B, S).
+            self_attn_mask: ignored: a causal mixer needs no mask.
+            self_attn_padding_mask: ignored: target padding follows the sentence, where nothing real looks at it.
+
+        Returns:
+            (T, B, C); the attention's weights, (H, B, T, S) with need_head_weights, if asked for; None.
+        """
+        x = self.mixer_residual(x, lambda y: self.mixer(y, incremental_state=incremental_state))
+        attn: Tensor | None = None
+        if self.encoder_attn is not None:
+
+            def attend(query: Tensor) -> Tensor:
+                nonlocal attn
+                out, attn = self.encoder_attn(
+                    query=query,
+                    key=encoder_out,
+                    value=encoder_out,
+                    key_padding_mask=encoder_padding_mask,
+                    incremental_state=incremental_state,
+                    static_kv=True,
+                    need_weights=need_attn,
+                    need_head_weights=need_head_weights,
+                )
+                return out
+
+            x = self.encoder_attn_residual(x, attend)
+        return self.ffn_residual(x, self.ffn), attn, None

@@ -1,0 +1,152 @@
+"""LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
+
+import torch
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
+from torch import Tensor, nn
+
+from lightconv_plugin import ops
+
+IncrementalState = dict[str, dict[str, Tensor | None]]
+
+
+class TimeConv(FairseqIncrementalState, nn.Module):
+    """What both convolutions share: the kernel's geometry and the state of a decoder.
+
+    Args:
+        channels: C.
+        kernel_size: K.
+        heads: H, a divisor of C; the C / H channels of a head share a kernel.
+        causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
+        dropconnect: probability with which a normalised weight is dropped in training, at each position anew.
+        normalization: a name in ``ops.normalization.NORMALIZATIONS``.
+        backend: "auto", or the one backend that may run.
+
+    Raises:
+        ValueError: heads that do not divide the channels, an even kernel that is not causal, a probability outside
+            [0, 1), or a kernel without weights.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        *,
+        heads: int,
+        causal: bool,
+        dropconnect: float = 0.0,
+        normalization: str = "softmax",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if kernel_size < 1:
+            raise ValueError(f"a kernel of {kernel_size} weights was asked for; at least 1 is expected")
+        if heads < 1 or channels % heads:
+            raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
+        if not causal and kernel_size % 2 == 0:
+            raise ValueError(
+                f'kernel size {kernel_size} is even, so "same" padding has no middle; '
+                "choose an odd size for the encoder (3, 7, 15, 31 in the paper)"
+            )
+        if not 0.0 <= dropconnect < 1.0:
+            raise ValueError(f"DropConnect's probability is {dropconnect}; expected 0 <= p < 1")
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.heads = heads
+        self.causal = causal
+        self.padding_l = kernel_size - 1 if causal else kernel_size // 2
+        self.dropconnect = dropconnect
+        self.normalization = normalization
+        self.backend = backend
+
+    def push(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
+        """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= K.
+
+        Raises:
+            ValueError: more than one position at once, or a convolution that also looks to the right.
+        """
+        if x.shape[0] != 1 or not self.causal:
+            raise ValueError(
+                f"incremental decoding takes one position at a time from a causal convolution; "
+                f"got x {tuple(x.shape)}, causal={self.causal}"
+            )
+        saved = self.get_incremental_state(incremental_state, "window")
+        past = saved["inputs"] if saved is not None else x[:0]
+        window = torch.cat([past, x])
+        # the next step needs K - 1 of these; a width of 1 needs none
+        kept = window[max(0, window.shape[0] - self.kernel_size + 1) :]
+        self.set_incremental_state(incremental_state, "window", {"inputs": kept})
+        return window
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Follow beam search: hypothesis b continues what hypothesis new_order[b] has read so far."""
+        saved = self.get_incremental_state(incremental_state, "window")
+        if saved is not None:
+            inputs = saved["inputs"].index_select(1, new_order)
+            self.set_incremental_state(incremental_state, "window", {"inputs": inputs})
+
+    def extra_repr(self) -> str:
+        return (
+            f"channels={self.channels}, kernel_size={self.kernel_size}, heads={self.heads}, causal={self.causal}, "
+            f"dropconnect={self.dropconnect}, normalization={self.normalization}, backend={self.backend}"
+        )
+
+
+class LightweightConv(TimeConv):
+    """LightConv (section 3.1): one kernel a head, the same at every position; H * K parameters."""
+
+    def __init__(self, channels: int, kernel_size: int, **options) -> None:
+        super().__init__(channels, kernel_size, **options)
+        self.weight = nn.Parameter(torch.empty(self.heads, kernel_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # seen as H filters of one input channel each, (H, 1, K), as the published models were started
+        nn.init.xavier_uniform_(self.weight.detach().unsqueeze(1))
+
+    def forward(self, x: Tensor, incremental_state: IncrementalState | None = None) -> Tensor:
+        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position."""
+        if incremental_state is not None:
+            window = self.push(x, incremental_state)
+            return ops.light_conv_step(window, self.weight, normalization=self.normalization, backend=self.backend)
+        return ops.light_conv(
+            x,
+            self.weight,
+            padding_l=self.padding_l,
+            normalization=self.normalization,
+            dropconnect=self.dropconnect if self.training else 0.0,
+            backend=self.backend,
+        )
+
+
+class DynamicConv(TimeConv):
+    """DynamicConv (section 3.2): each position predicts its kernels; query_dim * H * K parameters, no bias.
+
+    Args:
+        query_dim: width of what the kernels are predicted from; C, the convolved input itself, unless given.
+    """
+
+    def __init__(self, channels: int, kernel_size: int, *, query_dim: int | None = None, **options) -> None:
+        super().__init__(channels, kernel_size, **options)
+        # nn.Linear's own start, as the published models were started
+        self.weight_linear = nn.Linear(query_dim or channels, self.heads * kernel_size, bias=False)
+
+    def forward(
+        self, x: Tensor, incremental_state: IncrementalState | None = None, query: Tensor | None = None
+    ) -> Tensor:
+        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position.
+
+        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise.
+        """
+        weight = self.weight_linear(x if query is None else query)
+        weight = weight.view(*x.shape[:2], self.heads, self.kernel_size)
+        if incremental_state is not None:
+            window = self.push(x, incremental_state)
+            return ops.dynamic_conv_step(window, weight, normalization=self.normalization, backend=self.backend)
+        return ops.dynamic_conv(
+            x,
+            weight,
+            padding_l=self.padding_l,
+            normalization=self.normalization,
+            dropconnect=self.dropconnect if self.training else 0.0,
+            backend=self.backend,
+        )

@@ -1,0 +1,57 @@
+"""The LightConv and DynamicConv modules of Figure 2: project, gate, convolve, project."""
+
+import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+
+from lightconv_plugin.modules.conv import IncrementalState, TimeConv
+
+
+def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
+    """A linear map started as everywhere in these models: Glorot-uniform weights, bias 0."""
+    layer = nn.Linear(in_features, out_features, bias)
+    nn.init.xavier_uniform_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ConvModule(nn.Module):
+    """Linear(C_in -> 2C), GLU, convolution, Linear(C -> C_in); without GLU the first map is C_in -> C.
+
+    Takes the place of self-attention in a block (section 3.3).
+
+    Args:
+        embed_dim: C_in, the width of the block.
+        conv: the convolution, of C channels.
+        glu: gate the projected input.
+        input_dropout: dropout on what enters the module.
+    """
+
+    def __init__(self, embed_dim: int, conv: TimeConv, *, glu: bool, input_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.glu = glu
+        self.input_dropout = FairseqDropout(input_dropout, module_name=type(self).__name__)
+        self.in_proj = linear(embed_dim, conv.channels * (2 if glu else 1))
+        self.conv = conv
+        self.out_proj = linear(conv.channels, embed_dim)
+
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+    ) -> Tensor:
+        """Mix over time.
+
+        Args:
+            x: (T, B, C_in); (1, B, C_in), the newest position, with a state.
+            padding_mask: (B, T), true where x is padding, which is zeroed before the convolution.
+            incremental_state: fairseq's state of a decoder that takes one position at a time.
+
+        Returns:
+            (T, B, C_in).
+        """
+        x = self.in_proj(self.input_dropout(x))
+        if self.glu:
+            x = F.glu(x, dim=-1)
+        if padding_mask is not None:
+            x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+        return self.out_proj(self.conv(x, incremental_state=incremental_state))

@@ -1,0 +1,138 @@
+"""The public operators: arguments are checked once, here, and one chooser picks the code that runs.
+
+Nothing is ever skipped: what a backend cannot do is an error that says what was got and what is expected.
+"""
+
+import logging
+from types import ModuleType
+
+from torch import Tensor
+
+from lightconv_plugin.ops import reference
+
+logger = logging.getLogger(__name__)
+
+BACKENDS: dict[str, ModuleType] = {"reference": reference}
+
+_announced: set[tuple[str, str]] = set()
+
+
+def light_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: str = "softmax",
+    dropconnect: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
+
+    See ``reference.light_conv`` for the definition.
+
+    Raises:
+        ValueError: shapes that do not fit, padding_l outside 0..K-1, or an unknown normalisation or backend.
+    """
+    _check_ndim("light_conv", x, weight, 2, "(H, K)")
+    _check_kernel("light_conv", x, weight, padding_l)
+    chosen = choose_backend("light_conv", backend)
+    return chosen.light_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
+
+
+def dynamic_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: str = "softmax",
+    dropconnect: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
+
+    See ``reference.dynamic_conv`` for the definition.
+
+    Raises:
+        ValueError: shapes that do not fit, padding_l outside 0..K-1, or an unknown normalisation or backend.
+    """
+    _check_ndim("dynamic_conv", x, weight, 4, "(T, B, H, K)")
+    if weight.shape[:2] != x.shape[:2]:
+        raise ValueError(
+            f"dynamic_conv: one kernel a position is expected, weight (T, B, H, K) with T, B = "
+            f"{tuple(x.shape[:2])} as in x; got weight {tuple(weight.shape)}"
+        )
+    _check_kernel("dynamic_conv", x, weight, padding_l)
+    chosen = choose_backend("dynamic_conv", backend)
+    return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
+
+
+def light_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax", backend: str = "auto") -> Tensor:
+    """One decoding step of LightConv: the last t <= K inputs (t, B, C) and logits (H, K) give (1, B, C).
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown normalisation or backend.
+    """
+    _check_ndim("light_conv_step", window, weight, 2, "(H, K)")
+    _check_window("light_conv_step", window, weight)
+    return choose_backend("light_conv_step", backend).light_conv_step(window, weight, normalization=normalization)
+
+
+def dynamic_conv_step(
+    window: Tensor, weight: Tensor, *, normalization: str = "softmax", backend: str = "auto"
+) -> Tensor:
+    """One decoding step of DynamicConv: the last t <= K inputs (t, B, C) and logits (1, B, H, K) give (1, B, C).
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown normalisation or backend.
+    """
+    _check_ndim("dynamic_conv_step", window, weight, 4, "(1, B, H, K)")
+    if weight.shape[:2] != (1, window.shape[1]):
+        raise ValueError(
+            f"dynamic_conv_step: the kernels of one position are expected, weight (1, {window.shape[1]}, H, K); "
+            f"got {tuple(weight.shape)}"
+        )
+    _check_window("dynamic_conv_step", window, weight)
+    return choose_backend("dynamic_conv_step", backend).dynamic_conv_step(window, weight, normalization=normalization)
+
+
+def choose_backend(operator: str, backend: str) -> ModuleType:
+    """The module that runs ``operator``; logs the choice the first time it is made.
+
+    Raises:
+        ValueError: a backend of this name is not there. A named backend is never replaced by another.
+    """
+    name = "reference" if backend == "auto" else backend
+    if name not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
+    if (operator, name) not in _announced:
+        _announced.add((operator, name))
+        logger.info("lightconv_plugin: %s runs on the %s backend", operator, name)
+    return BACKENDS[name]
+
+
+def _check_ndim(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str) -> None:
+    if x.ndim != 3 or weight.ndim != weight_ndim:
+        raise ValueError(
+            f"{operator}: expected x (T, B, C) and weight {weight_shape}; "
+            f"got x {tuple(x.shape)} and weight {tuple(weight.shape)}"
+        )
+    if not (x.is_floating_point() and weight.is_floating_point()):
+        raise ValueError(f"{operator}: expected floating-point tensors; got x {x.dtype} and weight {weight.dtype}")
+    if x.shape[2] % weight.shape[-2]:
+        raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[2]} channels of x")
+
+
+def _check_kernel(operator: str, x: Tensor, weight: Tensor, padding_l: int) -> None:
+    if x.shape[0] == 0:
+        raise ValueError(f"{operator}: the sequence is empty, x {tuple(x.shape)}; at least one position is expected")
+    width = weight.shape[-1]
+    if not 0 <= padding_l < width:
+        raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
+
+
+def _check_window(operator: str, window: Tensor, weight: Tensor) -> None:
+    if not 1 <= window.shape[0] <= weight.shape[-1]:
+        raise ValueError(
+            f"{operator}: the window holds {window.shape[0]} inputs; "
+            f"a kernel of width {weight.shape[-1]} takes 1..{weight.shape[-1]}"
+        )

@@ -1,0 +1,52 @@
+"""How a kernel's K weights are normalised: softmax, and the alternatives of Table 6 (appendix A)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-6  # Table 6
+
+
+def _l1(w: Tensor) -> Tensor:
+    return w.abs().sum(dim=-1, keepdim=True) + EPSILON
+
+
+def _l2(w: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(w, dim=-1, keepdim=True) + EPSILON
+
+
+NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda w: w,
+    "softmax": lambda w: torch.softmax(w, dim=-1),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "l1": lambda w: w / _l1(w),
+    "l2": lambda w: w / _l2(w),
+    "power": lambda w: w.square(),
+    "abs": torch.abs,
+    "abs_l1": lambda w: w.abs() / _l1(w),
+    "abs_l2": lambda w: w.abs() / _l2(w),
+}
+
+
+def normalize_kernel(weight: Tensor, normalization: str = "softmax") -> Tensor:
+    """Normalise kernels over their width, in float32 for the 16-bit types.
+
+    Args:
+        weight: (..., K), any floating type.
+        normalization: a name in ``NORMALIZATIONS``; Table 6 gives each one's BLEU.
+
+    Returns:
+        (..., K), float32 where weight is float16 or bfloat16, else of weight's own type.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(
+            f"unknown kernel normalisation {normalization!r}; expected one of: {', '.join(NORMALIZATIONS)}"
+        )
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        weight = weight.float()
+    return NORMALIZATIONS[normalization](weight)

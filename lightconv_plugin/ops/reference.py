@@ -1,0 +1,140 @@
+"""The operators of the paper in plain PyTorch: the definition that every other backend is tested against.
+
+Shapes: x is (T, B, C); a kernel has K weights, one kernel a head, H heads; the C channels fall into H groups of
+R = C / H neighbours that share their head's kernel (section 3.1). For a position i and a channel c of head h
+
+    out[i, b, c] = sum over j = 0..K-1 of  w[.., h, j] * x[i + j - padding_l, b, c]
+
+where x is zero outside 0..T-1. ``padding_l = K - 1`` is the causal convolution of a decoder, ``K // 2`` the "same"
+convolution of an encoder. In LightConv w is one (H, K) table for all positions; in DynamicConv each position has its
+own, w: (T, B, H, K), predicted from x[i] (section 3.2).
+
+Three decisions that the paper leaves open:
+
+* The kernel is normalised over all its K weights, also where the sequence is shorter than the kernel, so that the
+  weights that fall on the padding take their share. One step of decoding with t < K inputs so far therefore
+  normalises all K logits first and then uses the last t.
+* DropConnect (section 3.2) drops normalised weights, independently for every position, sentence and head, LightConv's
+  shared kernel included: a position sees its own thinned copy. So did the code behind the published results.
+* Weights are normalised in float32 when x is float16 or bfloat16, and then cast to x's type.
+
+This module imports torch alone and runs on any device.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightconv_plugin.ops.normalization import normalize_kernel
+
+# Positions that one band matrix covers. A longer sequence is cut, so that memory grows with T and not with T * T.
+TIME_BLOCK = 128
+
+
+def light_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
+) -> Tensor:
+    """LightConv over a whole sequence (section 3.1, equations 3 and 4).
+
+    Args:
+        x: (T, B, C), any floating type, any strides.
+        weight: (H, K) logits; H divides C.
+        padding_l: zeros before the first position, 0..K-1; K-1-padding_l follow the last.
+        normalization: how kernels are normalised over K, one of ``NORMALIZATIONS``.
+        dropconnect: probability with which a normalised weight is dropped; 0 outside training.
+
+    Returns:
+        (T, B, C) of x's type.
+    """
+    time, batch, channels = x.shape
+    heads, width = weight.shape
+    kernel = normalize_kernel(weight, normalization)
+    if dropconnect > 0.0:
+        per_position = F.dropout(kernel.expand(time, batch, heads, width), dropconnect)
+        return dynamic_conv(x, per_position, padding_l=padding_l, normalization="none")
+    # (T, B, H, R) -> (H, T, B * R): one band matrix a head serves all sentences
+    folded = x.reshape(time, batch, heads, -1).permute(2, 0, 1, 3).reshape(heads, time, -1)
+    rows = kernel.to(x.dtype).unsqueeze(1).expand(heads, time, width)
+    out = _band_matmul(folded, rows, padding_l)
+    return out.reshape(heads, time, batch, -1).permute(1, 2, 0, 3).reshape(time, batch, channels)
+
+
+def dynamic_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
+) -> Tensor:
+    """DynamicConv over a whole sequence, given the predicted kernels (section 3.2, equation 5).
+
+    Args:
+        x: (T, B, C), any floating type, any strides.
+        weight: (T, B, H, K) logits, one kernel a position and head; H divides C.
+        padding_l, normalization, dropconnect: as for ``light_conv``.
+
+    Returns:
+        (T, B, C) of x's type.
+    """
+    time, batch, channels = x.shape
+    heads, width = weight.shape[2:]
+    kernel = normalize_kernel(weight, normalization)
+    if dropconnect > 0.0:
+        kernel = F.dropout(kernel, dropconnect)
+    rows = kernel.to(x.dtype).reshape(time, batch * heads, width).transpose(0, 1)
+    folded = x.reshape(time, batch * heads, -1).transpose(0, 1)
+    return _band_matmul(folded, rows, padding_l).transpose(0, 1).reshape(time, batch, channels)
+
+
+def light_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
+    """LightConv at one position of a decoder.
+
+    Args:
+        window: (t, B, C), the last t <= K inputs, the current one last.
+        weight: (H, K) logits.
+
+    Returns:
+        (1, B, C): what ``light_conv`` with padding_l = K - 1 gives at this position.
+    """
+    heads, width = weight.shape
+    return dynamic_conv_step(window, weight.expand(1, window.shape[1], heads, width), normalization=normalization)
+
+
+def dynamic_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
+    """DynamicConv at one position of a decoder.
+
+    Args:
+        window: (t, B, C), the last t <= K inputs, the current one last.
+        weight: (1, B, H, K) logits of the current position.
+
+    Returns:
+        (1, B, C): what ``dynamic_conv`` with padding_l = K - 1 gives at this position.
+    """
+    inputs, batch, channels = window.shape
+    heads, width = weight.shape[2:]
+    kernel = normalize_kernel(weight, normalization)[0, :, :, width - inputs :].to(window.dtype)
+    values = window.reshape(inputs, batch, heads, -1)
+    return torch.einsum("bht,tbhr->bhr", kernel, values).reshape(1, batch, channels)
+
+
+def _band_matmul(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
+    """Convolve x: (N, T, R) with a kernel of its own at each position, (N, T, K); returns (N, T, R).
+
+    Row i of a band matrix holds position i's kernel, shifted i places to the right, so that one batched matrix
+    product does the sums of a whole block of positions.
+    """
+    time, width = x.shape[1], kernel.shape[2]
+    padded = F.pad(x, (0, 0, padding_l, width - 1 - padding_l))
+    blocks = []
+    for start in range(0, time, TIME_BLOCK):
+        size = min(TIME_BLOCK, time - start)
+        band = _shift_rows(kernel[:, start : start + size])
+        blocks.append(torch.bmm(band, padded[:, start : start + size + width - 1]))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+
+
+def _shift_rows(kernel: Tensor) -> Tensor:
+    """(N, S, K) -> (N, S, S + K - 1), row i moved i places to the right, zeros elsewhere.
+
+    Rows padded with S zeros and laid end to end have the period S + K; read with the period S + K - 1 instead, each
+    row starts one place later than the row before.
+    """
+    count, size, width = kernel.shape
+    flat = F.pad(kernel, (0, size)).reshape(count, size * (size + width))
+    return flat[:, : size * (size + width - 1)].reshape(count, size, size + width - 1)
