@@ -5,7 +5,7 @@ from typing import Any
 from fairseq.models import register_model_architecture
 
 from lightconv_plugin.models import encoder_decoder  # noqa: F401  registers the model that these belong to
-from lightconv_plugin.models.config import fill
+from lightconv_plugin.models.config import BASE, fill
 
 LIGHTCONV = {"encoder_conv_type": "lightweight", "decoder_conv_type": "lightweight"}
 DYNAMICCONV = {"encoder_conv_type": "dynamic", "decoder_conv_type": "dynamic"}
@@ -46,7 +46,7 @@ ENCODER_DECODER: dict[str, dict[str, Any]] = {
 def _register(model: str, architecture: str, values: dict[str, Any]) -> None:
     @register_model_architecture(model, architecture)
     def complete(args: Any) -> None:
-        fill(args, values)
+        fill(args, {**BASE, **values})  # all of it, so that a checkpoint says what it is by itself
 
 
 for _name, _values in ENCODER_DECODER.items():

@@ -142,7 +142,7 @@ def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> Namespace:
     """A flat copy of ``cfg`` (namespace, dict or YAML section), with the dataclass' defaults for what is absent."""
     values = {f.name: f.default for f in fields(config) if not f.name.startswith("_")}
     given = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else vars(cfg)
-    values.update({k: v for k, v in given.items() if v is not None or k not in values})  # type: ignore[union-attr]
+    values.update({k: v for k, v in given.items() if v is not None or k not in values})
     return Namespace(**values)
 
 

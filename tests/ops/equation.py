@@ -1,0 +1,31 @@
+"""The paper's equations as loops, written from the text and sharing nothing with the code under test."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def softmax(logits: list[float]) -> list[float]:
+    """Equation 4."""
+    exps = [math.exp(value) for value in logits]
+    return [value / sum(exps) for value in exps]
+
+
+def convolve(x: Tensor, weight: Tensor, padding_l: int) -> Tensor:
+    """x: (T, B, C) float64, weight: (T, B, H, K) logits; the sum over the kernel at each (position, sentence, channel).
+
+    The paper counts channels from 1 and gives channel c the head ceil(c * H / C).
+    """
+    time, batch, channels = x.shape
+    heads, width = weight.shape[2:]
+    out = torch.zeros(time, batch, channels, dtype=torch.float64)
+    for i in range(time):
+        for b in range(batch):
+            kernels = [softmax(weight[i, b, h].tolist()) for h in range(heads)]
+            for c in range(1, channels + 1):
+                kernel = kernels[math.ceil(c * heads / channels) - 1]
+                for j in range(width):
+                    if 0 <= i + j - padding_l < time:
+                        out[i, b, c - 1] += kernel[j] * x[i + j - padding_l, b, c - 1]
+    return out

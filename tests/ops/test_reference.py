@@ -1,0 +1,171 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightconv_plugin.ops import reference
+from tests.ops.equation import convolve
+from tests.tolerances import assert_close
+
+
+def tensors(time, batch, heads, ratio, width, dtype=torch.float64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(time, batch, heads * ratio, generator=g, dtype=torch.float64).to(dtype)
+    light = torch.randn(heads, width, generator=g, dtype=torch.float64).to(dtype)
+    dynamic = torch.randn(time, batch, heads, width, generator=g, dtype=torch.float64).to(dtype)
+    return x, light, dynamic
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    time=st.integers(1, 9),
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    ratio=st.integers(1, 3),
+    width=st.integers(1, 8),
+    data=st.data(),
+)
+def test_both_operators_are_the_equation(time, batch, heads, ratio, width, data):
+    padding_l = data.draw(st.integers(0, width - 1))
+    x, light, dynamic = tensors(time, batch, heads, ratio, width)
+    assert_close(reference.dynamic_conv(x, dynamic, padding_l=padding_l), convolve(x, dynamic, padding_l))
+    assert_close(
+        reference.light_conv(x, light, padding_l=padding_l),
+        convolve(x, light.expand(time, batch, heads, width), padding_l),
+    )
+
+
+@pytest.mark.parametrize("time", [reference.TIME_BLOCK - 1, reference.TIME_BLOCK, reference.TIME_BLOCK + 1, 300])
+@pytest.mark.parametrize("causal", [True, False])
+def test_long_sequences_cut_into_blocks(time, causal):
+    width = 7
+    padding_l = width - 1 if causal else width // 2
+    x, light, dynamic = tensors(time, 2, 2, 2, width)
+    assert_close(reference.dynamic_conv(x, dynamic, padding_l=padding_l), convolve(x, dynamic, padding_l))
+    same = reference.dynamic_conv(x, light.expand(time, 2, 2, width), padding_l=padding_l)
+    assert_close(reference.light_conv(x, light, padding_l=padding_l), same)
+
+
+def test_non_contiguous_inputs():
+    x, light, dynamic = tensors(11, 3, 2, 4, 5)
+    strided_x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    strided_dynamic = torch.stack([dynamic, dynamic], dim=-1)[..., 0]
+    strided_light = torch.cat([light, light], dim=1)[:, :5]
+    assert not any(t.is_contiguous() for t in (strided_x, strided_dynamic, strided_light))
+    assert torch.equal(
+        reference.dynamic_conv(strided_x, strided_dynamic, padding_l=4), reference.dynamic_conv(x, dynamic, padding_l=4)
+    )
+    assert torch.equal(
+        reference.light_conv(strided_x, strided_light, padding_l=2), reference.light_conv(x, light, padding_l=2)
+    )
+
+
+@pytest.mark.parametrize("time", [1, 3, 5, 8])
+def test_gradients(time):
+    x, light, dynamic = (t.requires_grad_() for t in tensors(time, 2, 2, 2, 5))
+    assert torch.autograd.gradcheck(lambda x, w: reference.light_conv(x, w, padding_l=2), (x, light))
+    assert torch.autograd.gradcheck(lambda x, w: reference.dynamic_conv(x, w, padding_l=4), (x, dynamic))
+
+
+def test_gradients_across_blocks(monkeypatch):
+    monkeypatch.setattr(reference, "TIME_BLOCK", 3)
+    x, light, dynamic = (t.requires_grad_() for t in tensors(7, 1, 2, 1, 4))
+    assert torch.autograd.gradcheck(lambda x, w: reference.light_conv(x, w, padding_l=1), (x, light))
+    assert torch.autograd.gradcheck(lambda x, w: reference.dynamic_conv(x, w, padding_l=3), (x, dynamic))
+
+
+def test_a_causal_kernel_longer_than_the_sequence_shares_its_softmax_with_the_padding():
+    """One position, three equal logits: a third of the input stays, the rest fell on the padding."""
+    x = torch.full((1, 1, 1), 6.0, dtype=torch.float64)
+    assert reference.dynamic_conv(x, torch.zeros(1, 1, 1, 3).double(), padding_l=2).item() == pytest.approx(2.0)
+    assert reference.light_conv_step(x, torch.zeros(1, 3).double()).item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 9])
+def test_one_step_equals_the_full_sequence_at_every_position(width):
+    x, light, dynamic = tensors(7, 3, 2, 3, width)
+    full_light = reference.light_conv(x, light, padding_l=width - 1)
+    full_dynamic = reference.dynamic_conv(x, dynamic, padding_l=width - 1)
+    for i in range(7):
+        window = x[max(0, i - width + 1) : i + 1]
+        assert_close(reference.light_conv_step(window, light), full_light[i : i + 1])
+        assert_close(reference.dynamic_conv_step(window, dynamic[i : i + 1]), full_dynamic[i : i + 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_reduced_precision(dtype):
+    x, light, dynamic = tensors(20, 2, 2, 4, 31, dtype)
+    got = reference.dynamic_conv(x, dynamic, padding_l=30)
+    assert got.dtype == dtype
+    assert_close(got, convolve(x.double(), dynamic.double(), 30))
+    got = reference.light_conv(x, light, padding_l=15)
+    assert got.dtype == dtype
+    assert_close(got, convolve(x.double(), light.double().expand(20, 2, 2, 31), 15))
+
+
+def test_sixteen_bit_logits_are_normalised_in_float32():
+    logits = torch.tensor([[12.0, 11.9, -3.0]], dtype=torch.bfloat16)
+    kernel = reference.normalize_kernel(logits)
+    assert kernel.dtype == torch.float32
+    assert_close(kernel, torch.softmax(logits.double(), dim=-1), torch.float32)
+
+
+@pytest.mark.parametrize("operator", ["light", "dynamic"])
+def test_dropconnect_drops_normalised_weights_at_each_position_and_rescales(operator):
+    """A constant input of 1 makes each output the sum of the kernel's surviving weights."""
+    torch.manual_seed(0)
+    time, batch, heads, width, p = 400, 3, 2, 4, 0.25
+    x = torch.ones(time, batch, heads).double()
+    if operator == "light":
+        out = reference.light_conv(x, torch.zeros(heads, width).double(), padding_l=0, dropconnect=p)
+    else:
+        out = reference.dynamic_conv(x, torch.zeros(time, batch, heads, width).double(), padding_l=0, dropconnect=p)
+    inner = out[: time - width]
+    kept = inner * width * (1 - p)  # how many of the weights, each 1/width, survived
+    assert_close(kept, kept.round())
+    assert set(kept.round().flatten().int().tolist()) == {0, 1, 2, 3, 4}
+    assert inner.mean().item() == pytest.approx(1.0, abs=0.05)
+    assert inner[:, 0].std() > 0.1, "all positions share one mask"
+    assert not torch.equal(inner[:, 0], inner[:, 1]), "all sentences share one mask"
+    assert not torch.equal(inner[..., 0], inner[..., 1]), "all heads share one mask"
+
+
+TABLE_6 = {
+    "none": lambda w, k: w[k],
+    "softmax": lambda w, k: math.exp(w[k]) / sum(map(math.exp, w)),
+    "sigmoid": lambda w, k: 1 / (1 + math.exp(-w[k])),
+    "tanh": lambda w, k: math.tanh(w[k]),
+    "l1": lambda w, k: w[k] / (sum(map(abs, w)) + 1e-6),
+    "l2": lambda w, k: w[k] / (math.sqrt(sum(v * v for v in w)) + 1e-6),
+    "power": lambda w, k: w[k] ** 2,
+    "abs": lambda w, k: abs(w[k]),
+    "abs_l1": lambda w, k: abs(w[k]) / (sum(map(abs, w)) + 1e-6),
+    "abs_l2": lambda w, k: abs(w[k]) / (math.sqrt(sum(v * v for v in w)) + 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", list(TABLE_6))
+def test_normalisations_of_table_6(name):
+    """Seen through the operators: a single 1 in the input reads one weight."""
+    weights = [0.3, -1.2, 2.0]
+    logits = torch.tensor(weights, dtype=torch.float64)
+    x = torch.zeros(5, 1, 1, dtype=torch.float64)
+    x[2] = 1.0
+    expected = torch.zeros(5, 1, 1, dtype=torch.float64)
+    for k in range(3):
+        expected[2 - k + 1] = TABLE_6[name](weights, k)
+    light = reference.light_conv(x, logits.view(1, 3), padding_l=1, normalization=name)
+    dynamic = reference.dynamic_conv(x, logits.expand(5, 1, 1, 3), padding_l=1, normalization=name)
+    assert_close(light, expected)
+    assert_close(dynamic, expected)
+    w = logits.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: reference.normalize_kernel(w, name), (w,))
+
+
+def test_table_6_has_ten_rows():
+    from lightconv_plugin.ops.normalization import NORMALIZATIONS
+
+    assert set(NORMALIZATIONS) == set(TABLE_6)
+    assert len(NORMALIZATIONS) == 10
