@@ -1,0 +1,112 @@
+"""A tiny corpus and model, fairseq-train inside this process, and fairseq as it is without a shim."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightconv_plugin import compat
+
+REPO = Path(__file__).resolve().parents[2]
+
+# No dropout, so that every run of the same updates gives the same losses.
+TINY = """
+    --arch transformer_iwslt_de_en --encoder-layers 1 --decoder-layers 1 --share-all-embeddings
+    --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 2
+    --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2
+    --dropout 0 --attention-dropout 0 --activation-dropout 0
+"""
+RECIPE = """
+    --task translation -s en -t de --optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy
+    --label-smoothing 0.1 --max-tokens 300 --seed 1 --cpu --num-workers 0 --log-format json --log-interval 1
+    --no-epoch-checkpoints
+"""
+
+
+def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The fairseq function under the shims."""
+    assert hasattr(function, "_compat_shim"), "no shim here: the test would prove nothing"
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+@pytest.fixture
+def no_allowed_types() -> Iterator[None]:
+    """torch's list of allowed types as it is without the shim."""
+    torch.serialization.clear_safe_globals()
+    yield
+    compat.allow_checkpoint_types()
+
+
+def write_corpus(folder: Path) -> None:
+    """Sentence pairs whose target is the source backwards, binarised with fairseq's own writers."""
+    from fairseq.data import Dictionary, indexed_dataset
+
+    draw = random.Random(1)
+    dictionary = Dictionary()
+    for number in range(40):
+        dictionary.add_symbol(f"w{number}", n=1000 - number)
+    for split, count in (("train", 200), ("valid", 20)):
+        sources = [[f"w{draw.randrange(40)}" for _ in range(draw.randrange(3, 12))] for _ in range(count)]
+        for side, step in (("en", 1), ("de", -1)):
+            prefix = folder / f"{split}.en-de.{side}"
+            builder = indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=len(dictionary))
+            for words in sources:
+                builder.add_item(dictionary.encode_line(" ".join(words[::step]), add_if_not_exist=False))
+            builder.finalize(f"{prefix}.idx")
+    for side in ("en", "de"):
+        dictionary.save(str(folder / f"dict.{side}.txt"))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
+
+
+Train = Callable[..., list[float]]
+
+
+@pytest.fixture(scope="session")
+def train(corpus: Path) -> Train:
+    """`train(save_dir, *options)`: fairseq-train in this process; gives the training loss of every update in it."""
+
+    def run(save_dir: Path, *options: str, model: str = TINY) -> list[float]:
+        from fairseq_cli import train as fairseq_train
+
+        arguments = [str(corpus), *model.split(), *RECIPE.split(), "--save-dir", str(save_dir), *options]
+        heard: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+        progress, root, before = logging.getLogger("train_inner"), logging.getLogger(), sys.argv
+        progress.addHandler(handler)
+        level = root.level
+        root.setLevel(logging.INFO)
+        sys.argv = ["fairseq-train", *arguments]
+        try:
+            fairseq_train.cli_main()
+        finally:
+            sys.argv = before
+            progress.removeHandler(handler)
+            root.setLevel(level)
+        return [float(json.loads(line)["loss"]) for line in heard]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def checkpoint(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as fairseq-train writes it."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder, "--max-update", "3")
+    return folder / "checkpoint_last.pt"

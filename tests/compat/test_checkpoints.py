@@ -1,0 +1,281 @@
+"""Checkpoints load with `weights_only=True` left on, and what cannot be loaded is refused in a sentence."""
+
+from __future__ import annotations
+
+import builtins
+import fractions
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, options
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import meters
+
+from lightconv_plugin import compat
+
+from .conftest import RECIPE, REPO, TINY, Train, unwrapped
+
+FORMATS = pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
+REFUSED_BY_TORCH = (pickle.UnpicklingError, "Weights only load failed")
+
+
+def save(state: Any, path: Path, as_zip: bool = True, respell: dict[str, str] | None = None) -> Path:
+    """Save as torch does, optionally with type names spelled as an older library wrote them."""
+    torch.save(state, path, _use_new_zipfile_serialization=as_zip)
+    for new, old in (respell or {}).items():
+        if as_zip:
+            with zipfile.ZipFile(path) as archive:
+                entries = {name: archive.read(name) for name in archive.namelist()}
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, content in entries.items():
+                    changed = content.replace(new.encode(), old.encode()) if name.endswith("data.pkl") else content
+                    archive.writestr(name, changed)
+            content = b"".join(entries.values())
+        else:
+            content = path.read_bytes()
+            path.write_bytes(content.replace(new.encode(), old.encode()))
+        assert new.encode() in content
+    return path
+
+
+def old_extra_state() -> dict[str, Any]:
+    meter = meters.AverageMeter()
+    meter.update(2.5)
+    train_meters = OrderedDict(loss=meter, wps=meters.TimeMeter(), wall=meters.StopwatchMeter())
+    return {"train_meters": train_meters, "best": np.float64(4.25), "counts": np.array([3, 2, 1])}
+
+
+# ------------------------------------------------------------------------------------------------- what must load
+
+
+@pytest.mark.usefixtures("no_allowed_types")
+def test_without_the_list_a_plain_checkpoint_is_refused(checkpoint: Path) -> None:
+    error, message = REFUSED_BY_TORCH
+    with pytest.raises(error, match=message):
+        unwrapped(checkpoint_utils.load_checkpoint_to_cpu)(str(checkpoint))
+
+
+def test_a_plain_checkpoint_gives_its_model(checkpoint: Path) -> None:
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+    assert torch.equal(model.state_dict()["encoder.embed_tokens.weight"], model.decoder.embed_tokens.weight)
+
+
+def test_training_resumes_where_it_stopped(train: Train, tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight", "--max-update", "8")
+    first = train(tmp_path / "broken", "--max-update", "5")
+    assert first + train(tmp_path / "broken", "--max-update", "8") == straight
+
+
+@pytest.mark.parametrize("name", ["numpy.ndarray", "numpy.dtype", "reconstruct", "Int64DType"])
+def test_scores_as_numpy_arrays_need_every_numpy_entry(name: str, tmp_path: Path) -> None:
+    """`--eval-bleu` puts its counts into the checkpoint as numpy arrays."""
+    path = save({"bleu_counts": np.array([4, 3, 2, 1])}, tmp_path / "bleu.pt")
+    assert torch.load(path)["bleu_counts"].tolist() == [4, 3, 2, 1]
+    everything = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals([entry for entry in everything if name not in str(entry)])
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(path)
+    finally:
+        torch.serialization.add_safe_globals(everything)
+
+
+def test_training_with_eval_bleu_resumes(train: Train, tmp_path: Path) -> None:
+    flags = ["--eval-bleu", "--eval-bleu-detok", "space", "--eval-bleu-args", '{"beam": 1, "max_len_b": 5}']
+    assert len(train(tmp_path, "--max-update", "2", *flags)) == 2
+    assert len(train(tmp_path, "--max-update", "4", *flags)) == 2
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    "respell",
+    [
+        {},
+        {"numpy._core.multiarray": "numpy.core.multiarray"},
+        {"fairseq.logging.meters": "fairseq.meters"},
+    ],
+    ids=["today", "numpy-1", "old-meters"],
+)
+def test_the_types_of_old_checkpoints_load(as_zip: bool, respell: dict[str, str], tmp_path: Path) -> None:
+    path = save({"args": Namespace(lr=[0.1]), "extra_state": old_extra_state()}, tmp_path / "old.pt", as_zip, respell)
+    state = torch.load(path)
+    assert state["args"].lr == [0.1]
+    assert state["extra_state"]["train_meters"]["loss"].avg == 2.5
+    assert state["extra_state"]["best"] == 4.25
+
+
+@pytest.mark.usefixtures("no_allowed_types")
+@FORMATS
+def test_without_the_list_old_types_are_refused(as_zip: bool, tmp_path: Path) -> None:
+    path = save({"extra_state": old_extra_state()}, tmp_path / "old.pt", as_zip)
+    error, message = REFUSED_BY_TORCH
+    with pytest.raises(error, match=message):
+        torch.load(path)
+
+
+@FORMATS
+def test_an_old_checkpoint_gives_its_model(as_zip: bool, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+    """Before fairseq 1.0 the options were a Namespace under "args" and there was no "cfg"."""
+    state = torch.load(checkpoint)
+    parser = options.get_training_parser()
+    state["args"] = options.parse_args_and_arch(parser, [str(corpus), *TINY.split(), *RECIPE.split()])
+    del state["cfg"]
+    state["extra_state"].update(old_extra_state())
+    old = save(state, tmp_path / "old.pt", as_zip)
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(old)])
+    assert torch.equal(model.state_dict()["encoder.embed_tokens.weight"], state["model"]["encoder.embed_tokens.weight"])
+
+
+def test_the_list_without_fairseq_does_not_import_fairseq(checkpoint: Path) -> None:
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('compat', {str(REPO / 'lightconv_plugin/compat.py')!r})\n"
+        "compat = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(compat)\n"
+        "compat.allow_checkpoint_types(fairseq_types=False)\n"
+        f"assert 'model' in compat.torch.load({str(checkpoint)!r})\n"
+        "assert 'fairseq' not in sys.modules and 'omegaconf' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---------------------------------------------------------------------------- what rank 0 sends when training resumes
+
+
+def receive(monkeypatch: pytest.MonkeyPatch, function: Any, message: bytes) -> Any:
+    """Play rank 1: `function` receives `message` as if rank 0 had broadcast it."""
+    parts = [torch.tensor([len(message)]), torch.frombuffer(bytearray(message), dtype=torch.uint8)]
+    monkeypatch.setattr(distributed_utils, "get_rank", lambda group: 1)
+    monkeypatch.setattr(distributed_utils, "broadcast", lambda tensor, src, group: tensor.copy_(parts.pop(0)))
+    return function(None, 0, None, torch.device("cpu"))
+
+
+@pytest.fixture
+def broadcast_message(checkpoint: Path, tmp_path: Path) -> bytes:
+    """A loaded checkpoint as fairseq sends it: omegaconf's configuration, tensors replaced by their numbers."""
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    tensors: list[torch.Tensor] = []
+    return save(distributed_utils._split_tensors_from_obj(state, tensors), tmp_path / "message").read_bytes()
+
+
+def test_other_processes_receive_the_checkpoint(monkeypatch: pytest.MonkeyPatch, broadcast_message: bytes) -> None:
+    state = receive(monkeypatch, distributed_utils._broadcast_object_slow, broadcast_message)
+    assert state["cfg"].optimizer._name == "adam"
+
+
+def test_without_the_shim_they_do_not(monkeypatch: pytest.MonkeyPatch, broadcast_message: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="omegaconf"):
+        receive(monkeypatch, unwrapped(distributed_utils._broadcast_object_slow), broadcast_message)
+
+
+def test_the_extra_types_are_for_the_broadcast_only(
+    monkeypatch: pytest.MonkeyPatch, broadcast_message: bytes, tmp_path: Path
+) -> None:
+    receive(monkeypatch, distributed_utils._broadcast_object_slow, broadcast_message)
+    (tmp_path / "file.pt").write_bytes(broadcast_message)
+    with pytest.raises(pickle.UnpicklingError, match="omegaconf"):
+        torch.load(tmp_path / "file.pt")
+
+
+# ---------------------------------------------------------------------------------------------- what must be refused
+
+
+class Reduced:
+    """Pickles as a call of `function` with `arguments`."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def attacks(marker: Path) -> dict[str, Any]:
+    code = f"open({str(marker)!r}, 'w')"
+    return {
+        "posix.system": Reduced(os.system, f"touch {marker}"),
+        "eval": Reduced(eval, code),
+        "exec": Reduced(exec, code),
+        "getattr": Reduced(getattr, Namespace, "__init__"),
+        "__import__": Reduced(builtins.__import__, "os"),
+        "subprocess.Popen": Reduced(subprocess.Popen, ["touch", str(marker)]),
+        "operator.attrgetter": Reduced(__import__("operator").attrgetter, "__init__.__globals__"),
+        "functools.partial": Reduced(__import__("functools").partial, os.system, f"touch {marker}"),
+    }
+
+
+@FORMATS
+@pytest.mark.parametrize("name", sorted(attacks(Path("marker"))))
+def test_a_checkpoint_that_would_run_code_is_refused(name: str, as_zip: bool, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    path = save({"args": attacks(marker)[name], "model": {}}, tmp_path / "attack.pt", as_zip)
+    with pytest.raises(compat.CheckpointError) as caught:
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert str(path) in str(caught.value)
+    assert "refused" in str(caught.value)
+    assert name in str(caught.value) or name == "functools.partial"
+    assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
+    assert not marker.exists()
+
+
+def test_the_marker_shows_that_the_attack_would_work(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    path = save(attacks(marker)["posix.system"], tmp_path / "attack.pt")
+    torch.load(path, weights_only=False)
+    assert marker.exists()
+
+
+@FORMATS
+def test_a_type_that_no_checkpoint_needs_is_named(as_zip: bool, tmp_path: Path) -> None:
+    path = save({"model": fractions.Fraction(1, 2)}, tmp_path / "odd.pt", as_zip)
+    with pytest.raises(compat.CheckpointError, match=r"odd\.pt: refused, because it asks for fractions\.Fraction"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+@pytest.mark.parametrize("content", ["half", "empty", "text", "list"])
+def test_a_file_that_is_no_checkpoint_is_named(content: str, checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken.pt"
+    whole = checkpoint.read_bytes()
+    path.write_bytes({"half": whole[: len(whole) // 2], "text": b"hello, this is text\n"}.get(content, b""))
+    if content == "list":
+        torch.save([1, 2], path)
+    with pytest.raises(compat.CheckpointError, match=r"broken\.pt: not a readable fairseq checkpoint \([\d,]+ bytes"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_a_missing_file_keeps_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "none.pt"))
+
+
+def test_resuming_another_architecture_says_what_differs(train: Train, checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["--restore-file", str(checkpoint), "--max-update", "5"]
+    other = TINY.replace("--decoder-ffn-embed-dim 64", "--decoder-ffn-embed-dim 48").replace(
+        "--encoder-layers 1", "--encoder-layers 2"
+    )
+    with pytest.raises(compat.CheckpointError) as caught:
+        train(tmp_path, *arguments, model=other)
+    message = str(caught.value)
+    assert str(checkpoint) in message
+    assert "not in the file (first: encoder.layers.1." in message
+    assert "of another shape (first: decoder.layers.0.fc1.weight, [64, 32] in the file, [48, 32] here)" in message
+    assert "--save-dir" in message
+
+
+def test_generating_with_other_sizes_says_what_differs(checkpoint: Path) -> None:
+    sizes = {"encoder_ffn_embed_dim": 48}
+    message = r"checkpoint_last\.pt: its parameters are not those of this model: 3 of another shape"
+    with pytest.raises(compat.CheckpointError, match=message) as caught:
+        checkpoint_utils.load_model_ensemble([str(checkpoint)], arg_overrides=sizes)
+    assert isinstance(caught.value.__cause__, RuntimeError)
