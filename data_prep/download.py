@@ -1,0 +1,62 @@
+"""Fetch a dataset's raw text into a folder, with a manifest of what was fetched.
+
+example: python data_prep/download.py debian_en_de --out work/debian/raw
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data_prep.dataset import Dataset, load_dataset
+from data_prep.sources import kind_of
+from scripts.common.errors import run_command
+from scripts.common.files import atomic_folder
+
+
+def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
+    """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
+    kind = kind_of(dataset)
+    with atomic_folder(out) as folder:
+        notes = kind.fetch(dataset, raw, folder)
+        files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
+        manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes, "files": files}
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (folder / "manifest.json").write_text(text, encoding="utf-8")
+    return manifest
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    digest, lines, size = hashlib.sha256(), 0, 0
+    with path.open("rb") as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+            lines += block.count(b"\n")
+            size += len(block)
+    return {"bytes": size, "lines": lines, "sha256": digest.hexdigest()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write or replace")
+    parser.add_argument(
+        "--raw",
+        metavar="DIR",
+        type=Path,
+        help="take the files from this folder instead of the network: Translation-en and Translation-de for the Debian "
+        "descriptions; train.en, train.de and, if you have them, valid.* and test.* for your own text; "
+        "plain or as .gz, .bz2 or .xz",
+    )
+    arguments = parser.parse_args()
+    manifest = download(load_dataset(arguments.dataset), raw=arguments.raw, out=arguments.out)
+    for name, described in manifest["files"].items():
+        print(f"{arguments.out / name}: {described['lines']:,} lines, {described['bytes']:,} bytes")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,139 @@
+"""The machine's own apt, in a private folder: nothing of the system is read but its sources, and nothing is written."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+
+_HELPERS = ("/usr/lib/apt/apt-helper", "/usr/libexec/apt/apt-helper")
+_WITHOUT = "copy the Translation files into a folder and give it with --raw DIR"
+
+# Read after the system's own configuration, hence the clearing: languages may be switched off there, and the hooks
+# of container images delete files of the system.
+_CONFIGURATION = """\
+#clear Acquire::Languages;
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+Acquire::Languages {{ {languages} }};
+Acquire::Retries "3";
+Acquire::http::Timeout "60";
+Acquire::https::Timeout "60";
+Acquire::IndexTargets::deb::Translations::DefaultEnabled "true";
+Dir::State "{folder}/state";
+Dir::State::lists "{folder}/lists";
+Dir::State::status "{folder}/status";
+Dir::Cache "{folder}/cache";
+"""
+
+
+def fetch_translations(
+    languages: Sequence[str], *, origins: Sequence[str], components: Sequence[str], out: Path
+) -> dict[str, Any]:
+    """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line.
+
+    Raises:
+        UserError: there is no apt, or it brought no file for a language.
+    """
+    if shutil.which("apt-get") is None:
+        raise UserError(
+            f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; elsewhere {_WITHOUT}"
+        )
+    helper = _find_helper()
+    with tempfile.TemporaryDirectory(prefix="apt-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # apt downloads as an unprivileged user of its own when root runs it
+        for part in ("state", "lists/partial", "cache/archives/partial"):
+            (folder / part).mkdir(parents=True)
+        (folder / "status").touch()
+        configuration = folder / "apt.conf"
+        quoted = " ".join(f'"{language}";' for language in languages)
+        configuration.write_text(_CONFIGURATION.format(folder=folder, languages=quoted), encoding="utf-8")
+
+        print("apt-get update in a private folder (some 20 MB) ...", flush=True)
+        log = _run(["apt-get", "-c", str(configuration), "update"])
+        fields = ("LANGUAGE", "ORIGIN", "CODENAME", "COMPONENT", "FILENAME")
+        listing = _run(
+            ["apt-get", "-c", str(configuration), "indextargets"]
+            + ["--format", "\t".join(f"$({field})" for field in fields), "Created-By: Translations"]
+        )
+        targets = [line.split("\t") for line in sorted(listing.splitlines()) if line.count("\t") == len(fields) - 1]
+        notes: dict[str, Any] = {}
+        for language in languages:
+            chosen = [
+                target
+                for target in targets
+                if target[0] == language
+                and target[1] in origins
+                and target[3] in components
+                and Path(target[4]).exists()
+            ]
+            if not chosen:
+                raise UserError(_nothing_came(language, targets, origins, components, log))
+            with (out / f"Translation-{language}").open("wb") as f:
+                for target in chosen:
+                    f.write(_cat(helper, configuration, target[4]))
+                    f.write(b"\n")
+            notes[language] = [" ".join(target[1:4]) for target in chosen]
+    return {"archives": notes}
+
+
+def _find_helper() -> str:
+    """apt-helper reads a list whatever its compression; it lies beside apt's methods, outside the PATH."""
+    methods = shlex.split(_run(["apt-config", "shell", "METHODS", "Dir::Bin::methods"]).strip())
+    beside = [str(Path(word.partition("=")[2]).parent / "apt-helper") for word in methods]
+    for candidate in (*beside, *_HELPERS, shutil.which("apt-helper") or ""):
+        if os.access(candidate, os.X_OK) and Path(candidate).is_file():
+            return candidate
+    raise UserError(f"apt-helper, a part of apt, is at none of {', '.join([*beside, *_HELPERS])}; {_WITHOUT}")
+
+
+def _nothing_came(
+    language: str, targets: list[list[str]], origins: Sequence[str], components: Sequence[str], log: str
+) -> str:
+    known = sorted({" ".join(target[1:4]) for target in targets if target[0] == language})
+    offered = f"this machine's sources offer {', '.join(known)}" if known else "this machine's sources offer none"
+    return (
+        f"apt brought no Translation-{language} from {' or '.join(origins)} ({', '.join(components)}); {offered}. "
+        f"Mend the sources or the network, or {_WITHOUT}. apt-get update ended with:\n{_tail(log)}"
+    )
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=900,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError as error:
+        raise UserError(f"this machine has no {command[0]}, a part of apt; {_WITHOUT}") from error
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{command[0]} took more than 15 minutes; look at the network, or {_WITHOUT}") from error
+    if done.returncode != 0:
+        raise UserError(
+            f"{command[0]} failed with status {done.returncode}; {_WITHOUT}. It said:\n{_tail(done.stdout)}"
+        )
+    return done.stdout
+
+
+def _cat(helper: str, configuration: Path, file: str) -> bytes:
+    done = subprocess.run([helper, "-c", str(configuration), "cat-file", file], capture_output=True)
+    if done.returncode != 0:
+        said = _tail(done.stderr.decode("utf-8", "replace"))
+        raise UserError(f"apt-helper could not read {Path(file).name}; {_WITHOUT}. It said:\n{said}")
+    return done.stdout
+
+
+def _tail(text: str, lines: int = 8) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-lines:]) or "  (nothing)"

@@ -1,0 +1,68 @@
+"""A user's own parallel text: one sentence a line, line n of one language translating line n of the other."""
+
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import Dataset
+from data_prep.sources.corpus import OPENERS, Corpus, copy_plain, require_folder
+from data_prep.text.split import SPLITS
+from scripts.common.errors import UserError
+from scripts.common.files import read_lines
+
+
+def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
+    """Copy the files of the user's folder: train, valid and test, or train alone."""
+    if raw is None:
+        raise UserError(f"the text of {dataset.name} is your own; say with --raw DIR where it lies")
+    require_folder(raw)
+    taken = {}
+    for part in SPLITS:
+        found = {language: _find(raw, f"{part}.{language}") for language in dataset.languages}
+        missing = [f"{part}.{language}" for language, path in found.items() if path is None]
+        if len(missing) == 2 and part != "train":
+            continue
+        if missing:
+            raise UserError(
+                f"{raw} has no {' and no '.join(missing)}; put both sides of {part} there, a sentence a line"
+            )
+        for language, path in found.items():
+            assert path is not None
+            with (out / f"{part}.{language}").open("wb") as f:
+                copy_plain(path, f)
+            taken[f"{part}.{language}"] = path.name
+    _parts(raw, {name.partition(".")[0] for name in taken})
+    return {"taken from the folder given with --raw": taken}
+
+
+def read(dataset: Dataset, raw: Path) -> Corpus:
+    """The pairs, checked for equal line counts."""
+    present = {part for part in SPLITS if any((raw / f"{part}.{language}").exists() for language in dataset.languages)}
+    present.add("train")  # whose absence is then reported with its path
+    pairs = {part: _read_pairs(raw, part, dataset) for part in _parts(raw, present)}
+    report = {f"pairs in {part}": len(lines) for part, lines in pairs.items()}
+    return Corpus(parts={"all": pairs["train"]} if len(pairs) == 1 else pairs, report=report)
+
+
+def _parts(raw: Path, present: set[str]) -> list[str]:
+    if len(present) == 2:
+        missing = next(part for part in SPLITS if part not in present)
+        raise UserError(
+            f"{raw} has {' and '.join(sorted(present))} but no {missing}; "
+            "give train, valid and test, or train alone, which is then split"
+        )
+    return [part for part in SPLITS if part in present]
+
+
+def _read_pairs(raw: Path, part: str, dataset: Dataset) -> list[tuple[str, str]]:
+    sides = [read_lines(raw / f"{part}.{language}") for language in dataset.languages]
+    if len(sides[0]) != len(sides[1]):
+        counts = " but ".join(
+            f"{part}.{language} has {len(lines)} lines"
+            for language, lines in zip(dataset.languages, sides, strict=True)
+        )
+        raise UserError(f"{raw}: {counts}; line n of one must translate line n of the other: mend the files")
+    return list(zip(*sides, strict=True))
+
+
+def _find(raw: Path, name: str) -> Path | None:
+    return next((raw / (name + suffix) for suffix in OPENERS if (raw / (name + suffix)).is_file()), None)

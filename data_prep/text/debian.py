@@ -1,0 +1,164 @@
+"""The Translation files of the Debian archive: package descriptions, in English and in what volunteers made of them.
+
+A file is blocks parted by empty lines::
+
+    Package: lynx
+    Description-md5: 3ac5b6ba02e5f7c9b2d8e9dbdd9d6c6b
+    Description-de: klassischer Webbrowser ohne Grafik
+     Ein erster Absatz, der über mehrere
+     Zeilen geht.
+     .
+     Ein zweiter Absatz mit einer Liste:
+      * erster Punkt
+      * zweiter Punkt, der über
+        zwei Zeilen geht
+
+The MD5 is that of the English description whatever the language: it is the key that joins two files.
+
+A list stays part of its paragraph, as text with its bullets: writers indent and mark lists in many ways, and their
+translators in others, but nearly all keep the paragraphs (in Debian 12 all but 17 of 13,163 German descriptions).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+Pair = tuple[str, str]
+
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_UNSPACED = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")  # scripts written without spaces between words
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One package's description in one language; every paragraph is one line, its wrapping undone."""
+
+    package: str
+    md5: str
+    synopsis: str
+    paragraphs: tuple[str, ...]
+
+    @property
+    def body(self) -> str:
+        """All the text but the synopsis, as one line."""
+        return join_lines(self.paragraphs)
+
+
+def join_lines(lines: Iterable[str]) -> str:
+    """Undo line wrapping: one space between lines, none where both neighbours are Chinese or Japanese characters."""
+    text = ""
+    for line in lines:
+        if text and line and not (_UNSPACED.match(text[-1]) and _UNSPACED.match(line[0])):
+            text += " "
+        text += line
+    return text
+
+
+def parse(lines: Iterable[str], *, language: str, problems: Counter[str] | None = None) -> list[Description]:
+    """Read the descriptions of ``language`` (as in the file's name: ``de``, ``zh_CN``) in file order.
+
+    Several files may follow one another, parted by an empty line. What cannot be used is left out and counted by
+    reason in ``problems``; nothing in a file makes this fail.
+    """
+    problems = Counter() if problems is None else problems
+    seen: set[str] = set()
+    found = []
+    for block in _blocks(lines):
+        result = _parse_block(block, language)
+        if isinstance(result, str):
+            problems[result] += 1
+        elif result.md5 in seen:  # packages that share one description, or one package in several archives
+            problems["repeated description"] += 1
+        else:
+            seen.add(result.md5)
+            found.append(result)
+    return found
+
+
+def pair(source: Iterable[Description], target: Iterable[Description], *, report: Counter[str]) -> list[Pair]:
+    """Line up two languages: synopsis with synopsis, and paragraphs one to one where both have the same number.
+
+    Pairs come in the order of ``source``; ``report`` counts them by where they come from.
+    """
+    by_key = {description.md5: description for description in target}
+    pairs: list[Pair] = []
+    for left in source:
+        right = by_key.get(left.md5)
+        if right is None:
+            report["descriptions without a translation"] += 1
+            continue
+        report["descriptions in both languages"] += 1
+        pairs.append((left.synopsis, right.synopsis))
+        report["pairs of synopses"] += 1
+        if len(left.paragraphs) == len(right.paragraphs):
+            pairs.extend(zip(left.paragraphs, right.paragraphs, strict=True))
+            report["pairs of paragraphs"] += len(left.paragraphs)
+        else:
+            report["descriptions with unequal numbers of paragraphs"] += 1
+    return pairs
+
+
+def summaries(descriptions: Iterable[Description], *, min_words: int = 30) -> list[Pair]:
+    """(body, synopsis) for every description whose body has ``min_words`` words or more: a summarisation corpus."""
+    pairs = []
+    for description in descriptions:
+        body = description.body
+        if len(body.split()) >= min_words:
+            pairs.append((body, description.synopsis))
+    return pairs
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    for raw in lines:
+        line = raw.rstrip()  # also the carriage return of a file that went through Windows
+        if line:
+            block.append(line)
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _parse_block(block: list[str], language: str) -> Description | str:
+    """The description in a block, or why there is none."""
+    fields: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    for line in block:
+        if line[0] in " \t":
+            if current is None:
+                return "block that does not begin with a field"
+            current.append(line)
+            continue
+        name, colon, value = line.partition(":")
+        if not colon:
+            return "line that is neither a field nor indented"
+        current = fields.setdefault(name.lower(), [])  # field names have no case
+        if current:
+            return "field given twice"
+        current.append(value.strip())
+    package, md5 = fields.get("package"), fields.get("description-md5")
+    text = fields.get(f"description-{language}".lower())
+    if package is None or not package[0]:
+        return "no Package"
+    if md5 is None or not _MD5.fullmatch(md5[0]):
+        return "no Description-md5"
+    if text is None:
+        return f"no Description-{language}"
+    synopsis = " ".join(text[0].split())
+    if not synopsis:
+        return "empty synopsis"
+    return Description(package[0], md5[0], synopsis, tuple(_paragraphs(text[1:])))
+
+
+def _paragraphs(body: list[str]) -> Iterator[str]:
+    paragraph: list[str] = []
+    for line in [*body, "."]:
+        if line.strip() == ".":
+            if paragraph:
+                yield join_lines(paragraph)
+            paragraph = []
+        else:
+            paragraph.append(" ".join(line.split()))
