@@ -1,11 +1,12 @@
 """Reading text that people supply, and writing files and folders that exist whole or not at all."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from scripts.common.errors import UserError
 
@@ -83,3 +84,24 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
             f.write(line + "\n")
             count += 1
     return count
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file that a command of this project wrote.
+
+    Raises:
+        UserError: the file is missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; run the stage that writes it first") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); delete it and run the stage that writes it again") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as JSON, atomically, in the order of its keys, readable by people."""
+    with atomic_file(path) as f:
+        json.dump(content, f, indent=2, ensure_ascii=False, allow_nan=False)
+        f.write("\n")

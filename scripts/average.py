@@ -1,0 +1,108 @@
+"""Average the last checkpoints of a training run into one model.
+
+The mean of every parameter is taken in float32 (float64 for float64 parameters), so reduced precision is not rounded
+again: a float16 parameter becomes float32. Whole numbers and truth values (counters, versions) are those of the last
+checkpoint, as are its settings; the optimiser's state is left out. Beside the sum only one checkpoint is open at a
+time, and its tensors are read one by one.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.common import checkpoints
+from scripts.common.errors import UserError, run_command
+from scripts.common.files import atomic_file
+
+KEPT = ("args", "cfg", "task_state", "optimizer_history", "criterion")
+
+
+def choose(folder: Path, last: int, by: str) -> list[Path]:
+    """The newest ``last`` checkpoints, oldest first.
+
+    Raises:
+        UserError: the folder is missing or holds fewer.
+    """
+    if last < 1:
+        raise UserError(f"--last is {last}, expected a whole number from 1 on")
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}; expected the folder that scripts/train.py wrote checkpoints to")
+    found = checkpoints.numbered(folder, by)
+    if len(found) < last:
+        names = ", ".join(path.name for _, path in found) or "none"
+        setting = "save-interval-updates and keep-interval-updates" if by == "update" else "save-interval and max-epoch"
+        raise UserError(
+            f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; "
+            f"ask for fewer with --last, or let training keep more ({setting})"
+        )
+    return [path for _, path in found[-last:]]
+
+
+def average(paths: list[Path]) -> dict[str, Any]:
+    """One checkpoint whose parameters are the mean over ``paths``; everything else is from the last of them.
+
+    Raises:
+        UserError: a file is damaged or refused, or the models' parameters do not agree.
+    """
+    import torch
+
+    total: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    for number, path in enumerate(paths):
+        state.clear()  # let go of the one before, so that no two are open at once
+        state.update(checkpoints.load(path))
+        model = state["model"]
+        if number:
+            _agree(total, model, paths[0], path)
+        for name, tensor in model.items():
+            if not tensor.is_floating_point():
+                total[name] = tensor.clone()
+            elif name not in total:
+                total[name] = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+            else:
+                total[name] += tensor
+        del model
+    for tensor in total.values():
+        if tensor.is_floating_point():
+            tensor /= len(paths)
+    result = {key: state[key] for key in KEPT if key in state}
+    result["extra_state"] = {**state.get("extra_state", {}), "averaged": [path.name for path in paths]}
+    return result | {"model": total}
+
+
+def _agree(total: dict[str, Any], model: dict[str, Any], first: Path, path: Path) -> None:
+    if total.keys() != model.keys():
+        odd = sorted(total.keys() ^ model.keys())
+        raise UserError(
+            f"{path.name} and {first.name} are not of one model: {len(odd)} parameters are in only one of them "
+            f"({', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''}); average checkpoints of one training run"
+        )
+    for name, tensor in model.items():
+        if tensor.shape != total[name].shape:
+            raise UserError(
+                f"{path.name} and {first.name} are not of one model: {name} is {tuple(tensor.shape)} in the one and "
+                f"{tuple(total[name].shape)} in the other; average checkpoints of one training run"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
+    parser.add_argument("--out", type=Path, required=True, help="the model file to write")
+    parser.add_argument("--last", type=int, required=True, help="how many checkpoints, counted from the newest")
+    parser.add_argument("--by", choices=("update", "epoch"), required=True, help="checkpoint_E_U.pt or checkpointE.pt")
+    arguments = parser.parse_args()
+    paths = choose(arguments.checkpoints, arguments.last, arguments.by)
+    result = average(paths)
+    import torch
+
+    with atomic_file(arguments.out, "wb") as f:
+        torch.save(result, f)
+    print(f"averaged {', '.join(path.name for path in paths)} into {arguments.out}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,126 @@
+"""Finding, checking and opening the checkpoints that fairseq wrote, without fairseq.
+
+fairseq writes a checkpoint under a temporary name and renames it, but makes ``checkpoint_last.pt`` and
+``checkpoint_best.pt`` by a plain copy: a kill or a full disk at that moment leaves a copy cut short. ``repair_last``
+is for that.
+"""
+
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+from scripts.common.files import atomic_file
+
+PATTERNS = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
+
+
+def numbered(folder: Path, by: str) -> list[tuple[int, Path]]:
+    """The checkpoints of a folder by ``"epoch"`` or by ``"update"``, oldest first."""
+    found = [
+        (int(match[1]), path) for path in folder.glob("checkpoint*.pt") if (match := PATTERNS[by].fullmatch(path.name))
+    ]
+    return sorted(found)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, or None if it is whole. Reads it all, builds nothing of it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except FileNotFoundError:
+        return "it does not exist"
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError):
+        size = path.stat().st_size
+        return f"it is cut short, or not a checkpoint ({size:,} bytes, without the table of contents at the end)"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return None if bad is None else f"its part {bad} does not match its checksum"
+
+
+def allowed_types() -> list[Callable | tuple[Callable, str]]:
+    """What fairseq-train puts into a checkpoint beside tensors and plain containers.
+
+    ``argparse.Namespace`` holds the model's flags; the numpy ones come with ``--eval-bleu``. The plugin has its own,
+    longer list (old-style and distributed checkpoints), but importing it would import fairseq and register models
+    only to average tensors.
+    """
+    import argparse
+
+    import numpy
+
+    multiarray = getattr(numpy, "_core", None) or numpy.core
+    rebuild = multiarray.multiarray._reconstruct
+    scalars = [numpy.dtypes.Int64DType, numpy.dtypes.Float64DType, numpy.dtypes.Float32DType]
+    return [argparse.Namespace, numpy.ndarray, numpy.dtype, rebuild, *scalars]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A checkpoint with its tensors mapped from the file, not read: what is not used costs no memory.
+
+    Raises:
+        UserError: the file is damaged, or holds something other than data (which is then not run).
+    """
+    import pickle
+
+    import torch
+
+    if problem := damage(path):
+        raise UserError(f"cannot load {path}: {problem}; take another checkpoint, or train again from an intact one")
+    try:
+        with torch.serialization.safe_globals(allowed_types()):
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        reason = re.search(r"Unsupported (?:global|operand|class)[^.]*[.\w]*|unsupported GLOBAL \S+", str(error))
+        raise UserError(
+            f"refused to load {path}: it holds something other than tensors and settings "
+            f"({reason[0] if reason else str(error).splitlines()[0]}), which could run code; "
+            "use only checkpoints that fairseq-train wrote"
+        ) from error
+    except RuntimeError as error:
+        raise UserError(
+            f"cannot load {path}: {str(error).splitlines()[0]}; expected a checkpoint by fairseq-train"
+        ) from error
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise UserError(f"{path} holds no model; expected a checkpoint that fairseq-train wrote")
+    return state
+
+
+def updates_done(state: dict[str, Any]) -> int:
+    """After how many updates a checkpoint was written; -1 if it does not say."""
+    history = state.get("optimizer_history") or [{}]
+    return int(history[-1].get("num_updates", -1))
+
+
+def repair_last(folder: Path) -> str | None:
+    """Make sure that fairseq goes on from the newest intact checkpoint of ``folder``: it would fail, or start anew.
+
+    Returns:
+        what was done, as a sentence, or None if there was nothing to do.
+
+    Raises:
+        UserError: there are checkpoints, but none of them is whole.
+    """
+    last = folder / "checkpoint_last.pt"
+    others = [path for path in folder.glob("checkpoint*.pt") if path != last]
+    if not last.exists() and not others:
+        return None
+    problem = damage(last)
+    if problem is None:
+        return None
+    intact = [path for path in others if damage(path) is None]
+    if not intact:
+        raise UserError(
+            f"cannot go on from {last}: {problem}; and none of the other {len(others)} checkpoints in {folder} "
+            "is whole. Move the folder away to train from the beginning"
+        )
+    newest = max(intact, key=lambda path: (updates_done(load(path)), path.name))
+    if last.exists():
+        last.rename(last.with_suffix(".pt.damaged"))
+    with atomic_file(last, "wb") as target, open(newest, "rb") as source:
+        shutil.copyfileobj(source, target, 1 << 20)
+    return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"

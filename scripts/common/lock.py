@@ -1,0 +1,47 @@
+"""Locks on folders, so that two runs never write one folder. They vanish with the processes that hold them."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scripts.common.errors import UserError
+
+# A run that was just killed needs a moment until the programs it started have ended too.
+PATIENCE_SECONDS = 10.0
+
+
+@contextmanager
+def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = None) -> Iterator[None]:
+    """Hold the lock of ``folder``: many may read it together (``shared``), one alone may write it.
+
+    Programs started meanwhile inherit the lock, so it is held until the last of them has ended.
+
+    Raises:
+        UserError: another run holds it and did not let go of it in ``patience`` seconds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.set_inheritable(descriptor, True)
+        deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
+        while True:
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
+                    raise UserError(
+                        f"another run (process {holder}) is at work in {folder}; "
+                        "wait until it has ended, or give another folder with --work"
+                    ) from error
+                time.sleep(0.1)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,120 @@
+"""Running other programs so that they end with us, and so that what they say is kept."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from scripts.common.errors import UserError
+
+GRACE_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def interruptible() -> None:
+    """Make SIGTERM and SIGHUP unwind this process as Ctrl-C does, so that the programs it runs are ended first."""
+
+    def unwind(signum: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, unwind)
+    signal.signal(signal.SIGHUP, unwind)
+
+
+def python_module(module: str) -> list[str]:
+    """The start of a command that runs a Python module; -P keeps the current folder from shadowing packages."""
+    return [sys.executable, "-P", "-m", module]
+
+
+def _end_with_parent(parent: int) -> Callable[[], None]:
+    """What the new process does first. Linux only: have it told to end when we are killed outright."""
+
+    def arrange() -> None:
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:  # we died before the arrangement was made
+                os._exit(1)
+
+    return arrange
+
+
+@contextmanager
+def child(command: Sequence[str], **options: Any):
+    """Start ``command`` in a process group of its own, and end the whole group when the block is left early.
+
+    Files that were made inheritable stay open in the child: a lock is held for as long as anyone works under it.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        close_fds=False,
+        preexec_fn=_end_with_parent(os.getpid()),
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            _signal_group(process, signal.SIGTERM)
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                _signal_group(process, signal.SIGKILL)
+                process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _signal_group(process: subprocess.Popen, signum: int) -> None:
+    try:
+        os.killpg(process.pid, signum)
+    except ProcessLookupError:
+        process.send_signal(signum)
+
+
+def run_logged(
+    command: Sequence[str], log: Path, on_line: Callable[[str], None], *, what: str, append: bool = False
+) -> None:
+    """Run ``command``, keep everything it says in ``log``, and hand each line of its standard output to ``on_line``.
+
+    Standard error goes to the log only, so that a warning never lands in the middle of a line of output.
+
+    Raises:
+        UserError: the command ended with a status that is not 0; the message has its last lines and the log's path.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    with open(log, "ab" if append else "wb", buffering=0) as sink:
+        start = sink.tell()
+        # append mode on both descriptors: what is written to standard error and our lines never overwrite one another
+        with (
+            open(log, "ab", buffering=0) as errors,
+            child(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as process,
+        ):
+            stream: IO[bytes] = process.stdout
+            for line in stream:
+                errors.write(line)
+                on_line(line.decode("utf-8", errors="replace").rstrip("\n"))
+            status = process.wait()
+    if status != 0:
+        raise UserError(_failure(what, status, log, start))
+
+
+def _failure(what: str, status: int, log: Path, start: int) -> str:
+    with open(log, "rb") as f:
+        f.seek(start)
+        said = [line for line in f.read().decode("utf-8", errors="replace").splitlines() if line.strip()]
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    tail = "\n".join(f"  {line[:300]}" for line in said[-5:])
+    message = f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}"
+    free = os.statvfs(log.parent).f_bavail * os.statvfs(log.parent).f_frsize
+    if any("No space left on device" in line for line in said[-200:]) or free < 1 << 20:
+        message += f"\nThe disk that holds {log.parent} is full ({free:,} bytes free): make room and run it again"
+    return message

@@ -1,0 +1,87 @@
+"""Reading fairseq's training log (``--log-format json``), the only thing that knows its format."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+_LINE = re.compile(r"^\S+ \S+ \| \w+ \| (?P<logger>[\w.]+) \| (?P<text>.*)$")
+_PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
+_BACKEND = re.compile(r"lightconv_plugin: (\S+) runs on the (\S+) backend")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One line of numbers: ``kind`` is train_inner (since the last such line), train (an epoch) or valid."""
+
+    kind: str
+    update: int
+    values: dict[str, float]
+
+
+@dataclass
+class TrainLog:
+    """What a whole log says. Losses are by update; a line repeated after a resumption replaces the older one."""
+
+    parameters: int | None = None
+    trained_parameters: int | None = None
+    backend: dict[str, str] = field(default_factory=dict)
+    train_loss: dict[int, float] = field(default_factory=dict)
+    valid_loss: dict[int, float] = field(default_factory=dict)
+    tokens_per_second: list[float] = field(default_factory=list)
+    seconds: float | None = None
+
+    def read(self, line: str) -> Progress | None:
+        """Take in one line; returns its numbers if it has any."""
+        if found := _BACKEND.search(line):
+            self.backend[found[1]] = found[2]
+        if found := _PARAMETERS.search(line):
+            self.parameters, self.trained_parameters = (int(group.replace(",", "")) for group in found.groups())
+        progress = parse_progress(line)
+        if progress is None:
+            return None
+        if "wall" in progress.values:
+            self.seconds = progress.values["wall"]  # fairseq adds up over resumptions
+        if progress.kind == "valid":
+            self.valid_loss[progress.update] = progress.values["loss"]
+        elif progress.kind == "train_inner":
+            self.train_loss[progress.update] = progress.values["loss"]
+            if "wps" in progress.values:
+                self.tokens_per_second.append(progress.values["wps"])
+        return progress
+
+
+def read_log(lines: Iterable[str]) -> TrainLog:
+    """Everything in a training log."""
+    log = TrainLog()
+    for line in lines:
+        log.read(line)
+    return log
+
+
+def parse_progress(line: str) -> Progress | None:
+    """The numbers in a line of fairseq's JSON log; None for any other line, and for a line cut off by a kill."""
+    found = _LINE.match(line)
+    if not found or found["logger"] not in ("train_inner", "train", "valid"):
+        return None
+    try:
+        content = json.loads(found["text"])
+    except ValueError:
+        return None
+    if not isinstance(content, dict):
+        return None
+    prefix = "" if found["logger"] == "train_inner" else found["logger"] + "_"
+    values = {
+        key.removeprefix(prefix): number for key, value in content.items() if (number := _number(value)) is not None
+    }
+    if "num_updates" not in values or "loss" not in values:
+        return None
+    return Progress(found["logger"], int(values["num_updates"]), values)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

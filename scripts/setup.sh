@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Makes the Python environment that the demo and the tests run in; a second call finds it ready.
+# usage: scripts/setup.sh          VENV=DIR    where (default: .venv in the checkout; an existing one is completed)
+#                                  PYTHON=EXE  Python 3.11 or 3.12 (default: python3)
+#                                  TORCH=SPEC  what pip is asked for (default: torch==2.13.0)
+set -euo pipefail
+case "${1:-}" in
+  "") ;;
+  -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) echo "error: unknown argument '$1'; setup.sh takes none (see --help)" >&2; exit 2 ;;
+esac
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${VENV:-$root/.venv}
+python=${PYTHON:-python3}
+torch=${TORCH:-torch==2.13.0}
+
+if [ ! -x "$venv/bin/python" ]; then
+  "$python" -c 'import sys; v = sys.version_info[:2]; sys.exit(
+    None if (3, 11) <= v <= (3, 12) else f"error: Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}; set PYTHON")'
+  "$python" -m venv "$venv"
+fi
+
+# what is installed depends on these alone
+stamp=$venv/.lightconv-setup
+wanted=$( (cat "$root/pyproject.toml"; echo "$torch"; "$venv/bin/python" -V) | sha256sum)
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+  echo "environment ready: $venv"
+  exit 0
+fi
+
+echo "installing into $venv (a minute or two; several with a CUDA build of torch)"
+mapfile -t packages < <("$venv/bin/python" - "$root/pyproject.toml" <<'PY'
+import sys
+import tomllib
+
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+extras = project["optional-dependencies"]
+print(*project["dependencies"], *extras["recipes"], *extras["dev"], sep="\n")
+PY
+)
+# torch in the same command, so that nothing else pulls another build of it first
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$torch" "${packages[@]}"
+echo "$wanted" >"$stamp"
+echo "environment ready: $venv"

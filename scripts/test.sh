@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Lint, format, types and tests.
+# usage: scripts/test.sh [options of pytest, such as tests/ops or -k name]
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case "${1:-}" in -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+bash "$root/scripts/setup.sh"
+bin=${VENV:-$root/.venv}/bin
+cd "$root"
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+"$bin/mypy"
+# one process a core with one thread each: the tests are many and small
+export OMP_NUM_THREADS=1
+exec "$bin/python" -m pytest --numprocesses "$(nproc)" --dist loadfile "$@"
