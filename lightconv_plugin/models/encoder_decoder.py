@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvConfig, add_arguments, resolve
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
+from lightconv_plugin.models.loading import ClearLoading
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -42,7 +43,7 @@ class LightConvDecoder(TransformerDecoderBase):
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)
-class LightConvModel(TransformerModelBase):
+class LightConvModel(ClearLoading, TransformerModelBase):
     """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
 
     @classmethod

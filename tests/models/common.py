@@ -1,0 +1,56 @@
+"""Small models of any architecture, without data on disk."""
+
+from argparse import Namespace
+from typing import Any
+
+import fairseq.models
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+import lightconv_plugin  # noqa: F401  registers the models
+
+SMALL: dict[str, Any] = {
+    "encoder_embed_dim": 16,
+    "decoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "decoder_ffn_embed_dim": 24,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "weight_dropout": 0.0,
+    "input_dropout": 0.0,
+}
+
+
+def dictionary(types: int) -> Dictionary:
+    """A dictionary of ``types`` entries, the four special ones included."""
+    result = Dictionary()
+    for i in range(types - len(result)):
+        result.add_symbol(f"w{i}")
+    return result
+
+
+def task(source: int = 20, target: int | None = None) -> Any:
+    """What a model asks of a task: two dictionaries, or one for both when ``target`` is not given."""
+    source_dictionary = dictionary(source)
+    target_dictionary = source_dictionary if target is None else dictionary(target)
+    return Namespace(source_dictionary=source_dictionary, target_dictionary=target_dictionary)
+
+
+def build(arch: str, task_: Any, **options: Any) -> Any:
+    """A model of architecture ``arch``, as fairseq-train builds it from flags."""
+    args = Namespace(arch=arch, **options)
+    fairseq.models.ARCH_CONFIG_REGISTRY[arch](args)
+    return fairseq.models.ARCH_MODEL_REGISTRY[arch].build_model(args, task_)
+
+
+def tokens(batch: int, time: int, types: int = 20, seed: int = 0) -> Tensor:
+    """(B, T) tokens without special ones."""
+    return torch.randint(4, types, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def parameters(model: torch.nn.Module) -> int:
+    """How many weights, shared ones counted once."""
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,128 @@
+import fairseq.models
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from lightconv_plugin.models.architectures import ENCODER_DECODER
+from lightconv_plugin.models.encoder_decoder import LightConvModel
+from tests.models import common
+from tests.tolerances import assert_close
+
+PAD, EOS = Dictionary().pad(), Dictionary().eos()
+
+
+@pytest.fixture(params=sorted(ENCODER_DECODER))
+def model(request):
+    torch.manual_seed(0)
+    return common.build(request.param, common.task(), **common.SMALL).double().eval()
+
+
+def test_the_registry_holds_our_classes():
+    assert fairseq.models.MODEL_REGISTRY["pla_lightconv"] is LightConvModel
+    for name in ENCODER_DECODER:
+        assert fairseq.models.ARCH_MODEL_REGISTRY[name] is LightConvModel
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_source_padding_never_changes_real_positions(model, side):
+    source, target = common.tokens(2, 7), common.tokens(2, 5, seed=1)
+    alone = model(source, None, target)[0]
+    pads = torch.full((2, 4), PAD)
+    padded = torch.cat([pads, source] if side == "left" else [source, pads], dim=1)
+    assert_close(model(padded, None, target)[0], alone)
+
+
+def test_a_batch_of_unequal_lengths_is_each_sentence_alone(model):
+    source, target = common.tokens(2, 9), common.tokens(2, 6, seed=1)
+    source[1, :4] = PAD  # the left padding of fairseq's translation batches
+    target[1, 4:] = PAD
+    together = model(source, None, target)[0]
+    assert_close(together[:1], model(source[:1], None, target[:1])[0])
+    assert_close(together[1:, :4], model(source[1:, 4:], None, target[1:, :4])[0])
+
+
+def test_the_decoder_never_looks_ahead(model):
+    source, target = common.tokens(2, 7), common.tokens(2, 8, seed=1)
+    changed = target.clone()
+    changed[:, 5:] = common.tokens(2, 3, seed=2)
+    assert_close(model(source, None, changed)[0][:, :5], model(source, None, target)[0][:, :5])
+
+
+def test_incremental_equals_full_at_every_prefix_with_beams_reordered(model):
+    """Beam search as the decoder sees it: 2 sentences x 3 hypotheses, re-ordered within a sentence after each step."""
+    torch.manual_seed(3)
+    sentences, beam, steps = 2, 3, 20  # longer than the narrow kernels, shorter than the wide ones
+    encoder_out = model.encoder(common.tokens(sentences, 6))
+    rows = torch.arange(sentences).repeat_interleave(beam)
+    encoder_out = model.encoder.reorder_encoder_out(encoder_out, rows)
+    state: dict = {}
+    prefix = torch.full((sentences * beam, 1), EOS)
+    for _ in range(steps):
+        step = model.decoder(prefix, encoder_out=encoder_out, incremental_state=state)[0]
+        full = model.decoder(prefix, encoder_out=encoder_out)[0]
+        assert_close(step, full[:, -1:])
+        order = torch.cat([torch.randint(beam, (beam,)) + s * beam for s in range(sentences)])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        prefix = torch.cat([prefix[order], common.tokens(sentences * beam, 1, seed=len(prefix[0]))], dim=1)
+
+
+def test_weights_of_another_architecture_are_refused_in_a_sentence(model):
+    other = common.build("pla_lightconv", common.task(22), **common.SMALL)  # 7 and 6 blocks with GLU, 22 types
+    with pytest.raises(ValueError, match=r"do not fit LightConvModel: .*another shape .*\(2[02], 16\) instead of"):
+        other.load_state_dict(model.state_dict())
+    other = common.build("pla_lightconv", common.task(), encoder_layers=1, encoder_kernel_size_list=[3], **common.SMALL)
+    with pytest.raises(ValueError, match=r"unexpected .such as encoder.layers.*What to do: give the --arch"):
+        other.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("glu", [True, False])
+@pytest.mark.parametrize("normalize_before", [True, False])
+def test_options_combine(conv, glu, normalize_before):
+    torch.manual_seed(0)
+    model = common.build(
+        "pla_lightconv",
+        common.task(20, 24),
+        **{**common.SMALL, "decoder_embed_dim": 12, "dropout": 0.1, "weight_dropout": 0.2},
+        encoder_conv_type=conv,
+        decoder_conv_type="dynamic" if conv == "lightweight" else "lightweight",
+        encoder_glu=glu,
+        decoder_glu=not glu,
+        encoder_normalize_before=normalize_before,
+        decoder_normalize_before=normalize_before,
+        encoder_conv_dim=8,
+        encoder_conv_heads=8,
+        encoder_layers=2,
+        encoder_kernel_size_list=[3],
+        decoder_layers=3,
+        decoder_kernel_size_list=[2, 3, 4],
+    )
+    logits = model(common.tokens(2, 7), None, common.tokens(2, 5))[0]
+    assert logits.shape == (2, 5, 24)
+    logits.sum().backward()
+    unused = [name for name, p in model.named_parameters() if p.grad is None]
+    assert not unused
+    assert [b.mixer.conv.kernel_size for b in model.decoder.layers] == [2, 3, 4]
+    assert [b.mixer.conv.kernel_size for b in model.encoder.layers] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_kernel_size_list": [3, 7]}, r"--encoder-kernel-size-list has 2 widths \[3, 7\] for 7 layers"),
+        ({"decoder_kernel_size_list": [3] * 7}, "--decoder-kernel-size-list has 7 widths .* for 6 layers"),
+        ({"encoder_kernel_size_list": [4]}, r"even widths \[4, 4, 4, 4, 4, 4, 4\]"),
+        ({"encoder_attention_heads": 5}, "--encoder-conv-heads 5 does not divide --encoder-conv-dim 16"),
+        ({"decoder_conv_heads": 3}, "--decoder-conv-heads 3 does not divide --decoder-conv-dim 16"),
+        ({"weight_softmax": False, "weight_normalization": "softmax"}, "contradict each other"),
+        ({"share_all_embeddings": True}, "joined dictionary"),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(ValueError, match=message):
+        common.build("pla_dynamicconv_iwslt_de_en", common.task(20, 24), **{**common.SMALL, **options})
+
+
+def test_weight_softmax_off_is_no_normalisation():
+    model = common.build("pla_dynamicconv_small", common.task(), weight_softmax=False)
+    assert {m.normalization for m in model.modules() if hasattr(m, "normalization")} == {"none"}

@@ -1,0 +1,122 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightconv_plugin.modules import ConvModule, DynamicConv, LightweightConv
+from lightconv_plugin.ops import reference
+from tests.tolerances import assert_close
+
+CONVS = [LightweightConv, DynamicConv]
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_module_is_its_operator(conv, causal):
+    torch.manual_seed(0)
+    module = conv(6, 5, heads=2, causal=causal).double()
+    x = torch.randn(9, 3, 6).double()
+    padding_l = 4 if causal else 2
+    if conv is LightweightConv:
+        expected = reference.light_conv(x, module.weight, padding_l=padding_l)
+    else:
+        logits = (x @ module.weight_linear.weight.t()).view(9, 3, 2, 5)
+        expected = reference.dynamic_conv(x, logits, padding_l=padding_l)
+    assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@settings(max_examples=15, deadline=None)
+@given(width=st.integers(1, 7), seed=st.integers(0, 1000), normalization=st.sampled_from(["softmax", "l2", "none"]))
+def test_incremental_equals_full_at_every_prefix_with_beams_reordered(conv, width, seed, normalization):
+    """Each hypothesis, followed back through the re-orderings, must have been convolved as a whole."""
+    torch.manual_seed(seed)
+    rows, steps = 4, 9
+    module = conv(6, width, heads=3, causal=True, normalization=normalization).double().eval()
+    state: dict = {}
+    history = torch.zeros(0, rows, 6).double()
+    for _ in range(steps):
+        x = torch.randn(1, rows, 6).double()
+        history = torch.cat([history, x])
+        assert_close(module(x, incremental_state=state), module(history)[-1:])
+        order = torch.randint(rows, (rows,))
+        module.reorder_incremental_state(state, order)
+        history = history.index_select(1, order)
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_rows_can_shrink_and_grow_between_steps(conv):
+    """Beam search drops finished sentences: new_order is then shorter than the batch."""
+    module = conv(4, 3, heads=2, causal=True).double().eval()
+    state: dict = {}
+    first, second = torch.randn(1, 3, 4).double(), torch.randn(1, 2, 4).double()
+    module(first, incremental_state=state)
+    order = torch.tensor([2, 0])
+    module.reorder_incremental_state(state, order)
+    got = module(second, incremental_state=state)
+    assert_close(got, module(torch.cat([first.index_select(1, order), second]))[-1:])
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_the_state_keeps_no_more_than_the_kernel_needs(conv):
+    module = conv(4, 3, heads=2, causal=True).eval()
+    state: dict = {}
+    for _ in range(6):
+        module(torch.randn(1, 2, 4), incremental_state=state)
+    assert [entry["inputs"].shape[0] for entry in state.values()] == [2]
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_dropconnect_acts_in_training_only(conv):
+    torch.manual_seed(0)
+    module = conv(4, 3, heads=2, causal=False, dropconnect=0.5)
+    x = torch.randn(5, 2, 4)
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 4, "causal": True}, "4 heads do not divide 6 channels; choose a divisor of 6"),
+        ({"heads": 0, "causal": True}, "0 heads do not divide"),
+        ({"heads": 2, "causal": False, "kernel_size": 4}, 'kernel size 4 is even, so "same" padding'),
+        ({"heads": 2, "causal": True, "kernel_size": 0}, "a kernel of 0 weights"),
+        ({"heads": 2, "causal": True, "dropconnect": 1.0}, "DropConnect's probability is 1.0"),
+    ],
+)
+def test_refusals(options, message):
+    kernel_size = options.pop("kernel_size", 3)
+    with pytest.raises(ValueError, match=message):
+        LightweightConv(6, kernel_size, **options)
+
+
+def test_a_bidirectional_convolution_cannot_decode_incrementally():
+    with pytest.raises(ValueError, match="causal=False"):
+        DynamicConv(6, 3, heads=2, causal=False)(torch.randn(1, 2, 6), incremental_state={})
+    with pytest.raises(ValueError, match="one position at a time"):
+        DynamicConv(6, 3, heads=2, causal=True)(torch.randn(2, 2, 6), incremental_state={})
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("glu", [True, False])
+def test_the_module_of_figure_2(conv, glu):
+    torch.manual_seed(1)
+    module = ConvModule(6, conv(8, 3, heads=4, causal=False), glu=glu).double()
+    x = torch.randn(7, 2, 6).double()
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    mask[1, 5:] = True
+    y = x @ module.in_proj.weight.t() + module.in_proj.bias
+    assert y.shape[-1] == (16 if glu else 8)
+    if glu:
+        y = y[..., :8] * torch.sigmoid(y[..., 8:])
+    y[5:, 1] = 0
+    expected = module.conv(y) @ module.out_proj.weight.t() + module.out_proj.bias
+    assert_close(module(x, mask), expected)
+
+
+def test_parameter_counts_of_the_operators():
+    """H * K for LightConv, C * H * K for DynamicConv (section 3)."""
+    light, dynamic = (conv(1024, 31, heads=16, causal=True) for conv in CONVS)
+    assert [sum(p.numel() for p in m.parameters()) for m in (light, dynamic)] == [16 * 31, 1024 * 16 * 31]
