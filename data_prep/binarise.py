@@ -3,13 +3,13 @@
 example: python data_prep/binarise.py debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from data_prep.cli import check_out, command_parser, positive
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.text.split import SPLITS
 from scripts.common.errors import UserError, run_command
@@ -20,6 +20,7 @@ _LOG = "preprocess.log"
 
 def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int) -> None:
     """Fill ``out``, all or nothing, with what fairseq-train reads; fairseq's log is in preprocess.log there."""
+    check_out(out, mark=_LOG)
     _check_input(dataset, prepared)
     options = dataset.binarise
     with atomic_folder(out) as folder:
@@ -54,11 +55,9 @@ def _check_input(dataset: Dataset, prepared: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
+    parser = command_parser(__doc__)
     parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="folder that prepare.py wrote")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write or replace")
-    parser.add_argument("--workers", metavar="N", type=int, default=1, help="fairseq's processes (default: 1)")
+    parser.add_argument("--workers", metavar="N", type=positive, default=1, help="fairseq's processes (default: 1)")
     arguments = parser.parse_args()
     dataset = load_dataset(arguments.dataset)
     binarise(dataset, prepared=arguments.prepared, out=arguments.out, workers=arguments.workers)

@@ -3,7 +3,6 @@
 example: python data_prep/download.py debian_en_de --out work/debian/raw
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from data_prep.cli import check_out, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from scripts.common.errors import run_command
@@ -20,6 +20,7 @@ from scripts.common.files import atomic_folder
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
+    check_out(out, mark="manifest.json")
     kind = kind_of(dataset)
     with atomic_folder(out) as folder:
         notes = kind.fetch(dataset, raw, folder)
@@ -41,9 +42,7 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write or replace")
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--raw",
         metavar="DIR",

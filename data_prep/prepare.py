@@ -9,7 +9,6 @@ The folder written holds
 example: python data_prep/prepare.py debian_en_de --raw work/debian/raw --out work/debian/prepared
 """
 
-import argparse
 import json
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from data_prep.cli import check_out, command_parser, positive
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.sources.corpus import Corpus, Pair, require_folder
@@ -32,6 +32,7 @@ from scripts.common.files import atomic_folder, write_lines
 
 def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says."""
+    check_out(out, mark="counts.json")
     require_folder(raw)
     _progress(f"reading {raw}")
     corpus = kind_of(dataset).read(dataset, raw)
@@ -64,7 +65,7 @@ def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int) -> dict[str
         training_text = [line for language in dataset.languages for line in tokenised["train", language]]
         codes = bpe.learn(training_text, merges=dataset.bpe.merges)
         counts["BPE merges"] = bpe.count_merges(codes)
-        write_lines(folder / "codes", codes.splitlines())
+        write_lines(folder / "codes", codes.strip("\n").split("\n"))
         _progress("applying them")
         for (name, language), tokens in tokenised.items():
             units = bpe.apply(tokens, codes=codes, workers=workers)
@@ -142,12 +143,10 @@ def _progress(message: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
+    parser = command_parser(__doc__)
     parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="folder that download.py wrote")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write or replace")
     parser.add_argument(
-        "--workers", metavar="N", type=int, default=available_processors(), help="processes (default: one a core)"
+        "--workers", metavar="N", type=positive, default=available_processors(), help="processes (default: one a core)"
     )
     arguments = parser.parse_args()
     dataset = load_dataset(arguments.dataset)

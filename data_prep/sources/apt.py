@@ -42,9 +42,7 @@ def fetch_translations(
         UserError: there is no apt, or it brought no file for a language.
     """
     if shutil.which("apt-get") is None:
-        raise UserError(
-            f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; elsewhere {_WITHOUT}"
-        )
+        raise UserError(f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; {_WITHOUT}")
     helper = _find_helper()
     with tempfile.TemporaryDirectory(prefix="apt-") as name:
         folder = Path(name)
@@ -57,11 +55,11 @@ def fetch_translations(
         configuration.write_text(_CONFIGURATION.format(folder=folder, languages=quoted), encoding="utf-8")
 
         print("apt-get update in a private folder (some 20 MB) ...", flush=True)
-        log = _run(["apt-get", "-c", str(configuration), "update"])
+        log = "".join(_run(["apt-get", "-c", str(configuration), "update"]))
         fields = ("LANGUAGE", "ORIGIN", "CODENAME", "COMPONENT", "FILENAME")
-        listing = _run(
-            ["apt-get", "-c", str(configuration), "indextargets"]
-            + ["--format", "\t".join(f"$({field})" for field in fields), "Created-By: Translations"]
+        line_format = "\t".join(f"$({field})" for field in fields)
+        listing, _ = _run(
+            ["apt-get", "-c", str(configuration), "indextargets", "--format", line_format, "Created-By: Translations"]
         )
         targets = [line.split("\t") for line in sorted(listing.splitlines()) if line.count("\t") == len(fields) - 1]
         notes: dict[str, Any] = {}
@@ -72,7 +70,7 @@ def fetch_translations(
                 if target[0] == language
                 and target[1] in origins
                 and target[3] in components
-                and Path(target[4]).exists()
+                and Path(target[4]).exists()  # translations are optional to apt: its update succeeds without
             ]
             if not chosen:
                 raise UserError(_nothing_came(language, targets, origins, components, log))
@@ -86,8 +84,8 @@ def fetch_translations(
 
 def _find_helper() -> str:
     """apt-helper reads a list whatever its compression; it lies beside apt's methods, outside the PATH."""
-    methods = shlex.split(_run(["apt-config", "shell", "METHODS", "Dir::Bin::methods"]).strip())
-    beside = [str(Path(word.partition("=")[2]).parent / "apt-helper") for word in methods]
+    shell, _ = _run(["apt-config", "shell", "METHODS", "Dir::Bin::methods"])
+    beside = [str(Path(word.partition("=")[2]).parent / "apt-helper") for word in shlex.split(shell)]
     for candidate in (*beside, *_HELPERS, shutil.which("apt-helper") or ""):
         if os.access(candidate, os.X_OK) and Path(candidate).is_file():
             return candidate
@@ -105,26 +103,20 @@ def _nothing_came(
     )
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str]) -> tuple[str, str]:
+    """What a command wrote to its standard output and to its standard error, where apt puts warnings."""
     try:
         done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=900,
-            text=True,
-            errors="replace",
+            command, capture_output=True, env={**os.environ, "LC_ALL": "C"}, timeout=900, text=True, errors="replace"
         )
     except FileNotFoundError as error:
         raise UserError(f"this machine has no {command[0]}, a part of apt; {_WITHOUT}") from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{command[0]} took more than 15 minutes; look at the network, or {_WITHOUT}") from error
     if done.returncode != 0:
-        raise UserError(
-            f"{command[0]} failed with status {done.returncode}; {_WITHOUT}. It said:\n{_tail(done.stdout)}"
-        )
-    return done.stdout
+        said = _tail(done.stdout + done.stderr)
+        raise UserError(f"{command[0]} failed with status {done.returncode}; {_WITHOUT}. It said:\n{said}")
+    return done.stdout, done.stderr
 
 
 def _cat(helper: str, configuration: Path, file: str) -> bytes:

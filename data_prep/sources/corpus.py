@@ -5,7 +5,6 @@ import gzip
 import lzma
 import shutil
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -14,12 +13,7 @@ from scripts.common.errors import UserError
 
 Pair = tuple[str, str]
 
-OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {
-    "": lambda path: path.open("rb"),
-    ".gz": lambda path: gzip.open(path),
-    ".bz2": lambda path: bz2.open(path),
-    ".xz": lambda path: lzma.open(path),
-}
+SUFFIXES = ("", ".gz", ".bz2", ".xz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +28,17 @@ class Corpus:
 
 def copy_plain(path: Path, to: IO[bytes]) -> None:
     """Copy a file, decompressed."""
-    suffix = path.suffix if path.suffix in OPENERS else ""
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     try:
-        with OPENERS[suffix](path) as f:
+        with openers.get(path.suffix, open)(path, "rb") as f:
             shutil.copyfileobj(f, to)
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path} is damaged or cut short ({error}); copy it again") from error
-    except OSError as error:
-        if error.filename is None and suffix == ".bz2":  # bz2 reports damage so; a full disk has an errno
-            if error.errno is None:
-                raise UserError(f"{path} is damaged or cut short ({error}); copy it again") from error
-        if error.filename is not None:
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+        # what the decompressors raise has no errno; a full disk has one, but no file name
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.filename is None:
+                raise
             raise UserError(f"cannot read {path}: {error.strerror}; give a folder of readable files") from error
-        raise
+        raise UserError(f"{path} is damaged or cut short ({error}); copy it again") from error
 
 
 def require_folder(raw: Path) -> None:

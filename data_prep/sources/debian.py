@@ -7,7 +7,7 @@ from typing import Any
 
 from data_prep.dataset import Dataset
 from data_prep.sources import apt
-from data_prep.sources.corpus import OPENERS, Corpus, copy_plain, require_folder
+from data_prep.sources.corpus import SUFFIXES, Corpus, copy_plain, require_folder
 from data_prep.text.debian import pair, parse
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
@@ -53,12 +53,12 @@ def _find(raw: Path, language: str) -> list[Path]:
     """The files for a language, under their own names or those apt's lists give them (..._i18n_Translation-de.xz)."""
     wanted = re.compile(rf"(.*_)?Translation-{re.escape(language)}(\.\w+)?")
     named = sorted(path for path in raw.iterdir() if wanted.fullmatch(path.name) and path.is_file())
-    usable = [path for path in named if path.suffix in OPENERS]
+    usable = [path for path in named if path.suffix in SUFFIXES]
     if not usable:
         got = f"only {named[0].name}, whose compression Python cannot read" if named else "none"
         raise UserError(
-            f"{raw}: got {got}; expected Translation-{language}, plain or as .gz, .bz2 or .xz; copy it from dists/*/main/i18n/ "
-            "of a Debian archive, or from the same command's result on a machine with apt"
+            f"{raw}: got {got}; expected Translation-{language}, plain or as .gz, .bz2 or .xz; "
+            "copy it from dists/*/main/i18n/ of a Debian archive, or run this command where there is apt"
         )
     return usable
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
-from data_prep.sources.corpus import OPENERS, Corpus, copy_plain, require_folder
+from data_prep.sources.corpus import SUFFIXES, Corpus, copy_plain, require_folder
 from data_prep.text.split import SPLITS
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
@@ -22,9 +22,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
         if len(missing) == 2 and part != "train":
             continue
         if missing:
-            raise UserError(
-                f"{raw} has no {' and no '.join(missing)}; put both sides of {part} there, a sentence a line"
-            )
+            raise UserError(f"{raw} has no {' and no '.join(missing)}; put both sides of {part} there")
         for language, path in found.items():
             assert path is not None
             with (out / f"{part}.{language}").open("wb") as f:
@@ -65,4 +63,4 @@ def _read_pairs(raw: Path, part: str, dataset: Dataset) -> list[tuple[str, str]]
 
 
 def _find(raw: Path, name: str) -> Path | None:
-    return next((raw / (name + suffix) for suffix in OPENERS if (raw / (name + suffix)).is_file()), None)
+    return next((raw / (name + suffix) for suffix in SUFFIXES if (raw / (name + suffix)).is_file()), None)

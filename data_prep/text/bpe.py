@@ -31,7 +31,7 @@ def learn(lines: Iterable[str], *, merges: int) -> str:
 
 def count_merges(codes: str) -> int:
     """How many merges there are in subword-nmt's codes."""
-    return len(codes.splitlines()) - 1  # the first line is the format's version
+    return len(codes.strip("\n").split("\n")) - 1  # the first line is the format's version
 
 
 def apply(lines: Sequence[str], *, codes: str, workers: int = 1) -> list[str]:

@@ -24,7 +24,7 @@ def clean(
     deduplicate: bool,
     dropped: Counter[str],
 ) -> list[Pair]:
-    """Keep, in order, the pairs with ``min_words`` to ``max_words`` words a side and a length ratio below ``max_ratio``.
+    """Keep pairs with ``min_words`` to ``max_words`` words a side and a length ratio below ``max_ratio``, in order.
 
     Words are what spaces part. ``dropped`` counts the others, each by the first reason that applies.
     """

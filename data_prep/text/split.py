@@ -19,7 +19,7 @@ def part_of(line: str, *, valid_percent: int, test_percent: int) -> str:
 def split(
     pairs: Iterable[Pair], *, side: int, valid_percent: int, test_percent: int, dropped: Counter[str]
 ) -> dict[str, list[Pair]]:
-    """Part the pairs by the hash of side 0 or 1, in order. No sentence of either side, whatever its case, is in two parts.
+    """Part the pairs by the hash of side 0 or 1; order stays. No sentence, whatever its case, is in two parts.
 
     The hash sees to that for one side. Of the other side, where two sentences share a translation, the pair stays in
     test before valid before train; ``dropped`` counts those left out.

@@ -1,8 +1,8 @@
 """Moses tokenisation through sacremoses, on as many processes as are worth starting.
 
 sacremoses tokenises as Moses did before November 2018 (a final dot stays on an abbreviation), as in the paper's data.
-Escaping (``&`` to ``&amp;`` and the like) is Moses' default and serves tools that give ``|`` or ``<`` a meaning; fairseq
-gives them none, so a dataset may switch it off and keep its text legible.
+Escaping (``&`` to ``&amp;`` and the like) is Moses' default, for tools to which ``|`` or ``<`` mean something.
+To fairseq they do not, so a dataset may switch it off and keep its text legible.
 """
 
 import os
@@ -35,7 +35,7 @@ def detokenise(lines: Sequence[str], *, language: str, escape: bool) -> list[str
 def in_chunks(
     work: Callable[[Sequence[str]], list[str]], lines: Sequence[str], *, workers: int = 1, size: int = _CHUNK
 ) -> list[str]:
-    """Apply a picklable function to chunks of lines, on several processes where there is enough to share; keep order."""
+    """Apply a picklable function to chunks of lines, on several processes if there are enough; order stays."""
     chunks = list(_chunks(lines, size))
     workers = min(workers, len(chunks))
     if workers <= 1:

@@ -1,0 +1,33 @@
+"""What the three commands have in common on their command line."""
+
+import argparse
+from pathlib import Path
+
+from scripts.common.errors import UserError
+
+
+def command_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows the module's docstring and takes a dataset and an output folder."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write, or to write anew")
+    return parser
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def check_out(out: Path, *, mark: str) -> None:
+    """Refuse to replace a folder that the same command did not write, as its lack of the file ``mark`` shows."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; give a folder")
+    if out.exists() and any(out.iterdir()) and not (out / mark).is_file():
+        raise UserError(
+            f"--out {out} holds something else (it has no {mark} of an earlier run) and would be replaced; "
+            "give another folder, or empty this one"
+        )

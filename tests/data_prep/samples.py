@@ -1,0 +1,84 @@
+"""Small files in the formats of the real ones, and how to run a command as a user does."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
+
+
+def key(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def block(package: str, language: str, synopsis: str, *body: str, md5: str | None = None) -> str:
+    """A block of a Translation file; the body's lines are given without the space that indents them."""
+    lines = [f"Package: {package}", f"Description-md5: {md5 or key(package)}", f"Description-{language}: {synopsis}"]
+    return "\n".join([*lines, *(f" {line}" for line in body)]) + "\n"
+
+
+def translations(folder: Path, count: int = 400) -> Path:
+    """A folder with Translation-en and Translation-de of ``count`` packages; every seventh has no German."""
+    english, german = [], []
+    for n in range(count):
+        form = FORMS[n % len(FORMS)]
+        english.append(
+            block(
+                f"pkg{n}",
+                "en",
+                f"number {n} of the {form} & friends",
+                f"This package number {n} contains the {form},",
+                "wrapped | over two lines.",
+                ".",
+                f"It has {n} features:",
+                "  * speed",
+                "  * size",
+            )
+        )
+        if n % 7:
+            german.append(
+                block(
+                    f"pkg{n}",
+                    "de",
+                    f"Nummer {n} von {form} & Freunden",
+                    f"Dieses Paket Nummer {n} enthält {form},",
+                    "umbrochen | auf zwei Zeilen.",
+                    ".",
+                    f"Es hat {n} Merkmale:",
+                    "  * Größe",
+                    "  * Tempo",
+                )
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "Translation-en").write_text("\n".join(english), encoding="utf-8")
+    (folder / "Translation-de").write_text("\n".join(german), encoding="utf-8")
+    return folder
+
+
+DATASET = """\
+kind: {kind}
+source: en
+target: de
+split: {{by: en, valid_percent: 5, test_percent: 5}}
+bpe: {{merges: 60}}
+binarise: {{joined_dictionary: true}}
+{more}
+"""
+
+
+def dataset_file(folder: Path, *, kind: str = "debian", more: str = "") -> Path:
+    file = folder / "tiny.yaml"
+    file.write_text(DATASET.format(kind=kind, more=more), encoding="utf-8")
+    return file
+
+
+def run(
+    command: str, *arguments: object, path: str | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess:
+    """Run data_prep/<command>.py in a process of its own."""
+    env = dict(os.environ) if path is None else {**os.environ, "PATH": path}
+    line = [sys.executable, str(ROOT / "data_prep" / f"{command}.py"), *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env=env, cwd=cwd)

@@ -1,0 +1,409 @@
+"""download, prepare and binarise on small files, as a user runs them."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.binarise import binarise
+from data_prep.dataset import load_dataset
+from data_prep.download import download
+from data_prep.prepare import prepare
+from data_prep.sources import apt
+from scripts.common.errors import UserError
+from tests.data_prep.samples import ROOT, block, dataset_file, run, translations
+
+PARTS = ("train", "valid", "test")
+LANGUAGES = ("en", "de")
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    return translations(tmp_path / "copied")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def prepared(folder: Path, raw: Path, *, kind: str = "debian", more: str = "", workers: int = 1) -> Path:
+    out = folder / "prepared"
+    prepare(load_dataset(str(dataset_file(folder, kind=kind, more=more))), raw=raw, out=out, workers=workers)
+    return out
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@pytest.mark.slow
+def test_the_whole_chain_from_another_folder(tmp_path: Path, raw: Path):
+    file = dataset_file(tmp_path)
+    fetched, ready, binary = (tmp_path / name for name in ("fetched", "ready", "binary"))
+    for command, *arguments in (
+        ("download", file, "--raw", raw, "--out", fetched),
+        ("prepare", file, "--raw", fetched, "--out", ready, "--workers", 2),
+        ("binarise", file, "--prepared", ready, "--out", binary),
+    ):
+        done = run(command, *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert str(tmp_path) in done.stdout
+
+    counts = json.loads((ready / "counts.json").read_text(encoding="utf-8"))
+    assert counts["source"]["en"]["descriptions"] == 400
+    assert counts["pairs found"] == 3 * 342
+    assert sum(counts["pairs"].values()) + sum(counts["pairs dropped"].values()) == 3 * 342
+    for part in PARTS:
+        count = counts["pairs"][part]
+        for language in LANGUAGES:
+            units = lines(ready / f"{part}.{language}")
+            assert len(units) == count
+            assert counts["BPE units"][f"{part}.{language}"] == sum(len(line.split()) for line in units)
+            if part != "train":
+                assert len(lines(ready / "raw" / f"{part}.{language}")) == count
+        source, target = (lines(ready / f"{part}.{language}") for language in LANGUAGES)
+        for left, right in zip(source, target, strict=True):  # each pair has one number: sides that drift apart show
+            assert {word for word in left.replace("@@ ", "").split() if word.isdigit()} == {
+                word for word in right.replace("@@ ", "").split() if word.isdigit()
+            }
+    tokens = " ".join(lines(ready / "train.en")).replace("@@ ", "")
+    assert "the library , wrapped | over two lines ." in tokens
+    assert " & friends" in tokens
+    assert len(lines(ready / "codes")) == counts["BPE merges"] + 1 == 61
+    for part in PARTS:
+        for name in (f"{part}.en-de.en.bin", f"{part}.en-de.de.idx"):
+            assert (binary / name).stat().st_size > 0
+    assert (binary / "dict.en.txt").read_bytes() == (binary / "dict.de.txt").read_bytes()
+    assert "Dictionary" in (binary / "preprocess.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_raw_takes_compressed_files_and_the_names_of_lists(tmp_path: Path, raw: Path, suffix: str, compress):
+    names = {"en": f"Translation-en{suffix}", "de": f"mirror_dists_stable_main_i18n_Translation-de{suffix}"}
+    given = tmp_path / "given"
+    given.mkdir()
+    for language, name in names.items():
+        (given / name).write_bytes(compress((raw / f"Translation-{language}").read_bytes()))
+    (given / "Translation-de_AT").write_text("another language")
+    manifest = download(load_dataset("debian_en_de"), raw=given, out=tmp_path / "out")
+    for language in LANGUAGES:
+        got = (tmp_path / "out" / f"Translation-{language}").read_bytes()
+        assert got == (raw / f"Translation-{language}").read_bytes() + b"\n"
+        assert manifest["files"][f"Translation-{language}"]["lines"] == got.count(b"\n")
+    assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["taken from the folder given with --raw"]["de"] == [names["de"]]
+
+
+def test_several_sources_are_parted_by_an_empty_line(tmp_path: Path, raw: Path):
+    (raw / "Translation-de.gz").write_bytes(gzip.compress(block("pkg0", "de", "noch eines").encode()))
+    download(load_dataset("debian_en_de"), raw=raw, out=tmp_path / "out")
+    assert "\n\nPackage: pkg0\n" in (tmp_path / "out" / "Translation-de").read_text(encoding="utf-8")
+
+
+def text_folder(folder: Path, **counts: int) -> Path:
+    folder.mkdir()
+    for part, count in counts.items():
+        for language in LANGUAGES:
+            rows = "".join(f"{language} line {n} of {part} it is\n" for n in range(count))
+            (folder / f"{part}.{language}").write_text(rows)
+    return folder
+
+
+def test_own_text_in_one_piece_is_split(tmp_path: Path):
+    given = text_folder(tmp_path / "own", train=300)
+    dataset = load_dataset(str(dataset_file(tmp_path, kind="text")))
+    manifest = download(dataset, raw=given, out=tmp_path / "raw")
+    assert sorted(manifest["files"]) == ["train.de", "train.en"]
+    out = prepared(tmp_path, tmp_path / "raw", kind="text")
+    assert sum(len(lines(out / f"{part}.en")) for part in PARTS) == 300
+
+
+def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
+    given = text_folder(tmp_path / "own", train=50, valid=3, test=4)
+    (given / "test.en").write_text("same\nsame\n" + "long " * 200 + "\n" + "short\n")
+    (given / "train.en").write_text((given / "train.en").read_text().replace("line 7 of", " "))
+    out = prepared(tmp_path, given, kind="text", more="clean: {min_words: 6}")
+    assert [len(lines(out / f"{part}.de")) for part in PARTS] == [49, 3, 4]
+    assert lines(out / "raw" / "test.en")[2] == ("long " * 200).strip()
+
+
+def refuse(text: str, *, command: str, arguments: list[object], path: str | None = None) -> None:
+    done = run(command, *arguments, path=path)
+    assert done.returncode not in (0, -signal.SIGKILL)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert text in done.stderr
+
+
+def test_no_apt_and_no_raw(tmp_path: Path):
+    arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    refuse("has no apt-get", command="download", arguments=arguments, path=str(empty))
+    refuse("--raw DIR", command="download", arguments=arguments, path=str(empty))
+    assert not (tmp_path / "out").exists()
+
+
+APT = """#!/bin/sh
+case "$*" in
+  "shell "*) echo "METHODS='{folder}/methods'" ;;
+  *update) grep -q '"de";' "$2" && grep -q '^#clear APT::Update::Post-Invoke;' "$2" || exit 9; {update} ;;
+  *indextargets*)
+    printf 'de\\tOther\\tsid\\tmain\\t{folder}/c\\n'
+    printf 'en\\tDebian\\tstable\\tmain\\t{folder}/b\\nen\\tDebian\\told\\tmain\\t{folder}/a\\n'
+    printf 'de\\tDebian\\tstable\\tmain\\t{folder}/d\\nen\\tDebian\\tstable\\tcontrib\\t{folder}/e\\n' ;;
+  *cat-file*) eval cat '"$'$#'"' ;;
+esac
+"""
+
+
+def fake_apt(folder: Path, *, update: str = "true", files: str = "abcde") -> str:
+    """A PATH with an apt that offers files a to e; returns it with the system's own commands behind."""
+    folder.mkdir()
+    for name in ("apt-get", "apt-config", "apt-helper"):
+        (folder / name).write_text(APT.format(folder=folder, update=update))
+        (folder / name).chmod(0o755)
+    for name in files:
+        (folder / name).write_text(f"{name}\n")
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_apt_files_are_chosen_and_ordered(tmp_path: Path):
+    path = fake_apt(tmp_path / "apt")
+    done = run("download", "debian_en_de", "--out", tmp_path / "out", path=path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "Translation-en").read_text() == "a\n\nb\n\n"
+    assert (tmp_path / "out" / "Translation-de").read_text() == "d\n\n"
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["archives"] == {"en": ["Debian old main", "Debian stable main"], "de": ["Debian stable main"]}
+
+
+def test_apt_that_brings_no_german(tmp_path: Path):
+    path = fake_apt(tmp_path / "apt", files="abce", update="echo W: no network")
+    arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
+    refuse("brought no Translation-de from Debian", command="download", arguments=arguments, path=path)
+    refuse("W: no network", command="download", arguments=arguments, path=path)
+
+
+def test_apt_that_fails(tmp_path: Path):
+    path = fake_apt(tmp_path / "apt", update="echo E: broken >&2; exit 100")
+    arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
+    refuse("status 100", command="download", arguments=arguments, path=path)
+    refuse("E: broken", command="download", arguments=arguments, path=path)
+
+
+def test_the_configuration_closes_every_brace():
+    text = apt._CONFIGURATION.format(folder="/f", languages='"en";')
+    assert 'Acquire::Languages { "en"; };' in text
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("Translation-de.lz4", b"x", "got only Translation-de.lz4, whose compression Python cannot read"),
+        ("Translation-fr", b"x", "got none; expected Translation-de"),
+        ("Translation-de.gz", b"x", "is damaged or cut short"),
+        ("Translation-de.gz", gzip.compress(b"x" * 999)[:-5], "is damaged or cut short"),
+        ("Translation-de.bz2", b"x", "is damaged or cut short"),
+        ("Translation-de.xz", b"x", "is damaged or cut short"),
+    ],
+)
+def test_raw_files_that_cannot_be_used(tmp_path: Path, raw: Path, name: str, data: bytes, message: str):
+    (raw / "Translation-de").unlink()
+    (raw / name).write_bytes(data)
+    before = contents(raw)
+    with pytest.raises(UserError, match=message):
+        download(load_dataset("debian_en_de"), raw=raw, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert contents(raw) == before
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"valid": 3}, "no train.en and no train.de; put both sides of train there"),
+        ({"train": 3, "valid": 3}, "has train and valid but no test; give train, valid and test, or train alone"),
+        ({}, "no train.en and no train.de"),
+    ],
+)
+def test_own_text_that_is_not_complete(tmp_path: Path, counts: dict[str, int], message: str):
+    given = text_folder(tmp_path / "own", **counts)
+    dataset = load_dataset(str(dataset_file(tmp_path, kind="text")))
+    with pytest.raises(UserError, match=message):
+        download(dataset, raw=given, out=tmp_path / "out")
+
+
+def test_own_text_needs_a_folder(tmp_path: Path):
+    dataset = load_dataset("own_text")
+    with pytest.raises(UserError, match="say with --raw DIR where it lies"):
+        download(dataset, raw=None, out=tmp_path / "out")
+    with pytest.raises(UserError, match="is not a folder"):
+        download(dataset, raw=tmp_path / "nowhere", out=tmp_path / "out")
+    with pytest.raises(UserError, match="is not a folder"):
+        prepare(dataset, raw=tmp_path / "nowhere", out=tmp_path / "out", workers=1)
+
+
+def test_prepare_refuses_and_leaves_the_older_result(tmp_path: Path):
+    given = text_folder(tmp_path / "own", train=300)
+    older = contents(prepared(tmp_path, given, kind="text"))
+    good = contents(given)
+
+    def fails(message: str, *, more: str = "") -> None:
+        with pytest.raises(UserError, match=message):
+            prepared(tmp_path, given, kind="text", more=more)
+        assert contents(tmp_path / "prepared") == older
+        for name, data in good.items():
+            (given / name).write_bytes(data)
+
+    (given / "train.de").write_bytes(good["train.de"] + b"eine mehr\n")
+    fails("train.en has 300 lines but train.de has 301 lines")
+    (given / "train.de").write_bytes(b"ein Wort\n\xe4\n")
+    fails("train.de, line 2: byte 0xe4 is not UTF-8")
+    (given / "train.de").unlink()
+    fails("cannot read .*train.de: No such file")
+    for language in LANGUAGES:
+        (given / f"train.{language}").write_bytes(b"")
+    fails("empty corpus: of 0 pairs none is left")
+    fails("empty corpus: of 300 pairs .*fewer than 90 words: 300", more="clean: {min_words: 90}")
+    for language in LANGUAGES:
+        (given / f"train.{language}").write_bytes(b"one single line\n")
+    fails(r"empty split: train has no pairs \(train 0, valid 1, test 0\)")
+    fails("train: got .* pairs, expected 999 .*download it again", more="expected: {train: 999, valid: 1, test: 1}")
+    fails(
+        "train: got .* pairs, expected 500 to 1500", more="expected: {train: 1000, valid: 1, test: 1, tolerance: 0.5}"
+    )
+
+
+def test_expected_counts_within_their_tolerance(tmp_path: Path):
+    given = text_folder(tmp_path / "own", train=60, valid=3, test=4)
+    prepared(tmp_path, given, kind="text", more="expected: {train: 60, valid: 3, test: 4}")
+    prepared(tmp_path, given, kind="text", more="expected: {train: 50, valid: 3, test: 3, tolerance: 0.4}")
+
+
+def test_a_file_that_is_no_translation(tmp_path: Path, raw: Path):
+    (raw / "Translation-de").write_text("<html>\n")
+    with pytest.raises(UserError, match=r"no description in 'de' \(1 times: line that is neither"):
+        prepared(tmp_path, raw)
+
+
+def test_the_number_of_processes_changes_nothing(tmp_path: Path):
+    given = text_folder(tmp_path / "own", train=2100)  # several chunks
+    one = contents(prepared(tmp_path, given, kind="text", workers=1))
+    assert contents(prepared(tmp_path, given, kind="text", workers=2)) == one
+
+
+@pytest.mark.parametrize("command", ["download", "prepare"])
+def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, command: str):
+    out = tmp_path / "out"
+    out.mkdir()
+    mark = "manifest.json" if command == "download" else "counts.json"
+    (out / mark).write_text("older")
+    if command == "download":
+        path = fake_apt(tmp_path / "apt", update="sleep 60")
+        arguments = ["debian_en_de", "--out", out]
+    else:
+        path = os.environ["PATH"]
+        arguments = [dataset_file(tmp_path, more="clean: {deduplicate: false}"), "--raw", raw, "--out", out]
+        slow = translations(raw, count=6000)
+        assert slow == raw
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "data_prep" / f"{command}.py"), *map(str, arguments)],
+        env={**os.environ, "PATH": path, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    partial = tmp_path / "out.partial"
+    deadline = time.monotonic() + 30
+    while not partial.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert partial.exists()
+    assert contents(out) == {mark: b"older"}
+
+
+def test_binarise_checks_what_fairseq_does_not(tmp_path: Path):
+    dataset = load_dataset(str(dataset_file(tmp_path)))
+    given = text_folder(tmp_path / "ready", train=5, valid=2, test=2)
+
+    def fails(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            binarise(dataset, prepared=given, out=tmp_path / "out", workers=1)
+        assert not (tmp_path / "out").exists()
+
+    (given / "valid.de").write_text("one\n")
+    fails("got valid.en 2 lines, valid.de 1 lines; expected equal numbers")
+    for language in LANGUAGES:
+        (given / f"valid.{language}").write_text("")
+    fails("valid.en 0 lines")
+    shutil.rmtree(given)
+    fails("cannot read .*train.en: No such file")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo out of memory; exit 3", "fairseq-preprocess failed with status 3; .*\n  out of memory"),
+        ("echo fine", "ended well but wrote no train.en-de.en.bin; its output:\nfine"),
+    ],
+)
+def test_binarise_shows_what_fairseq_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str):
+    given = text_folder(tmp_path / "ready", train=5, valid=2, test=2)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(UserError, match=message):
+        binarise(load_dataset(str(dataset_file(tmp_path))), prepared=given, out=tmp_path / "out", workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, raw: Path):
+    """A limit on file sizes fails a write as a full disk does."""
+    out = tmp_path / "out"
+    command = [sys.executable, ROOT / "data_prep" / "prepare.py", dataset_file(tmp_path), "--raw", raw, "--out", out]
+    line = " ".join(map(str, command))
+    done = subprocess.run(["bash", "-c", f"ulimit -f 8; {line} --workers 1"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: File too large")
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["download", "prepare", "binarise"])
+def test_what_another_program_wrote_is_never_replaced(tmp_path: Path, raw: Path, command: str):
+    out = text_folder(tmp_path / "mine", train=5, valid=2, test=2)
+    before = contents(out)
+    given = ["--prepared", out] if command == "binarise" else ["--raw", raw]
+    arguments: list[object] = [dataset_file(tmp_path), *given, "--out", out]
+    refuse("would be replaced; give another folder", command=command, arguments=arguments)
+    assert contents(out) == before
+    refuse("is a file; give a folder", command=command, arguments=[*arguments[:-1], out / "train.en"])
+
+
+@pytest.mark.parametrize("command", ["prepare", "binarise"])
+def test_a_number_of_processes_is_above_0(tmp_path: Path, command: str):
+    done = run(command, "debian_en_de", "--out", tmp_path / "out", "--workers", 0)
+    assert done.returncode == 2
+    assert "argument --workers: invalid positive value: '0'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["download", "prepare", "binarise"])
+def test_help_suffices(command: str):
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert f"example: python data_prep/{command}.py debian_en_de" in done.stdout
+    assert "DATASET" in done.stdout
+    assert "--out DIR" in done.stdout

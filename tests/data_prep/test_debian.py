@@ -1,0 +1,169 @@
+"""The parser of Translation files, and what is paired from them."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.text.debian import Description, join_lines, pair, parse, summaries
+from tests.data_prep.samples import block, key
+
+ENGLISH = [
+    block(
+        "lynx",
+        "en",
+        "classic non-graphical (text-mode) web browser",
+        "In continuous development since 1992,",
+        "Lynx sets the standard.",
+        ".",
+        "It provides:",
+        "  * speed | size",
+        "  * support for",
+        "    cookies",
+    ),
+    block("hello", "en", "example package", "The GNU hello program."),
+    block("bye", "en", "another example", "Nobody translated this."),
+]
+GERMAN = [
+    block("hello", "de", "Beispielpaket", "Das Programm GNU hello.", ".", "Ein Absatz zu viel."),
+    block(
+        "lynx",
+        "de",
+        "klassischer Webbrowser ohne Grafik",
+        "Seit 1992 stetig weiterentwickelt",
+        ".",
+        "Er bietet:",
+        " - Tempo | Größe",
+        " - Cookies",
+    ),
+]
+
+
+def lines_of(blocks: list[str]) -> list[str]:
+    return "\n".join(blocks).split("\n")
+
+
+def test_reads_synopsis_paragraphs_and_lists():
+    (lynx, hello, _) = parse(lines_of(ENGLISH), language="en")
+    assert lynx == Description(
+        "lynx",
+        key("lynx"),
+        "classic non-graphical (text-mode) web browser",
+        (
+            "In continuous development since 1992, Lynx sets the standard.",
+            "It provides: * speed | size * support for cookies",
+        ),
+    )
+    assert hello.body == "The GNU hello program."
+
+
+def test_pairs_paragraphs_only_where_their_numbers_agree():
+    report: Counter[str] = Counter()
+    pairs = pair(parse(lines_of(ENGLISH), language="en"), parse(lines_of(GERMAN), language="de"), report=report)
+    assert pairs == [
+        ("classic non-graphical (text-mode) web browser", "klassischer Webbrowser ohne Grafik"),
+        ("In continuous development since 1992, Lynx sets the standard.", "Seit 1992 stetig weiterentwickelt"),
+        ("It provides: * speed | size * support for cookies", "Er bietet: - Tempo | Größe - Cookies"),
+        ("example package", "Beispielpaket"),
+    ]
+    assert report["descriptions without a translation"] == 1
+    assert report["descriptions with unequal numbers of paragraphs"] == 1
+    assert report["pairs of synopses"] == report["descriptions in both languages"] == 2
+    assert report["pairs of paragraphs"] == 2
+
+
+def test_the_md5_joins_not_the_package():
+    english = parse(lines_of([block("a", "en", "one"), block("b", "en", "two")]), language="en")
+    german = parse(lines_of([block("b", "de", "eins", md5=key("a"))]), language="de")
+    assert pair(english, german, report=Counter()) == [("one", "eins")]
+
+
+def test_windows_line_ends_change_nothing():
+    plain = parse(lines_of(ENGLISH), language="en")
+    assert len(plain) == 3
+    assert parse([line + "\r" for line in lines_of(ENGLISH)], language="en") == plain
+
+
+def test_line_separators_of_unicode_end_no_line():
+    (found,) = parse(lines_of([block("a", "en", "one\u2028two", "three\u0085four")]), language="en")
+    assert (found.synopsis, found.paragraphs) == ("one two", ("three four",))
+
+
+def test_several_sources_follow_one_another_and_the_first_wins():
+    problems: Counter[str] = Counter()
+    first, again, other = block("a", "en", "one"), block("a", "en", "another"), block("b", "en", "two")
+    found = parse(lines_of([first, "\n\n", again, other]), language="en", problems=problems)
+    assert [description.synopsis for description in found] == ["one", "two"]
+    assert problems == {"repeated description": 1}
+
+
+@pytest.mark.parametrize("language", ["fr", "zh_CN", "pt_BR"])
+def test_other_languages(language: str):
+    (found,) = parse(lines_of([block("a", language, "x", "y")]), language=language)
+    assert (found.synopsis, found.body) == ("x", "y")
+
+
+def test_chinese_lines_are_joined_without_a_space():
+    (found,) = parse(
+        lines_of([block("a", "zh_CN", "网页浏览器", "这是一个", "浏览器。", "使用 GTK", "编写")]), language="zh_CN"
+    )
+    assert found.body == "这是一个浏览器。使用 GTK 编写"
+    assert join_lines(["one", "two"]) == "one two"
+
+
+BAD = {
+    "no Package": "Description-md5: {md5}\nDescription-en: x\n",
+    "no Description-md5": "Package: a\nDescription-en: x\n",
+    "no Description-en": "Package: a\nDescription-md5: {md5}\nDescription-de: x\n",
+    "empty synopsis": "Package: a\nDescription-md5: {md5}\nDescription-en:\n body\n",
+    "field given twice": "Package: a\nPackage: b\nDescription-md5: {md5}\nDescription-en: x\n",
+    "block that does not begin with a field": " body\nPackage: a\nDescription-md5: {md5}\nDescription-en: x\n",
+    "line that is neither a field nor indented": "Package: a\n<html>\nDescription-md5: {md5}\nDescription-en: x\n",
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_malformed_blocks_are_counted_and_their_neighbours_kept(reason: str):
+    problems: Counter[str] = Counter()
+    bad = BAD[reason].format(md5=key("bad"))
+    found = parse(lines_of([block("a", "en", "one"), bad, block("b", "en", "two")]), language="en", problems=problems)
+    assert [description.package for description in found] == ["a", "b"]
+    assert problems == {reason: 1}
+
+
+def test_a_cut_md5_joins_nothing():
+    problems: Counter[str] = Counter()
+    assert parse(lines_of([block("a", "en", "one", md5="abc")]), language="en", problems=problems) == []
+    assert problems == {"no Description-md5": 1}
+
+
+def test_summaries_are_body_to_synopsis_above_a_length():
+    long = block("a", "en", "short text", *["five words stand on each"] * 3, ".", *["and in another paragraph too"] * 3)
+    found = parse(lines_of([long, block("b", "en", "tiny", "one two")]), language="en")
+    (only,) = summaries(found, min_words=30)
+    assert only == (" ".join(["five words stand on each"] * 3 + ["and in another paragraph too"] * 3), "short text")
+    assert summaries(found, min_words=31) == []
+    assert len(summaries(found, min_words=2)) == 2
+
+
+text = st.text(alphabet="aäß&|*-: ", min_size=1, max_size=20).map(lambda s: " ".join(("x" + s).split()))
+
+
+@given(st.lists(st.tuples(text, st.lists(st.lists(text, min_size=1, max_size=3), max_size=3)), max_size=5))
+def test_parsing_undoes_writing(packages: list[tuple[str, list[list[str]]]]):
+    blocks, expected = [], []
+    for n, (synopsis, paragraphs) in enumerate(packages):
+        body = [line for paragraph in paragraphs for line in [*paragraph, "."]]
+        blocks.append(block(f"p{n}", "de", synopsis, *body))
+        joined = tuple(" ".join(paragraph) for paragraph in paragraphs)
+        expected.append(Description(f"p{n}", key(f"p{n}"), synopsis, joined))
+    problems: Counter[str] = Counter()
+    assert parse(lines_of(blocks), language="de", problems=problems) == expected
+    assert not problems
+
+
+@given(st.text(alphabet="ab :.\n\t\r\u2028-P", max_size=200))
+def test_nothing_makes_it_fail(garbage: str):
+    lines = (block("a", "en", "one") + "\n" + garbage).split("\n")
+    assert parse(lines, language="en")[0].package == "a"
