@@ -78,6 +78,9 @@ def test_the_whole_chain_from_another_folder(tmp_path: Path, raw: Path):
     tokens = " ".join(lines(ready / "train.en")).replace("@@ ", "")
     assert "the library , wrapped | over two lines ." in tokens
     assert " & friends" in tokens
+    untokenised = " ".join(lines(ready / "raw" / "test.en"))
+    assert "wrapped | over two lines." in untokenised
+    assert "lines ." not in untokenised
     assert len(lines(ready / "codes")) == counts["BPE merges"] + 1 == 61
     for part in PARTS:
         for name in (f"{part}.en-de.en.bin", f"{part}.en-de.de.idx"):
@@ -289,6 +292,9 @@ def test_expected_counts_within_their_tolerance(tmp_path: Path):
     given = text_folder(tmp_path / "own", train=60, valid=3, test=4)
     prepared(tmp_path, given, kind="text", more="expected: {train: 60, valid: 3, test: 4}")
     prepared(tmp_path, given, kind="text", more="expected: {train: 50, valid: 3, test: 3, tolerance: 0.4}")
+    for off in (59, 61):
+        with pytest.raises(UserError, match=f"train: got 60 pairs, expected {off} "):
+            prepared(tmp_path, given, kind="text", more=f"expected: {{train: {off}, valid: 3, test: 4}}")
 
 
 def test_a_file_that_is_no_translation(tmp_path: Path, raw: Path):
