@@ -47,30 +47,33 @@ def average(paths: list[Path]) -> dict[str, Any]:
     Raises:
         UserError: a file is damaged or refused, or the models' parameters do not agree.
     """
-    import torch
-
     total: dict[str, Any] = {}
     state: dict[str, Any] = {}
     for number, path in enumerate(paths):
         state.clear()  # let go of the one before, so that no two are open at once
         state.update(checkpoints.load(path))
-        model = state["model"]
         if number:
-            _agree(total, model, paths[0], path)
-        for name, tensor in model.items():
-            if not tensor.is_floating_point():
-                total[name] = tensor.clone()
-            elif name not in total:
-                total[name] = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
-            else:
-                total[name] += tensor
-        del model
+            _agree(total, state["model"], paths[0], path)
+        _add(total, state["model"])
     for tensor in total.values():
         if tensor.is_floating_point():
             tensor /= len(paths)
     result = {key: state[key] for key in KEPT if key in state}
     result["extra_state"] = {**state.get("extra_state", {}), "averaged": [path.name for path in paths]}
     return result | {"model": total}
+
+
+def _add(total: dict[str, Any], model: dict[str, Any]) -> None:
+    """Add a model's parameters to the sum. A function of its own, so that no variable keeps the checkpoint open."""
+    import torch
+
+    for name, tensor in model.items():
+        if not tensor.is_floating_point():
+            total[name] = tensor.clone()
+        elif name not in total:
+            total[name] = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+        else:
+            total[name] += tensor
 
 
 def _agree(total: dict[str, Any], model: dict[str, Any], first: Path, path: Path) -> None:
@@ -88,6 +91,19 @@ def _agree(total: dict[str, Any], model: dict[str, Any], first: Path, path: Path
             )
 
 
+def save(state: dict[str, Any], out: Path) -> None:
+    """Write a checkpoint, whole or not at all."""
+    import torch
+
+    with atomic_file(out, "wb") as f:
+        try:
+            torch.save(state, f)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
+                raise error.__context__ from None
+            raise
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
@@ -97,10 +113,7 @@ def main() -> None:
     arguments = parser.parse_args()
     paths = choose(arguments.checkpoints, arguments.last, arguments.by)
     result = average(paths)
-    import torch
-
-    with atomic_file(arguments.out, "wb") as f:
-        torch.save(result, f)
+    save(result, arguments.out)
     print(f"averaged {', '.join(path.name for path in paths)} into {arguments.out}")
 
 

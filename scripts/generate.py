@@ -21,7 +21,7 @@ from scripts.common.terminal import StatusLine
 
 FILES = {"H": "hypotheses.tok", "T": "reference.tok", "S": "source.tok"}
 _SENTENCE = re.compile(r"([STH])-(\d+)\t(.*)")
-_LOADED = re.compile(r"loaded ([\d,]+) examples from: .*/([^/.]+)\.[^/]*$")
+_LOADED = re.compile(r"loaded ([\d,]+) examples from: .*/([^/.]+)\.[^/]+$")
 _SPEED = re.compile(
     r"Translated ([\d,]+) sentences \(([\d,]+) tokens\) in ([\d.]+)s \(([\d.]+) sentences/s, ([\d.]+) tokens/s\)"
 )

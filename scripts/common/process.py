@@ -2,10 +2,11 @@
 
 import ctypes
 import os
+import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -45,7 +46,7 @@ def _end_with_parent(parent: int) -> Callable[[], None]:
 
 
 @contextmanager
-def child(command: Sequence[str], **options: Any):
+def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen]:
     """Start ``command`` in a process group of its own, and end the whole group when the block is left early.
 
     Files that were made inheritable stay open in the child: a lock is held for as long as anyone works under it.
@@ -68,8 +69,9 @@ def child(command: Sequence[str], **options: Any):
             except subprocess.TimeoutExpired:
                 _signal_group(process, signal.SIGKILL)
                 process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def _signal_group(process: subprocess.Popen, signum: int) -> None:
@@ -82,29 +84,46 @@ def _signal_group(process: subprocess.Popen, signum: int) -> None:
 def run_logged(
     command: Sequence[str], log: Path, on_line: Callable[[str], None], *, what: str, append: bool = False
 ) -> None:
-    """Run ``command``, keep everything it says in ``log``, and hand each line of its standard output to ``on_line``.
+    """Run ``command``, keep everything it says in ``log``, and hand each line of it to ``on_line``.
 
-    Standard error goes to the log only, so that a warning never lands in the middle of a line of output.
+    Standard output and standard error come through pipes of their own and are put together by whole lines, so that a
+    warning never lands in the middle of a line of output. (fairseq reports on either, by the order of its imports.)
 
     Raises:
         UserError: the command ended with a status that is not 0; the message has its last lines and the log's path.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with open(log, "ab" if append else "wb", buffering=0) as sink:
         start = sink.tell()
-        # append mode on both descriptors: what is written to standard error and our lines never overwrite one another
-        with (
-            open(log, "ab", buffering=0) as errors,
-            child(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as process,
-        ):
-            stream: IO[bytes] = process.stdout
-            for line in stream:
-                errors.write(line)
+        with child(command, env=environment, **pipes) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            for line in _lines(process.stdout, process.stderr):
+                sink.write(line)
                 on_line(line.decode("utf-8", errors="replace").rstrip("\n"))
             status = process.wait()
     if status != 0:
         raise UserError(_failure(what, status, log, start))
+
+
+def _lines(*streams: IO[bytes]) -> Iterator[bytes]:
+    """The lines of several pipes as they come, parted at LF only and each whole."""
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        rest = {stream.fileno(): b"" for stream in streams}
+        while selector.get_map():
+            for key, _ in selector.select():
+                data = os.read(key.fd, 1 << 16)
+                *whole, rest[key.fd] = (rest[key.fd] + data).split(b"\n")
+                for line in whole:
+                    yield line + b"\n"
+                if not data:
+                    selector.unregister(key.fileobj)
+                    if rest[key.fd]:
+                        yield rest[key.fd] + b"\n"
 
 
 def _failure(what: str, status: int, log: Path, start: int) -> str:

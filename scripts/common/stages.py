@@ -56,8 +56,8 @@ class Run:
         stamp = read_stamp(before.folder) if before else None
         if before and stamp is None:
             raise UserError(
-                f"the stage {name} needs what the stage {before.name} makes, and {before.folder} is missing "
-                f"or incomplete; run scripts/reproduce.py {self.config.path} --to {before.name} first, or leave --from out"
+                f"the stage {name} needs what the stage {before.name} makes, and {before.folder} is missing or "
+                f"incomplete; run scripts/reproduce.py {self.config.path} --to {before.name} first, or leave --from out"
             )
         return fingerprint({"stage": name, "inputs": self.stages[name].inputs, "before": stamp.id if stamp else None})
 

@@ -1,0 +1,185 @@
+import argparse
+import gc
+import os
+import resource
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts import average
+from scripts.common import checkpoints
+from scripts.common.errors import UserError
+
+SCRIPT = Path(average.__file__)
+
+
+def save(path: Path, model: dict[str, torch.Tensor], updates: int = 0) -> Path:
+    history = [{"num_updates": updates}]
+    settings = {"model": argparse.Namespace(arch="a"), "step": updates}
+    optimizer = {"state": torch.zeros(1000)}
+    state = {"args": None, "cfg": settings, "model": model, "optimizer_history": history}
+    torch.save(state | {"last_optimizer_state": optimizer, "extra_state": {"val_loss": updates}}, path)
+    return path
+
+
+def test_the_mean_by_hand_and_everything_else_of_the_last(tmp_path):
+    values = [(1.0, 10), (2.0, 20), (6.0, 30)]
+    paths = [
+        save(tmp_path / f"checkpoint_1_{n}.pt", {"w": torch.full((2,), value), "count": torch.tensor(n)}, n)
+        for value, n in values
+    ]
+    result = average.average(paths)
+    assert result["model"]["w"].tolist() == [3.0, 3.0]
+    assert result["model"]["count"].item() == 30
+    assert result["cfg"]["step"] == 30
+    assert result["extra_state"] == {"val_loss": 30, "averaged": [path.name for path in paths]}
+    assert "last_optimizer_state" not in result
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.lists(st.floats(-100, 100, width=16), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_reduced_precision_is_averaged_in_float32(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("half")
+    paths = [
+        save(folder / f"checkpoint{n}.pt", {"h": torch.tensor(row).half(), "d": torch.tensor(row).double()})
+        for n, row in enumerate(rows)
+    ]
+    model = average.average(paths)["model"]
+    exact = torch.tensor(rows, dtype=torch.float64).mean(0)
+    assert model["h"].dtype == torch.float32
+    assert model["d"].dtype == torch.float64
+    torch.testing.assert_close(model["h"].double(), exact, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(model["d"], exact, rtol=1e-14, atol=1e-12)
+
+
+def test_the_inputs_on_disk_stay_as_they_are(tmp_path):
+    paths = [save(tmp_path / f"checkpoint{n}.pt", {"w": torch.full((4,), float(n))}) for n in (1, 2)]
+    before = [path.read_bytes() for path in paths]
+    average.average(paths)
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_only_one_checkpoint_is_open_at_a_time(tmp_path, monkeypatch):
+    paths = [save(tmp_path / f"checkpoint{n}.pt", {"w": torch.ones(8)}) for n in range(5)]
+    seen: list[weakref.ref] = []
+    alive: list[int] = []
+    load = checkpoints.load
+
+    def counted(path):
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in seen))
+        state = load(path)
+        seen.append(weakref.ref(state["model"]["w"]))
+        return state
+
+    monkeypatch.setattr(checkpoints, "load", counted)
+    average.average(paths)
+    assert alive == [0] * 5
+
+
+def test_the_newest_by_number_not_by_name(tmp_path):
+    for name in ("checkpoint_1_900", "checkpoint_2_1000", "checkpoint_2_1100", "checkpoint3", "checkpoint12"):
+        (tmp_path / f"{name}.pt").touch()
+    (tmp_path / "checkpoint_best.pt").touch()
+    assert [path.stem for path in average.choose(tmp_path, 2, "update")] == ["checkpoint_2_1000", "checkpoint_2_1100"]
+    assert [path.stem for path in average.choose(tmp_path, 2, "epoch")] == ["checkpoint3", "checkpoint12"]
+    with pytest.raises(UserError, match=r"holds 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected"):
+        average.choose(tmp_path, 3, "epoch")
+    with pytest.raises(UserError, match="no folder"):
+        average.choose(tmp_path / "nowhere", 1, "epoch")
+
+
+def test_models_that_do_not_agree_are_refused(tmp_path):
+    one = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(2), "b": torch.ones(1)})
+    with pytest.raises(UserError, match=r"only one of them \(b\)"):
+        average.average([one, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
+    with pytest.raises(UserError, match=r"w is \(3,\) in the one and \(2,\) in the other"):
+        average.average([one, save(tmp_path / "checkpoint3.pt", {"w": torch.ones(3), "b": torch.ones(1)})])
+
+
+class Evil:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path):
+    path, marker = tmp_path / "checkpoint1.pt", tmp_path / "ran"
+    torch.save({"model": {"w": torch.ones(1)}, "args": Evil(marker)}, path)
+    with pytest.raises(UserError, match=r"refused to load .*system"):
+        average.average([path])
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_file_cut_short_is_refused(tmp_path, share):
+    path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
+    whole = path.read_bytes()
+    assert checkpoints.damage(path) is None
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(UserError, match="cut short"):
+        average.average([path])
+
+
+def test_a_flipped_byte_is_noticed(tmp_path):
+    path = save(tmp_path / "checkpoint1.pt", {"w": torch.arange(1000.0)})
+    whole = bytearray(path.read_bytes())
+    place = whole.index(torch.tensor(500.0).numpy().tobytes() + torch.tensor(501.0).numpy().tobytes())
+    whole[place] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match="checksum"):
+        average.average([path])
+
+
+def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
+    for n in (1, 2):
+        save(tmp_path / f"checkpoint{n}.pt", {"w": torch.ones(100_000)})
+    out = tmp_path / "out" / "model.pt"
+    out.parent.mkdir()
+    out.write_text("the older model")
+    command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path), "--out", str(out), "--last", "2", "--by"]
+
+    def small_files_only() -> None:  # stands for a disk with too little room
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = subprocess.run([*command, "epoch"], capture_output=True, text=True, preexec_fn=small_files_only)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: File too large")
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in out.parent.iterdir()] == ["model.pt"]
+    assert out.read_text() == "the older model"
+
+
+def test_repair_goes_on_from_the_newest_whole_checkpoint(tmp_path):
+    for n in (100, 200, 1000):
+        save(tmp_path / f"checkpoint_1_{n}.pt", {"w": torch.full((2,), float(n))}, n)
+    last = save(tmp_path / "checkpoint_last.pt", {"w": torch.full((2,), 1000.0)}, 1000)
+    assert checkpoints.repair_last(tmp_path) is None
+
+    last.write_bytes(last.read_bytes()[:-50])
+    said = checkpoints.repair_last(tmp_path)
+    assert said is not None
+    assert "Going on from checkpoint_1_1000.pt (1,000 updates)" in said
+    assert checkpoints.load(last)["model"]["w"].tolist() == [1000.0, 1000.0]
+    assert (tmp_path / "checkpoint_last.pt.damaged").exists()
+
+    last.unlink()
+    (tmp_path / "checkpoint_1_1000.pt").write_bytes(b"PK")
+    said = checkpoints.repair_last(tmp_path)
+    assert said is not None
+    assert "does not exist. Going on from checkpoint_1_200.pt" in said
+
+
+def test_repair_never_lets_training_start_anew_over_damaged_checkpoints(tmp_path):
+    assert checkpoints.repair_last(tmp_path) is None
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"")
+    with pytest.raises(UserError, match="Move the folder away"):
+        checkpoints.repair_last(tmp_path)

@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.common.config import flags, load_config, merge
+from scripts.common.errors import UserError
+
+GOOD = "dataset: toy\nseed: 3\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
+
+
+def write(folder: Path, text: str, name: str = "model.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_states_only_what_differs_from_its_chain_of_bases(tmp_path):
+    write(tmp_path, GOOD, "base.yaml")
+    write(tmp_path, "base: base.yaml\ntrain: {lr: 0.2, dropout: 0.3}\n", "middle.yaml")
+    config = load_config(write(tmp_path, "base: middle.yaml\nseed: 4\ntrain: {dropout: null}\n"))
+    assert config.name == "model"
+    assert (config.dataset, config.seed) == ("toy", 4)
+    assert config.train == {"arch": "a", "max-update": 10, "lr": 0.2, "dropout": None}
+    assert config.average == {"by": "update", "last": 2}
+    assert config.merged()["train"]["lr"] == 0.2
+
+
+def test_flags_of_each_kind_of_value():
+    section = {"a": True, "b": False, "c": None, "d": 3, "e": [3, 7, 15], "f": "(0.9, 0.98)", "g": -1, "h": 0.5}
+    assert flags(section) == ["--a", "--d=3", "--e=3,7,15", "--f=(0.9, 0.98)", "--g=-1", "--h=0.5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (GOOD + "trian: {}\n", "`trian`"),
+        (GOOD.replace("last: 2", "lats: 2"), "`average.lats`"),
+        (GOOD + "score: {metric: bloe}\n", "`score.metric` is 'bloe'"),
+        (GOOD.replace("lr:", "warmup_updates:"), "`train.warmup_updates`"),
+        (GOOD.replace("lr: 0.1", "save-dir: x"), "`train.save-dir`"),
+        (GOOD.replace("lr: 0.1", "lr: {a: 1}"), "`train.lr`"),
+        (GOOD.replace("lr: 0.1", "lr: []"), "`train.lr`"),
+        (GOOD.replace("seed: 3", "seed: x"), "`seed` is 'x'"),
+        (GOOD.replace("seed: 3", "seed: 3\nseed: 4"), "'seed' stands here a second time"),
+        (GOOD.replace("dataset: toy", "dataset: ../toy"), "`dataset` is '../toy'"),
+        (GOOD.replace("by: update", "by: time"), "`average.by` is 'time'"),
+        (GOOD.replace("last: 2", "last: 0"), "`average.last` is 0"),
+        (GOOD.replace("max-update: 10, ", ""), "`train.max-update` is None"),
+        ("train: 3\n", "`train` is 3"),
+        ("- a\n", "holds list"),
+        ("a: [\n", "not valid YAML"),
+        ("base: nowhere.yaml\n", "nowhere.yaml"),
+        ("base: model.yaml\n", "cannot build on itself"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as refusal:
+        load_config(path)
+    assert named in str(refusal.value)
+    assert str(tmp_path) in str(refusal.value)
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path):
+    path = tmp_path / "model.yaml"
+    path.write_bytes(b"dataset: \xff\n")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_config(path)
+
+
+trees = st.recursive(st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner), max_leaves=8)
+mappings = st.dictionaries(st.sampled_from("abc"), trees)
+
+
+@given(mappings, mappings)
+def test_merge_takes_every_leaf_from_the_upper_one_where_it_has_it(base, over):
+    merged = merge(base, over)
+    assert merged.keys() == base.keys() | over.keys()
+    for key in merged:
+        if key not in over:
+            assert merged[key] == base[key]
+        elif isinstance(over[key], dict) and isinstance(base.get(key), dict):
+            assert merged[key] == merge(base[key], over[key])
+        else:
+            assert merged[key] == over[key]
+    assert merge(merged, over) == merged

@@ -1,0 +1,78 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.common.errors import UserError
+from scripts.generate import GenerationOutput
+
+ENDING = [
+    "x | Translated 3 sentences (1,024 tokens) in 2.5s (1.20 sentences/s, 409.60 tokens/s)",
+    "Generate test with beam=5: BLEU4 = 12.34, 50.0/20.0/10.0/5.0 (BP=1.000)",
+]
+
+
+def printed(number: int, texts: tuple[str, str, str]) -> list[str]:
+    return [
+        f"S-{number}\t{texts[0]}",
+        f"T-{number}\t{texts[1]}",
+        f"H-{number}\t-0.5\t{texts[2]}",
+        f"D-{number}\t-0.5\tno",
+    ]
+
+
+def collect(lines: list[str], count: int = 3) -> GenerationOutput:
+    output = GenerationOutput("test")
+    output.read(f"INFO:fairseq:loaded {count:,} examples from: /a.b/c/test.en-de.en")
+    for line in lines:
+        output.read(line)
+    return output
+
+
+words = st.text(st.characters(blacklist_characters="\n\t", blacklist_categories=["Cs"]), max_size=8)
+
+
+@given(st.lists(st.tuples(words, words, words), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_lines_come_back_in_the_order_of_the_corpus(sentences, rng):
+    blocks = [printed(number, texts) for number, texts in enumerate(sentences)]
+    rng.shuffle(blocks)
+    output = collect([line for block in blocks for line in block] + ENDING, len(sentences))
+    files = output.in_corpus_order()
+    assert files["source.tok"] == [texts[0] for texts in sentences]
+    assert files["reference.tok"] == [texts[1] for texts in sentences]
+    assert files["hypotheses.tok"] == [texts[2] for texts in sentences]
+
+
+def three() -> list[str]:
+    lines = [line for number in range(3) for line in printed(number, ("a", "b", "c"))]
+    random.Random(1).shuffle(lines)
+    return lines
+
+
+def test_speed_and_bleu_are_fairseqs_own():
+    output = collect(three() + ENDING)
+    assert output.facts == {
+        "sentences": 3,
+        "tokens": 1024,
+        "seconds": 2.5,
+        "sentences_per_second": 1.2,
+        "tokens_per_second": 409.6,
+        "fairseq_bleu": 12.34,
+    }
+
+
+def test_a_sentence_given_twice_is_refused():
+    with pytest.raises(UserError, match="H-1 twice"):
+        collect([*three(), "H-1\t-0.1\tx"])
+
+
+def test_a_missing_sentence_is_named():
+    lines = [line for line in three() if not line.startswith("H-2")]
+    with pytest.raises(UserError, match=r"2 of the 3 H- lines of `test`; the first missing is H-2"):
+        collect(lines + ENDING).in_corpus_order()
+
+
+def test_output_that_breaks_off_is_refused():
+    with pytest.raises(UserError, match="to the end"):
+        collect(three()).in_corpus_order()

@@ -1,0 +1,131 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.common.errors import UserError
+from scripts.common.lock import folder_lock
+from scripts.common.process import python_module, run_logged
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+# Runs a program that runs another one for a minute; both tell their process ids.
+PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {checkout!r})
+from scripts.common.errors import run_command
+from scripts.common.process import interruptible, run_logged
+from scripts.common.lock import folder_lock
+def main():
+    interruptible()
+    with folder_lock(Path({folder!r})):
+        child = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
+        tell = lambda line: print(line, flush=True)
+        run_logged([sys.executable, "-c", child], Path({folder!r}) / "log", tell, what="child")
+run_command(main)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program that its parent was killed outright")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, how):
+    code = PARENT.format(checkout=str(CHECKOUT), folder=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stderr is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    with pytest.raises(UserError, match=f"process {parent.pid}"), folder_lock(tmp_path, patience=0):
+        pass
+    parent.send_signal(how)
+    assert parent.wait(15) != 0
+    assert wait_until(lambda: not alive(pid))
+    with folder_lock(tmp_path):
+        pass
+    if how != signal.SIGKILL:
+        assert parent.stderr.read() == "interrupted; run the same command again to go on\n"
+    parent.stdout.close()
+    parent.stderr.close()
+
+
+def test_readers_share_a_lock_and_a_writer_waits(tmp_path):
+    with (
+        folder_lock(tmp_path, shared=True),
+        folder_lock(tmp_path, shared=True),
+        pytest.raises(UserError, match="another run"),
+        folder_lock(tmp_path, patience=0),
+    ):
+        pass
+    with folder_lock(tmp_path, patience=0):
+        pass
+
+
+def test_all_that_is_said_is_kept_and_lines_stay_whole(tmp_path):
+    code = """
+import sys, threading
+def say(stream, mark):
+    for n in range(500):
+        stream.write(mark * 50); stream.write(f"\\r\\u2028{n}\\n")
+pair = [threading.Thread(target=say, args=a) for a in ((sys.stdout, "o"), (sys.stderr, "e"))]
+[t.start() for t in pair]; [t.join() for t in pair]
+print("no newline at the end", end="")
+"""
+    lines: list[str] = []
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    run_logged([sys.executable, "-c", code], log, lines.append, what="it", append=True)
+    for mark in "oe":
+        assert [line for line in lines if line.startswith(mark)] == [f"{mark * 50}\r\u2028{n}" for n in range(500)]
+    assert lines[-1] == "no newline at the end"
+    assert log.read_bytes().decode() == "before\n" + "".join(line + "\n" for line in lines)
+
+
+def test_a_failure_says_what_ended_how_and_where_the_log_is(tmp_path):
+    code = "import sys; print('fine'); sys.exit('OSError: No space left on device')"
+    with pytest.raises(UserError) as refusal:
+        run_logged([sys.executable, "-c", code], tmp_path / "log", lambda line: None, what="the thing")
+    message = str(refusal.value)
+    assert message.startswith("the thing ended with status 1")
+    assert str(tmp_path / "log") in message
+    assert "is full" in message
+    with pytest.raises(UserError, match="killed by SIGKILL"):
+        run_logged(["sh", "-c", "kill -9 $$"], tmp_path / "log", lambda line: None, what="the thing")
+
+
+def test_a_refusal_while_reading_ends_the_program(tmp_path):
+    pids: list[int] = []
+
+    def refuse(line: str) -> None:
+        pids.append(int(line))
+        raise UserError("enough")
+
+    code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
+    with pytest.raises(UserError, match="enough"):
+        run_logged([sys.executable, "-c", code], tmp_path / "log", refuse, what="it")
+    assert wait_until(lambda: not alive(pids[0]))
+
+
+def test_the_current_folder_shadows_nothing(tmp_path, monkeypatch):
+    (tmp_path / "this.py").write_text("print('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(python_module("this"), capture_output=True, text=True, env=os.environ)
+    assert "shadowed" not in done.stdout

@@ -1,0 +1,52 @@
+import copy
+
+import pytest
+
+from scripts.common.errors import UserError
+from scripts.table import main, table
+
+RECORD = {
+    "model": "dynamicconv",
+    "config": {"dataset": "toy", "paper": {"bleu": 29.7}},
+    "parameters": 1234567,
+    "backend": {"dynamic_conv": "reference"},
+    "generation": {"sentences_per_second": 12.345},
+    "scores": {
+        "signature": "beam:5|seed:1",
+        "tokenised": {"bleu": 15.678, "signature": "tok:none"},
+        "sacrebleu": {"bleu": 14.321, "signature": "tok:13a"},
+    },
+}
+
+
+def test_a_row_has_the_figures_and_its_signature_below():
+    lines = table([RECORD]).splitlines()
+    assert lines[2].split() == ["dynamicconv", "toy", "1,234,567", "29.7", "15.68", "14.32", "12.3"]
+    assert lines[4:] == [
+        "dynamicconv: beam:5|seed:1|backend:dynamic_conv=reference",
+        "  tokenised tok:none",
+        "  sacreBLEU tok:13a",
+    ]
+
+
+def test_columns_stand_under_one_another_and_what_is_missing_is_a_dash():
+    other = copy.deepcopy(RECORD) | {"model": "x", "scores": None, "generation": None, "parameters": None}
+    other["config"] = {"dataset": "a_longer_name", "paper": {}}
+    lines = table([RECORD, other]).splitlines()
+    assert lines[3].split() == ["x", "a_longer_name", "-", "-", "-", "-", "-"]
+    ends = [line.index(cell) + len(cell) for line, cell in ((lines[0], "parameters"), (lines[2], "1,234,567"))]
+    assert ends[0] == ends[1]
+    assert lines[-1] == "x: not scored yet"
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+    monkeypatch.setattr("sys.argv", ["table.py", str(path)])
+    with pytest.raises(UserError, match="run the stage"):
+        main()
+    path.write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        main()
+    path.write_text("{}")
+    with pytest.raises(UserError, match="not a run record"):
+        main()

@@ -1,0 +1,158 @@
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts import train
+from scripts.common.config import load_config
+from scripts.common.errors import UserError
+
+CONFIG = "dataset: toy\nseed: 3\ntrain: {arch: a, max-update: 4, lr: 0.1}\n"
+
+# Takes the place of fairseq-train: says what it would, keeps a checkpoint per update (ready-made, so that it need not
+# import torch), and goes on from checkpoint_last.pt.
+FAKE = """
+import json, os, shutil, sys
+from pathlib import Path
+out = Path(next(a.removeprefix("--save-dir=") for a in sys.argv if a.startswith("--save-dir=")))
+ready = [Path(__file__).with_name(f"{n}.pt") for n in range(5)]
+last = out / "checkpoint_last.pt"
+start = [path.read_bytes() for path in ready].index(last.read_bytes()) if last.exists() else 0
+print("t t | INFO | x | num. shared model params: 1,000 (num. trained: 1,000)")
+print("arguments:", json.dumps(sys.argv[1:]))
+for update in range(start + 1, 5):
+    if str(update) == os.environ.get("BREAK_AT"):
+        sys.exit("broken")
+    loss = os.environ.get("LOSS", "2.5")
+    values = {"loss": loss, "ppl": "5", "wps": "10", "num_updates": str(update), "wall": "1"}
+    print("t t | INFO | train_inner | " + json.dumps(values))
+    shutil.copyfile(ready[update], out / f"checkpoint_1_{update}.pt")
+    shutil.copyfile(ready[update], last)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A configuration, something like binarised data, and a stand-in for fairseq-train."""
+    package = tmp_path / "fake" / "fairseq_cli"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(FAKE)
+    for update in range(5):
+        history = [{"num_updates": update}]
+        torch.save({"model": {"w": torch.ones(1)}, "optimizer_history": history}, package / f"{update}.pt")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    (tmp_path / "data").mkdir()
+    for name in ("dict.en.txt", "dict.de.txt", "train.en-de.en.idx", "train.en-de.en.bin"):
+        (tmp_path / "data" / name).write_text(name)
+    (tmp_path / "model.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Path:
+    paths = [str(place / name) for name in ("model.yaml", "data", "checkpoints")]
+    monkeypatch.setattr(sys, "argv", ["train.py", paths[0], "--data", paths[1], "--out", paths[2]])
+    with monkeypatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        train.main()
+    return place / "checkpoints"
+
+
+def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place, monkeypatch, capsys):
+    with pytest.raises(UserError, match=r"(?s)fairseq-train ended with status 1.*broken"):
+        run(place, monkeypatch, BREAK_AT="3")
+    assert not (place / "checkpoints" / "train.json").exists()
+    last = place / "checkpoints" / "checkpoint_last.pt"
+    last.write_bytes(last.read_bytes()[:100])  # as a kill during fairseq's copy leaves it
+
+    out = run(place, monkeypatch)
+    assert "Going on from checkpoint_1_2.pt (2 updates)" in capsys.readouterr().out
+    facts = json.loads((out / "train.json").read_text())
+    assert (facts["updates"], facts["parameters"], facts["backend"]) == (4, 1000, None)
+    log = (out / "train.log").read_text()
+    assert [log.count(f'"num_updates": "{n}"') for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    given = json.loads(log.split("arguments: ")[1].splitlines()[0])
+    assert "--seed=3" in given
+    assert "--lr=0.1" in given
+    assert f"--user-dir={train.user_dir()}" in given
+
+
+def test_a_log_without_a_checkpoint_starts_anew(place, monkeypatch):
+    with pytest.raises(UserError):
+        run(place, monkeypatch, BREAK_AT="1")
+    out = run(place, monkeypatch)
+    assert (out / "train.log").read_text().count("num. shared model params") == 1
+
+
+def test_other_settings_or_data_never_go_on_from_old_checkpoints(place, monkeypatch, capsys):
+    out = run(place, monkeypatch)
+    (place / "model.yaml").write_text(CONFIG.replace("0.1", "0.2"))
+    with pytest.raises(UserError):
+        run(place, monkeypatch, BREAK_AT="3")
+    assert "kept as checkpoints.1.old" in capsys.readouterr().out
+    assert (place / "checkpoints.1.old" / "train.json").exists()
+    assert not (out / "train.json").exists()
+
+    (place / "data" / "dict.en.txt").write_text("other words")
+    run(place, monkeypatch)
+    assert "kept as checkpoints.2.old" in capsys.readouterr().out
+
+    (place / "data" / "dict.en.txt").write_text("dict.en.txt")
+    (place / "model.yaml").write_text(CONFIG)
+    run(place, monkeypatch)
+    assert "checkpoints.1.old was made with just these settings and data: taken back" in capsys.readouterr().out
+    assert (out / "train.log").read_text().count("arguments:") == 2
+    assert not (place / "checkpoints.1.old").exists()
+    assert (place / "checkpoints.3.old").exists()
+
+
+def test_checkpoints_of_unknown_origin_are_put_aside(place, monkeypatch):
+    (place / "checkpoints").mkdir()
+    (place / "checkpoints" / "checkpoint_last.pt").write_text("by hand")
+    run(place, monkeypatch)
+    assert (place / "checkpoints.1.old" / "checkpoint_last.pt").read_text() == "by hand"
+
+
+def test_a_diverging_training_is_stopped(place, monkeypatch):
+    with pytest.raises(UserError, match=r"train_inner loss became nan at update 1; lower train\.lr"):
+        run(place, monkeypatch, LOSS="nan")
+
+
+def test_missing_data_names_the_command_to_run(place, monkeypatch):
+    (place / "data" / "dict.en.txt").unlink()
+    (place / "data" / "dict.de.txt").unlink()
+    with pytest.raises(UserError, match=r"run data_prep/binarise\.py first"):
+        run(place, monkeypatch)
+    assert not (place / "checkpoints").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, so fp16 is possible")
+def test_fp16_without_a_gpu_is_refused(place, monkeypatch):
+    (place / "model.yaml").write_text(CONFIG.replace("lr: 0.1", "lr: 0.1, fp16: true"))
+    with pytest.raises(UserError, match="no CUDA device"):
+        run(place, monkeypatch)
+
+
+def test_a_path_that_fairseq_would_take_for_two_is_refused(place):
+    odd = place / "a:b"
+    (place / "data").rename(odd)
+    with pytest.raises(UserError, match="two paths"):
+        train.check_binarised(odd)
+
+
+def test_progress_names_update_speed_and_time_left(place, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    reporter = train.Reporter(load_config(place / "model.yaml").train["max-update"])
+    values = {"loss": "2.5", "ppl": "5.7", "wps": "1234", "num_updates": "2"}
+    reporter(f"t t | INFO | train_inner | {json.dumps(values)}")
+    reporter('t t | INFO | valid | {"valid_loss": "3.5", "valid_ppl": "11.3", "valid_num_updates": "2"}')
+    assert shown.getvalue().splitlines() == [
+        "update 2/4  loss 2.500  ppl 5.7  1,234 tokens/s",
+        "update 2: valid loss 3.500, perplexity 11.3",
+    ]

@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+from scripts.common.errors import UserError
+from scripts.common.trainlog import parse_progress, read_log
+from scripts.plot_loss import plot_loss
+
+STAMP = "2026-01-02 03:04:05 | INFO |"
+
+
+def inner(update: int, loss: float, wall: float = 1.0) -> str:
+    values = {"epoch": 1, "loss": str(loss), "ppl": "9.5", "wps": "100", "num_updates": str(update), "wall": str(wall)}
+    return f"{STAMP} train_inner | {json.dumps(values)}"
+
+
+def valid(update: int, loss: float) -> str:
+    values = {"epoch": 1, "valid_loss": str(loss), "valid_ppl": "9.5", "valid_num_updates": str(update)}
+    return f"{STAMP} valid | {json.dumps(values)}"
+
+
+LINES = [
+    f"{STAMP} fairseq_cli.train | num. shared model params: 1,234,567 (num. trained: 1,234,000)",
+    f"{STAMP} x.dispatch | lightconv_plugin: dynamic_conv runs on the reference backend",
+    inner(20, 9.0, 3.0),
+    inner(40, 8.0, 6.0),
+    f'{STAMP} train_inner | {{"epoch": 1, "lo',
+    inner(40, 7.5, 7.0),
+    valid(40, 7.7),
+]
+
+
+def test_the_facts_of_a_resumed_run():
+    log = read_log(LINES)
+    assert (log.parameters, log.trained_parameters) == (1234567, 1234000)
+    assert log.backend == {"dynamic_conv": "reference"}
+    assert log.train_loss == {20: 9.0, 40: 7.5}
+    assert log.valid_loss == {40: 7.7}
+    assert log.seconds == 7.0
+
+
+def test_lines_that_are_not_progress():
+    for line in ("", "Traceback", f"{STAMP} train | not json", f"{STAMP} train_inner | [1]", f"{STAMP} other | {{}}"):
+        assert parse_progress(line) is None
+
+
+def test_the_curve_is_a_picture(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(LINES))
+    plot_loss(log, tmp_path / "loss.png")
+    picture = (tmp_path / "loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(picture) > 5000
+
+
+def test_a_log_without_losses_is_refused(tmp_path):
+    log = tmp_path / "train.log"
+    with pytest.raises(UserError, match="cannot read"):
+        plot_loss(log, tmp_path / "loss.png")
+    log.write_text("nothing\n")
+    with pytest.raises(UserError, match="no losses"):
+        plot_loss(log, tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()
