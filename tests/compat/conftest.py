@@ -27,7 +27,7 @@ TINY = """
 RECIPE = """
     --task translation -s en -t de --optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy
     --label-smoothing 0.1 --max-tokens 300 --seed 1 --cpu --num-workers 0 --log-format json --log-interval 1
-    --no-epoch-checkpoints
+    --no-epoch-checkpoints --update-epoch-batch-itr True
 """
 
 
@@ -74,6 +74,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Heard(logging.Handler):
+    """The training losses that a progress bar logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "train_inner":
+            self.losses.append(float(json.loads(record.getMessage())["loss"]))
+
+
 Train = Callable[..., list[float]]
 
 
@@ -85,11 +97,9 @@ def train(corpus: Path) -> Train:
         from fairseq_cli import train as fairseq_train
 
         arguments = [str(corpus), *model.split(), *RECIPE.split(), "--save-dir", str(save_dir), *options]
-        heard: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-        progress, root, before = logging.getLogger("train_inner"), logging.getLogger(), sys.argv
-        progress.addHandler(handler)
+        heard = Heard()
+        progress, root, before = logging.getLogger("fairseq.logging.progress_bar"), logging.getLogger(), sys.argv
+        progress.addHandler(heard)
         level = root.level
         root.setLevel(logging.INFO)
         sys.argv = ["fairseq-train", *arguments]
@@ -97,9 +107,9 @@ def train(corpus: Path) -> Train:
             fairseq_train.cli_main()
         finally:
             sys.argv = before
-            progress.removeHandler(handler)
+            progress.removeHandler(heard)
             root.setLevel(level)
-        return [float(json.loads(line)["loss"]) for line in heard]
+        return heard.losses
 
     return run
 

@@ -71,9 +71,14 @@ def test_a_plain_checkpoint_gives_its_model(checkpoint: Path) -> None:
 
 
 def test_training_resumes_where_it_stopped(train: Train, tmp_path: Path) -> None:
-    straight = train(tmp_path / "straight", "--max-update", "8")
-    first = train(tmp_path / "broken", "--max-update", "5")
-    assert first + train(tmp_path / "broken", "--max-update", "8") == straight
+    """In the middle of the second epoch. Without --update-epoch-batch-itr fairseq would then make other batches."""
+    straight = train(tmp_path / "straight", "--max-update", "12")
+    first = train(tmp_path / "broken", "--max-update", "9")
+    assert len(straight) == 12
+    assert len(first) == 9
+    assert first + train(tmp_path / "broken", "--max-update", "12") == straight
+    weights, expected = (torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("broken", "straight"))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("name", ["numpy.ndarray", "numpy.dtype", "reconstruct", "Int64DType"])
@@ -209,7 +214,7 @@ def attacks(marker: Path) -> dict[str, Any]:
         "exec": Reduced(exec, code),
         "getattr": Reduced(getattr, Namespace, "__init__"),
         "__import__": Reduced(builtins.__import__, "os"),
-        "subprocess.Popen": Reduced(subprocess.Popen, ["touch", str(marker)]),
+        "Popen": Reduced(subprocess.Popen, ["touch", str(marker)]),
         "operator.attrgetter": Reduced(__import__("operator").attrgetter, "__init__.__globals__"),
         "functools.partial": Reduced(__import__("functools").partial, os.system, f"touch {marker}"),
     }

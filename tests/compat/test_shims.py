@@ -1,0 +1,119 @@
+"""numpy, bfloat16 and what is refused: each shim, and the error that fairseq gives without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, trainer, utils
+from fairseq.data import TokenBlockDataset
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import distributed_fairseq_model
+
+from lightconv_plugin import compat
+
+from .conftest import Train, unwrapped
+
+
+def test_applying_twice_changes_nothing() -> None:
+    wrapped = [
+        (checkpoint_utils, "load_checkpoint_to_cpu"),
+        (checkpoint_utils, "load_model_ensemble_and_task"),
+        (distributed_utils, "call_main"),
+        (distributed_utils, "_broadcast_object_slow"),
+        (distributed_fairseq_model, "DistributedDataParallel"),
+        (trainer.Trainer, "__init__"),
+        (trainer.Trainer, "load_checkpoint"),
+    ]
+    before = [getattr(owner, name) for owner, name in wrapped]
+    types = set(torch.serialization.get_safe_globals())
+    compat.apply()
+    assert [getattr(owner, name) for owner, name in wrapped] == before
+    assert set(torch.serialization.get_safe_globals()) == types
+
+
+# ------------------------------------------------------------------------------------------------------------- numpy
+
+
+def blocks_of_one_sentence() -> TokenBlockDataset:
+    sentences = [torch.arange(3), torch.arange(2)]
+    return TokenBlockDataset(sentences, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
+
+
+def test_numpy_compat_long() -> None:
+    assert len(blocks_of_one_sentence()) == 2
+
+
+def test_without_numpy_compat_sentence_blocks_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(np, "compat")
+    with pytest.raises(AttributeError, match="compat"):
+        blocks_of_one_sentence()
+    compat.restore_numpy_compat()
+    assert len(blocks_of_one_sentence()) == 2
+
+
+def test_numpy_compat_is_left_alone_where_numpy_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = object()
+    monkeypatch.setattr(np, "compat", theirs)
+    compat.restore_numpy_compat()
+    assert np.compat is theirs  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------------------------------------- bfloat16
+
+
+@pytest.mark.parametrize("option", ["--bf16", "--memory-efficient-bf16"])
+def test_bfloat16_trains_saves_and_resumes(option: str, train: Train, tmp_path: Path) -> None:
+    losses = train(tmp_path, "--max-update", "16", option)
+    assert losses[-1] < losses[0] - 0.2
+    weights = torch.load(tmp_path / "checkpoint_last.pt")["model"]
+    # fairseq writes float32 files, but the numbers in them are bfloat16's
+    assert all(torch.equal(weight, weight.bfloat16().float()) for name, weight in weights.items() if "weight" in name)
+    (resumed,) = train(tmp_path, "--max-update", "17", option)
+    assert resumed < losses[0] - 0.2
+
+
+def test_without_the_shim_bfloat16_wants_a_tpu(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
+    monkeypatch.setattr(distributed_utils, "call_main", unwrapped(distributed_utils.call_main))
+    with pytest.raises(AttributeError, match="xla_device"):
+        train(tmp_path, "--max-update", "1", "--bf16")
+
+
+def test_bfloat16_is_left_alone_where_xla_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = unwrapped(distributed_utils.call_main)
+    monkeypatch.setattr(distributed_utils, "call_main", original)
+    monkeypatch.setattr(utils, "xm", object())
+    compat.train_in_bfloat16_without_xla()
+    assert distributed_utils.call_main is original
+
+
+# ------------------------------------------------------------------------------------------------ what cannot train
+
+
+@pytest.mark.parametrize("option", ["--fp16", "--memory-efficient-fp16"])
+def test_fp16_on_a_cpu_is_refused_in_a_sentence(option: str, train: Train, tmp_path: Path) -> None:
+    with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
+        train(tmp_path, "--max-update", "1", option)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fairseq's own error is about a missing GPU")
+def test_without_the_shim_fp16_fails_deep_inside(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
+    monkeypatch.setattr(trainer.Trainer, "__init__", unwrapped(trainer.Trainer.__init__))
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        train(tmp_path, "--max-update", "1", "--fp16")
+    assert not isinstance(caught.value, compat.SetupError)
+
+
+def test_the_trainer_refuses_to_train_the_same_model_twice(
+    monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path
+) -> None:
+    """fairseq-hydra-train starts before the plugin is loaded, so there the command line is not completed."""
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed_utils, "call_main", unwrapped(distributed_utils.call_main))
+    with pytest.raises(compat.SetupError, match="torchrun started 2 processes"):
+        train(tmp_path, "--max-update", "1")
+    monkeypatch.setattr(trainer.Trainer, "__init__", unwrapped(trainer.Trainer.__init__))
+    assert len(train(tmp_path, "--max-update", "1")) == 1  # the silent trap
