@@ -20,6 +20,8 @@ from scripts.common.process import interruptible, python_module, run_logged
 from scripts.common.terminal import StatusLine
 
 FILES = {"H": "hypotheses.tok", "T": "reference.tok", "S": "source.tok"}
+# fairseq leaves out the last sentences of a subset, without a word, where they do not fill a batch of a multiple of 8.
+DEFAULTS = {"gen-subset": "test", "required-batch-size-multiple": 1}
 _SENTENCE = re.compile(r"([STH])-(\d+)\t(.*)")
 _LOADED = re.compile(r"loaded ([\d,]+) examples from: .*/([^/.]+)\.[^/]+$")
 _SPEED = re.compile(
@@ -79,8 +81,8 @@ class GenerationOutput:
                 raise UserError(
                     f"fairseq-generate gave {len(texts)} of the {self.expected} {kind}- lines of `{self.subset}`"
                     + (f"; the first missing is {kind}-{missing[0]}" if missing else "")
-                    + "; take generate.skip-invalid-size-inputs-valid-test out of the configuration if it is there, "
-                    "and see that the subset has both languages"
+                    + "; every sentence must be translated: take skip-invalid-size-inputs-valid-test and "
+                    "required-batch-size-multiple out of the section generate; the subset must have both languages"
                 )
             lines[name] = [texts[number] for number in range(self.expected)]
         return lines
@@ -96,7 +98,7 @@ def command(config: Config, data: Path, model: Path) -> list[str]:
         f"--path={model.resolve()}",
         f"--seed={config.seed}",
         "--log-format=none",
-        *flags({"gen-subset": "test"} | task | config.generate),
+        *flags(DEFAULTS | task | config.generate),
         *device_flags(config.generate),
     ]
 
