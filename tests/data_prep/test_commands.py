@@ -165,14 +165,15 @@ case "$*" in
   *indextargets*)
     printf 'de\\tOther\\tsid\\tmain\\t{folder}/c\\n'
     printf 'en\\tDebian\\tstable\\tmain\\t{folder}/b\\nen\\tDebian\\told\\tmain\\t{folder}/a\\n'
-    printf 'de\\tDebian\\tstable\\tmain\\t{folder}/d\\nen\\tDebian\\tstable\\tcontrib\\t{folder}/e\\n' ;;
+    printf 'de\\tDebian\\tstable\\tmain\\t{folder}/d\\nen\\tDebian\\tstable\\tcontrib\\t{folder}/e\\n'
+    printf 'en\\tDebian\\ttesting\\tmain\\t{folder}/f\\n' ;;
   *cat-file*) eval cat '"$'$#'"' ;;
 esac
 """
 
 
-def fake_apt(folder: Path, *, update: str = "true", files: str = "abcde") -> str:
-    """A PATH with an apt that offers files a to e; returns it with the system's own commands behind."""
+def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:
+    """A PATH with an apt that offers files a to f, in no order; returns it with the system's own commands behind."""
     folder.mkdir()
     for name in ("apt-get", "apt-config", "apt-helper"):
         (folder / name).write_text(APT.format(folder=folder, update=update))
@@ -186,10 +187,11 @@ def test_apt_files_are_chosen_and_ordered(tmp_path: Path):
     path = fake_apt(tmp_path / "apt")
     done = run("download", "debian_en_de", "--out", tmp_path / "out", path=path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "Translation-en").read_text() == "a\n\nb\n\n"
+    assert (tmp_path / "out" / "Translation-en").read_text() == "a\n\nb\n\nf\n\n"
     assert (tmp_path / "out" / "Translation-de").read_text() == "d\n\n"
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["archives"] == {"en": ["Debian old main", "Debian stable main"], "de": ["Debian stable main"]}
+    archives = {name: f"Debian {name} main" for name in ("old", "stable", "testing")}
+    assert manifest["archives"] == {"en": list(archives.values()), "de": [archives["stable"]]}
 
 
 def test_apt_that_brings_no_german(tmp_path: Path):
