@@ -22,7 +22,11 @@ class Progress:
 
 @dataclass
 class TrainLog:
-    """What a whole log says. Losses are by update; a line repeated after a resumption replaces the older one."""
+    """What a whole log says, over all resumptions.
+
+    Losses are by update; what was done again after a resumption replaces the older figure. The seconds are those spent,
+    the work that a kill undid included.
+    """
 
     parameters: int | None = None
     trained_parameters: int | None = None
@@ -30,7 +34,13 @@ class TrainLog:
     train_loss: dict[int, float] = field(default_factory=dict)
     valid_loss: dict[int, float] = field(default_factory=dict)
     tokens_per_second: list[float] = field(default_factory=list)
-    seconds: float | None = None
+    _earlier: float = 0.0
+    _this: float = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the training took so far; None if the log does not say."""
+        return self._earlier + self._this or None
 
     def read(self, line: str) -> Progress | None:
         """Take in one line; returns its numbers if it has any."""
@@ -38,11 +48,12 @@ class TrainLog:
             self.backend[found[1]] = found[2]
         if found := _PARAMETERS.search(line):
             self.parameters, self.trained_parameters = (int(group.replace(",", "")) for group in found.groups())
+            self._earlier, self._this = self._earlier + self._this, 0.0  # a run begins, and fairseq's clock with it
         progress = parse_progress(line)
         if progress is None:
             return None
         if "wall" in progress.values:
-            self.seconds = progress.values["wall"]  # fairseq adds up over resumptions
+            self._this = progress.values["wall"]
         if progress.kind == "valid":
             self.valid_loss[progress.update] = progress.values["loss"]
         elif progress.kind == "train_inner":

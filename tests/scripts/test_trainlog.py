@@ -39,6 +39,13 @@ def test_the_facts_of_a_resumed_run():
     assert log.seconds == 7.0
 
 
+def test_the_time_of_all_runs_adds_up():
+    again = [LINES[0], inner(60, 7.0, 2.0), inner(80, 6.5, 9.0)]
+    assert read_log(LINES + again).seconds == 16.0
+    assert read_log([*LINES, *again, LINES[0]]).seconds == 16.0  # resumed when there was nothing left to do
+    assert read_log([]).seconds is None
+
+
 def test_lines_that_are_not_progress():
     for line in ("", "Traceback", f"{STAMP} train | not json", f"{STAMP} train_inner | [1]", f"{STAMP} other | {{}}"):
         assert parse_progress(line) is None
