@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,36 @@ def run(
     env = dict(os.environ) if path is None else {**os.environ, "PATH": path}
     line = [sys.executable, str(ROOT / "data_prep" / f"{command}.py"), *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, env=env, cwd=cwd)
+
+
+def refuse(text: str, *, command: str, arguments: list[object], path: str | None = None) -> None:
+    done = run(command, *arguments, path=path)
+    assert done.returncode not in (0, -signal.SIGKILL)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert text in done.stderr
+
+
+APT = """#!/bin/sh
+case "$*" in
+  "shell "*) echo "METHODS='{folder}/methods'" ;;
+  *update) grep -q '"de";' "$2" && grep -q '^#clear APT::Update::Post-Invoke;' "$2" || exit 9; {update} ;;
+  *indextargets*)
+    printf 'de\\tOther\\tsid\\tmain\\t{folder}/c\\n'
+    printf 'en\\tDebian\\tstable\\tmain\\t{folder}/b\\nen\\tDebian\\told\\tmain\\t{folder}/a\\n'
+    printf 'de\\tDebian\\tstable\\tmain\\t{folder}/d\\nen\\tDebian\\tstable\\tcontrib\\t{folder}/e\\n'
+    printf 'en\\tDebian\\ttesting\\tmain\\t{folder}/f\\n' ;;
+  *cat-file*) eval cat '"$'$#'"' ;;
+esac
+"""
+
+
+def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:
+    """A PATH with an apt that offers files a to f, in no order; returns it with the system's own commands behind."""
+    folder.mkdir()
+    for name in ("apt-get", "apt-config", "apt-helper"):
+        (folder / name).write_text(APT.format(folder=folder, update=update))
+        (folder / name).chmod(0o755)
+    for name in files:
+        (folder / name).write_text(f"{name}\n")
+    return f"{folder}:{os.environ['PATH']}"

@@ -18,9 +18,8 @@ from data_prep.binarise import binarise
 from data_prep.dataset import load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
-from data_prep.sources import apt
 from scripts.common.errors import UserError
-from tests.data_prep.samples import ROOT, block, dataset_file, run, translations
+from tests.data_prep.samples import ROOT, block, dataset_file, fake_apt, refuse, run, translations
 
 PARTS = ("train", "valid", "test")
 LANGUAGES = ("en", "de")
@@ -139,78 +138,6 @@ def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
     out = prepared(tmp_path, given, kind="text", more="clean: {min_words: 6}")
     assert [len(lines(out / f"{part}.de")) for part in PARTS] == [49, 3, 4]
     assert lines(out / "raw" / "test.en")[2] == ("long " * 200).strip()
-
-
-def refuse(text: str, *, command: str, arguments: list[object], path: str | None = None) -> None:
-    done = run(command, *arguments, path=path)
-    assert done.returncode not in (0, -signal.SIGKILL)
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert text in done.stderr
-
-
-def test_no_apt_and_no_raw(tmp_path: Path):
-    arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    refuse("has no apt-get", command="download", arguments=arguments, path=str(empty))
-    refuse("--raw DIR", command="download", arguments=arguments, path=str(empty))
-    assert not (tmp_path / "out").exists()
-
-
-APT = """#!/bin/sh
-case "$*" in
-  "shell "*) echo "METHODS='{folder}/methods'" ;;
-  *update) grep -q '"de";' "$2" && grep -q '^#clear APT::Update::Post-Invoke;' "$2" || exit 9; {update} ;;
-  *indextargets*)
-    printf 'de\\tOther\\tsid\\tmain\\t{folder}/c\\n'
-    printf 'en\\tDebian\\tstable\\tmain\\t{folder}/b\\nen\\tDebian\\told\\tmain\\t{folder}/a\\n'
-    printf 'de\\tDebian\\tstable\\tmain\\t{folder}/d\\nen\\tDebian\\tstable\\tcontrib\\t{folder}/e\\n'
-    printf 'en\\tDebian\\ttesting\\tmain\\t{folder}/f\\n' ;;
-  *cat-file*) eval cat '"$'$#'"' ;;
-esac
-"""
-
-
-def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:
-    """A PATH with an apt that offers files a to f, in no order; returns it with the system's own commands behind."""
-    folder.mkdir()
-    for name in ("apt-get", "apt-config", "apt-helper"):
-        (folder / name).write_text(APT.format(folder=folder, update=update))
-        (folder / name).chmod(0o755)
-    for name in files:
-        (folder / name).write_text(f"{name}\n")
-    return f"{folder}:{os.environ['PATH']}"
-
-
-def test_apt_files_are_chosen_and_ordered(tmp_path: Path):
-    path = fake_apt(tmp_path / "apt")
-    done = run("download", "debian_en_de", "--out", tmp_path / "out", path=path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "Translation-en").read_text() == "a\n\nb\n\nf\n\n"
-    assert (tmp_path / "out" / "Translation-de").read_text() == "d\n\n"
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    archives = {name: f"Debian {name} main" for name in ("old", "stable", "testing")}
-    assert manifest["archives"] == {"en": list(archives.values()), "de": [archives["stable"]]}
-
-
-def test_apt_that_brings_no_german(tmp_path: Path):
-    path = fake_apt(tmp_path / "apt", files="abce", update="echo W: no network")
-    arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
-    refuse("brought no Translation-de from Debian", command="download", arguments=arguments, path=path)
-    refuse("W: no network", command="download", arguments=arguments, path=path)
-
-
-def test_apt_that_fails(tmp_path: Path):
-    path = fake_apt(tmp_path / "apt", update="echo E: broken >&2; exit 100")
-    arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
-    refuse("status 100", command="download", arguments=arguments, path=path)
-    refuse("E: broken", command="download", arguments=arguments, path=path)
-
-
-def test_the_configuration_closes_every_brace():
-    text = apt._CONFIGURATION.format(folder="/f", languages='"en";')
-    assert 'Acquire::Languages { "en"; };' in text
 
 
 @pytest.mark.parametrize(
