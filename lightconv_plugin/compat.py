@@ -350,11 +350,11 @@ def refuse_what_cannot_train() -> None:
                     raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
                 processes = _launched_processes()
                 if processes > 1 and cfg.distributed_training.distributed_world_size == 1:
+                    part = "distributed_training.distributed_"
                     raise SetupError(
-                        f"torchrun started {processes} processes, but each was about to train a model of its own. "
-                        "Give distributed_training.distributed_init_method=env:// distributed_no_spawn=true, "
-                        f"distributed_world_size={processes}, distributed_backend=gloo and "
-                        "distributed_rank=${oc.env:RANK}."
+                        f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
+                        f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} "
+                        f"{part}backend=gloo '{part}rank=${{oc.env:RANK}}'."
                     )
             return original(self, cfg, *args, **kwargs)
 
