@@ -1,53 +1,176 @@
-"""Named architectures. Each states only what differs from the one it derives from."""
+"""Named architectures: every model of the paper's tables. Each states only what differs from the one it derives from.
+
+Where fairseq has exactly the model already, its own name serves: self-attention is
+``transformer_vaswani_wmt_en_de_big`` (Tables 1 to 3), ``transformer_iwslt_de_en`` (Table 2), ``transformer`` (Table 5).
+"""
 
 from typing import Any
 
-from fairseq.models import register_model_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 
-from lightconv_plugin.models import encoder_decoder  # noqa: F401  registers the model that these belong to
-from lightconv_plugin.models.config import BASE, fill
+from lightconv_plugin.models import encoder_decoder, language_model  # noqa: F401  register what these belong to
+from lightconv_plugin.models.resolve import BASE, BASE_DECODER, fill
 
-LIGHTCONV = {"encoder_conv_type": "lightweight", "decoder_conv_type": "lightweight"}
-DYNAMICCONV = {"encoder_conv_type": "dynamic", "decoder_conv_type": "dynamic"}
+Values = dict[str, Any]
 
-# "Architectures" in the paper's section 5; no GLU (Table 3's models and the published IWSLT checkpoints have none)
-IWSLT = {
-    "encoder_embed_dim": 512,
-    "encoder_ffn_embed_dim": 1024,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
+
+def both(**options: Any) -> Values:
+    """The same options for the encoder and the decoder."""
+    return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
+
+
+LIGHTCONV = both(conv_type="lightweight")
+DYNAMICCONV = both(conv_type="dynamic")
+NO_GLU = both(glu=False)
+
+# Section 5.1: 7 encoder blocks against the Transformer's 6, since a block without queries and keys is smaller
+WMT: Values = {
+    **both(embed_dim=1024, ffn_embed_dim=4096, attention_heads=16),
+    "attention_dropout": 0.1,
+    "dropout": 0.3,
+    "share_all_embeddings": True,
+}
+# Table 1 prints 202M for LightConv, which its GLU in the encoder alone gives (both: 209M)
+LIGHTCONV_WMT = {**WMT, **LIGHTCONV, "decoder_glu": False}
+DYNAMICCONV_WMT = {**WMT, **DYNAMICCONV}
+EN_FR: Values = {"dropout": 0.1}
+# two scripts, two vocabularies; section 5.3 gives the dropout
+ZH_EN: Values = {"dropout": 0.25, "attention_dropout": 0.2, "weight_dropout": 0.2, "share_all_embeddings": False}
+
+# Table 3 has no GLU, in its LightConv and DynamicConv rows neither
+ABLATION = {**WMT, **NO_GLU}
+DEPTHWISE = {**ABLATION, **LIGHTCONV, **both(conv_heads=1024), "weight_normalization": "none", "weight_dropout": 0.0}
+DROPCONNECT: Values = {"weight_dropout": 0.1}
+SIX_WINDOWS = {"encoder_layers": 6, **both(kernel_size_list=[3, 7, 15, 31, 31, 31])}
+
+IWSLT: Values = {
+    **both(embed_dim=512, ffn_embed_dim=1024, attention_heads=4),
+    **NO_GLU,
     "attention_dropout": 0.1,
     "weight_dropout": 0.1,
     "input_dropout": 0.0,
-    "encoder_glu": False,
-    "decoder_glu": False,
+}
+
+# Section 5.1 says d = 1024, but only d = 512 has the parameters that Table 5 prints
+CNN_DM: Values = {
+    **both(embed_dim=512, ffn_embed_dim=2048, attention_heads=8),
+    **NO_GLU,
+    "attention_dropout": 0.1,
+    "dropout": 0.3,
 }
 
 # not in the paper: trains on two CPU cores in minutes
-SMALL = {
+SMALL: Values = {
     **IWSLT,
-    "encoder_embed_dim": 128,
-    "encoder_ffn_embed_dim": 512,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_kernel_size_list": [7, 15],
-    "decoder_kernel_size_list": [7, 15],
+    **both(embed_dim=128, ffn_embed_dim=512, layers=2, kernel_size_list=[7, 15]),
     "share_all_embeddings": True,
 }
 
-ENCODER_DECODER: dict[str, dict[str, Any]] = {
+ENCODER_DECODER: dict[str, Values] = {
+    # Tables 1 and 2
+    "pla_lightconv_wmt_en_de_big": LIGHTCONV_WMT,
+    "pla_dynamicconv_wmt_en_de_big": DYNAMICCONV_WMT,
+    "pla_lightconv_wmt_en_fr_big": {**LIGHTCONV_WMT, **EN_FR},
+    "pla_dynamicconv_wmt_en_fr_big": {**DYNAMICCONV_WMT, **EN_FR},
+    "pla_lightconv_wmt_zh_en_big": {**LIGHTCONV_WMT, **ZH_EN},
+    "pla_dynamicconv_wmt_zh_en_big": {**DYNAMICCONV_WMT, **ZH_EN},
     "pla_lightconv_iwslt_de_en": {**IWSLT, **LIGHTCONV},
     "pla_dynamicconv_iwslt_de_en": {**IWSLT, **DYNAMICCONV},
+    # the variant of the review: value and query projected apart
+    "pla_dynamicconv_decoupled_iwslt_de_en": {**IWSLT, **DYNAMICCONV, **both(query_dim=256, query_heads=1)},
+    # Table 3, row by row; the full self-attention of the first row is fairseq's
+    "pla_local_attention_wmt_en_de_big": {**ABLATION, **both(conv_type="local_attention"), **SIX_WINDOWS},
+    "pla_cnn_wmt_en_de_big": {**ABLATION, **both(conv_type="standard", kernel_size_list=[3])},
+    "pla_depthwise_k3_wmt_en_de_big": {**DEPTHWISE, **both(kernel_size_list=[3])},
+    "pla_depthwise_wmt_en_de_big": DEPTHWISE,
+    "pla_depthwise_dropconnect_wmt_en_de_big": {**DEPTHWISE, **DROPCONNECT},
+    "pla_depthwise_shared_wmt_en_de_big": {**DEPTHWISE, **DROPCONNECT, **both(conv_heads=16)},
+    "pla_lightconv_noglu_wmt_en_de_big": {**ABLATION, **LIGHTCONV},
+    "pla_dynamicconv_noglu_wmt_en_de_big": {**ABLATION, **DYNAMICCONV},
+    "pla_dynamicconv_nosoftmax_wmt_en_de_big": {**ABLATION, **DYNAMICCONV, "weight_normalization": "none"},
+    "pla_aan_decoder_wmt_en_de_big": {
+        **ABLATION,
+        "encoder_layers": 6,
+        "encoder_conv_type": "attention",
+        "decoder_conv_type": "average",
+    },
+    "pla_aan_wmt_en_de_big": {**ABLATION, "encoder_layers": 6, **both(conv_type="average")},
+    # Table 7
+    "pla_dynamicconv_dec1_wmt_en_de_big": {
+        **ABLATION,
+        **DYNAMICCONV,
+        "decoder_layers": 1,
+        "decoder_kernel_size_list": [31],
+    },
+    "pla_dynamicconv_dec3_wmt_en_de_big": {
+        **ABLATION,
+        **DYNAMICCONV,
+        "decoder_layers": 3,
+        "decoder_kernel_size_list": [3, 7, 15],
+    },
+    # Table 5
+    "pla_lightconv_cnn_dm": {**CNN_DM, **LIGHTCONV},
+    "pla_dynamicconv_cnn_dm": {**CNN_DM, **DYNAMICCONV},
     "pla_lightconv_small": {**SMALL, **LIGHTCONV},
     "pla_dynamicconv_small": {**SMALL, **DYNAMICCONV},
 }
 
+# Table 4; "Language Modeling" of section 5.1 for the bands. Norms before, none after the last block, as in the code
+# behind the paper.
+LM_GBW: Values = {
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "decoder_embed_dim": 1024,
+    "decoder_ffn_embed_dim": 4096,
+    "decoder_attention_heads": 16,
+    "decoder_normalize_before": True,
+    "no_decoder_final_norm": True,
+    "adaptive_input": True,
+    "adaptive_input_cutoff": [60000, 160000],
+    "adaptive_softmax_cutoff": [60000, 160000],
+    "tie_adaptive_weights": True,
+}
+LM_GBW_CONV: Values = {
+    **LM_GBW,
+    "decoder_layers": 17,
+    "decoder_kernel_size_list": [15] * 2 + [31] * 4 + [63] * 11,
+    "decoder_glu": True,
+}
+LM_SMALL: Values = {
+    **LM_GBW,
+    "decoder_embed_dim": 128,
+    "decoder_ffn_embed_dim": 512,
+    "decoder_attention_heads": 4,
+    "decoder_layers": 3,
+    "decoder_kernel_size_list": [7, 15, 31],
+    "decoder_glu": True,
+    "adaptive_input_cutoff": [2000, 6000],
+    "adaptive_softmax_cutoff": [2000, 6000],
+}
 
-def _register(model: str, architecture: str, values: dict[str, Any]) -> None:
+LANGUAGE_MODELS: dict[str, Values] = {
+    "pla_lightconv_lm_gbw": {**LM_GBW_CONV, "decoder_conv_type": "lightweight"},
+    "pla_dynamicconv_lm_gbw": {**LM_GBW_CONV, "decoder_conv_type": "dynamic"},
+    "pla_lightconv_lm_small": {**LM_SMALL, "decoder_conv_type": "lightweight"},
+    "pla_dynamicconv_lm_small": {**LM_SMALL, "decoder_conv_type": "dynamic"},
+}
+
+
+def _register(model: str, architecture: str, values: Values) -> None:
     @register_model_architecture(model, architecture)
     def complete(args: Any) -> None:
-        fill(args, {**BASE, **values})  # all of it, so that a checkpoint says what it is by itself
+        fill(args, values)  # all of it, so that a checkpoint says what it is by itself
 
 
 for _name, _values in ENCODER_DECODER.items():
-    _register("pla_lightconv", _name, _values)
+    _register("pla_lightconv", _name, {**BASE, **_values})
+for _name, _values in LANGUAGE_MODELS.items():
+    _register("pla_lightconv_lm", _name, {**BASE_DECODER, **_values})
+
+
+@register_model_architecture("transformer_lm", "pla_attention_lm_gbw")
+def self_attention_lm(args: Any) -> None:
+    """Table 4's baseline: fairseq's own Transformer language model in the paper's size, which it has no name for."""
+    values = {**LM_GBW, "decoder_layers": 16, "adaptive_input_cutoff": "60000,160000"}
+    fill(args, {**values, "adaptive_softmax_cutoff": "60000,160000"})
+    ARCH_CONFIG_REGISTRY["transformer_lm"](args)

@@ -11,9 +11,9 @@ from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from torch import Tensor, nn
 
-from lightconv_plugin.models.config import LightConvConfig, add_arguments, resolve
+from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
-from lightconv_plugin.models.loading import ClearLoading
+from lightconv_plugin.models.resolve import add_arguments, resolve
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -43,7 +43,7 @@ class LightConvDecoder(TransformerDecoderBase):
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)
-class LightConvModel(ClearLoading, TransformerModelBase):
+class LightConvModel(TransformerModelBase):
     """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
 
     @classmethod

@@ -8,24 +8,8 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout, LayerNorm, MultiheadAttention
 from torch import Tensor, nn
 
-from lightconv_plugin.modules import ConvModule, DynamicConv, IncrementalState, LightweightConv, linear
-
-CONVOLUTIONS = {"lightweight": LightweightConv, "dynamic": DynamicConv}
-
-
-def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    """The module that mixes positions in one block of the "encoder" or "decoder"; ``cfg`` as ``resolve`` gives it."""
-    stack = getattr(cfg, side)
-    conv = CONVOLUTIONS[stack.conv_type](
-        stack.conv_dim,
-        kernel_size,
-        heads=stack.conv_heads,
-        causal=side == "decoder",
-        dropconnect=cfg.weight_dropout,
-        normalization=cfg.weight_normalization,
-        backend=cfg.conv_backend,
-    )
-    return ConvModule(stack.embed_dim, conv, glu=stack.glu, input_dropout=cfg.input_dropout)
+from lightconv_plugin.models.mixers import build_mixer
+from lightconv_plugin.modules import IncrementalState, linear
 
 
 class Residual(nn.Module):
@@ -90,7 +74,7 @@ class DecoderBlock(Block):
     def __init__(self, cfg: Any, kernel_size: int, *, no_encoder_attn: bool = False) -> None:
         super().__init__(cfg, "decoder", kernel_size)
         stack = cfg.decoder
-        self.encoder_attn = None
+        self.encoder_attn: Any = None
         if not no_encoder_attn:
             self.encoder_attn = MultiheadAttention(
                 stack.embed_dim,

@@ -1,15 +1,13 @@
 """LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
 
 import torch
-from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.window import IncrementalState, InputWindow
 
-IncrementalState = dict[str, dict[str, Tensor | None]]
 
-
-class TimeConv(FairseqIncrementalState, nn.Module):
+class TimeConv(InputWindow):
     """What both convolutions share: the kernel's geometry and the state of a decoder.
 
     Args:
@@ -37,7 +35,7 @@ class TimeConv(FairseqIncrementalState, nn.Module):
         normalization: str = "softmax",
         backend: str = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(kernel_size, causal=causal)
         if kernel_size < 1:
             raise ValueError(f"a kernel of {kernel_size} weights was asked for; at least 1 is expected")
         if heads < 1 or channels % heads:
@@ -52,37 +50,10 @@ class TimeConv(FairseqIncrementalState, nn.Module):
         self.channels = channels
         self.kernel_size = kernel_size
         self.heads = heads
-        self.causal = causal
         self.padding_l = kernel_size - 1 if causal else kernel_size // 2
         self.dropconnect = dropconnect
         self.normalization = normalization
         self.backend = backend
-
-    def push(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
-        """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= K.
-
-        Raises:
-            ValueError: more than one position at once, or a convolution that also looks to the right.
-        """
-        if x.shape[0] != 1 or not self.causal:
-            raise ValueError(
-                f"incremental decoding takes one position at a time from a causal convolution; "
-                f"got x {tuple(x.shape)}, causal={self.causal}"
-            )
-        saved = self.get_incremental_state(incremental_state, "window")
-        past = saved["inputs"] if saved is not None else x[:0]
-        window = torch.cat([past, x])
-        # the next step needs K - 1 of these; a width of 1 needs none
-        kept = window[max(0, window.shape[0] - self.kernel_size + 1) :]
-        self.set_incremental_state(incremental_state, "window", {"inputs": kept})
-        return window
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Follow beam search: hypothesis b continues what hypothesis new_order[b] has read so far."""
-        saved = self.get_incremental_state(incremental_state, "window")
-        if saved is not None:
-            inputs = saved["inputs"].index_select(1, new_order)
-            self.set_incremental_state(incremental_state, "window", {"inputs": inputs})
 
     def extra_repr(self) -> str:
         return (
@@ -119,16 +90,30 @@ class LightweightConv(TimeConv):
 
 
 class DynamicConv(TimeConv):
-    """DynamicConv (section 3.2): each position predicts its kernels; query_dim * H * K parameters, no bias.
+    """DynamicConv (section 3.2): each position predicts its kernels; C * H * K parameters, no bias.
 
     Args:
-        query_dim: width of what the kernels are predicted from; C, the convolved input itself, unless given.
+        query_dim: Q, the width of what the kernels are predicted from; C, the convolved input itself, unless given.
+        query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
+            predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
+
+    Raises:
+        ValueError: as for ``TimeConv``, or query_heads that do not divide the heads and the query.
     """
 
-    def __init__(self, channels: int, kernel_size: int, *, query_dim: int | None = None, **options) -> None:
+    def __init__(
+        self, channels: int, kernel_size: int, *, query_dim: int | None = None, query_heads: int = 1, **options
+    ) -> None:
         super().__init__(channels, kernel_size, **options)
+        query_dim = query_dim or channels
+        if query_heads < 1 or self.heads % query_heads or query_dim % query_heads:
+            raise ValueError(
+                f"{query_heads} query heads do not divide {self.heads} heads and a query of {query_dim}; "
+                "choose a divisor of both"
+            )
+        self.query_heads = query_heads
         # nn.Linear's own start, as the published models were started
-        self.weight_linear = nn.Linear(query_dim or channels, self.heads * kernel_size, bias=False)
+        self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
 
     def forward(
         self, x: Tensor, incremental_state: IncrementalState | None = None, query: Tensor | None = None
@@ -137,8 +122,7 @@ class DynamicConv(TimeConv):
 
         The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise.
         """
-        weight = self.weight_linear(x if query is None else query)
-        weight = weight.view(*x.shape[:2], self.heads, self.kernel_size)
+        weight = self.predict(x if query is None else query)
         if incremental_state is not None:
             window = self.push(x, incremental_state)
             return ops.dynamic_conv_step(window, weight, normalization=self.normalization, backend=self.backend)
@@ -150,3 +134,12 @@ class DynamicConv(TimeConv):
             dropconnect=self.dropconnect if self.training else 0.0,
             backend=self.backend,
         )
+
+    def predict(self, query: Tensor) -> Tensor:
+        """The kernels' logits (T, B, H, K) from what they are predicted from, (T, B, Q)."""
+        time, batch = query.shape[:2]
+        if self.query_heads == 1:
+            return self.weight_linear(query).view(time, batch, self.heads, self.kernel_size)
+        groups = query.view(time, batch, self.query_heads, -1)
+        maps = self.weight_linear.weight.view(self.query_heads, -1, groups.shape[-1])
+        return torch.einsum("tbqd,qod->tbqo", groups, maps).reshape(time, batch, self.heads, self.kernel_size)

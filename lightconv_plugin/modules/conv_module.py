@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.conv import IncrementalState, TimeConv
+from lightconv_plugin.modules.conv import TimeConv
+from lightconv_plugin.modules.window import IncrementalState
 
 
 def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
@@ -26,13 +27,24 @@ class ConvModule(nn.Module):
         conv: the convolution, of C channels.
         glu: gate the projected input.
         input_dropout: dropout on what enters the module.
+        query_dim: predict a DynamicConv's kernels from a projection C_in -> query_dim of their own, beside the one
+            that is convolved ("value and query apart", a variant published as a review of the paper).
     """
 
-    def __init__(self, embed_dim: int, conv: TimeConv, *, glu: bool, input_dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        conv: TimeConv,
+        *,
+        glu: bool,
+        input_dropout: float = 0.0,
+        query_dim: int | None = None,
+    ) -> None:
         super().__init__()
         self.glu = glu
         self.input_dropout = FairseqDropout(input_dropout, module_name=type(self).__name__)
         self.in_proj = linear(embed_dim, conv.channels * (2 if glu else 1))
+        self.query_proj = linear(embed_dim, query_dim) if query_dim is not None else None
         self.conv = conv
         self.out_proj = linear(conv.channels, embed_dim)
 
@@ -49,9 +61,11 @@ class ConvModule(nn.Module):
         Returns:
             (T, B, C_in).
         """
-        x = self.in_proj(self.input_dropout(x))
+        x = self.input_dropout(x)
+        apart = {} if self.query_proj is None else {"query": self.query_proj(x)}
+        x = self.in_proj(x)
         if self.glu:
             x = F.glu(x, dim=-1)
         if padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        return self.out_proj(self.conv(x, incremental_state=incremental_state))
+        return self.out_proj(self.conv(x, incremental_state=incremental_state, **apart))

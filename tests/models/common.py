@@ -17,6 +17,8 @@ SMALL: dict[str, Any] = {
     "decoder_ffn_embed_dim": 24,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
+    "encoder_conv_heads": 4,
+    "decoder_conv_heads": 4,
     "dropout": 0.0,
     "attention_dropout": 0.0,
     "weight_dropout": 0.0,

@@ -1,0 +1,83 @@
+"""Averaged attention (Zhang et al., 2018, "Accelerating Neural Transformer via an Average Attention Network")."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+
+from lightconv_plugin.modules.conv_module import linear
+from lightconv_plugin.modules.window import IncrementalState
+
+
+class AverageAttention(FairseqIncrementalState, nn.Module):
+    """The mean of what a position may see, through a feed-forward network, gated with the position itself.
+
+    g_j = FFN(mean of y_k), i and f = sigmoid(W [y_j; g_j]), h_j = i * y_j + f * g_j: C * (2 * hidden + 4 * C) weights.
+    The mean runs over the positions up to j in a decoder, and over the whole sentence otherwise: the source paper
+    only has the former, the rows of Table 3 need both.
+
+    Args:
+        embed_dim: C.
+        hidden: width of the feed-forward network; Table 3's parameter counts imply that of the block's own.
+        causal: average over the past alone.
+        dropout: after the ReLU.
+    """
+
+    # of fairseq's mixin; nn.Module would declare them as Tensor or Module
+    get_incremental_state: Any
+    set_incremental_state: Any
+
+    def __init__(self, embed_dim: int, hidden: int, *, causal: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.causal = causal
+        self.fc1 = linear(embed_dim, hidden)
+        self.fc2 = linear(hidden, embed_dim)
+        self.gate = linear(2 * embed_dim, 2 * embed_dim)
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+    ) -> Tensor:
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
+        mean = self._mean(x, padding_mask) if incremental_state is None else self._step(x, incremental_state)
+        g = self.fc2(self.dropout(F.relu(self.fc1(mean))))
+        own, averaged = torch.sigmoid(self.gate(torch.cat([x, g], dim=-1))).chunk(2, dim=-1)
+        return own * x + averaged * g
+
+    def _mean(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        # sums in float32 at least: thousands of half-precision terms would lose the later ones
+        wide = x if x.dtype == torch.float64 else x.float()
+        real = torch.ones_like(wide[:, :, :1])
+        if padding_mask is not None:
+            real = real.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+        total, count = wide * real, real
+        if self.causal:
+            total, count = total.cumsum(0), count.cumsum(0)
+        else:
+            total, count = total.sum(0, keepdim=True), count.sum(0, keepdim=True)
+        return (total / count.clamp(min=1)).to(x.dtype).expand_as(x)
+
+    def _step(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
+        """One position in constant time: the sum so far and how many it holds."""
+        if x.shape[0] != 1 or not self.causal:
+            raise ValueError(
+                f"incremental decoding takes one position at a time from a causal module; "
+                f"got x {tuple(x.shape)}, causal={self.causal}"
+            )
+        saved = self.get_incremental_state(incremental_state, "average")
+        total = x if x.dtype == torch.float64 else x.float()
+        count = torch.ones_like(total[:, :, :1])
+        if saved is not None:
+            total, count = total + saved["total"], count + saved["count"]
+        self.set_incremental_state(incremental_state, "average", {"total": total, "count": count})
+        return (total / count).to(x.dtype)
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Hypothesis b continues what hypothesis new_order[b] has read so far."""
+        saved = self.get_incremental_state(incremental_state, "average")
+        if saved is not None:
+            reordered = {name: value.index_select(1, new_order) for name, value in saved.items()}
+            self.set_incremental_state(incremental_state, "average", reordered)

@@ -1,0 +1,69 @@
+"""Self-attention, over all positions or within a window: the baselines of Table 3."""
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import FairseqDropout
+from torch import Tensor
+
+from lightconv_plugin.modules.conv_module import linear
+from lightconv_plugin.modules.window import IncrementalState, InputWindow
+
+
+class SelfAttention(InputWindow):
+    """Multi-head self-attention (Vaswani et al., 2017), 4 * C * C + 4 * C parameters.
+
+    With a window of K, a causal position sees itself and K - 1 to the left, another K // 2 to both sides: the
+    positions that a convolution of width K sees.
+
+    Args:
+        embed_dim: C.
+        heads: a divisor of C.
+        window: K; None for all positions.
+        causal: see nothing to the right.
+        dropout: of the attention weights.
+    """
+
+    def __init__(self, embed_dim: int, heads: int, *, window: int | None, causal: bool, dropout: float = 0.0) -> None:
+        super().__init__(window, causal=causal)
+        self.heads = heads
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.q_proj = linear(embed_dim, embed_dim)
+        self.k_proj = linear(embed_dim, embed_dim)
+        self.v_proj = linear(embed_dim, embed_dim)
+        self.out_proj = linear(embed_dim, embed_dim)
+
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+    ) -> Tensor:
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
+        if incremental_state is None:
+            seen = self._visible(len(x), x.device)
+            if padding_mask is not None:
+                # a padded position keeps itself: a row that sees nothing would be a softmax over nothing
+                itself = torch.eye(len(x), dtype=torch.bool, device=x.device)
+                seen = seen & ~padding_mask[:, None, None, :] | itself
+            return self._attend(x, x, seen)
+        return self._attend(x, self.push(x, incremental_state), None)
+
+    def _visible(self, time: int, device: torch.device) -> Tensor:
+        """(1, 1, T, T): whether position i (row) sees position j."""
+        offset = torch.arange(time, device=device)
+        offset = offset[None, :] - offset[:, None]
+        if self.causal:
+            left, right = self.window_size or time, 1
+        else:
+            left = right = (self.window_size // 2 + 1) if self.window_size is not None else time
+        return ((offset < right) & (offset > -left))[None, None]
+
+    def _attend(self, queries: Tensor, inputs: Tensor, seen: Tensor | None) -> Tensor:
+        def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
+            return x.view(*x.shape[:2], self.heads, -1).permute(1, 2, 0, 3)
+
+        out = F.scaled_dot_product_attention(
+            split(self.q_proj(queries)),
+            split(self.k_proj(inputs)),
+            split(self.v_proj(inputs)),
+            attn_mask=seen,
+            dropout_p=self.dropout.p if self.training else 0.0,
+        )
+        return self.out_proj(out.permute(2, 0, 1, 3).reshape(queries.shape))

@@ -1,0 +1,37 @@
+"""The non-separable convolution of Table 3 ("CNN"): every output channel reads every input channel."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightconv_plugin.modules.window import IncrementalState, InputWindow
+
+
+class StandardConv(InputWindow):
+    """A convolution of C to C channels without projections around it: C * C * K + C parameters.
+
+    Args:
+        channels: C.
+        kernel_size: K, odd unless causal.
+        causal: pad K - 1 on the left (decoder) instead of K // 2 on both sides.
+    """
+
+    def __init__(self, channels: int, kernel_size: int, *, causal: bool) -> None:
+        super().__init__(kernel_size, causal=causal)
+        self.kernel_size = kernel_size
+        self.padding = (kernel_size - 1, 0) if causal else (kernel_size // 2, kernel_size // 2)
+        self.weight = nn.Parameter(torch.empty(channels, channels, kernel_size))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+    ) -> Tensor:
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
+        if incremental_state is not None:
+            window = self.push(x, incremental_state)
+            latest = self.weight[..., self.kernel_size - len(window) :]
+            return F.conv1d(window.permute(1, 2, 0), latest, self.bias).permute(2, 0, 1)
+        if padding_mask is not None:
+            x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+        return F.conv1d(F.pad(x.permute(1, 2, 0), self.padding), self.weight, self.bias).permute(2, 0, 1)
