@@ -51,12 +51,9 @@ def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen]:
 
     Files that were made inheritable stay open in the child: a lock is held for as long as anyone works under it.
     """
-    # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
-    env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        env=env,
         process_group=0,
         close_fds=False,
         preexec_fn=_end_with_parent(os.getpid()),
@@ -96,7 +93,8 @@ def run_logged(
         UserError: the command ended with a status that is not 0; the message has its last lines and the log's path.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with open(log, "ab" if append else "wb", buffering=0) as sink:
         start = sink.tell()
