@@ -1,0 +1,140 @@
+"""fairseq's own commands with the plugin, each in a process and a folder of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.compat.conftest import write_corpus
+
+pytestmark = pytest.mark.slow
+
+PLUGIN = Path(__file__).resolve().parents[2] / "lightconv_plugin"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+UPDATES = 40
+
+# dropout and DropConnect are on: resuming must restore the random state too
+MODEL = """
+    --arch pla_dynamicconv_small --encoder-embed-dim 32 --decoder-embed-dim 32
+    --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64 --dropout 0.1 --weight-dropout 0.1 --encoder-glu 1
+"""
+RECIPE = f"""
+    --task translation -s en -t de --optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy
+    --max-tokens 300 --seed 1 --num-workers 0 --no-epoch-checkpoints --save-interval-updates 5
+    --max-update {UPDATES} --update-epoch-batch-itr True --disable-validation
+"""
+# fairseq's default of 8 leaves out the last few sentences of a set
+WHOLE = ("--required-batch-size-multiple", 1)
+
+
+def command(module: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-P", "-m", f"fairseq_cli.{module}", *map(str, arguments)]
+
+
+def run(module: str, *arguments: object, cwd: Path, given: str | None = None) -> str:
+    """Run one of fairseq's commands to its end; gives all it said."""
+    done = subprocess.run(
+        command(module, *arguments), cwd=cwd, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def train_arguments(data: Path, save_dir: Path) -> list[str]:
+    return [str(data), "--user-dir", str(PLUGIN), "--save-dir", str(save_dir), "--cpu", *MODEL.split(), *RECIPE.split()]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run("train", *train_arguments(corpus, folder), cwd=folder)
+    return folder / "checkpoint_last.pt"
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=False)["model"]
+
+
+def test_training_killed_and_resumed_ends_with_the_same_weights(corpus, trained, tmp_path):
+    save_dir = tmp_path / "killed"
+    with subprocess.Popen(
+        command("train", *train_arguments(corpus, save_dir)),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if len(list(save_dir.glob("checkpoint_*_*.pt"))) >= 3 and (save_dir / "checkpoint_last.pt").exists():
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "training ended before it could be killed"
+    said = run("train", *train_arguments(corpus, save_dir), cwd=tmp_path)
+    assert "Loaded checkpoint" in said, "the second run started anew"
+    expected, got = weights(trained), weights(save_dir / "checkpoint_last.pt")
+    assert expected.keys() == got.keys()
+    for name in expected:
+        assert torch.equal(got[name], expected[name]), name
+
+
+def test_generate_interactive_and_validate(corpus, trained, tmp_path):
+    options = ["--user-dir", PLUGIN, "--path", trained, "--cpu"]
+    said = run("generate", corpus, *options, "--gen-subset", "valid", *WHOLE, "--beam", 3, cwd=tmp_path)
+    assert sum(line.startswith("H-") for line in said.splitlines()) == 20
+    assert "BLEU4 = " in said
+    said = run("interactive", corpus, *options, "--beam", 3, cwd=tmp_path, given="w1 w2 w3\n")
+    assert any(line.startswith("H-0\t") for line in said.splitlines())
+    said = run("validate", corpus, *options, "--task", "translation", "--max-tokens", 300, cwd=tmp_path)
+    assert "valid on 'valid' subset" in said
+    assert "loss" in said
+
+
+def test_hydra_trains_from_yaml_alone(corpus, tmp_path):
+    config = {
+        "common": {"user_dir": str(PLUGIN), "cpu": True, "seed": 1},
+        "task": {"_name": "translation", "data": str(corpus), "source_lang": "en", "target_lang": "de"},
+        "model": {"_name": "pla_lightconv_small", "encoder_embed_dim": 32, "decoder_embed_dim": 32, "dropout": 0.0},
+        "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
+        "optimizer": {"_name": "adam", "adam_betas": "(0.9, 0.98)"},
+        "lr_scheduler": {"_name": "inverse_sqrt", "warmup_updates": 10},
+        "dataset": {"max_tokens": 300, "num_workers": 0, "disable_validation": True},
+        "optimization": {"max_update": 5, "lr": [0.01]},
+        "checkpoint": {"save_dir": str(tmp_path / "saved")},
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    run("hydra_train", "--config-dir", tmp_path, "--config-name", "small", cwd=tmp_path)
+    model = torch.load(tmp_path / "saved" / "checkpoint_last.pt", weights_only=False)["cfg"]["model"]
+    assert (model["_name"], model["encoder_conv_type"], model["dropout"]) == ("pla_lightconv_small", "lightweight", 0.0)
+    said = run(
+        "generate", corpus, "--user-dir", PLUGIN, "--path", tmp_path / "saved" / "checkpoint_last.pt", "--cpu",
+        "--gen-subset", "valid", cwd=tmp_path,
+    )  # fmt: skip
+    assert "BLEU4 = " in said
+
+
+def test_bad_options_are_refused_in_a_sentence(corpus, tmp_path):
+    done = subprocess.run(
+        command("train", *train_arguments(corpus, tmp_path / "saved"), "--encoder-kernel-size-list", "3,7,15"),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "--encoder-kernel-size-list has 3 widths [3, 7, 15] for 2 layers" in done.stderr.strip().splitlines()[-1]
