@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import logging
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -37,6 +39,7 @@ def apply() -> None:
     train_in_bfloat16_without_xla()
     train_data_parallel_on_cpu()
     refuse_what_cannot_train()
+    help_with_model_options()
 
 
 def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -361,3 +364,37 @@ def refuse_what_cannot_train() -> None:
         return wrapper
 
     _wrap(Trainer, "__init__", check)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Help
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def help_with_model_options() -> None:
+    """All versions: `--help` beside `--arch` and `--task` lists their options too.
+
+    fairseq's parser prints its help and ends before it has read which model is meant.
+    """
+    from fairseq import options
+
+    def whole(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(parser: Any, input_args: Any = None, *args: Any, modify_parser: Any = None, **kwargs: Any) -> Any:
+            given = sys.argv[1:] if input_args is None else list(input_args)
+            rest = [word for word in given if word not in ("-h", "--help")]
+            if len(rest) == len(given):
+                return original(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
+            calls = itertools.count(1)
+
+            def then_print(complete: Any) -> None:
+                if modify_parser is not None:
+                    modify_parser(complete)
+                if next(calls) == 2:  # fairseq calls this before and after it adds the model's options
+                    complete.print_help()
+                    complete.exit()
+
+            return original(parser, rest, *args, modify_parser=then_print, **kwargs)
+
+        return wrapper
+
+    _wrap(options, "parse_args_and_arch", whole)
