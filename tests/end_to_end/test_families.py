@@ -1,0 +1,101 @@
+"""One model of each family from YAML alone, and fairseq's own ConvS2S, trained, loaded and used."""
+
+import pytest
+import torch
+import yaml
+
+from tests.end_to_end.test_commands import PLUGIN, WHOLE, corpus, run
+
+pytestmark = pytest.mark.slow
+__all__ = ["corpus"]  # a fixture
+
+SMALL_ENCODER_DECODER = {"encoder_embed_dim": 32, "decoder_embed_dim": 32, "encoder_layers": 2, "decoder_layers": 2}
+
+
+def yaml_config(data, save_dir, *, task, model, criterion, **sections):
+    """A complete fairseq-hydra-train config, of 5 updates unless the sections say otherwise."""
+    return {
+        "common": {"user_dir": str(PLUGIN), "cpu": True, "seed": 1},
+        "task": {"data": str(data), **task},
+        "model": model,
+        "criterion": criterion,
+        "optimizer": {"_name": "nag", "momentum": 0.99},
+        "lr_scheduler": {"_name": "cosine", "warmup_updates": 2, "warmup_init_lr": 1e-7, "lr_period_updates": 3},
+        "dataset": {"max_tokens": 300, "num_workers": 0, "disable_validation": True},
+        "optimization": {"max_update": 5, "lr": [0.01], "clip_norm": 0.1},
+        "checkpoint": {"save_dir": str(save_dir)},
+        **sections,
+    }
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"_name": "pla_aan_wmt_en_de_big", "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+        {"_name": "pla_dynamicconv_decoupled_iwslt_de_en", "encoder_query_dim": 8, "decoder_query_dim": 8},
+    ],
+    ids=lambda model: model["_name"],
+)
+def test_translation_models_train_from_yaml(corpus, tmp_path, model):
+    translation = {"_name": "translation", "source_lang": "en", "target_lang": "de"}
+    small = {f"{side}_ffn_embed_dim": 32 for side in ("encoder", "decoder")}
+    small |= {f"{side}_kernel_size_list": [3] for side in ("encoder", "decoder")}
+    config = yaml_config(
+        corpus, tmp_path / "saved", task=translation, model={**SMALL_ENCODER_DECODER, **small, **model},
+        criterion={"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
+    )  # fmt: skip
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(config))
+    run("hydra_train", "--config-dir", tmp_path, "--config-name", "one", cwd=tmp_path)
+    saved = torch.load(tmp_path / "saved" / "checkpoint_last.pt", weights_only=False)["cfg"]["model"]
+    assert saved["_name"] == model["_name"]
+
+
+def test_language_model_trains_from_yaml_and_fairseq_eval_lm_reads_it(corpus, tmp_path):
+    """Sentences independent, adaptive input tied to the adaptive softmax: the recipe of Table 4, 60 updates long."""
+    (tmp_path / "data").mkdir()
+    for path in corpus.iterdir():  # the German side alone, under the names of a monolingual corpus
+        if ".de." in path.name:
+            name = "dict.txt" if path.name == "dict.de.txt" else path.name.replace(".en-de.de", "")
+            (tmp_path / "data" / name).write_bytes(path.read_bytes())
+    config = yaml_config(
+        tmp_path / "data",
+        tmp_path / "saved",
+        task={"_name": "language_modeling", "sample_break_mode": "eos", "tokens_per_sample": 64},
+        model={
+            "_name": "pla_dynamicconv_lm_small",
+            "decoder_embed_dim": 32,
+            "decoder_layers": 2,
+            "decoder_kernel_size_list": [3, 7],
+            "adaptive_input_cutoff": [16, 32],
+            "adaptive_softmax_cutoff": [16, 32],
+        },
+        criterion={"_name": "adaptive_loss"},
+        distributed_training={"ddp_backend": "legacy_ddp"},
+        lr_scheduler={"_name": "cosine", "warmup_updates": 10, "warmup_init_lr": 1e-7, "lr_period_updates": 50},
+        optimization={"max_update": 60, "lr": [1.0], "clip_norm": 0.1},
+    )
+    (tmp_path / "lm.yaml").write_text(yaml.safe_dump(config))
+    run("hydra_train", "--config-dir", tmp_path, "--config-name", "lm", cwd=tmp_path)
+    said = run(
+        "eval_lm", tmp_path / "data", "--user-dir", PLUGIN, "--path", tmp_path / "saved" / "checkpoint_last.pt",
+        "--gen-subset", "valid", "--sample-break-mode", "eos", "--cpu", *WHOLE, cwd=tmp_path,
+    )  # fmt: skip
+    perplexity = float(said.rsplit("Perplexity: ", 1)[1])
+    assert 1 < perplexity < 44  # better than a guess among the dictionary's 44 types
+
+
+def test_fairseqs_convs2s_trains_and_generates(corpus, tmp_path):
+    """``fconv``, Table 1's first row (Gehring et al., 2017), is fairseq's own; the plugin only makes it load again."""
+    layers = "[(32, 3)] * 2"
+    run(
+        "train", corpus, "--user-dir", PLUGIN, "--arch", "fconv_iwslt_de_en", "--encoder-layers", layers,
+        "--decoder-layers", layers, "--encoder-embed-dim", 32, "--decoder-embed-dim", 32,
+        "--decoder-out-embed-dim", 32, "--task", "translation", "--optimizer", "nag", "--lr", "0.25",
+        "--clip-norm", "0.1", "--criterion", "label_smoothed_cross_entropy", "--max-tokens", 300, "--max-update", 5,
+        "--num-workers", 0, "--disable-validation", "--save-dir", tmp_path / "saved", "--cpu", cwd=tmp_path,
+    )  # fmt: skip
+    said = run(
+        "generate", corpus, "--user-dir", PLUGIN, "--path", tmp_path / "saved" / "checkpoint_last.pt", "--cpu",
+        "--gen-subset", "valid", *WHOLE, cwd=tmp_path,
+    )  # fmt: skip
+    assert sum(line.startswith("H-") for line in said.splitlines()) == 20
