@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from itertools import chain
 
-from sacremoses import MosesDetokenizer, MosesTokenizer
+from sacremoses import MosesTokenizer
 
 _CHUNK = 2000  # lines a task: small enough to share out evenly, large enough to be worth sending
 
@@ -25,11 +25,6 @@ def tokenise(lines: Sequence[str], *, language: str, escape: bool, workers: int 
     """Tokenise lines; the tokens are parted by one space."""
     return in_chunks(partial(_tokenise, language=moses_language(language), escape=escape), lines, workers=workers)
 
-
-def detokenise(lines: Sequence[str], *, language: str, escape: bool) -> list[str]:
-    """Undo ``tokenise`` up to spacing around punctuation: for people, and for scores on detokenised text."""
-    detokeniser = MosesDetokenizer(lang=moses_language(language))
-    return [detokeniser.detokenize(line.split(), unescape=escape) for line in lines]
 
 
 def in_chunks(
