@@ -26,7 +26,6 @@ def tokenise(lines: Sequence[str], *, language: str, escape: bool, workers: int 
     return in_chunks(partial(_tokenise, language=moses_language(language), escape=escape), lines, workers=workers)
 
 
-
 def in_chunks(
     work: Callable[[Sequence[str]], list[str]], lines: Sequence[str], *, workers: int = 1, size: int = _CHUNK
 ) -> list[str]:
