@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from data_prep.text import bpe
 from data_prep.text.clean import clean, normalise_space
 from data_prep.text.split import part_of, split
-from data_prep.text.tokenise import detokenise, in_chunks, moses_language, tokenise
+from data_prep.text.tokenise import in_chunks, moses_language, tokenise
 from scripts.common.errors import UserError
+from scripts.score import detokenise
 
 Pair = tuple[str, str]
 
@@ -105,19 +106,19 @@ TEXT = ['It\'s a & b | c [e], e.g. "f".', "C++ (x86) costs 5 %; see README."]
 def test_tokens_and_back():
     tokens = tokenise(TEXT, language="en", escape=False)
     assert tokens[0] == 'It \'s a & b | c [ e ] , e.g. " f " .'
-    assert detokenise(tokens[:1], language="en", escape=False) == TEXT[:1]
+    assert detokenise(tokens[:1], "en", escaped=False) == TEXT[:1]
 
 
 def test_escaping_is_a_choice_that_detokenising_undoes():
     tokens = tokenise(TEXT, language="en", escape=True)
     assert "&amp;" in tokens[0]
     assert "&#124;" in tokens[0]
-    assert detokenise(tokens[:1], language="en", escape=True) == TEXT[:1]
+    assert detokenise(tokens[:1], "en", escaped=True) == TEXT[:1]
 
 
 def test_an_entity_in_the_text_survives():
     (tokens,) = tokenise(["write &amp; for &"], language="en", escape=False)
-    (back,) = detokenise([tokens], language="en", escape=False)
+    (back,) = detokenise([tokens], "en", escaped=False)
     assert back.replace(" ", "") == "write&amp;for&"
 
 

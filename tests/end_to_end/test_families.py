@@ -38,7 +38,7 @@ def yaml_config(data, save_dir, *, task, model, criterion, **sections):
 )
 def test_translation_models_train_from_yaml(corpus, tmp_path, model):
     translation = {"_name": "translation", "source_lang": "en", "target_lang": "de"}
-    small = {f"{side}_ffn_embed_dim": 32 for side in ("encoder", "decoder")}
+    small: dict[str, object] = {f"{side}_ffn_embed_dim": 32 for side in ("encoder", "decoder")}
     small |= {f"{side}_kernel_size_list": [3] for side in ("encoder", "decoder")}
     config = yaml_config(
         corpus, tmp_path / "saved", task=translation, model={**SMALL_ENCODER_DECODER, **small, **model},
