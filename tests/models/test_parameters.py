@@ -52,7 +52,7 @@ def case(row):
     return pytest.param(row, id=name(row), marks=NARROW if row.arch == "pla_attention_lm_gbw" else ())
 
 
-@pytest.mark.parametrize("row", map(case, COUNTED))
+@pytest.mark.parametrize("row", [case(row) for row in COUNTED])
 def test_counted_is_the_paper_s_to_the_nearest_million(row):
     assert abs(params.count_row(row) - row.paper) < 1.0
 

@@ -1,0 +1,163 @@
+"""The language models of Table 4 at a tiny size: adaptive input, tied adaptive softmax, no encoder."""
+
+import fairseq.models
+import fairseq.utils
+import pytest
+import torch
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+from lightconv_plugin.models.architectures import LANGUAGE_MODELS
+from lightconv_plugin.models.language_model import LightConvLanguageModel
+from tests.models import common
+from tests.models.test_architectures import TYPES, build, task
+from tests.tolerances import assert_close
+
+SMALL = "pla_dynamicconv_lm_small"
+# glu, norms and widths as the architectures say; kernels shorter and longer than the prefixes
+MODELS = {
+    "pla_lightconv_lm_small": {},
+    SMALL: {},
+    "pla_dynamicconv_lm_gbw": {"decoder_layers": 3, "decoder_kernel_size_list": [3, 15, 63]},
+    "pla_attention_lm_gbw": {},
+    "pla_lightconv_lm": {},  # one embedding width, one softmax
+}
+
+
+def build_model(arch, **given):
+    torch.manual_seed(0)
+    dropout = {"dropout": 0.0, "attention_dropout": 0.0}
+    return build(arch, task(arch), **{**dropout, **MODELS.get(arch, {}), **given})
+
+
+@pytest.fixture(params=MODELS)
+def model(request, monkeypatch):
+    if request.param == "pla_attention_lm_gbw":
+        # fairseq's attention takes the softmax in float32 in a step, but not in a full pass: a difference of 1e-7
+        monkeypatch.setattr(fairseq.utils, "softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))
+    return build_model(request.param).double().eval()
+
+
+def log_probabilities(model, words, state=None):
+    output = model.decoder(words, incremental_state=state)
+    return model.get_normalized_probs(output, log_probs=True)
+
+
+def test_the_registry_holds_our_classes():
+    assert fairseq.models.MODEL_REGISTRY["pla_lightconv_lm"] is LightConvLanguageModel
+    assert len(LANGUAGE_MODELS) == 4
+    for name in LANGUAGE_MODELS:
+        assert fairseq.models.ARCH_MODEL_REGISTRY[name] is LightConvLanguageModel
+    assert fairseq.models.ARCH_MODEL_REGISTRY["pla_attention_lm_gbw"] is TransformerLanguageModel
+
+
+def test_the_probabilities_of_all_words_sum_to_one(model):
+    logs = log_probabilities(model, common.tokens(2, 7))
+    assert logs.shape == (2, 7, TYPES)
+    assert_close(logs.exp().sum(-1), torch.ones(2, 7, dtype=torch.float64))
+    assert logs.std() > 0.01
+
+
+def test_incremental_equals_full_at_every_prefix_with_beams_reordered(model):
+    """fairseq's generator for language models: 2 sentences x 3 hypotheses, re-ordered after each step."""
+    torch.manual_seed(3)
+    rows = 6
+    state: dict = {}
+    prefix = common.tokens(rows, 1)
+    for step in range(20):
+        features, _ = model.decoder(prefix, incremental_state=state)
+        assert_close(features, model.decoder(prefix)[0][:, -1:])
+        order = torch.cat([torch.randint(3, (3,)), torch.randint(3, (3,)) + 3])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        prefix = torch.cat([prefix[order], common.tokens(rows, 1, seed=step + 1)], dim=1)
+
+
+def test_probabilities_step_by_step_are_those_of_the_full_pass(model):
+    words = common.tokens(3, 9)
+    state: dict = {}
+    full = log_probabilities(model, words)
+    for end in range(1, 10):
+        assert_close(log_probabilities(model, words[:, :end], state), full[:, end - 1 : end])
+
+
+def test_never_looks_ahead_but_does_look_back(model):
+    words = common.tokens(2, 8)
+    changed = words.clone()
+    changed[:, 5:] = (words[:, 5:] - 3) % (TYPES - 4) + 4
+    assert (changed[:, 5:] != words[:, 5:]).all()
+    before, after = log_probabilities(model, words), log_probabilities(model, changed)
+    assert_close(after[:, :5], before[:, :5])
+    assert not torch.allclose(after[:, 5:], before[:, 5:])
+    first = words.clone()
+    first[:, 6] = (words[:, 6] - 3) % (TYPES - 4) + 4
+    assert not torch.allclose(log_probabilities(model, first)[:, 7], before[:, 7])
+
+
+def test_padding_after_a_sentence_changes_nothing_in_it(model):
+    words = common.tokens(2, 6)
+    padded = torch.cat([words, torch.full((2, 3), model.decoder.padding_idx)], dim=1)
+    assert_close(log_probabilities(model, padded)[:, :6], log_probabilities(model, words))
+
+
+@pytest.mark.parametrize("arch", [SMALL, "pla_lightconv_lm_small", "pla_attention_lm_gbw"])
+def test_tied_weights_are_one_storage(arch):
+    decoder = build_model(arch).decoder
+    head, *tails = decoder.adaptive_softmax.tail
+    bands = [band[0].weight for band in decoder.embed_tokens.embeddings]
+    assert [tuple(band.shape) for band in bands] == [(8, 16), (6, 4), (6, 1)]
+    outputs = [decoder.adaptive_softmax.head.word_proj.weight, *(tail[-1].weight for tail in (head, *tails))]
+    for band, output in zip(bands, outputs, strict=True):
+        assert band.data_ptr() == output.data_ptr()
+
+
+def test_untied_weights_are_counted_apart():
+    tied, untied = build_model(SMALL), build_model(SMALL, tie_adaptive_weights=False)
+    assert common.parameters(untied) == common.parameters(tied) + 8 * 16 + 6 * 4 + 6 * 1
+
+
+def test_tied_projections_spare_their_weights():
+    own, tied = build_model(SMALL), build_model(SMALL, tie_adaptive_proj=True)
+    projections = [tail[0].weight for tail in tied.decoder.adaptive_softmax.tail]
+    ours = [band[1].weight for band in tied.decoder.embed_tokens.embeddings[1:]]
+    assert [p.data_ptr() for p in projections] == [p.data_ptr() for p in ours]
+    assert common.parameters(own) == common.parameters(tied) + 16 * 4 + 16 * 1
+
+
+def test_embeddings_shared_with_a_plain_softmax():
+    apart, shared = (build_model("pla_lightconv_lm", share_decoder_input_output_embed=value) for value in (False, True))
+    assert apart.decoder.adaptive_softmax is None
+    assert shared.decoder.output_projection.weight is shared.decoder.embed_tokens.weight
+    assert common.parameters(apart) == common.parameters(shared) + TYPES * 16
+
+
+def test_norms_come_before_and_none_after_the_last_block():
+    decoder = build_model(SMALL).decoder
+    assert decoder.layer_norm is None
+    assert all(
+        block.mixer_residual.normalize_before and block.ffn_residual.normalize_before for block in decoder.layers
+    )
+    assert all(block.encoder_attn is None for block in decoder.layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adaptive_input_cutoff": []}, "--adaptive-input needs --adaptive-input-cutoff, for example 60000,160000"),
+        ({"adaptive_softmax_cutoff": [8, 15]}, r"--tie-adaptive-weights needs .*\[8, 14\].*\[8, 15\]"),
+        ({"adaptive_input": False}, "got no adaptive input and"),
+        ({"adaptive_input_factor": 2.0}, "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor"),
+        ({"decoder_input_dim": 12}, "--tie-adaptive-weights needs"),
+        (
+            {"adaptive_input_cutoff": [8, 30], "adaptive_softmax_cutoff": [8, 30]},
+            r"--adaptive-input-cutoff \[8, 30\] goes beyond the dictionary's 20 types; give smaller cut-offs",
+        ),
+        (
+            {"tie_adaptive_weights": False, "adaptive_softmax_cutoff": [21]},
+            r"--adaptive-softmax-cutoff \[21\] goes beyond the dictionary's 20 types",
+        ),
+        ({"decoder_kernel_size_list": [3] * 5}, "--decoder-kernel-size-list has 5 widths .* for 2 layers"),
+        ({"decoder_conv_heads": 3}, "--decoder-conv-heads 3 does not divide --decoder-conv-dim 16"),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_model(SMALL, **options)

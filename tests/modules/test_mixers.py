@@ -1,0 +1,273 @@
+"""The mixers beside LightConv and DynamicConv, each against its definition written out anew."""
+
+import fairseq.modules
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightconv_plugin.modules import AverageAttention, ConvModule, DynamicConv, SelfAttention, StandardConv
+from lightconv_plugin.ops import reference
+from tests.tolerances import assert_close
+
+C, HEADS = 8, 4
+
+# every mixer by the tables' name; window: a width, or None for all positions
+BUILDERS = {
+    "standard": lambda window, causal: StandardConv(C, window, causal=causal),
+    "local_attention": lambda window, causal: SelfAttention(C, HEADS, window=window, causal=causal),
+    "attention": lambda window, causal: SelfAttention(C, HEADS, window=None, causal=causal),
+    "average": lambda window, causal: AverageAttention(C, 12, causal=causal),
+    "decoupled": lambda window, causal: ConvModule(
+        C,
+        DynamicConv(12, window, heads=HEADS, causal=causal, query_dim=6, query_heads=2),
+        glu=True,
+        query_dim=6,
+    ),
+}
+
+
+def build(name, window=3, *, causal, seed=0):
+    torch.manual_seed(seed)
+    module = BUILDERS[name](window, causal).double().eval()
+    for parameter in module.parameters():  # biases start at 0, where a missing one would not show
+        parameter.data.uniform_(-0.7, 0.7)
+    return module
+
+
+def inputs(time, batch=3, seed=1):
+    return torch.randn(time, batch, C, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def padding(time, lengths, side):
+    """(B, T): true where a row of the given length is padding."""
+    positions = torch.arange(time)
+    if side == "left":
+        return torch.stack([positions < time - length for length in lengths])
+    return torch.stack([positions >= length for length in lengths])
+
+
+def visible(time, window, causal):
+    """(T, T): whether i sees j, pair by pair."""
+    seen = torch.zeros(time, time, dtype=torch.bool)
+    for i in range(time):
+        for j in range(time):
+            if causal:
+                seen[i, j] = j <= i and (window is None or i - j <= window - 1)
+            else:
+                seen[i, j] = window is None or abs(i - j) <= window // 2
+    return seen
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+@pytest.mark.parametrize("causal", [True, False])
+def test_standard_conv_is_a_sum_over_taps_and_channels(window, causal):
+    module, x = build("standard", window, causal=causal), inputs(6, batch=2)
+    expected = torch.zeros_like(x)
+    left = window - 1 if causal else window // 2
+    for i in range(6):
+        expected[i] = module.bias
+        for k in range(window):
+            if 0 <= i - left + k < 6:
+                expected[i] += x[i - left + k] @ module.weight[:, :, k].t()
+    assert_close(module(x), expected)
+    assert sum(p.numel() for p in module.parameters()) == C * C * window + C
+
+
+@pytest.mark.parametrize(
+    ("window", "causal"),
+    [(window, True) for window in (None, 1, 3, 4, 20)] + [(window, False) for window in (None, 1, 3, 5, 21)],
+)
+def test_self_attention_is_fairseq_s_with_the_window_as_a_mask(window, causal):
+    module = build("local_attention", window, causal=causal)
+    theirs = fairseq.modules.MultiheadAttention(C, HEADS, self_attention=True).double().eval()
+    theirs.load_state_dict(module.state_dict(), strict=True)
+    x = inputs(7)
+    expected, _ = theirs(x, x, x, attn_mask=~visible(7, window, causal), need_weights=False)
+    assert_close(module(x), expected)
+
+
+def test_self_attention_with_padding_is_fairseq_s():
+    module = build("attention", causal=False)
+    theirs = fairseq.modules.MultiheadAttention(C, HEADS, self_attention=True).double().eval()
+    theirs.load_state_dict(module.state_dict())
+    x, mask = inputs(7), padding(7, (7, 4, 2), "left")
+    expected, _ = theirs(x, x, x, key_padding_mask=mask, need_weights=False)
+    real = ~mask.t()
+    assert_close(module(x, mask)[real], expected[real])
+
+
+def averaged_attention(module, mean, y):
+    """Equations 2 to 4 of Zhang et al. (2018) at one position of one sentence: FFN, gates, sum."""
+    hidden = torch.clamp(module.fc1.weight @ mean + module.fc1.bias, min=0)
+    g = module.fc2.weight @ hidden + module.fc2.bias
+    gates = torch.sigmoid(module.gate.weight @ torch.cat([y, g]) + module.gate.bias)
+    return gates[: len(y)] * y + gates[len(y) :] * g
+
+
+def test_averaged_attention_of_a_decoder_follows_its_equations():
+    module, x = build("average", causal=True), inputs(6, batch=2)
+    expected = torch.empty_like(x)
+    for b in range(2):
+        for j in range(6):
+            mean = sum(x[k, b] for k in range(j + 1)) / (j + 1)  # equation 1
+            expected[j, b] = averaged_attention(module, mean, x[j, b])
+    assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_averaged_attention_of_an_encoder_is_the_mean_of_the_real_positions(side):
+    module, x, lengths = build("average", causal=False), inputs(6), (6, 4, 1)
+    mask = padding(6, lengths, side)
+    got = module(x, mask)
+    for b in range(3):
+        real = [j for j in range(6) if not mask[b, j]]
+        assert len(real) == lengths[b]
+        mean = sum(x[k, b] for k in real) / len(real)
+        for j in real:
+            assert_close(got[j, b], averaged_attention(module, mean, x[j, b]))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("query_heads", [1, 2, 4])
+def test_query_heads_predict_from_their_part_of_the_query(causal, query_heads):
+    torch.manual_seed(0)
+    conv = DynamicConv(C, 3, heads=HEADS, causal=causal, query_dim=12, query_heads=query_heads).double()
+    x, query = inputs(6, batch=2), torch.randn(6, 2, 12, dtype=torch.float64)
+    width, heads_a_group = 12 // query_heads, HEADS // query_heads
+    logits = torch.empty(6, 2, HEADS, 3, dtype=torch.float64)
+    for h in range(HEADS):
+        group = h // heads_a_group
+        part = query[:, :, group * width : (group + 1) * width]
+        for k in range(3):
+            logits[:, :, h, k] = part @ conv.weight_linear.weight[h * 3 + k]
+    expected = reference.dynamic_conv(x, logits, padding_l=2 if causal else 1)
+    assert_close(conv(x, query=query), expected)
+    assert conv.weight_linear.weight.numel() == 12 * HEADS * 3 // query_heads
+
+
+def test_a_decoupled_query_has_a_projection_of_its_own():
+    module, x = build("decoupled", causal=False), inputs(6)
+    value = x @ module.in_proj.weight.t() + module.in_proj.bias
+    value = value[..., :12] * torch.sigmoid(value[..., 12:])
+    query = x @ module.query_proj.weight.t() + module.query_proj.bias
+    assert query.shape[-1] == 6
+    expected = module.conv(value, query=query) @ module.out_proj.weight.t() + module.out_proj.bias
+    assert_close(module(x), expected)
+    module.query_proj.weight.data.neg_()
+    assert not torch.allclose(module(x), expected)
+
+
+@pytest.mark.parametrize(("query_dim", "query_heads"), [(12, 3), (10, 4), (12, 0)])
+def test_query_heads_that_divide_nothing_are_refused(query_dim, query_heads):
+    with pytest.raises(ValueError, match=f"{query_heads} query heads do not divide 4 heads and a query of {query_dim}"):
+        DynamicConv(C, 3, heads=HEADS, causal=True, query_dim=query_dim, query_heads=query_heads)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@settings(max_examples=10, deadline=None)
+@given(window=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_incremental_equals_full_at_every_prefix_with_beams_reordered(name, window, seed):
+    """Each hypothesis, followed back through the re-orderings, must have been mixed as a whole; rows also drop out."""
+    module, rows = build(name, window, causal=True, seed=seed), 4
+    generator = torch.Generator().manual_seed(seed)
+    state: dict = {}
+    history = torch.zeros(0, rows, C, dtype=torch.float64)
+    for step in range(9):
+        x = inputs(1, batch=rows, seed=seed + step)
+        history = torch.cat([history, x])
+        assert_close(module(x, incremental_state=state), module(history)[-1:])
+        order = torch.randint(rows, (rows - (step == 5),), generator=generator)
+        rows = len(order)
+        for part in module.modules():
+            if hasattr(part, "reorder_incremental_state"):
+                part.reorder_incremental_state(state, order)
+        history = history.index_select(1, order)
+
+
+def numbers_kept(module, steps):
+    """How many numbers the state holds after each step."""
+    state: dict = {}
+    kept = []
+    for step in range(steps):
+        module(inputs(1, seed=step), incremental_state=state)
+        kept.append(sum(value.numel() for entry in state.values() for value in entry.values()))
+    return kept
+
+
+def test_averaged_attention_decodes_with_a_state_of_constant_size():
+    assert numbers_kept(build("average", causal=True), 8) == [3 * C + 3] * 8  # a sum and a count a row
+
+
+@pytest.mark.parametrize("name", ["standard", "local_attention"])
+def test_a_window_keeps_one_input_less_than_it_sees(name):
+    assert numbers_kept(build(name, 4, causal=True), 6) == [3 * C * kept for kept in (1, 2, 3, 3, 3, 3)]
+
+
+def test_full_attention_keeps_all_inputs():
+    assert numbers_kept(build("attention", causal=True), 6) == [3 * C * kept for kept in range(1, 7)]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_never_changes_real_positions(name, side):
+    """Rows of every length, down to 2 real positions among windows that hold nothing but padding."""
+    module, time, lengths = build(name, causal=False), 9, (9, 6, 2)
+    x, mask = inputs(time), padding(time, lengths, side)
+    got = module(x, mask)
+    assert torch.isfinite(got).all()
+    other = torch.where(mask.t().unsqueeze(-1), inputs(time, seed=2) * 100, x)
+    assert_close(module(other, mask)[~mask.t()], got[~mask.t()])
+    for b, length in enumerate(lengths):
+        alone = x[~mask[b], b : b + 1]
+        assert len(alone) == length
+        assert_close(got[~mask[b], b : b + 1], module(alone))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_row_of_padding_alone_is_finite_and_so_are_its_gradients(name, causal):
+    module, x = build(name, causal=causal).train(), inputs(5).requires_grad_()
+    mask = padding(5, (5, 3, 0), "right")
+    got = module(x, mask)
+    got.sum().backward()
+    assert torch.isfinite(got).all()
+    for value in (x, *module.parameters()):
+        assert value.grad is not None
+        assert torch.isfinite(value.grad).all()
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_causal_mixer_never_looks_ahead_and_another_does(name):
+    x, changed = inputs(7), inputs(7)
+    changed[4:] = inputs(3, seed=5)
+    causal, both_ways = build(name, causal=True), build(name, causal=False)
+    assert_close(causal(changed)[:4], causal(x)[:4])
+    assert not torch.allclose(both_ways(changed)[3], both_ways(x)[3])
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_incremental_decoding_takes_one_position_of_a_causal_mixer(name):
+    with pytest.raises(ValueError, match="causal=False"):
+        build(name, causal=False)(inputs(1), incremental_state={})
+    with pytest.raises(ValueError, match="one position at a time"):
+        build(name, causal=True)(inputs(2), incremental_state={})
+
+
+def test_attention_weights_are_dropped_in_training_only():
+    torch.manual_seed(0)
+    module, x = SelfAttention(C, HEADS, window=None, causal=True, dropout=0.5).double(), inputs(6)
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+
+
+def test_long_averages_in_half_precision_are_exact_to_its_precision():
+    """A running sum in bfloat16 would stop growing at 256 ones."""
+    module = AverageAttention(C, 12, causal=True).bfloat16()
+    x = torch.ones(2000, 1, C, dtype=torch.bfloat16)
+    assert_close(module._mean(x, None), x)
+    state: dict = {}
+    for position in x[:600]:
+        mean = module._step(position[None], state)
+    assert_close(mean, x[:1])
