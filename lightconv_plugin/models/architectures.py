@@ -6,7 +6,8 @@ Where fairseq has exactly the model already, its own name serves: self-attention
 
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer_lm import base_lm_architecture
 
 from lightconv_plugin.models import encoder_decoder, language_model  # noqa: F401  register what these belong to
 from lightconv_plugin.models.resolve import BASE, BASE_DECODER, fill
@@ -173,4 +174,4 @@ def self_attention_lm(args: Any) -> None:
     """Table 4's baseline: fairseq's own Transformer language model in the paper's size, which it has no name for."""
     values = {**LM_GBW, "decoder_layers": 16, "adaptive_input_cutoff": "60000,160000"}
     fill(args, {**values, "adaptive_softmax_cutoff": "60000,160000"})
-    ARCH_CONFIG_REGISTRY["transformer_lm"](args)
+    base_lm_architecture(args)

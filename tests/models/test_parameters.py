@@ -45,14 +45,7 @@ def test_the_paper_s_figures_as_printed():
     }
 
 
-NARROW = pytest.mark.xfail(strict=True, reason="built with embeddings of 512, the default of fairseq, instead of 1024")
-
-
-def case(row):
-    return pytest.param(row, id=name(row), marks=NARROW if row.arch == "pla_attention_lm_gbw" else ())
-
-
-@pytest.mark.parametrize("row", [case(row) for row in COUNTED])
+@pytest.mark.parametrize("row", COUNTED, ids=name)
 def test_counted_is_the_paper_s_to_the_nearest_million(row):
     assert abs(params.count_row(row) - row.paper) < 1.0
 
