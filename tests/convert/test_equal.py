@@ -1,0 +1,108 @@
+"""A converted model is the model: the same logits and the same beams, from every form in which fairseq saved it."""
+
+import itertools
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.sequence_generator import SequenceGenerator
+
+from lightconv_plugin import convert
+from lightconv_plugin.models.encoder_decoder import LightConvModel
+from tests.convert import common
+
+FORMS = list(itertools.product(("lightweight", "dynamic"), (True, False), (True, False), ("early", "late")))
+# every setting and file format with each layout, spread over the forms above
+SAVED = list(itertools.product(("args", "cfg", "dict"), (True, False)))
+
+
+def batch(task):
+    """Sentences of two lengths, padded on the left as fairseq does, and beginnings of translations."""
+    draw = torch.Generator().manual_seed(3)
+    source = torch.randint(4, len(task.source_dictionary), (2, 9), generator=draw)
+    source[1, :3] = task.source_dictionary.pad()
+    source[:, -1] = task.source_dictionary.eos()
+    target = torch.randint(4, len(task.target_dictionary), (2, 12), generator=draw)
+    return {"src_tokens": source, "src_lengths": torch.tensor([9, 6]), "prev_output_tokens": target}
+
+
+def load(path, folder):
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": str(folder)})
+    return models[0].eval(), cfg, task
+
+
+def beams(model, task, sample):
+    generator = SequenceGenerator([model], task.target_dictionary, beam_size=3, max_len_b=10)
+    return [
+        [(hypothesis["tokens"].tolist(), hypothesis["score"].item()) for hypothesis in found]
+        for found in generator.generate([model], {"net_input": sample, "id": torch.arange(2)})
+    ]
+
+
+def check_equal(original, path, folder, task):
+    converted, _, _ = load(path, folder)
+    assert isinstance(converted, LightConvModel)
+    sample = batch(task)
+    with torch.no_grad():
+        expected, found = original(**sample)[0], converted(**sample)[0]
+    assert expected.std() > 0.1, "logits that are all alike prove nothing"
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    sample.pop("prev_output_tokens")
+    for ours, theirs in zip(beams(converted, task, sample), beams(original, task, sample), strict=True):
+        assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("operator", "glu", "shared", "layout", "settings", "zipped"),
+    [(*form, *SAVED[(5 * number + number // 6) % len(SAVED)]) for number, form in enumerate(FORMS)],
+)
+def test_logits_and_beams(tmp_path, operator, glu, shared, layout, settings, zipped):
+    task = common.write_dictionaries(tmp_path, shared=shared)
+    options = {f"{side}_conv_type": operator for side in ("encoder", "decoder")}
+    options |= {f"{side}_glu": glu for side in ("encoder", "decoder")}
+    model, args = common.theirs(
+        task,
+        **{**common.TINY, **options},
+        weight_softmax=glu or not shared,
+        share_all_embeddings=shared,
+        encoder_normalize_before=not shared,
+        decoder_normalize_before=not glu,
+    )
+    state = model.state_dict()
+    if layout == "early":
+        state = common.early_names(state, shared=shared, ancient=settings == "args")
+    source = common.save(tmp_path / "in.pt", state, args, settings=settings, zipped=zipped)
+    convert.main([str(source), str(tmp_path / "out.pt")])
+    check_equal(model, tmp_path / "out.pt", tmp_path, task)
+
+
+def test_widths_of_their_own_and_learned_positions(tmp_path):
+    task = common.write_dictionaries(tmp_path, shared=False)
+    model, args = common.theirs(
+        task,
+        **common.TINY,
+        decoder_output_dim=8,
+        tie_adaptive_weights=False,
+        encoder_conv_dim=32,
+        decoder_conv_dim=8,
+        encoder_conv_type="dynamic",
+        decoder_conv_type="lightweight",
+        weight_softmax=True,
+        encoder_learned_pos=True,
+        decoder_learned_pos=True,
+    )
+    source = common.save(tmp_path / "in.pt", model, args)
+    convert.main([str(source), str(tmp_path / "out.pt")])
+    check_equal(model, tmp_path / "out.pt", tmp_path, task)
+
+
+def test_half_precision_stays(tmp_path):
+    task = common.write_dictionaries(tmp_path, shared=True)
+    model, args = common.theirs(task, **common.TINY, share_all_embeddings=True, **common.DYNAMIC)
+    source = common.save(tmp_path / "in.pt", {k: v.half() for k, v in model.state_dict().items()}, args)
+    convert.main([str(source), str(tmp_path / "out.pt")])
+    stored = torch.load(tmp_path / "out.pt", weights_only=True)["model"]
+    assert {t.dtype for name, t in stored.items() if not name.endswith("version")} == {torch.float16}
+    model.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
+    check_equal(model, tmp_path / "out.pt", tmp_path, task)
