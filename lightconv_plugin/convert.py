@@ -36,7 +36,7 @@ Tensors = dict[str, Tensor]
 
 
 class ConversionError(Exception):
-    """A file that cannot be converted. The message says what was found, what was expected and what to do."""
+    """A file that cannot be converted; the message says what was found and what to do."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,8 @@ _BOTH = {"linear1": "mixer.in_proj", "linear2": "mixer.out_proj", "fc1": "ffn.fc
 _PARTS = {
     "encoder": {
         **_BOTH,
-        "layer_norms.0": "mixer_residual.layer_norm",
-        "layer_norms.1": "ffn_residual.layer_norm",
-        "layer_norm1": "mixer_residual.layer_norm",
-        "layer_norm2": "ffn_residual.layer_norm",
+        **dict.fromkeys(("layer_norms.0", "layer_norm1"), "mixer_residual.layer_norm"),
+        **dict.fromkeys(("layer_norms.1", "layer_norm2"), "ffn_residual.layer_norm"),
     },
     "decoder": {
         **_BOTH,
@@ -197,10 +195,7 @@ def convert_options(kind: Kind, model: argparse.Namespace, parameters: Iterable[
     name = str(getattr(theirs, "_name", None) or theirs.arch)
     ARCH_CONFIG_REGISTRY[name](theirs)
     if getattr(theirs, "character_embeddings", False):
-        raise ConversionError(
-            "its embeddings are built from characters (--character-embeddings), which this plugin's language model "
-            "does not have; expected one embedding a word, or adaptive input"
-        )
+        raise ConversionError("it has --character-embeddings; expected one embedding a word, or adaptive input")
     known = {field.name: field.default for field in fields(kind.config) if not field.name.startswith("_")}
     options = {option: getattr(theirs, option, default) for option, default in known.items()}
     options |= _own_options(kind, theirs, set(parameters))
@@ -308,12 +303,18 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
         CheckpointError: not readable, or refused for the types in it.
         OSError: no such file, no permission.
     """
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
+    except OSError as error:
+        if error.filename is not None:  # missing, or no permission
+            raise
+        raise ConversionError(  # torch, looking for the end of a file in its new format
+            f"not a readable fairseq checkpoint ({error.strerror or error}). It is probably truncated: copy it again"
+        ) from error
     theirs = state.get("model")
     if not isinstance(theirs, dict) or not isinstance(state.get("cfg"), DictConfig):
-        raise ConversionError(f"it holds {', '.join(sorted(state))}; expected a model and its settings (args or cfg)")
-    cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
-    assert isinstance(cfg, dict)
+        raise ConversionError(f"it holds {', '.join(state)}; expected a model and its settings (args or cfg)")
+    cfg: Any = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     settings = cfg.get("model")
     model = settings if isinstance(settings, argparse.Namespace) else argparse.Namespace(**(settings or {}))
     kind = find_kind(model)
@@ -332,7 +333,8 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
         "extra_state": {"train_iterator": state["extra_state"]["train_iterator"]},
         "task_state": state.get("task_state") or {},
     }
-    count = sum({t.data_ptr(): t.numel() for n, t in parameters.items() if not n.endswith(".version")}.values())
+    weights = [t for name, t in parameters.items() if not name.endswith((".version", "._float_tensor"))]
+    count = sum({tensor.data_ptr(): tensor.numel() for tensor in weights}.values())
     return result, Report(kind.name, options, layout_of(theirs), count, dropped)
 
 
@@ -341,21 +343,19 @@ def save(state: dict[str, Any], out: Path) -> None:
     partial = out.with_name(f"{out.name}.partial{os.getpid()}")
     try:
         with open(partial, "wb") as file:
-            try:
-                torch.save(state, file)
-            except RuntimeError as error:
-                if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
-                    raise error.__context__ from None
-                raise
+            torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, out)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
+            raise error.__context__ from None
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
 
 def describe(report: Report) -> list[str]:
-    """What was converted, for people."""
     config = report.config
     lines = [f"{report.kind}, {report.parameters:,} parameters; found {report.layout}"]
     for side in ("encoder", "decoder"):

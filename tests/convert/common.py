@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 import lightconv_plugin  # noqa: F401  applies the shims
@@ -52,11 +52,12 @@ def write_dictionaries(folder: Path, *, shared: bool) -> Namespace:
     return Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=source)
 
 
-def theirs(task: Namespace, arch: str = "lightconv_iwslt_de_en", **options: Any) -> tuple[Any, Namespace]:
+def theirs(dictionaries: Namespace, arch: str = "lightconv_iwslt_de_en", **options: Any) -> tuple[Any, Namespace]:
     """A model of fairseq's with random parameters, norms and biases too, and its settings as fairseq-train has them."""
     args = Namespace(**{**TRAINING, "arch": arch, **options})
+    ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(1)
-    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task).eval()
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, dictionaries).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "norm.weight")) or re.search(r"norm\d\.weight", name):

@@ -1,0 +1,288 @@
+"""The models that the paper's authors published: list them, or fetch one and convert it to a model of this plugin.
+
+examples: python scripts/pretrained.py list
+          python scripts/pretrained.py get dynamicconv.glu.wmt16.en-de --out work/pretrained/dynamicconv
+
+DIR gets the dictionaries, the BPE codes, model.pt and manifest.json, all or nothing. An interrupted download goes on
+where it stopped when the same command runs again. No checksums were published with these files: the manifest records
+the SHA-256 of what came, and fetching into the same DIR again refuses anything else.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.common.errors import UserError, run_command
+from scripts.common.files import atomic_folder, read_json, write_json
+from scripts.common.terminal import StatusLine
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+BASE_URL = "https://dl.fbaipublicfiles.com/fairseq/models/dynamicconv/"
+TIMEOUT = 60.0  # seconds without a byte
+BLOCK = 1 << 18  # bytes
+
+# fairseq's names for them, and the archive of each; the models of WMT'16 and WMT'17 are the same
+MODELS = {
+    "lightconv.no_glu.iwslt14.de-en": "iwslt14.de-en.lightconv.tar.gz",
+    "dynamicconv.no_glu.iwslt14.de-en": "iwslt14.de-en.dynamicconv.tar.gz",
+    "lightconv.no_glu.wmt16.en-de": "wmt16.en-de.joined-dict.lightconv.tar.gz",
+    "dynamicconv.no_glu.wmt16.en-de": "wmt16.en-de.joined-dict.dynamicconv.tar.gz",
+    "lightconv.glu.wmt16.en-de": "wmt16.en-de.joined-dict.lightconv-glu.tar.gz",
+    "dynamicconv.glu.wmt16.en-de": "wmt16.en-de.joined-dict.dynamicconv-glu.tar.gz",
+    "lightconv.glu.wmt17.en-de": "wmt16.en-de.joined-dict.lightconv-glu.tar.gz",
+    "dynamicconv.glu.wmt17.en-de": "wmt16.en-de.joined-dict.dynamicconv-glu.tar.gz",
+    "lightconv.glu.wmt14.en-fr": "wmt14.en-fr.joined-dict.lightconv-glu.tar.gz",
+    "dynamicconv.glu.wmt14.en-fr": "wmt14.en-fr.joined-dict.dynamicconv-glu.tar.gz",
+    "lightconv.glu.wmt17.zh-en": "wmt17.zh-en.lightconv-glu.tar.gz",
+    "dynamicconv.glu.wmt17.zh-en": "wmt17.zh-en.dynamicconv-glu.tar.gz",
+}
+
+
+def listing() -> list[str]:
+    """The published models as lines of a table."""
+    rows = [("name", "dataset", "operator", "GLU", "URL")]
+    for name, archive in MODELS.items():
+        operator, glu, dataset = name.split(".", 2)
+        operator = {"lightconv": "LightConv", "dynamicconv": "DynamicConv"}[operator]
+        rows.append((name, dataset, operator, "yes" if glu == "glu" else "no", BASE_URL + archive))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said about the rest of a file."""
+
+    start: int  # bytes that it leaves out, since they are here already
+    total: int | None  # bytes of the whole file, if it said
+
+
+def download(url: str, partial: Path) -> None:
+    """Fetch ``url`` into ``partial``, going on after the bytes that are there from an interrupted call.
+
+    Raises:
+        UserError: no network, no such file, or less came than was announced.
+    """
+    here = partial.stat().st_size if partial.exists() else 0
+    tag = partial.with_name(partial.name + ".tag")  # which version of the file the first part is of
+    headers = {"Range": f"bytes={here}-"} if here else {}
+    if here and tag.exists():
+        headers["If-Range"] = tag.read_text(encoding="utf-8")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
+            answer = _read_headers(response, here)
+            if found := response.headers.get("ETag"):
+                tag.write_text(found, encoding="utf-8")
+            _receive(response, partial, answer)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and here:  # nothing left to send: all is here, or more than the file has
+            if error.headers.get("Content-Range") == f"bytes */{here}":
+                return
+            partial.unlink()
+            download(url, partial)
+            return
+        raise UserError(
+            f"{url}: the server said {error.code} {error.reason}; check the address, or use --from"
+        ) from error
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UserError(
+            f"{url} cannot be fetched: {reason}. Check the network and run the same command again: it goes on from the "
+            "bytes that came. Or fetch the archive elsewhere and give its folder with --from"
+        ) from error
+    size = partial.stat().st_size
+    if answer.total is not None and size != answer.total:
+        raise UserError(
+            f"{url}: the connection ended after {size:,} of {answer.total:,} bytes; run the same command again to go on"
+        )
+
+
+def _read_headers(response: Any, here: int) -> Answer:
+    length = response.headers.get("Content-Length")
+    if response.status == 206:
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if match and int(match[1]) == here:
+            return Answer(here, None if match[2] == "*" else int(match[2]))
+        raise UserError(f"{response.url}: asked for the bytes from {here:,} on, the server sent others; use --from")
+    return Answer(0, int(length) if length else None)
+
+
+def _receive(response: Any, partial: Path, answer: Answer) -> None:
+    status, size = StatusLine(), answer.start
+    if answer.start:
+        status.line(f"going on after {answer.start:,} bytes")
+    with open(partial, "ab" if answer.start else "wb") as file:
+        while block := response.read(BLOCK):
+            file.write(block)
+            size += len(block)
+            of = f" of {answer.total / 1e6:,.1f}" if answer.total else ""
+            status.update(f"{partial.stem}: {size / 1e6:,.1f}{of} MB")
+    status.close()
+
+
+def fetch(archive: str, origin: str, partial: Path) -> tuple[Path, str]:
+    """The archive as a file here, and where it came from; ``origin``: a folder or the address of one.
+
+    Raises:
+        UserError: it is not there.
+    """
+    if re.match(r"https?://", origin):
+        url = origin.rstrip("/") + "/" + archive
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        download(url, partial)
+        return partial, url
+    path = Path(origin) / archive
+    if not path.is_file():
+        raise UserError(
+            f"there is no {path}; --from takes the folder with {archive} in it, or its address (https://...)"
+        )
+    return path, str(path)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack into ``folder``; gives the checkpoint in it.
+
+    Raises:
+        UserError: a broken archive, one that writes outside its folder, or one without a single checkpoint.
+    """
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            tar.extractall(folder, filter="data")
+    except tarfile.FilterError as error:
+        raise UserError(f"{archive} is refused: {error}; an archive of a model only holds plain files") from error
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # a full disk, no permission
+            raise
+        raise UserError(f"{archive} is not a whole .tar.gz archive ({error}); delete it and fetch it again") from error
+    found = sorted(folder.rglob("*.pt"))
+    named = [path for path in found if path.name == "model.pt"]
+    if len(named or found) == 1:
+        return (named or found)[0]
+    held = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("*"))[:5]) or "nothing"
+    raise UserError(f"{archive} holds {len(found)} checkpoints ({held}); expected one .pt file")
+
+
+def convert(source: Path, out: Path) -> str:
+    """Run the plugin's converter in a process of its own; gives what it says.
+
+    Raises:
+        UserError: it refused, with its sentence.
+    """
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "lightconv_plugin.convert", str(source), str(out)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise UserError(f"the model in the archive cannot be used: {last.removeprefix('error: ')}")
+    return "\n".join(done.stdout.splitlines()[:-1])
+
+
+def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
+    """Fetch, check, unpack and convert one model into ``out``; gives its manifest.
+
+    Raises:
+        UserError: an unknown name, a folder of something else, another file than the last time, or as above.
+    """
+    if name not in MODELS:
+        raise UserError(f"there is no published model {name}; choose one of: {', '.join(MODELS)}")
+    before = _manifest_before(out)
+    partial = out.with_name(f"{out.name}.download") / f"{MODELS[name]}.part"
+    archive, url = fetch(MODELS[name], origin, partial)
+    manifest = {
+        "name": name,
+        "from": url,
+        "archive": MODELS[name],
+        "bytes": archive.stat().st_size,
+        "sha256": sha256(archive),
+    }
+    if before.get("archive") == manifest["archive"] and before["sha256"] != manifest["sha256"]:
+        _forget(partial)
+        raise UserError(
+            f"{url} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {out / 'manifest.json'}: "
+            f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
+        )
+    try:
+        with atomic_folder(out) as folder, tempfile.TemporaryDirectory(dir=out.parent) as unpacked:
+            checkpoint = unpack(archive, Path(unpacked))
+            for path in sorted(checkpoint.parent.iterdir()):
+                if path.is_file() and path.suffix != ".pt":
+                    shutil.copyfile(path, folder / path.name)
+            print(convert(checkpoint, folder / "model.pt"), flush=True)
+            write_json(folder / "manifest.json", manifest)
+    except UserError:  # the archive is whole but of no use; after an interruption it is kept
+        _forget(partial)
+        raise
+    _forget(partial)
+    return manifest
+
+
+def _manifest_before(out: Path) -> dict[str, Any]:
+    if (out / "manifest.json").exists():
+        before = read_json(out / "manifest.json")
+        if isinstance(before, dict) and "sha256" in before:
+            return before
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not a model that this command fetched; give another --out")
+    return {}
+
+
+def _forget(partial: Path) -> None:
+    for path in (partial, partial.with_name(partial.name + ".tag")):
+        path.unlink(missing_ok=True)
+    if partial.parent.is_dir() and not any(partial.parent.iterdir()):
+        partial.parent.rmdir()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="the published models and their addresses")
+    fetching = commands.add_parser("get", help="fetch, check and convert one")
+    fetching.add_argument("name", metavar="NAME", help="as `list` prints it")
+    fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
+    fetching.add_argument(
+        "--from",
+        dest="origin",
+        metavar="FOLDER_OR_URL",
+        default=BASE_URL,
+        help="where the archives are (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    if arguments.command == "list":
+        print("\n".join(listing()))
+        return
+    out = arguments.out or CHECKOUT / "work" / "pretrained" / arguments.name
+    manifest = get(arguments.name, out=out, origin=arguments.origin)
+    print(
+        f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (recorded; none published)"
+    )
+    print(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+if __name__ == "__main__":
+    run_command(main)

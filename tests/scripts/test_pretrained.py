@@ -1,0 +1,294 @@
+"""Fetching published models: from a server on this machine, with archives of small models of fairseq's."""
+
+import hashlib
+import io
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scripts import pretrained
+from scripts.common.errors import UserError
+
+NAME = "dynamicconv.glu.wmt17.zh-en"
+ARCHIVE = pretrained.MODELS[NAME]
+OTHER = "lightconv.no_glu.iwslt14.de-en"
+FILES = ["bpecodes", "dict.en.txt", "dict.zh.txt", "manifest.json", "model.pt"]
+
+
+def pack(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    """A checkpoint of fairseq's own DynamicConv."""
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    sides = ("encoder", "decoder")
+    options: dict[str, Any] = {
+        f"{side}_{k}": v for side in sides for k, v in {"embed_dim": 8, "ffn_embed_dim": 8, "layers": 1}.items()
+    }
+    options |= {f"{side}_conv_type": "dynamic" for side in sides} | {f"{side}_kernel_size_list": [3] for side in sides}
+    options |= {
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "weight_softmax": True,
+        "task": "translation",
+    }
+    args = Namespace(arch="lightconv", source_lang="zh", target_lang="en", data="x", **options)
+    words = Dictionary()
+    task = Namespace(source_dictionary=words, target_dictionary=words)
+    built = ARCH_MODEL_REGISTRY["lightconv"].build_model(args, task)
+    history = [{"criterion_name": "c", "optimizer_name": "o", "lr_scheduler_state": {}, "num_updates": 1}]
+    state = {"args": args, "model": built.state_dict(), "optimizer_history": history, "extra_state": {"epoch": 1}}
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def shelf(model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shelf")
+    words = {"dict.zh.txt": b"", "dict.en.txt": b"", "bpecodes": b"#version: 0.2\n"}
+    files = {"./wmt17/model.pt": model, **{f"./wmt17/{name}": content for name, content in words.items()}}
+    pack(folder / ARCHIVE, files)
+    return folder
+
+
+class Shelf(ThreadingHTTPServer):
+    """Serves a folder with ranges, and can hang up in the middle of a file."""
+
+    folder: Path
+    hang_up_after: int | None = None
+    ranges = True
+    tag = '"1"'
+    asked: list[str | None]
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Shelf
+
+    def do_GET(self) -> None:
+        path = self.server.folder / self.path.lstrip("/")
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content, asked = path.read_bytes(), self.headers.get("Range")
+        self.server.asked.append(asked)
+        start = 0
+        if asked and self.server.ranges and self.headers.get("If-Range", self.server.tag) == self.server.tag:
+            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])  # type: ignore[index]
+            if start >= len(content):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        self.send_header("ETag", self.server.tag)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        stop, self.server.hang_up_after = self.server.hang_up_after, None
+        self.wfile.write(content[start:stop])
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(shelf, monkeypatch) -> Iterator[Shelf]:
+    monkeypatch.setenv("no_proxy", "*")
+    with Shelf(("127.0.0.1", 0), Answer) as server:
+        server.folder, server.asked = shelf, []
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def address(server: Shelf) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}/"
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """Conversion by a copy: tests/convert is about conversion, and one test here runs the real one."""
+
+    def copy(source: Path, out: Path) -> str:
+        out.write_bytes(source.read_bytes())
+        return "copied"
+
+    monkeypatch.setattr(pretrained, "convert", copy)
+
+
+def test_the_list():
+    lines = pretrained.listing()
+    assert len(lines) == 13
+    assert len(set(pretrained.MODELS.values())) == 10
+    row = next(line.split() for line in lines if line.startswith(NAME))
+    assert row == [NAME, "wmt17.zh-en", "DynamicConv", "yes", pretrained.BASE_URL + ARCHIVE]
+    assert next(line.split() for line in lines if line.startswith(OTHER))[1:4] == ["iwslt14.de-en", "LightConv", "no"]
+
+
+def test_the_list_is_fairseq_s():
+    from fairseq.models.lightconv import LightConvModel
+
+    theirs = {name: what["path"] for name, what in LightConvModel.hub_models().items()}
+    assert theirs == {name: pretrained.BASE_URL + archive for name, archive in pretrained.MODELS.items()}
+
+
+def test_interrupted_then_resumed_then_converted(server, shelf, tmp_path, capsys):
+    out = tmp_path / "model"
+    server.hang_up_after = 1000
+    with pytest.raises(UserError, match=r"ended after 1,000 of [\d,]+ bytes; run the same command again"):
+        pretrained.get(NAME, out=out, origin=address(server))
+    assert not out.exists()
+    partial = tmp_path / "model.download" / f"{ARCHIVE}.part"
+    assert partial.read_bytes() == (shelf / ARCHIVE).read_bytes()[:1000]
+    manifest = pretrained.get(NAME, out=out, origin=address(server))
+    assert server.asked == [None, "bytes=1000-"]
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
+    assert manifest["bytes"] == (shelf / ARCHIVE).stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    stored = torch.load(out / "model.pt", weights_only=True)
+    assert stored["cfg"]["model"]["_name"] == "pla_lightconv"
+    said = capsys.readouterr().out
+    assert "going on after 1,000 bytes" in said
+    assert "encoder: dynamic convolutions with GLU" in said
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("change", ["no ranges", "another version", "too many bytes"])
+def test_what_came_before_is_of_no_use(server, shelf, tmp_path, change):
+    partial = tmp_path / "model.download" / f"{ARCHIVE}.part"
+    partial.parent.mkdir()
+    partial.write_bytes(b"\0" * (10**6 if change == "too many bytes" else 500))
+    if change == "no ranges":
+        server.ranges = False
+    if change == "another version":
+        partial.with_name(partial.name + ".tag").write_text('"0"')
+    manifest = pretrained.get(NAME, out=tmp_path / "model", origin=address(server))
+    assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("quick")
+def test_fetched_again_it_must_be_the_same(shelf, model, tmp_path):
+    out = tmp_path / "model"
+    pretrained.get(NAME, out=out, origin=str(shelf))
+    pretrained.get(NAME, out=out, origin=str(shelf))
+    before = (out / "manifest.json").read_bytes()
+    other = tmp_path / "other"
+    other.mkdir()
+    pack(other / ARCHIVE, {"model.pt": model})
+    with pytest.raises(UserError, match="is not what was fetched before: SHA-256"):
+        pretrained.get(NAME, out=out, origin=str(other))
+    assert (out / "manifest.json").read_bytes() == before
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert (other / ARCHIVE).exists()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"readme": b"hello"}, r"holds 0 checkpoints \(readme\); expected one"),
+        ({"a.pt": b"1", "b.pt": b"2"}, r"holds 2 checkpoints \(a.pt, b.pt\); expected one"),
+        ({"../../outside": b"1", "model.pt": b"2"}, "is refused: .*outside"),
+    ],
+)
+def test_archives_of_something_else(tmp_path, files, message):
+    pack(tmp_path / ARCHIVE, files)
+    with pytest.raises(UserError, match=message):
+        pretrained.get(NAME, out=tmp_path / "deep" / "model", origin=str(tmp_path))
+    assert not (tmp_path / "deep" / "model").exists()
+    assert not (tmp_path / "outside").exists()
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == []
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("cut", [0, 20, 3000])
+def test_broken_archives(shelf, tmp_path, cut):
+    (tmp_path / ARCHIVE).write_bytes((shelf / ARCHIVE).read_bytes()[:cut])
+    with pytest.raises(UserError, match=r"is not a whole \.tar\.gz archive"):
+        pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_that_cannot_be_converted(tmp_path):
+    pack(tmp_path / ARCHIVE, {"model.pt": b"not a checkpoint"})
+    with pytest.raises(
+        UserError, match=r"the model in the archive cannot be used: .*not a readable fairseq checkpoint"
+    ):
+        pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
+
+
+def test_unknown_names_missing_files_and_other_folders(server, shelf, tmp_path):
+    with pytest.raises(UserError, match=rf"no published model dynamic; choose one of: .*{NAME}"):
+        pretrained.get("dynamic", out=tmp_path / "model")
+    with pytest.raises(UserError, match="the server said 404"):
+        pretrained.get(OTHER, out=tmp_path / "model", origin=address(server))
+    with pytest.raises(UserError, match=r"there is no .*; --from takes the folder"):
+        pretrained.get(OTHER, out=tmp_path / "model", origin=str(shelf))
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1").write_text("x")
+    with pytest.raises(UserError, match="is not a model that this command fetched; give another --out"):
+        pretrained.get(NAME, out=tmp_path / "thesis", origin=str(shelf))
+    assert (tmp_path / "thesis" / "chapter1").exists()
+
+
+def test_no_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        origin = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+        with pytest.raises(UserError, match=r"cannot be fetched: .*Connection refused.*--from"):
+            pretrained.get(NAME, out=tmp_path / "model", origin=origin)
+
+
+@pytest.mark.usefixtures("quick")
+def test_interrupted_after_the_download(server, shelf, tmp_path, monkeypatch):
+    def interrupt(archive: Path, folder: Path) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrained, "unpack", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pretrained.get(NAME, out=tmp_path / "model", origin=address(server))
+    assert not (tmp_path / "model").exists()
+    size = (shelf / ARCHIVE).stat().st_size
+    monkeypatch.setattr(pretrained, "_receive", None)  # nothing is to come again
+    pretrained.get(NAME, out=tmp_path / "model", origin=address(server))
+    assert server.asked == [None, f"bytes={size}-"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_as_a_command(tmp_path):
+    script = [sys.executable, pretrained.__file__]
+    listed = subprocess.run([*script, "list"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert listed.stdout.splitlines() == pretrained.listing()
+    refused = subprocess.run([*script, "get", "nothing"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: there is no published model nothing; choose one of: lightconv.no_glu.iws")
