@@ -11,5 +11,6 @@ cd "$root"
 "$bin/ruff" format --check .
 "$bin/mypy"
 # one process a core with one thread each: the tests are many and small
+cores=$(nproc)  # before the next line: nproc heeds it
 export OMP_NUM_THREADS=1
-exec "$bin/python" -m pytest --numprocesses "$(nproc)" --dist loadfile "$@"
+exec "$bin/python" -m pytest --numprocesses "$cores" --dist loadfile "$@"

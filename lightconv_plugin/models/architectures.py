@@ -20,13 +20,19 @@ def both(**options: Any) -> Values:
     return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
 
 
+def size(*, embed_dim: int, ffn_embed_dim: int, heads: int) -> Values:
+    """Widths and heads; a decoder is as wide as its encoder unless the user says otherwise."""
+    widths = {"encoder_embed_dim": embed_dim, "encoder_ffn_embed_dim": ffn_embed_dim}
+    return {**widths, **both(attention_heads=heads)}
+
+
 LIGHTCONV = both(conv_type="lightweight")
 DYNAMICCONV = both(conv_type="dynamic")
 NO_GLU = both(glu=False)
 
 # Section 5.1: 7 encoder blocks against the Transformer's 6, since a block without queries and keys is smaller
 WMT: Values = {
-    **both(embed_dim=1024, ffn_embed_dim=4096, attention_heads=16),
+    **size(embed_dim=1024, ffn_embed_dim=4096, heads=16),
     "attention_dropout": 0.1,
     "dropout": 0.3,
     "share_all_embeddings": True,
@@ -45,7 +51,7 @@ DROPCONNECT: Values = {"weight_dropout": 0.1}
 SIX_WINDOWS = {"encoder_layers": 6, **both(kernel_size_list=[3, 7, 15, 31, 31, 31])}
 
 IWSLT: Values = {
-    **both(embed_dim=512, ffn_embed_dim=1024, attention_heads=4),
+    **size(embed_dim=512, ffn_embed_dim=1024, heads=4),
     **NO_GLU,
     "attention_dropout": 0.1,
     "weight_dropout": 0.1,
@@ -54,7 +60,7 @@ IWSLT: Values = {
 
 # Section 5.1 says d = 1024, but only d = 512 has the parameters that Table 5 prints
 CNN_DM: Values = {
-    **both(embed_dim=512, ffn_embed_dim=2048, attention_heads=8),
+    **size(embed_dim=512, ffn_embed_dim=2048, heads=8),
     **NO_GLU,
     "attention_dropout": 0.1,
     "dropout": 0.3,
@@ -63,7 +69,8 @@ CNN_DM: Values = {
 # not in the paper: trains on two CPU cores in minutes; norms before the sublayers, so that it learns from the start
 SMALL: Values = {
     **IWSLT,
-    **both(embed_dim=128, ffn_embed_dim=512, layers=2, kernel_size_list=[3, 7], glu=True, normalize_before=True),
+    **size(embed_dim=128, ffn_embed_dim=512, heads=4),
+    **both(layers=2, kernel_size_list=[3, 7], glu=True, normalize_before=True),
     "share_all_embeddings": True,
 }
 

@@ -72,7 +72,9 @@ def load(path: Path) -> dict[str, Any]:
     if problem := damage(path):
         raise UserError(f"cannot load {path}: {problem}; take another checkpoint, or train again from an intact one")
     try:
-        with torch.serialization.safe_globals(allowed_types()):
+        # at its end torch takes all of these off its list, so none that were on it before may be among them
+        already = torch.serialization.get_safe_globals()
+        with torch.serialization.safe_globals([kind for kind in allowed_types() if kind not in already]):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         reason = re.search(r"Unsupported (?:global|operand|class)[^.]*[.\w]*|unsupported GLOBAL \S+", str(error))
