@@ -330,7 +330,7 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
         "optimizer_history": [
             {key: value for key, value in entry.items() if key != "optimizer"} for entry in state["optimizer_history"]
         ],
-        "extra_state": {"train_iterator": state["extra_state"]["train_iterator"]},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
         "task_state": state.get("task_state") or {},
     }
     weights = [t for name, t in parameters.items() if not name.endswith((".version", "._float_tensor"))]

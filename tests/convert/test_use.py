@@ -1,12 +1,17 @@
 """What a converted checkpoint is for: fairseq's hub interface, fine-tuning, and language models."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq_cli import train
 
 from lightconv_plugin import convert
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
+from tests.compat.conftest import write_corpus
 from tests.convert import common
 
 
@@ -37,6 +42,28 @@ def test_from_pretrained_translates(folder):
 
     theirs = Theirs.from_pretrained(str(folder), checkpoint_file="theirs.pt", **options)
     assert theirs.translate(sentences, beam=3, max_len_b=8) == found
+
+
+def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
+    write_corpus(tmp_path)
+    words = Dictionary.load(str(tmp_path / "dict.en.txt"))
+    task = Namespace(source_dictionary=words, target_dictionary=words)
+    model, args = common.theirs(task, **common.TINY, **common.DYNAMIC, share_all_embeddings=True)
+    common.save(tmp_path / "theirs.pt", model, args)
+    convert.main([str(tmp_path / "theirs.pt"), str(tmp_path / "model.pt")])
+
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in common.TINY.items()]
+    architecture = ["--arch", "pla_dynamicconv_iwslt_de_en", "--share-all-embeddings", *sizes]
+    still = ["--optimizer", "sgd", "--lr", "0", "--max-update", "1", "--disable-validation", "--no-epoch-checkpoints"]
+    rest = ["--max-tokens", "300", "--cpu", "--num-workers", "0", "--task", "translation", "-s", "en", "-t", "de"]
+    places = ["--finetune-from-model", str(tmp_path / "model.pt"), "--save-dir", str(tmp_path / "tuned")]
+    monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *architecture, *still, *rest, *places])
+    train.cli_main()
+
+    before = torch.load(tmp_path / "model.pt", weights_only=True)["model"]
+    after = torch.load(tmp_path / "tuned" / "checkpoint_last.pt", weights_only=True)["model"]
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "plain"])
