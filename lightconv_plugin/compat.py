@@ -144,9 +144,9 @@ def explain_checkpoint_errors() -> None:
         def wrapper(path: str, *args: Any, **kwargs: Any) -> Any:
             try:
                 return original(path, *args, **kwargs)
-            except OSError:  # a missing file or no permission: already a sentence with the file's name
-                raise
             except Exception as error:
+                if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
+                    raise
                 raise CheckpointError(_why_unreadable(path, error)) from error
 
         return wrapper
