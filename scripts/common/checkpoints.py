@@ -1,8 +1,7 @@
 """Finding, checking and opening the checkpoints that fairseq wrote, without fairseq.
 
-fairseq writes a checkpoint under a temporary name and renames it, but makes ``checkpoint_last.pt`` and
-``checkpoint_best.pt`` by a plain copy: a kill or a full disk at that moment leaves a copy cut short. ``repair_last``
-is for that.
+Without the plugin's shims fairseq makes ``checkpoint_last.pt`` and ``checkpoint_best.pt`` by a plain copy: a kill at
+that moment leaves a copy cut short, and so may a machine that loses power. ``repair_last`` is for that.
 """
 
 import re

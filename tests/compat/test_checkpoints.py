@@ -6,11 +6,12 @@ import builtins
 import fractions
 import os
 import pickle
+import shutil
 import subprocess
-import sys
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, options
 from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
 from lightconv_plugin import compat
 
-from .conftest import RECIPE, REPO, TINY, Train, unwrapped
+from .conftest import RECIPE, TINY, Train, unwrapped
 
 FORMATS = pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
 REFUSED_BY_TORCH = (pickle.UnpicklingError, "Weights only load failed")
@@ -142,17 +144,43 @@ def test_an_old_checkpoint_gives_its_model(as_zip: bool, checkpoint: Path, corpu
     assert torch.equal(model.state_dict()["encoder.embed_tokens.weight"], state["model"]["encoder.embed_tokens.weight"])
 
 
-def test_the_list_without_fairseq_does_not_import_fairseq(checkpoint: Path) -> None:
-    code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('compat', {str(REPO / 'lightconv_plugin/compat.py')!r})\n"
-        "compat = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(compat)\n"
-        "compat.allow_checkpoint_types(fairseq_types=False)\n"
-        f"assert 'model' in compat.torch.load({str(checkpoint)!r})\n"
-        "assert 'fairseq' not in sys.modules and 'omegaconf' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+# ------------------------------------------------------------------------------------------ a copy, whole or not at all
+
+
+@pytest.fixture
+def dying_copy(tmp_path: Path) -> Callable[[], None]:
+    """fairseq's copy of a new checkpoint over the last one, ended in the middle of its bytes."""
+
+    def half(source: str, target: str) -> str:
+        data = Path(source).read_bytes()
+        Path(target).write_bytes(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    def copy() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shutil, "copyfile", half)
+            with pytest.raises(KeyboardInterrupt):
+                PathManager.copy(str(tmp_path / "new.pt"), str(tmp_path / "checkpoint_last.pt"), overwrite=True)
+
+    (tmp_path / "new.pt").write_bytes(b"newer than before")
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"before")
+    return copy
+
+
+def test_a_copy_that_dies_leaves_the_last_checkpoint_as_it_was(dying_copy: Callable[[], None], tmp_path: Path) -> None:
+    dying_copy()
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "new.pt"]
+    assert PathManager.copy(str(tmp_path / "new.pt"), str(tmp_path / "checkpoint_last.pt"), overwrite=True)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"newer than before"
+
+
+def test_without_the_shim_a_copy_that_dies_cuts_it_short(
+    monkeypatch: pytest.MonkeyPatch, dying_copy: Callable[[], None], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(PathManager, "copy", staticmethod(unwrapped(PathManager.copy)))
+    dying_copy()
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"newer th"
 
 
 # ---------------------------------------------------------------------------- what rank 0 sends when training resumes

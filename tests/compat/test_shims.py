@@ -10,9 +10,11 @@ import torch
 from fairseq import checkpoint_utils, trainer, utils
 from fairseq.data import TokenBlockDataset
 from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
 
 from lightconv_plugin import compat
+from lightconv_plugin.compat import training
 
 from .conftest import Train, unwrapped
 
@@ -21,6 +23,7 @@ def test_applying_twice_changes_nothing() -> None:
     wrapped = [
         (checkpoint_utils, "load_checkpoint_to_cpu"),
         (checkpoint_utils, "load_model_ensemble_and_task"),
+        (PathManager, "copy"),
         (distributed_utils, "call_main"),
         (distributed_utils, "_broadcast_object_slow"),
         (distributed_fairseq_model, "DistributedDataParallel"),
@@ -50,14 +53,14 @@ def test_without_numpy_compat_sentence_blocks_fail(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(np, "compat")
     with pytest.raises(AttributeError, match="compat"):
         blocks_of_one_sentence()
-    compat.restore_numpy_compat()
+    training.restore_numpy_compat()
     assert len(blocks_of_one_sentence()) == 2
 
 
 def test_numpy_compat_is_left_alone_where_numpy_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = object()
     monkeypatch.setattr(np, "compat", theirs)
-    compat.restore_numpy_compat()
+    training.restore_numpy_compat()
     assert np.compat is theirs  # type: ignore[attr-defined]
 
 
@@ -85,7 +88,7 @@ def test_bfloat16_is_left_alone_where_xla_is_installed(monkeypatch: pytest.Monke
     original = unwrapped(distributed_utils.call_main)
     monkeypatch.setattr(distributed_utils, "call_main", original)
     monkeypatch.setattr(utils, "xm", object())
-    compat.train_in_bfloat16_without_xla()
+    training.train_in_bfloat16_without_xla()
     assert distributed_utils.call_main is original
 
 

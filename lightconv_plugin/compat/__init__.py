@@ -1,0 +1,36 @@
+"""What fairseq (ve-fairseq 0.12.3) needs on today's torch, numpy and Python, and nothing else.
+
+`apply()` runs once, when `--user-dir` loads the plugin. Every shim says which version of what needs it and does nothing
+where it is not needed. A fairseq function is only ever wrapped: same signature, the original is called.
+"""
+
+from lightconv_plugin.compat.checkpoints import (
+    CheckpointError,
+    allow_broadcast_types,
+    allow_checkpoint_types,
+    copy_checkpoints_whole,
+    explain_checkpoint_errors,
+)
+from lightconv_plugin.compat.command_line import help_with_model_options
+from lightconv_plugin.compat.training import (
+    SetupError,
+    refuse_what_cannot_train,
+    restore_numpy_compat,
+    train_data_parallel_on_cpu,
+    train_in_bfloat16_without_xla,
+)
+
+__all__ = ["CheckpointError", "SetupError", "apply"]
+
+
+def apply() -> None:
+    """Apply every shim; calling it again changes nothing."""
+    allow_checkpoint_types()
+    allow_broadcast_types()
+    copy_checkpoints_whole()
+    explain_checkpoint_errors()
+    restore_numpy_compat()
+    train_in_bfloat16_without_xla()
+    train_data_parallel_on_cpu()
+    refuse_what_cannot_train()
+    help_with_model_options()

@@ -1,0 +1,210 @@
+"""Checkpoints: which types may be read from them, written whole or not at all, and errors that say what to do."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightconv_plugin.compat.wrap import wrap
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the message says which file, what was found and what to do."""
+
+
+# Spelled as they stand in checkpoint files. numpy 2 moved `numpy.core` to `numpy._core`; fairseq moved its meters.
+# Number types only: a dtype that can hold objects must never be added, its unpickling trusts the file.
+_PLAIN_TYPES = ("argparse.Namespace", "numpy.ndarray", "numpy.dtype")
+_NUMPY_NUMBERS = ("bool", "int32", "int64", "float32", "float64")
+_NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
+_METERS = ("AverageMeter", "TimeMeter", "StopwatchMeter")
+_METER_MODULES = ("fairseq.meters", "fairseq.logging.meters")
+
+# What rank 0 sends to the other processes when data-parallel training resumes.
+_BROADCAST_TYPES = (
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata",
+    "omegaconf.nodes.AnyNode",
+    "typing.Any",
+    "collections.defaultdict",
+    "builtins.dict",
+    "builtins.list",
+    "builtins.int",
+    "fairseq.distributed.utils._TensorPlaceholder",
+)
+
+
+def _named(path: str) -> tuple[Any, str]:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name), path
+
+
+def _checks_types() -> bool:
+    """torch 2.6 made `torch.load` refuse every type that is not on a list."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return (major, minor) >= (2, 6)
+
+
+def allow_checkpoint_types() -> None:
+    """Needed from torch 2.6 on: let `torch.load(weights_only=True)` read fairseq's checkpoints.
+
+    The check stays on; this only adds the types that such checkpoints hold: the options (`argparse.Namespace`), numpy
+    arrays and numbers (`--eval-bleu`, old scores) in the spellings of numpy 1 and 2, and the meters of old checkpoints.
+    """
+    if not _checks_types():
+        return
+    numpy = importlib.import_module("numpy")
+    multiarray = importlib.import_module("numpy._core.multiarray" if hasattr(numpy, "_core") else _NUMPY_MODULES[1])
+    allowed: list[Any] = [_named(path) for path in _PLAIN_TYPES]
+    allowed += [type(numpy.dtype(number)) for number in _NUMPY_NUMBERS]
+    for module in _NUMPY_MODULES:
+        allowed += [(getattr(multiarray, name), f"{module}.{name}") for name in ("_reconstruct", "scalar")]
+    allowed += [_named(f"{module}.{name}") for module in _METER_MODULES for name in _METERS]
+    torch.serialization.add_safe_globals(allowed)
+
+
+def allow_broadcast_types() -> None:
+    """Needed from torch 2.6 on: data-parallel resume, where rank 0 sends the checkpoint to the others.
+
+    By then its configuration is omegaconf's. The extra types are allowed for that message only, never for a file.
+    """
+    if not _checks_types():
+        return
+    from fairseq.distributed import utils as distributed_utils
+
+    def broadcast_types(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            allowed: list[Any] = [_named(path) for path in _BROADCAST_TYPES]
+            with torch.serialization.safe_globals(allowed):
+                return original(*args, **kwargs)
+
+        return wrapper
+
+    wrap(distributed_utils, "_broadcast_object_slow", broadcast_types)
+
+
+def copy_checkpoints_whole() -> None:
+    """All versions: `checkpoint_last.pt` and `checkpoint_best.pt` are there whole, or as they were before.
+
+    fairseq writes a checkpoint under a temporary name and renames it, but the names it copies that to it writes in
+    place: a process killed then leaves a last checkpoint that is cut short, from which training cannot go on.
+    """
+    from fairseq.file_io import PathManager
+
+    def renamed_when_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+            if not overwrite or not PathManager.supports_rename(dst_path):
+                return original(src_path, dst_path, overwrite=overwrite)
+            partial = f"{dst_path}.tmp"  # the name that fairseq uses for the first file
+            try:
+                copied = original(src_path, partial, overwrite=True)
+                if copied:
+                    os.replace(partial, dst_path)
+            finally:
+                if os.path.exists(partial):
+                    os.remove(partial)
+            return copied
+
+        return wrapper
+
+    wrap(PathManager, "copy", renamed_when_whole)
+
+
+def explain_checkpoint_errors() -> None:
+    """All versions: say which file, what was found and what to do; the original error stays as the cause."""
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    def unreadable(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(path: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(path, *args, **kwargs)
+            except Exception as error:
+                if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
+                    raise
+                raise CheckpointError(_why_unreadable(path, error)) from error
+
+        return wrapper
+
+    def other_model(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(filenames: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(filenames, *args, **kwargs)
+            except RuntimeError as error:
+                if "loading state_dict" not in str(error):
+                    raise
+                advice = "Use the dictionaries and the version of the model's code that it was trained with."
+                raise CheckpointError(_why_not_this_model(", ".join(filenames), error, advice)) from error
+
+        return wrapper
+
+    def other_training(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, filename, *args, **kwargs)
+            except Exception as error:
+                cause = error.__context__
+                if cause is None or "loading state_dict" not in str(cause):
+                    raise
+                advice = "Give the --arch, sizes and dictionaries it was trained with, or another --save-dir."
+                raise CheckpointError(_why_not_this_model(filename, cause, advice)) from error
+
+        return wrapper
+
+    wrap(checkpoint_utils, "load_checkpoint_to_cpu", unreadable)
+    wrap(checkpoint_utils, "load_model_ensemble_and_task", other_model)
+    wrap(Trainer, "load_checkpoint", other_training)
+
+
+def _why_unreadable(path: str, error: Exception) -> str:
+    size = os.path.getsize(path) if os.path.exists(path) else 0
+    refused = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
+    if refused:
+        return (
+            f"{path}: refused, because it asks for {refused[1]}, which is not among the types that a fairseq "
+            "checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a source you "
+            "trust, written by fairseq-train."
+        )
+    if "reduce for unrecognized function" in str(error) or "create new object" in str(error):
+        return (
+            f"{path}: refused, because it asks to call something that is not among the types that a fairseq "
+            f"checkpoint holds ({str(error).splitlines()[-1].strip()[:200]}). Use a checkpoint from a source you trust."
+        )
+    return (
+        f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {type(error).__name__}: "
+        f"{_first_line(error)}). The file is probably truncated, or something else: copy it again, or go back to an "
+        "earlier checkpoint of the same folder (to resume: --restore-file checkpoint_best.pt)."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"
+
+
+def _why_not_this_model(what: str, error: BaseException, advice: str) -> str:
+    text = str(error)
+    found = []
+    for pattern, label in (
+        (r"Missing key\(s\) in state_dict: (.*)", "not in the file"),
+        (r"Unexpected key\(s\) in state_dict: (.*)", "only in the file"),
+    ):
+        match = re.search(pattern, text)
+        if match:
+            names = re.findall(r'"([^"]+)"', match[1])
+            found.append(f"{len(names)} {label} (first: {names[0]})")
+    shapes = re.findall(
+        r"size mismatch for (\S+): .* torch\.Size\((.*?)\) from checkpoint, .* torch\.Size\((.*?)\)", text
+    )
+    if shapes:
+        name, theirs, ours = shapes[0]
+        found.append(f"{len(shapes)} of another shape (first: {name}, {theirs} in the file, {ours} here)")
+    differences = "; ".join(found) or _first_line(error)
+    return f"{what}: its parameters are not those of this model: {differences}. {advice}"

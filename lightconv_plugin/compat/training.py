@@ -1,0 +1,139 @@
+"""Training on today's numpy and torch: sentence blocks, bfloat16 without a TPU, data-parallel training on CPUs."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+
+from lightconv_plugin.compat.wrap import wrap
+
+
+class SetupError(RuntimeError):
+    """A combination of options and machine that cannot train; the message says what to type instead."""
+
+
+def restore_numpy_compat() -> None:
+    """Needed from numpy 2.0 on, which removed `np.compat`.
+
+    fairseq uses `np.compat.long` in TokenBlockDataset (`--sample-break-mode eos`) and in LanguagePairDataset
+    (`--num-batch-buckets`). On Python 3 it was `int`.
+    """
+    import numpy as np
+
+    if not hasattr(np, "compat"):
+        np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
+
+
+def train_in_bfloat16_without_xla() -> None:
+    """All torch versions, where torch_xla is not installed: `--bf16` on a GPU or CPU.
+
+    fairseq's command line takes `--bf16` to mean a TPU, then fails for want of torch_xla.
+    """
+    from fairseq import utils
+    from fairseq.distributed import utils as distributed_utils
+
+    if getattr(utils, "xm", None) is not None:
+        return
+
+    def no_tpu(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(cfg: Any, main: Any, **kwargs: Any) -> Any:
+            if cfg.common.bf16 and cfg.common.tpu:
+                from omegaconf import open_dict
+
+                with open_dict(cfg):
+                    for part in cfg.values():
+                        if isinstance(part, MutableMapping) and part.get("tpu"):
+                            part["tpu"] = False
+            return original(cfg, main, **kwargs)
+
+        return wrapper
+
+    wrap(distributed_utils, "call_main", no_tpu)
+
+
+def _on_cpu(cfg: Any) -> bool:
+    return not cfg.common.tpu and (cfg.common.cpu or not torch.cuda.is_available())
+
+
+def _launched_processes() -> int:
+    """How many processes torchrun started; 1 where it did not start this one."""
+    if not all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")):
+        return 1
+    return int(os.environ["WORLD_SIZE"])
+
+
+def train_data_parallel_on_cpu() -> None:
+    """All torch versions, on CPUs only: `torchrun --nproc_per_node N -m fairseq_cli.train ... --cpu` trains one model.
+
+    fairseq counts GPUs: without one it divides by zero, starts N separate trainings or trains nothing, talks NCCL, and
+    hands a GPU number to DistributedDataParallel. Runs on GPUs are left as they are, and so is SLURM's own launching.
+    """
+    from fairseq.distributed import utils as distributed_utils
+    from fairseq.models import distributed_fairseq_model
+
+    def join_torchrun(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(cfg: Any, main: Any, **kwargs: Any) -> Any:
+            if _on_cpu(cfg):
+                _use_launched_processes(cfg.distributed_training)
+            return original(cfg, main, **kwargs)
+
+        return wrapper
+
+    def no_device_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+                kwargs.update(device_ids=None, output_device=None)
+            return original(module, *args, **kwargs)
+
+        return wrapper
+
+    wrap(distributed_utils, "call_main", join_torchrun)
+    wrap(distributed_fairseq_model, "DistributedDataParallel", no_device_on_cpu)
+
+
+def _use_launched_processes(cfg: Any) -> None:
+    processes = _launched_processes()
+    if cfg.distributed_backend == "nccl":
+        cfg.distributed_backend = "gloo"
+    if cfg.distributed_init_method is None and processes > 1:
+        cfg.distributed_init_method = "env://"
+        cfg.distributed_world_size = processes
+        cfg.distributed_rank = int(os.environ["RANK"])
+        cfg.device_id = 0
+        cfg.distributed_no_spawn = True
+    asked = cfg.distributed_init_method is not None or cfg.distributed_world_size > 1
+    if asked and not cfg.distributed_no_spawn and "SLURM_JOB_ID" not in os.environ:
+        count = cfg.distributed_world_size
+        raise SetupError(
+            f"--distributed-world-size is {count} (its default is the number of GPUs), but on CPUs fairseq-train does "
+            f"not start processes itself. Start them with: torchrun --nproc_per_node {max(count, 2)} -m "
+            "fairseq_cli.train ... --cpu; or give --distributed-world-size 1, without --distributed-init-method."
+        )
+
+
+def refuse_what_cannot_train() -> None:
+    """All versions, on CPUs: two mistakes get a sentence instead of a deep error or a silent second training."""
+    from fairseq.trainer import Trainer
+
+    def check(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+            if hasattr(cfg, "common") and _on_cpu(cfg):
+                if cfg.common.fp16:
+                    raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
+                processes = _launched_processes()
+                if processes > 1 and cfg.distributed_training.distributed_world_size == 1:
+                    part = "distributed_training.distributed_"
+                    raise SetupError(
+                        f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
+                        f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} "
+                        f"{part}backend=gloo '{part}rank=${{oc.env:RANK}}'."
+                    )
+            return original(self, cfg, *args, **kwargs)
+
+        return wrapper
+
+    wrap(Trainer, "__init__", check)
