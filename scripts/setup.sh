@@ -41,6 +41,6 @@ PY
 # torch in the same command, so that nothing else pulls another build of it first
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$torch" "${packages[@]}"
 # pip would compile on one core; like pip, this passes over a file that is written for another Python
-"$venv/bin/python" -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
+"$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
 echo "$wanted" >"$stamp"
 echo "environment ready: $venv"
