@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import UserError, run_command
+from scripts.common.terminal import aligned
 
 PLUGIN = Path(__file__).resolve().parents[1] / "lightconv_plugin"
 HEADER = ("table", "row", "architecture", "counted (M)", "paper (M)", "difference")
@@ -167,17 +168,7 @@ def cells(row: Row) -> list[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as aligned text."""
-    lines = [list(HEADER), *(cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    lines.insert(1, ["-" * width for width in widths])
-    aligned = [
-        [
-            text.ljust(width) if column < 3 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in aligned)
+    return "\n".join(aligned([HEADER, *(cells(row) for row in rows)], left=3, rule=True))
 
 
 def lightconv_by_glu() -> dict[str, float]:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_folder, read_json, write_json
-from scripts.common.terminal import StatusLine
+from scripts.common.terminal import StatusLine, aligned
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 BASE_URL = "https://dl.fbaipublicfiles.com/fairseq/models/dynamicconv/"
@@ -60,8 +60,7 @@ def listing() -> list[str]:
         operator, glu, dataset = name.split(".", 2)
         operator = {"lightconv": "LightConv", "dynamicconv": "DynamicConv"}[operator]
         rows.append((name, dataset, operator, "yes" if glu == "glu" else "no", BASE_URL + archive))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned(rows, left=5)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json
+from scripts.common.terminal import aligned
 
 HEADER = ("model", "data", "parameters", "paper", "BLEU (tokenised)", "sacreBLEU", "sentences/s")
 EMPTY = "-"
@@ -49,15 +50,7 @@ def signatures(record: dict[str, Any]) -> list[str]:
 
 def table(records: Sequence[dict[str, Any]]) -> str:
     """The whole table as aligned text."""
-    rows = [list(HEADER), *(row(record) for record in records)]
-    widths = [max(len(cells[column]) for cells in rows) for column in range(len(HEADER))]
-    lines = []
-    for cells in rows:
-        texts = cells[:2], cells[2:]  # names to the left, figures to the right
-        aligned = [text.ljust(width) for text, width in zip(texts[0], widths[:2], strict=True)]
-        aligned += [text.rjust(width) for text, width in zip(texts[1], widths[2:], strict=True)]
-        lines.append("  ".join(aligned).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = aligned([HEADER, *(row(record) for record in records)], left=2, rule=True)
     return "\n".join([*lines, "", *(line for record in records for line in signatures(record))])
 
 

@@ -1,7 +1,8 @@
-"""Progress for people: one line that rewrites itself on a terminal, a line now and then anywhere else."""
+"""What people read: progress, a line that rewrites itself or, with nobody watching, a line now and then; and tables."""
 
 import sys
 import time
+from collections.abc import Sequence
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -38,3 +39,19 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int, rule: bool = False) -> list[str]:
+    """Rows of cells as lines: the first ``left`` columns to the left, the others, figures, to the right.
+
+    ``rule`` draws a line of dashes below the first row.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [list(row) for row in rows]
+    if rule:
+        lines.insert(1, ["-" * width for width in widths])
+    sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
+    return [
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
