@@ -1,20 +1,24 @@
 """The public operators: arguments are checked once, here, and one chooser picks the code that runs.
 
-Nothing is ever skipped: what a backend cannot do is an error that says what was got and what is expected.
+Nothing is ever skipped: what a backend cannot do is an error that says what was got and what is expected, or, where
+the choice was left open, done by the reference, with one warning that says why.
 """
 
 import logging
+import os
 from types import ModuleType
 
 from torch import Tensor
 
-from lightconv_plugin.ops import reference
+from lightconv_plugin.ops import native, reference
 
 logger = logging.getLogger(__name__)
 
-BACKENDS: dict[str, ModuleType] = {"reference": reference}
+BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
+VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 
 _announced: set[tuple[str, str]] = set()
+_refusals: set[str] = set()
 
 
 def light_conv(
@@ -35,7 +39,7 @@ def light_conv(
     """
     _check_ndim("light_conv", x, weight, 2, "(H, K)")
     _check_kernel("light_conv", x, weight, padding_l)
-    chosen = choose_backend("light_conv", backend)
+    chosen = choose_backend("light_conv", backend, x)
     return chosen.light_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
 
@@ -62,7 +66,7 @@ def dynamic_conv(
             f"{tuple(x.shape[:2])} as in x; got weight {tuple(weight.shape)}"
         )
     _check_kernel("dynamic_conv", x, weight, padding_l)
-    chosen = choose_backend("dynamic_conv", backend)
+    chosen = choose_backend("dynamic_conv", backend, x)
     return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
 
@@ -74,7 +78,7 @@ def light_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "sof
     """
     _check_ndim("light_conv_step", window, weight, 2, "(H, K)")
     _check_window("light_conv_step", window, weight)
-    return choose_backend("light_conv_step", backend).light_conv_step(window, weight, normalization=normalization)
+    return choose_backend("light_conv_step", backend, window).light_conv_step(window, weight, normalization=normalization)
 
 
 def dynamic_conv_step(
@@ -92,22 +96,41 @@ def dynamic_conv_step(
             f"got {tuple(weight.shape)}"
         )
     _check_window("dynamic_conv_step", window, weight)
-    return choose_backend("dynamic_conv_step", backend).dynamic_conv_step(window, weight, normalization=normalization)
+    return choose_backend("dynamic_conv_step", backend, window).dynamic_conv_step(window, weight, normalization=normalization)
 
 
-def choose_backend(operator: str, backend: str) -> ModuleType:
-    """The module that runs ``operator``; logs the choice the first time it is made.
+def choose_backend(operator: str, backend: str, x: Tensor) -> ModuleType:
+    """The module that runs ``operator`` on ``x``; logs the choice the first time it is made.
+
+    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to what can be done: native where
+    it takes x, else the reference.
 
     Raises:
-        ValueError: a backend of this name is not there. A named backend is never replaced by another.
+        ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
     """
-    name = "reference" if backend == "auto" else backend
+    name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
+    if name == "auto":
+        refused = native.refusal(x)
+        name = "native" if refused is None else "reference"
+        _announce(operator, name, refused)
+        return BACKENDS[name]
     if name not in BACKENDS:
-        raise ValueError(f"backend {backend!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
-    if (operator, name) not in _announced:
-        _announced.add((operator, name))
-        logger.info("lightconv_plugin: %s runs on the %s backend", operator, name)
+        raise ValueError(f"backend {name!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
+    refused = native.refusal(x) if name == "native" else None
+    if refused is not None:
+        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused}")
+    _announce(operator, name, None)
     return BACKENDS[name]
+
+
+def _announce(operator: str, name: str, refused: str | None) -> None:
+    if (operator, name) in _announced:
+        return
+    _announced.add((operator, name))
+    logger.info("lightconv_plugin: %s runs on the %s backend", operator, name)
+    if refused is not None and refused not in _refusals:
+        _refusals.add(refused)
+        logger.warning("lightconv_plugin: the native backend is passed over, which is slower: %s", refused)
 
 
 def _check_ndim(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str) -> None:

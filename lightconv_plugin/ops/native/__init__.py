@@ -1,0 +1,94 @@
+"""The operators in C++ and CUDA C++, behind the same functions as ``reference``; forward and backward.
+
+What this backend cannot do is said by ``refusal``; calling it all the same raises that sentence.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightconv_plugin.ops.native import library
+from lightconv_plugin.ops.normalization import normalize_kernel
+
+CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def refusal(x: Tensor) -> str | None:
+    """Why this backend cannot take ``x``, in a sentence; None if it can."""
+    missing = library.load()
+    if missing is not None:
+        return missing
+    if x.device.type == "cpu" and x.dtype not in CPU_TYPES:
+        return f"on a CPU it takes float32, float64 and bfloat16; got {x.dtype}"
+    if x.device.type != "cpu":
+        return f"it runs on CPUs; got a tensor on {x.device}"
+    return None
+
+
+def light_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
+) -> Tensor:
+    """See ``reference.light_conv``; the same shapes. Gradients are of first order.
+
+    Raises:
+        ValueError: what ``refusal`` says, or an unknown normalisation.
+    """
+    return _conv(torch.ops.lightconv.light_conv, x, weight, padding_l, normalization, dropconnect)
+
+
+def dynamic_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
+) -> Tensor:
+    """See ``reference.dynamic_conv``; the same shapes. Gradients are of first order.
+
+    Raises:
+        ValueError: what ``refusal`` says, or an unknown normalisation.
+    """
+    return _conv(torch.ops.lightconv.dynamic_conv, x, weight, padding_l, normalization, dropconnect)
+
+
+def _conv(
+    operator: Any, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float
+) -> Tensor:
+    refused = refusal(x)
+    if refused is not None:
+        raise ValueError(f"the native backend cannot run this: {refused}")
+    softmax = normalization == "softmax"
+    if not softmax:
+        weight = normalize_kernel(weight, normalization)
+    weight = weight.to(x.dtype)
+    # drawn on x's device, so that a captured CUDA graph draws anew at every replay
+    seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _Conv.apply(operator, x, weight, padding_l, softmax, dropconnect, seed)
+    return operator(x, weight, padding_l, softmax, dropconnect, seed)
+
+
+class _Conv(torch.autograd.Function):
+    """The raw operators with their gradients; what backward needs of the kernels is computed again there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operator: Any,
+        x: Tensor,
+        weight: Tensor,
+        padding_l: int,
+        softmax: bool,
+        dropconnect: float,
+        seed: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, seed)
+        ctx.options = (padding_l, softmax, dropconnect)
+        ctx.backward_operator = getattr(torch.ops.lightconv, f"{operator.__name__}_backward")
+        return operator(x, weight, padding_l, softmax, dropconnect, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, seed = ctx.saved_tensors
+        _, need_x, need_weight = ctx.needs_input_grad[:3]
+        grad_x, grad_weight = ctx.backward_operator(grad, x, weight, *ctx.options, seed, need_x, need_weight)
+        return None, grad_x if need_x else None, grad_weight if need_weight else None, None, None, None, None

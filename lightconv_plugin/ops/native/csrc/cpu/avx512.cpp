@@ -1,0 +1,3 @@
+#define LIGHTCONV_TABLE avx512_kernels
+#define LIGHTCONV_BITS 512
+#include "cpu/kernels.inl"

@@ -1,0 +1,33 @@
+// Philox4x32 (Salmon et al., 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"): random numbers by position, without
+// state, so that backward finds forward's DropConnect mask again. The same on CPU and CUDA.
+//
+// The weight of position n = (t * B + b) * H + h and tap j is kept where word j % 4 of the block with counter
+// (n low, n high, j / 4, 0) and key = the seed's two halves is at least round(p * 2^32).
+#pragma once
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define LIGHTCONV_INLINE __host__ __device__ __forceinline__
+#else
+#define LIGHTCONV_INLINE inline
+#endif
+
+namespace lightconv {
+
+struct Words {
+  unsigned int word[4];
+};
+
+template <int Rounds = 7>  // 7 pass BigCrush (section 4 of the paper); 10 is the authors' default
+LIGHTCONV_INLINE Words philox(Words counter, unsigned int key0, unsigned int key1) {
+  for (int round = 0; round < Rounds; ++round) {
+    const unsigned long long a = 0xD2511F53ull * counter.word[0];
+    const unsigned long long b = 0xCD9E8D57ull * counter.word[2];
+    counter = {{static_cast<unsigned int>(b >> 32) ^ counter.word[1] ^ key0, static_cast<unsigned int>(b),
+                static_cast<unsigned int>(a >> 32) ^ counter.word[3] ^ key1, static_cast<unsigned int>(a)}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+}  // namespace lightconv
