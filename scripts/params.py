@@ -6,20 +6,19 @@ are those that the paper's own figures imply: it prints none but the language mo
 
 import argparse
 import functools
-import logging
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import UserError, run_command
+from scripts.common.models import complete, load_plugin
 from scripts.common.terminal import aligned
 
-PLUGIN = Path(__file__).resolve().parents[1] / "lightconv_plugin"
 HEADER = ("table", "row", "architecture", "counted (M)", "paper (M)", "difference")
 
 
@@ -117,25 +116,6 @@ class Types:
 
     def unk(self) -> int:
         return 3
-
-
-def load_plugin() -> None:
-    """Register the models as ``--user-dir`` does."""
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # not what optional packages fairseq would like
-    from fairseq.utils import import_user_module
-
-    import_user_module(Namespace(user_dir=str(PLUGIN)))
-
-
-def complete(args: Namespace) -> None:
-    """Fill in what fairseq-train does: what the architecture says, then the defaults of the model's options."""
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
-
-    ARCH_CONFIG_REGISTRY[args.arch](args)
-    config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[args.arch])
-    for option in fields(config) if config is not None else ():
-        if option.default is not MISSING and not hasattr(args, option.name):
-            setattr(args, option.name, option.default)
 
 
 def count(arch: str, vocabulary: Vocabulary, **options: Any) -> int:

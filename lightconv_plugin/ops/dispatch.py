@@ -78,7 +78,9 @@ def light_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "sof
     """
     _check_ndim("light_conv_step", window, weight, 2, "(H, K)")
     _check_window("light_conv_step", window, weight)
-    return choose_backend("light_conv_step", backend, window).light_conv_step(window, weight, normalization=normalization)
+    return choose_backend("light_conv_step", backend, window).light_conv_step(
+        window, weight, normalization=normalization
+    )
 
 
 def dynamic_conv_step(
@@ -96,7 +98,9 @@ def dynamic_conv_step(
             f"got {tuple(weight.shape)}"
         )
     _check_window("dynamic_conv_step", window, weight)
-    return choose_backend("dynamic_conv_step", backend, window).dynamic_conv_step(window, weight, normalization=normalization)
+    return choose_backend("dynamic_conv_step", backend, window).dynamic_conv_step(
+        window, weight, normalization=normalization
+    )
 
 
 def choose_backend(operator: str, backend: str, x: Tensor) -> ModuleType:

@@ -49,9 +49,7 @@ def dynamic_conv(
     return _conv(torch.ops.lightconv.dynamic_conv, x, weight, padding_l, normalization, dropconnect)
 
 
-def _conv(
-    operator: Any, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float
-) -> Tensor:
+def _conv(operator: Any, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float) -> Tensor:
     refused = refusal(x)
     if refused is not None:
         raise ValueError(f"the native backend cannot run this: {refused}")

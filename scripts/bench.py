@@ -1,0 +1,134 @@
+"""Time this project beside its peers, interleaved in one process, and print the ratios.
+
+  ops     LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and scaled_dot_product_attention
+  decode  one decoding step, and beam search from end to end
+  train   updates as fairseq-train makes them
+  memory  the most memory that forward and backward take
+
+A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds are
+the machine's; ratios are from turns taken in one process and hold better.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.common.errors import UserError, run_command
+from scripts.common.files import write_json
+from scripts.common.terminal import StatusLine, aligned
+
+OPERATORS = ["light", "dynamic", "dynamic module"]
+
+
+def numbers(text: str) -> list[int]:
+    """A list of whole numbers, as in 32,128."""
+    return [int(part) for part in text.split(",")]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory}")
+    for name in ("ops", "decode", "train", "memory"):
+        command = commands.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        command.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+        command.add_argument("--threads", type=int, help="threads on a CPU; torch's own choice unless given")
+        command.add_argument("--seconds", type=float, default=1.0, help="about how long each case is timed")
+        command.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON too")
+        if name in ("ops", "memory"):
+            command.add_argument("--operators", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2]))
+            lengths = "32,128,512,2048" if name == "ops" else "32,128,512,2048,8192"
+            command.add_argument("--lengths", type=numbers, default=numbers(lengths), help="T, several by commas")
+            command.add_argument("--tokens", type=int, default=4096, help="T * B")
+            command.add_argument("--channels", type=int, default=512, help="C")
+            command.add_argument("--heads", type=int, default=8, help="H")
+            command.add_argument("--kernel", type=int, default=31, help="K")
+            command.add_argument("--causal", action="store_true", help="pad on the left only, as a decoder does")
+        if name in ("ops", "memory", "decode"):
+            command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
+        if name == "train":
+            command.add_argument("--types", type=int, default=10_000, help="words of the dictionary")
+            command.add_argument("--tokens", type=int, default=2048, help="words of a batch, padding included")
+            command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
+    return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is measured row by row."""
+
+    header: Sequence[str]
+    records: Iterator[dict[str, Any]]
+    cells: Callable[[dict[str, Any]], list[str]]
+
+
+def table(args: argparse.Namespace) -> Table:
+    """The table's head, its records one by one, and how a record is printed."""
+    import torch
+
+    from scripts.benchmarks import memory, operators, training
+
+    device = torch.device(args.device)
+    if args.what in ("ops", "memory"):
+        unknown = set(args.operators.split(",")) - set(OPERATORS)
+        if unknown:
+            raise UserError(f"no operator {', '.join(sorted(unknown))}; choose from {', '.join(OPERATORS)}")
+        options = {key: getattr(args, key) for key in ("tokens", "channels", "heads", "kernel", "causal")}
+        options |= {"dtype": getattr(torch, args.dtype), "device": device}
+        if args.what == "memory":
+            found = memory.measure(args.operators.split(","), args.lengths, **options)
+            return Table(memory.HEADER, found, memory.cells)
+        found = operators.measure(args.operators.split(","), args.lengths, **options, seconds=args.seconds)
+        return Table(operators.HEADER, found, operators.cells)
+    if args.what == "train":
+        found = training.measure(
+            training.small_models(),
+            types=args.types,
+            tokens=args.tokens,
+            device=device,
+            flags=args.flags.split(),
+            seconds=args.seconds,
+        )
+        return Table(training.HEADER, found, training.cells)
+    raise NotImplementedError(args.what)
+
+
+def main() -> None:
+    args = parse()
+    import torch
+
+    from scripts.benchmarks.timing import machine
+    from scripts.common.models import load_plugin
+
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {args.device}: torch {torch.__version__} sees no CUDA device")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+    load_plugin()
+    measured = table(args)
+    status = StatusLine()
+    records = []
+    for record in measured.records:
+        records.append(record)
+        status.update("measured " + " ".join(str(value) for value in list(record.values())[:3]))
+    status.close()
+    left = 1 + (args.what == "ops")
+    print(f"{args.what} on {machine(torch.device(args.device))}")
+    print("\n".join(aligned([measured.header, *map(measured.cells, records)], left=left, rule=True)))
+    if args.what in ("ops", "memory") and args.device.startswith("cuda"):
+        absent = [name for name in ("lightconv_cuda", "dynamicconv_cuda") if importlib.util.find_spec(name) is None]
+        if absent:
+            print(f"not measured: fairseq's own CUDA kernels ({', '.join(absent)} not installed)")
+    if args.out:
+        arguments = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+        write_json(args.out, {"what": args.what, "arguments": arguments, "records": records})
+
+
+if __name__ == "__main__":
+    run_command(main)

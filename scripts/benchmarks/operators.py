@@ -1,0 +1,94 @@
+"""``bench.py ops``: the convolutions, forward and forward with backward."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from scripts.benchmarks.peers import OURS, Shape, cases, forward, forward_backward
+from scripts.benchmarks.timing import interleaved, peak_bytes, peak_flops
+
+HEADER = (
+    "operator", "pass", "T", "B", "ours ms", "fairseq ms", "its mode", "ratio", "conv1d", "sdpa", "GFLOP/s", "of peak",
+    "GB/s", "of peak",
+)  # fmt: skip
+LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
+
+
+def measure(
+    operators: list[str],
+    lengths: list[int],
+    *,
+    tokens: int,
+    channels: int,
+    heads: int,
+    kernel: int,
+    causal: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float,
+) -> Iterator[dict[str, Any]]:
+    """One record for each operator, length and pass; T * B = ``tokens`` throughout.
+
+    ``ratio`` is the time of fairseq's fastest mode over this project's, ``conv1d`` and ``sdpa`` likewise.
+    """
+    flops, bandwidth = peak_flops(device), peak_bytes(device)
+    for operator in operators:
+        for length in lengths:
+            shape = Shape(length, max(1, tokens // length), channels, heads, kernel, causal)
+            built = cases(operator, shape, dtype, device)
+            element = torch.empty((), dtype=dtype).element_size()
+            if shape.B * heads * length * (length + kernel) * element > LARGEST_BAND:
+                built.pop("fairseq band", None)
+            for backward in (False, True):
+                wrap = forward_backward if backward else forward
+                times = interleaved({name: wrap(case) for name, case in built.items()}, device, seconds=seconds)
+                yield _record(operator, shape, backward, times, element, flops, bandwidth)
+
+
+def _record(
+    operator: str, shape: Shape, backward: bool, times: dict[str, float], element: int, flops: float, bandwidth: float
+) -> dict[str, Any]:
+    ours = times[OURS]
+    theirs = {name.removeprefix("fairseq "): taken for name, taken in times.items() if name.startswith("fairseq")}
+    mode = min(theirs, key=lambda name: theirs[name])
+    done = 2 * shape.taps * (3 if backward else 1)
+    moved = shape.bytes_moved(operator != "light", element, backward)
+    counted = operator != "dynamic module"  # its matrix product is not in the counts
+    return {
+        "operator": operator,
+        "pass": "fwd+bwd" if backward else "fwd",
+        "T": shape.T,
+        "B": shape.B,
+        "ours_ms": ours * 1e3,
+        "fairseq_ms": theirs[mode] * 1e3,
+        "fairseq_mode": mode,
+        "ratio": theirs[mode] / ours,
+        "conv1d_ratio": times["conv1d"] / ours if "conv1d" in times else None,
+        "sdpa_ratio": times["sdpa"] / ours,
+        "gflops": done / ours / 1e9 if counted else None,
+        "of_peak_flops": done / ours / flops if counted else None,
+        "gbytes": moved / ours / 1e9 if counted else None,
+        "of_peak_bytes": moved / ours / bandwidth if counted else None,
+    }
+
+
+def cells(record: dict[str, Any]) -> list[str]:
+    """A record as a row of the table under ``HEADER``."""
+
+    def ratio(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f}x"
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.0%}"
+
+    def number(value: float | None, digits: int = 0) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    return [
+        record["operator"], record["pass"], str(record["T"]), str(record["B"]),
+        number(record["ours_ms"], 2), number(record["fairseq_ms"], 2), record["fairseq_mode"], ratio(record["ratio"]),
+        ratio(record["conv1d_ratio"]), ratio(record["sdpa_ratio"]),
+        number(record["gflops"]), share(record["of_peak_flops"]), number(record["gbytes"], 1),
+        share(record["of_peak_bytes"]),
+    ]  # fmt: skip

@@ -1,0 +1,91 @@
+"""Timing that survives a busy machine: the cases take turns, and the median of the turns counts."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
+MIN_TURNS = 5
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """What waits until the device has done all it was given."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+def interleaved(
+    cases: Mapping[str, Callable[[], object]], device: torch.device, *, seconds: float = 1.0
+) -> dict[str, float]:
+    """Seconds a call of each case: the median over turns that all cases take one after the other.
+
+    Args:
+        cases: what to call, by name. A first call, unmeasured, warms each up.
+        device: where the work is done; on a GPU a turn ends when the device is idle.
+        seconds: about how long to go on for each case; at least ``MIN_TURNS`` turns are taken.
+    """
+    wait = synchronizer(device)
+    calls = {}
+    for name, case in cases.items():
+        case()
+        wait()
+        start = time.perf_counter()
+        case()
+        wait()
+        calls[name] = max(1, round(TURN_SECONDS / max(time.perf_counter() - start, 1e-7)))
+    turns: dict[str, list[float]] = {name: [] for name in cases}
+    deadline = time.perf_counter() + seconds * len(cases)
+    while min(map(len, turns.values())) < MIN_TURNS or time.perf_counter() < deadline:
+        for name, case in cases.items():
+            wait()
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                case()
+            wait()
+            turns[name].append((time.perf_counter() - start) / calls[name])
+    return {name: statistics.median(times) for name, times in turns.items()}
+
+
+def peak_bytes(device: torch.device) -> float:
+    """Bytes a second of a copy larger than the caches: those read and those written."""
+    source = torch.empty(2**26 if device.type == "cpu" else 2**29, device=device).normal_()
+    target = torch.empty_like(source)
+    taken = interleaved({"copy": lambda: target.copy_(source)}, device, seconds=0.5)["copy"]
+    return 2 * source.numel() * source.element_size() / taken
+
+
+def peak_flops(device: torch.device) -> float:
+    """Floating-point operations a second, float32, without the tensor cores of a GPU.
+
+    On a CPU a loop of fused multiply-adds on all of torch's threads (``torch.ops.lightconv.cpu_fma``); on a GPU a large
+    matrix product, which reaches a little less than the arithmetic units could.
+    """
+    if device.type == "cpu":
+        iterations = 2_000_000
+        operations = torch.ops.lightconv.cpu_fma(iterations)
+        taken = interleaved({"fma": lambda: torch.ops.lightconv.cpu_fma(iterations)}, device, seconds=0.5)["fma"]
+        return operations / taken
+    size = 8192
+    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        return 2 * size**3 / interleaved({"mm": lambda: a @ b}, device, seconds=0.5)["mm"]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def machine(device: torch.device) -> str:
+    """The machine in a line, for the head of a table."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    model = "unknown processor"
+    try:
+        with open("/proc/cpuinfo") as file:
+            model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}"

@@ -1,0 +1,59 @@
+"""Models and tasks as fairseq's own command line makes them, for the commands that run no training of their own."""
+
+import logging
+from argparse import Namespace
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+PLUGIN = Path(__file__).resolve().parents[2] / "lightconv_plugin"
+
+
+def load_plugin() -> None:
+    """Register the models as ``--user-dir`` does."""
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # not what optional packages fairseq would like
+    from fairseq.utils import import_user_module
+
+    import_user_module(Namespace(user_dir=str(PLUGIN)))
+
+
+def complete(args: Namespace) -> None:
+    """Fill in what fairseq-train does: what the architecture says, then the defaults of the model's options."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[args.arch])
+    for option in fields(config) if config is not None else ():
+        if option.default is not MISSING and not hasattr(args, option.name):
+            setattr(args, option.name, option.default)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translation task over invented words, with a model of random weights."""
+
+    cfg: Any
+    task: Any
+    model: Any
+
+
+def translation(arch: str, types: int, flags: list[str], *, task: str = "translation") -> Translation:
+    """What ``fairseq-train --arch ARCH --task TASK FLAGS`` builds, with a dictionary of ``types`` invented words.
+
+    ``load_plugin`` comes first for the architectures of the plugin.
+    """
+    from fairseq import options
+    from fairseq.data import Dictionary
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.tasks import TASK_REGISTRY
+
+    parser = options.get_training_parser(default_task=task)
+    args = options.parse_args_and_arch(
+        parser, ["no-data", "--arch", arch, "--task", task, "--source-lang", "src", "--target-lang", "tgt", *flags]
+    )
+    cfg = convert_namespace_to_omegaconf(args)
+    words = Dictionary()
+    for number in range(types - len(words)):
+        words.add_symbol(f"w{number}")
+    built = TASK_REGISTRY[task](cfg.task, words, words)
+    return Translation(cfg, built, built.build_model(cfg.model))
