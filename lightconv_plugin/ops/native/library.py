@@ -32,7 +32,9 @@ def _load() -> str | None:
 def _register_fakes() -> None:
     """Shapes and types without data, for torch.compile and the meta device."""
 
-    def conv(x: Tensor, weight: Tensor, padding_l: int, softmax: bool, dropconnect: float, seed: Tensor | None) -> Tensor:
+    def conv(
+        x: Tensor, weight: Tensor, padding_l: int, softmax: bool, dropconnect: float, seed: Tensor | None
+    ) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     def conv_backward(

@@ -1,0 +1,87 @@
+"""The benchmark's arithmetic and its tables; how fast anything is, no test says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts.benchmarks import operators, peers, timing
+from tests.tolerances import assert_close
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
+CPU = torch.device("cpu")
+
+
+def bench(*arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+    assert (done.returncode == 0) == ok, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("time", "width"), [(1, 1), (2, 7), (7, 7), (9, 4)])
+def test_taps_are_those_inside_the_sentence(time, width, causal):
+    shape = peers.Shape(time, 3, 4, 2, width, causal)
+    inside = sum(0 <= i + j - shape.padding_l < time for i in range(time) for j in range(width))
+    assert shape.taps == inside * 3 * 4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("operator", ["light", "dynamic"])
+def test_the_peers_compute_the_same(operator, causal):
+    """With the same kernels fairseq's modes give what ours gives, so that like is timed with like."""
+    torch.manual_seed(1)
+    shape = peers.Shape(11, 2, 12, 3, 5, causal)
+    built = peers.cases(operator, shape, torch.float32, CPU)
+    for _, (_, leaves) in built.items():
+        if leaves[1].numel() == built[peers.OURS][1][1].numel():
+            leaves[1].data.copy_(built[peers.OURS][1][1].detach().view_as(leaves[1]))
+    expected = built[peers.OURS][0]()
+    for name in ("fairseq band", "fairseq unfold"):
+        assert_close(built[name][0](), expected)
+
+
+def test_interleaved_times_every_case_and_tells_slow_from_fast():
+    import time
+
+    found = timing.interleaved({"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.002)}, CPU, seconds=0.05)
+    assert found["slow"] >= 0.02
+    assert found["slow"] > 3 * found["fast"] > 0
+
+
+def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
+    shape = peers.Shape(4, 2, 8, 2, 3)
+    times = {"ours": 0.5, "fairseq band": 2.0, "fairseq unfold": 1.5, "conv1d": 1.0, "sdpa": 0.25}
+    record = operators._record("light", shape, False, times, element=4, flops=shape.taps * 16.0, bandwidth=1e9)
+    assert (record["ratio"], record["fairseq_mode"]) == (3.0, "unfold")
+    assert (record["conv1d_ratio"], record["sdpa_ratio"]) == (2.0, 0.5)
+    assert record["of_peak_flops"] == pytest.approx(2 * shape.taps / 0.5 / (shape.taps * 16.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "arguments"),
+    [
+        ("ops", ["--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"]),
+        ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
+    ],
+)
+def test_commands_print_a_table_and_write_records(tmp_path, what, arguments):
+    out = tmp_path / "records.json"
+    done = bench(what, *arguments, "--seconds", "0.01", "--out", str(out))
+    written = json.loads(out.read_text())
+    assert written["what"] == what
+    assert len(written["records"]) == {"ops": 3 * 2 * 2, "memory": 2}[what]
+    table = done.stdout[done.stdout.index(f"{what} on ") :].splitlines()
+    assert len(table) == 3 + len(written["records"])
+    for record in written["records"]:
+        assert record["ratio"] > 0
+
+
+def test_refusals():
+    assert "choose from light, dynamic" in bench("ops", "--operators", "heavy", ok=False).stderr
+    if not torch.cuda.is_available():
+        assert "sees no CUDA device" in bench("ops", "--device", "cuda", ok=False).stderr
