@@ -65,9 +65,8 @@ void each_tap_sum(const A* g, const A* x, int64_t row, int64_t positions, int64_
 
 template <class A>
 inline void transpose(Vec<A> (&m)[kLanes<A>]) {
-  typedef std::conditional_t<sizeof(A) == 4, int32_t, int64_t> Index __attribute__((vector_size(kVectorBytes)));
   constexpr int n = kLanes<A>;
-  Index low, high;  // interleave the lower halves, or the upper halves, of two vectors
+  Index<A> low, high;  // interleave the lower halves, or the upper halves, of two vectors
   for (int i = 0; i < n; ++i) {
     low[i] = i / 2 + (i % 2) * n;
     high[i] = low[i] + n / 2;
