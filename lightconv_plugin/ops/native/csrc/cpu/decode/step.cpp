@@ -12,10 +12,6 @@
 #include "cpu/decode/kernels.h"
 
 namespace lightconv {
-namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 const DecodeKernels& decode_kernels() {
 #if defined(__x86_64__)
@@ -24,6 +20,11 @@ const DecodeKernels& decode_kernels() {
 #endif
   return baseline_decode;
 }
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 
 Scalar scalar_of(const Tensor& x) {
   switch (x.scalar_type()) {

@@ -1,0 +1,106 @@
+"""Attention of a decoder to the source: fairseq's, with steps that never copy what they know of the source."""
+
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules.window import IncrementalState
+
+
+class SourceAttention(MultiheadAttention):
+    """fairseq's source-target attention: the same parameters, the same results.
+
+    In incremental decoding the keys and values of a sentence are computed once and stay where they are, for all of its
+    hypotheses. Beam search re-orders only the number of the sentence that each hypothesis belongs to. The source may be
+    given once for each hypothesis, or once for each sentence where its hypotheses follow each other.
+    """
+
+    def __init__(self, embed_dim: int, heads: int, *, source_dim: int, dropout: float = 0.0) -> None:
+        super().__init__(
+            embed_dim, heads, kdim=source_dim, vdim=source_dim, dropout=dropout, encoder_decoder_attention=True
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As fairseq's.
+
+        Args:
+            query: (T, B, C); (1, B, C) with a state.
+            key: the source (S, B, C_source), or (S, B / beam, C_source) with a state; after its first step not read.
+            value: the source again.
+            key_padding_mask: (B, S), or (B / beam, S) with a state.
+            need_weights, need_head_weights: return the weights, the mean over heads (B, T, S), or (H, B, T, S).
+        """
+        if incremental_state is None or self.training or before_softmax or attn_mask is not None:
+            return super().forward(
+                query,
+                key,
+                value,
+                key_padding_mask=key_padding_mask,
+                incremental_state=incremental_state,
+                need_weights=need_weights,
+                static_kv=static_kv,
+                attn_mask=attn_mask,
+                before_softmax=before_softmax,
+                need_head_weights=need_head_weights,
+            )
+        if query.shape[0] != 1:
+            raise ValueError(f"incremental decoding takes one position at a time; got queries {tuple(query.shape)}")
+        source = self.get_incremental_state(incremental_state, "source")
+        if source is None:
+            source = self._read(key, key_padding_mask, query.shape[1])
+            self.set_incremental_state(incremental_state, "source", source)
+        arguments = (
+            ops.linear(query, self.q_proj.weight, self.q_proj.bias),
+            source["keys"],
+            source["values"],
+            source["padding"],
+            source["sentence"],
+            self.num_heads,
+        )
+        weights: Tensor | None = None
+        if need_weights or need_head_weights:
+            out, weights = ops.attend_with_weights(*arguments)
+            weights = weights.transpose(0, 1).unsqueeze(2)  # (H, B, 1, S)
+            if not need_head_weights:
+                weights = weights.mean(dim=0)
+        else:
+            out = ops.attend(*arguments)
+        return ops.linear(out, self.out_proj.weight, self.out_proj.bias), weights
+
+    def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
+        """Keys and values (sentences, S, C) of the source, and each row's sentence."""
+        if source is None or source.shape[1] == 0 or rows % source.shape[1]:
+            raise ValueError(
+                f"each sentence of the source must have the same number of hypotheses; got {rows} rows and a source "
+                f"{None if source is None else tuple(source.shape)}, (S, sentences, C)"
+            )
+        sentences = source.shape[1]
+        by_sentence = source.transpose(0, 1)
+        return {
+            "keys": self.k_proj(by_sentence).contiguous(),
+            "values": self.v_proj(by_sentence).contiguous(),
+            "padding": None if padding is None else padding.bool().contiguous(),
+            "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // sentences),
+        }
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
+        """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
+        source = self.get_incremental_state(incremental_state, "source")
+        if source is None:
+            return super().reorder_incremental_state(incremental_state, new_order)
+        reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
+        self.set_incremental_state(incremental_state, "source", reordered)
+        return incremental_state
