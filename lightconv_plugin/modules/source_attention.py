@@ -1,6 +1,9 @@
 """Attention of a decoder to the source: fairseq's, with steps that never copy what they know of the source."""
 
+import math
+
 import torch
+import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
@@ -42,25 +45,61 @@ class SourceAttention(MultiheadAttention):
             value: the source again.
             key_padding_mask: (B, S), or (B / beam, S) with a state.
             need_weights, need_head_weights: return the weights, the mean over heads (B, T, S), or (H, B, T, S).
+            static_kv: taken for granted: the source does not change from step to step.
+            attn_mask, before_softmax: not supported.
+
+        Raises:
+            ValueError: what is not supported, more than one position at once with a state, or hypotheses that the
+                sentences of the source do not divide.
         """
-        if incremental_state is None or self.training or before_softmax or attn_mask is not None:
-            return super().forward(
-                query,
-                key,
-                value,
-                key_padding_mask=key_padding_mask,
-                incremental_state=incremental_state,
-                need_weights=need_weights,
-                static_kv=static_kv,
-                attn_mask=attn_mask,
-                before_softmax=before_softmax,
-                need_head_weights=need_head_weights,
-            )
+        if attn_mask is not None or before_softmax:
+            raise ValueError("attention to the source takes no mask but that of its padding, and gives no raw scores")
+        need_weights = need_weights or need_head_weights
+        if incremental_state is None:
+            out, weights = self._attend(query, key, value, key_padding_mask, need_weights)
+        else:
+            out, weights = self._step(query, key, key_padding_mask, incremental_state, need_weights)
+        if weights is not None and not need_head_weights:
+            weights = weights.mean(dim=0)
+        return ops.linear(out, self.out_proj.weight, self.out_proj.bias), weights
+
+    def _attend(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """All positions: (T, B, C), and the weights (H, B, T, S) if needed."""
+
+        def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
+            return x.view(*x.shape[:2], self.num_heads, -1).permute(1, 2, 0, 3)
+
+        q, k, v = split(self.q_proj(query)), split(self.k_proj(key)), split(self.v_proj(value))
+        seen = None if padding is None else ~padding.bool()[:, None, None, :]
+        weights: Tensor | None = None
+        if need_weights:
+            logits = q @ k.transpose(2, 3) * self.scaling
+            if seen is not None:
+                logits = logits.masked_fill(~seen, -math.inf)
+            weights = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+            out = self.dropout_module(weights).to(v.dtype) @ v
+            weights = weights.transpose(0, 1)
+        else:
+            dropout = self.dropout_module.p if self.training else 0.0
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
+        return out.permute(2, 0, 1, 3).reshape(query.shape), weights
+
+    def _step(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        padding: Tensor | None,
+        incremental_state: IncrementalState,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The newest position: (1, B, C), and the weights (H, B, 1, S) if needed."""
         if query.shape[0] != 1:
             raise ValueError(f"incremental decoding takes one position at a time; got queries {tuple(query.shape)}")
         source = self.get_incremental_state(incremental_state, "source")
         if source is None:
-            source = self._read(key, key_padding_mask, query.shape[1])
+            source = self._read(key, padding, query.shape[1])
             self.set_incremental_state(incremental_state, "source", source)
         arguments = (
             ops.linear(query, self.q_proj.weight, self.q_proj.bias),
@@ -70,15 +109,10 @@ class SourceAttention(MultiheadAttention):
             source["sentence"],
             self.num_heads,
         )
-        weights: Tensor | None = None
-        if need_weights or need_head_weights:
-            out, weights = ops.attend_with_weights(*arguments)
-            weights = weights.transpose(0, 1).unsqueeze(2)  # (H, B, 1, S)
-            if not need_head_weights:
-                weights = weights.mean(dim=0)
-        else:
-            out = ops.attend(*arguments)
-        return ops.linear(out, self.out_proj.weight, self.out_proj.bias), weights
+        if not need_weights:
+            return ops.attend(*arguments), None
+        out, weights = ops.attend_with_weights(*arguments)
+        return out, weights.transpose(0, 1).unsqueeze(2)
 
     def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
         """Keys and values (sentences, S, C) of the source, and each row's sentence."""
@@ -99,8 +133,7 @@ class SourceAttention(MultiheadAttention):
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
         source = self.get_incremental_state(incremental_state, "source")
-        if source is None:
-            return super().reorder_incremental_state(incremental_state, new_order)
-        reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
-        self.set_incremental_state(incremental_state, "source", reordered)
+        if source is not None:
+            reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
+            self.set_incremental_state(incremental_state, "source", reordered)
         return incremental_state
