@@ -16,6 +16,8 @@
 namespace lightconv {
 namespace {
 
+const int64_t kWorth = 131072;  // multiply-adds that pay for waking a thread: some 10 microseconds
+
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -42,7 +44,8 @@ Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values,
                   "attend: the state is not contiguous");
   a.sentence = static_cast<const int64_t*>(sentence.const_data_ptr());
   for (int64_t n = 0; n < a.N; ++n)
-    STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences, "attend: a row names a sentence that there is not");
+    STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,
+                    "attend: a row names a sentence that there is not");
   switch (query.scalar_type()) {
     case ScalarType::Float: a.type = Scalar::f32; break;
     case ScalarType::Double: a.type = Scalar::f64; break;
@@ -54,7 +57,8 @@ Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values,
   a.padding = padding.has_value() ? static_cast<const bool*>(padding->const_data_ptr()) : nullptr;
   a.out = out.mutable_data_ptr();
   const DecodeKernels& chosen = decode_kernels();
-  torch::stable::parallel_for(0, a.N, std::max<int64_t>(1, 65536 / (2 * a.S * a.C + 1)), [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kWorth / (2 * a.S * a.C + 1));
+  torch::stable::parallel_for(0, a.N, grain, [&](int64_t begin, int64_t end) {
     thread_local std::vector<double> scratch;
     scratch.resize(attend_scratch(a));
     chosen.attend(a, scratch.data(), begin, end);
@@ -88,7 +92,8 @@ std::tuple<Tensor, Tensor, Tensor> beam_candidates(const Tensor& logits_any, std
   std::vector<int32_t> row_tokens(search.N * search.count);
   search.values = row_values.data(), search.tokens = row_tokens.data();
   const DecodeKernels& chosen = decode_kernels();
-  torch::stable::parallel_for(0, search.N, std::max<int64_t>(1, 16384 / search.V), [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kWorth / (8 * search.V));
+  torch::stable::parallel_for(0, search.N, grain, [&](int64_t begin, int64_t end) {
     thread_local std::vector<double> scratch;
     scratch.resize(best_scratch(search));
     chosen.best(search, scratch.data(), begin, end);
@@ -137,7 +142,7 @@ Tensor few_rows_linear(const Tensor& x_any, const Tensor& weight, std::optional<
   linear.bias = bias.has_value() ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
   linear.y = static_cast<float*>(out.mutable_data_ptr());
   const DecodeKernels& chosen = decode_kernels();
-  torch::stable::parallel_for(0, linear.out, std::max<int64_t>(4, 65536 / (linear.in + 1)),
+  torch::stable::parallel_for(0, linear.out, std::max<int64_t>(4, kWorth / 2 / (linear.in + 1)),
                               [&](int64_t begin, int64_t end) { chosen.linear(linear, begin, end); });
   return out;
 }
