@@ -5,16 +5,8 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from lightconv_plugin.modules.conv import TimeConv
+from lightconv_plugin.modules.linear import linear
 from lightconv_plugin.modules.window import IncrementalState
-
-
-def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
-    """A linear map started as everywhere in these models: Glorot-uniform weights, bias 0."""
-    layer = nn.Linear(in_features, out_features, bias)
-    nn.init.xavier_uniform_(layer.weight)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
 
 
 class ConvModule(nn.Module):
