@@ -16,6 +16,13 @@ __device__ __forceinline__ void keep_factors(const DropConnect& drop, unsigned l
   for (int i = 0; i < 4; ++i) factor[i] = words.word[i] >= drop.threshold ? drop.scale : 0.0f;
 }
 
+// The factor of one tap alone.
+__device__ __forceinline__ float keep_factor(const DropConnect& drop, unsigned long long seed, long long n, long long j) {
+  float factor[4];
+  keep_factors(drop, seed, n, static_cast<int>(j / 4), factor);
+  return j % 4 == 0 ? factor[0] : j % 4 == 1 ? factor[1] : j % 4 == 2 ? factor[2] : factor[3];
+}
+
 // Lanes that share a row, so that a block of `threads` is busy with `rows` rows.
 constexpr int lanes_per_row(int rows, int threads, int K) {
   int lanes = 1;
