@@ -48,8 +48,16 @@ def fake_driver() -> Path:
 
 
 def fake_nvrtc() -> Path:
-    flags = (f'-DSHIM_CXX="{build.compiler()}"', f'-DSHIM_FOLDER="{SHIM}"')
-    return compile_shared(folder() / "libnvrtc.so", [SHIM / "nvrtc.cpp"], *flags)
+    """With shim.h precompiled, which halves the time of a kernel; clang passes that over."""
+    flags = f"{build.compiler()} -std=c++20 -O1 -w -fPIC -fvisibility=hidden"
+    compiled = folder() / "pch" / "shim.h.gch"
+    if not compiled.exists():
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        draft = compiled.with_suffix(f".{os.getpid()}")
+        subprocess.run([*flags.split(), "-x", "c++-header", str(SHIM / "shim.h"), "-o", str(draft)], check=True)
+        os.replace(draft, compiled)
+    command = f'-DSHIM_COMMAND="{flags} -I{compiled.parent} -I{SHIM}"'
+    return compile_shared(folder() / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
 
 
 def launcher(driver: str) -> ctypes.CDLL:

@@ -1,5 +1,5 @@
 // Stands in for libnvrtc: "compiles" with g++ against shim.h, to a shared object in place of a cubin.
-// SHIM_CXX is the compiler; SHIM_FOLDER this folder. NVRTC_LOG, if set, gets a line for each compilation.
+// SHIM_COMMAND is the compiler with its flags. NVRTC_LOG, if set, names a file that gets a line for each compilation.
 #include <unistd.h>
 
 #include <cstdio>
@@ -49,7 +49,7 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
   std::ofstream(base + ".cpp") << "#include \"shim.h\"\n" << program.source
       << "extern \"C\" __attribute__((visibility(\"default\"))) void shim_run(unsigned blocks, int threads, int bytes, "
          "const void* args) {\n  shim::run(blocks, threads, bytes, [](const void* at) { shim::call(&entry, at); }, args);\n}\n";
-  std::string command = std::string(SHIM_CXX " -std=c++20 -O1 -w -fPIC -shared -fvisibility=hidden -I" SHIM_FOLDER);
+  std::string command = std::string(SHIM_COMMAND " -shared");
   for (int i = 0; i < count; ++i)
     if (std::strncmp(options[i], "-I", 2) == 0) command += std::string(" '") + options[i] + "'";
   command += " " + base + ".cpp -o " + object + " 2> " + log;

@@ -30,12 +30,20 @@
 using std::exp;
 
 inline float __expf(float x) { return std::exp(x); }
+inline float __uint_as_float(unsigned int bits) { return __builtin_bit_cast(float, bits); }
 inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
 
 extern "C" {
 const int shared_capacity = 48 * 1024, shared_guard = 4096;
 __align__(16) inline unsigned char shared[shared_capacity + shared_guard];
 }
+
+struct alignas(16) uint4 {
+  unsigned int x, y, z, w;
+};
+inline uint4 __ldg(const uint4* at) { return *at; }
+inline uint4 __ldcg(const uint4* at) { return *at; }
+inline void __stcg(uint4* at, uint4 value) { *at = value; }
 
 struct Index {
   unsigned int x = 0, y = 0, z = 0;

@@ -6,7 +6,7 @@ namespace lightconv::cuda {
 struct DropConnect {
   const long long* seed;   // device memory, so that a replayed graph draws anew
   unsigned int threshold;  // round(p * 2^32): a word below it drops its weight
-  float scale;             // 1 / (1 - p)
+  double scale;            // 1 / (1 - p)
 };
 
 // conv: out (T, B, C) from x (T, B, C) and logits

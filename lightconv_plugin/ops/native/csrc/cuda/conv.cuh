@@ -91,7 +91,7 @@ template <Case C> __device__ __forceinline__ void conv(const ConvArgs& args, uns
   for (int i = threadIdx.x; i < (C.positions + K - 1) * lanes; i += tile.threads) {
     const int row = i / lanes, c = i % lanes * V, t = t0 - before + row;
     const bool inside = t >= 0 && t < args.T && c0 + c < end;
-    vec<S, V>(rows + row * channels + c) = inside ? vec<S, V>(x + t * stride + c) : zeros<S, V>();
+    vec<S, V>(rows + row * channels + c) = inside ? load_fixed<S, V>(x + t * stride + c) : zeros<S, V>();
   }
   __syncthreads();
 
@@ -115,7 +115,7 @@ template <Case C> __device__ __forceinline__ void conv(const ConvArgs& args, uns
   S* out = static_cast<S*>(args.out) + corner + c;
 #pragma unroll
   for (int p = 0; p < RUN; ++p)
-    if (t + p < args.T) vec<S, V>(out + (t + p) * stride) = narrow<S, V>(sum[p]);
+    if (t + p < args.T) store<S, V>(out + (t + p) * stride, narrow<S, V>(sum[p]));
 }
 
 }  // namespace lightconv::cuda

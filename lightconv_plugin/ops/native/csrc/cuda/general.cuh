@@ -43,7 +43,7 @@ template <Case C> __device__ __forceinline__ void general_conv(const GeneralArgs
     if (from < 0 || from >= args.T) continue;
     const long long n = ((C.flip ? from : t) * args.B + b) * args.H + h;
     A w = static_cast<const A*>(args.weight)[(C.dynamic ? n : h) * args.K + j];
-    if constexpr (C.drop) w *= keep_factor(args.dropconnect, seed, n, j);
+    if constexpr (C.drop) w *= keep_factor<A>(args.dropconnect, seed, n, j);
     sum += w * A(widen(x[from * args.B * channels]));
   }
   static_cast<S*>(args.out)[i] = narrow<S>(sum);
@@ -70,7 +70,7 @@ template <Case C> __device__ __forceinline__ void general_grad_dynamic(const Gen
       for (long long c = lane; c < args.R; c += 32) sum += A(widen(grad[c])) * A(widen(x[c]));
     }
     sum = lanes_sum<32>(sum);
-    if constexpr (C.drop) sum *= keep_factor(args.dropconnect, seed, n, j);
+    if constexpr (C.drop) sum *= keep_factor<A>(args.dropconnect, seed, n, j);
     dot += weight[j] * sum;
     if (lane == j % 32) products[j] = sum;
   }
@@ -94,7 +94,7 @@ template <Case C> __device__ __forceinline__ void general_grad_light(const Gener
       const S* x = static_cast<const S*>(args.x) + (from * args.B + b) * channels + h * args.R;
       A sum = 0;
       for (long long c = 0; c < args.R; ++c) sum += A(widen(grad[c])) * A(widen(x[c]));
-      if constexpr (C.drop) sum *= keep_factor(args.dropconnect, seed, n * args.H + h, j);
+      if constexpr (C.drop) sum *= keep_factor<A>(args.dropconnect, seed, n * args.H + h, j);
       total += sum;
     }
     static_cast<A*>(args.products)[(split * args.H + h) * args.K + j] = total;

@@ -18,11 +18,11 @@ template <Case C, bool Backward> __device__ __forceinline__ void glu_rows(const 
   const S* x = static_cast<const S*>(args.x) + row * 2 * C.R + c;
   A value[V] = {}, gate[V] = {};
   if (!masked) {
-    widen(vec<S, V>(x), value);
-    widen(vec<S, V>(x + C.R), gate);
+    widen(load_fixed<S, V>(x), value);
+    widen(load_fixed<S, V>(x + C.R), gate);
     if constexpr (Backward) {
       A grad[V];
-      widen(vec<S, V>(static_cast<const S*>(args.grad) + row * C.R + c), grad);
+      widen(load_fixed<S, V>(static_cast<const S*>(args.grad) + row * C.R + c), grad);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const A open = A(1) / (A(1) + exponential(-gate[v]));
@@ -35,8 +35,8 @@ template <Case C, bool Backward> __device__ __forceinline__ void glu_rows(const 
     }
   }
   S* out = static_cast<S*>(args.out) + row * (Backward ? 2 : 1) * C.R + c;
-  vec<S, V>(out) = narrow<S, V>(value);
-  if constexpr (Backward) vec<S, V>(out + C.R) = narrow<S, V>(gate);
+  store<S, V>(out, narrow<S, V>(value));
+  if constexpr (Backward) store<S, V>(out + C.R, narrow<S, V>(gate));
 }
 
 template <Case C> __device__ __forceinline__ void glu(const GluArgs& args, unsigned char*) { glu_rows<C, false>(args); }

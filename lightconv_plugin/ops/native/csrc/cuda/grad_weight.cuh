@@ -23,7 +23,7 @@ __device__ __forceinline__ void stage_rows(const void* from, unsigned char* to, 
     const int c = chunk * tile.chunk + lane % per_head * V;
     const bool inside = t >= 0 && t < T && head + h < C.H && c < C.R;
     vec<S, V>(reinterpret_cast<S*>(to + tile.offset(row)) + lane * V) =
-        inside ? vec<S, V>(at + t * stride + h * C.R + c) : zeros<S, V>();
+        inside ? load_fixed<S, V>(at + t * stride + h * C.R + c) : zeros<S, V>();
   }
 }
 

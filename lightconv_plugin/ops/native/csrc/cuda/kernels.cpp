@@ -75,9 +75,9 @@ std::string source_of(Kernel kernel, const Case& c, int threads) {
   text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
           number(c.padding_l) + number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
-  // 96 registers a thread at most for the convolution, whose blocks are then limited by shared memory
-  const std::string bounds =
-      std::to_string(threads) + (kernel == Kernel::conv ? number(larger(1, smaller(640 / threads, 16))) : "");
+  // at most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway
+  std::string bounds = std::to_string(threads);
+  if (kernel == Kernel::conv) bounds += ", __CUDA_ARCH__ >= 800 ? " + std::to_string(smaller(512 / threads, 16)) + " : 1";
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") entry(const lightconv::cuda::" + source.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + source.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";

@@ -28,7 +28,7 @@ long long blocks_for(long long items, long long per_block) { return (items + per
 DropConnect dropconnect_of(const Conv& conv) {
   const double p = static_cast<float>(conv.dropconnect);  // as the CPU's kernels have it
   return {conv.seed, static_cast<unsigned int>(std::min(std::llround(p * 4294967296.0), 4294967295ll)),
-          static_cast<float>(1.0 / (1.0 - p))};
+          1.0 / (1.0 - p)};
 }
 
 Case case_of(const Conv& conv) {

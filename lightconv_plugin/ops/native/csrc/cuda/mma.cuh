@@ -12,7 +12,7 @@ template <class S> void mma(float (&d)[4], const Word (&a)[4], const Word (&b)[2
 #else
 template <class S> __device__ __forceinline__ void mma(float (&d)[4], const Word (&a)[4], const Word (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
-  if constexpr (sizeof(S) == 2 && !__is_same(S, __half))
+  if constexpr (is_bfloat16<S>)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

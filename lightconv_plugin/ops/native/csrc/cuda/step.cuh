@@ -47,19 +47,19 @@ template <Case C> __device__ __forceinline__ void step(const StepArgs& args, uns
   for (int i = threadIdx.x * V; i < present * C.R; i += tile.threads * V) {
     const int c = head * C.R + i;
     const A* weight = weights + i / C.R * K + K - 1;
-    const Vec<S, V> newest = vec<S, V>(x + c);
+    const Vec<S, V> newest = load_fixed<S, V>(x + c);
     A sum[V], value[V];
     widen(newest, value);
 #pragma unroll
     for (int v = 0; v < V; ++v) sum[v] = weight[0] * value[v];
 #pragma unroll 8
     for (int age = 1; age < inputs; ++age) {
-      widen(vec<S, V>(ring + places[age] + c), value);
+      widen(load<S, V>(ring + places[age] + c), value);
 #pragma unroll
       for (int v = 0; v < V; ++v) sum[v] += weight[-age] * value[v];
     }
-    vec<S, V>(ring + (static_cast<long long>(slot) * args.M + n) * channels + c) = newest;
-    vec<S, V>(static_cast<S*>(args.out) + static_cast<long long>(n) * channels + c) = narrow<S, V>(sum);
+    store<S, V>(ring + (static_cast<long long>(slot) * args.M + n) * channels + c, newest);
+    store<S, V>(static_cast<S*>(args.out) + static_cast<long long>(n) * channels + c, narrow<S, V>(sum));
   }
   if (head == 0 && threadIdx.x == 0) args.ancestors[static_cast<long long>(slot) * args.A + n] = n;
 }

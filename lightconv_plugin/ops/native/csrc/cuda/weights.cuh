@@ -8,17 +8,19 @@
 namespace lightconv::cuda {
 
 // Which of taps 4 * quad .. 4 * quad + 3 of the position n = (t * B + b) * H + h stay, as factors 1 / (1 - p) or 0.
+template <class A>
 __device__ __forceinline__ void keep_factors(const DropConnect& drop, unsigned long long seed, long long n, int quad,
-                                             float (&factor)[4]) {
+                                             A (&factor)[4]) {
   const Words words = philox({{static_cast<Word>(n), static_cast<Word>(n >> 32), static_cast<Word>(quad), 0}},
                              static_cast<Word>(seed), static_cast<Word>(seed >> 32));
 #pragma unroll
-  for (int i = 0; i < 4; ++i) factor[i] = words.word[i] >= drop.threshold ? drop.scale : 0.0f;
+  for (int i = 0; i < 4; ++i) factor[i] = words.word[i] >= drop.threshold ? A(drop.scale) : A(0);
 }
 
 // The factor of one tap alone.
-__device__ __forceinline__ float keep_factor(const DropConnect& drop, unsigned long long seed, long long n, long long j) {
-  float factor[4];
+template <class A>
+__device__ __forceinline__ A keep_factor(const DropConnect& drop, unsigned long long seed, long long n, long long j) {
+  A factor[4];
   keep_factors(drop, seed, n, static_cast<int>(j / 4), factor);
   return j % 4 == 0 ? factor[0] : j % 4 == 1 ? factor[1] : j % 4 == 2 ? factor[2] : factor[3];
 }
@@ -92,7 +94,7 @@ __device__ __forceinline__ void stage_logits(const void* from, S* to, int rows, 
   for (int i = threadIdx.x; i < rows * (width / W); i += threads) {
     const int row = i / (width / W), j = i % (width / W) * W, t = first + row;
     const bool inside = j < present && (!C.dynamic || (t >= 0 && t < T));
-    vec<S, W>(to + row * width + j) = inside ? vec<S, W>(logits + t * stride + j) : zeros<S, W>();
+    vec<S, W>(to + row * width + j) = inside ? load_fixed<S, W>(logits + t * stride + j) : zeros<S, W>();
   }
 }
 
