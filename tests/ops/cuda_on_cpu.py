@@ -96,7 +96,9 @@ class Machine:
         self, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, dropconnect: float, seed: Tensor | None
     ) -> FlatConv:
         heads, width = weight.shape[-2:]
-        assert x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
+        assert x.is_contiguous()
+        assert weight.is_contiguous()
+        assert x.dtype == weight.dtype
         return FlatConv(
             *(x.shape[0], x.shape[1], heads, x.shape[2] // heads, width, padding_l, TYPES[x.dtype]),
             *(weight.ndim == 4, softmax, dropconnect, None if seed is None else seed.data_ptr()),

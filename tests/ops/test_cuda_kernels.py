@@ -128,9 +128,15 @@ def test_what_is_not_finite_stays_in_reach(gpu, bad, dynamic):
         want[[s for s in range(31) if 0 <= s - at + padding_l < K], 1, 5] = True
         assert torch.equal(~torch.isfinite(grad_x), want)
         if dynamic:
-            assert torch.equal(~torch.isfinite(grad_weight).all(-1), want.view(31, 2, heads, R)[:, :, :, 5] & False | (
-                torch.arange(31).view(-1, 1, 1).eq(at) & torch.arange(2).view(1, -1, 1).eq(1) & torch.arange(heads).eq(0)
-            ))
+            assert torch.equal(
+                ~torch.isfinite(grad_weight).all(-1),
+                want.view(31, 2, heads, R)[:, :, :, 5] & False
+                | (
+                    torch.arange(31).view(-1, 1, 1).eq(at)
+                    & torch.arange(2).view(1, -1, 1).eq(1)
+                    & torch.arange(heads).eq(0)
+                ),
+            )
 
 
 def test_philox_is_the_published_one():
@@ -159,7 +165,12 @@ def test_glu_and_mask(gpu, dtype, channels, masked):
 
 @pytest.mark.parametrize(
     ("dtype", "dynamic", "K", "H", "R", "softmax"),
-    [(BF16, True, 3, 2, 64, True), (F16, False, 5, 3, 3, True), (F32, True, 31, 2, 16, False), (F64, True, 1, 2, 5, True)],
+    [
+        (BF16, True, 3, 2, 64, True),
+        (F16, False, 5, 3, 3, True),
+        (F32, True, 31, 2, 16, False),
+        (F64, True, 1, 2, 5, True),
+    ],
 )
 def test_decoding_steps(gpu, dtype, dynamic, K, H, R, softmax):
     """With hypotheses that change places, and come and go, as beam search has them."""

@@ -50,7 +50,9 @@ def toolkits() -> Iterator[Toolkit]:
 def choose_toolkit(found: list[Toolkit], version: str | None) -> Toolkit | str:
     """The toolkit of torch's CUDA version, else any that is complete; or a sentence that says what is missing."""
     if not found:
-        return "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+        return (
+            "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+        )
     complete = [kit for kit in found if kit.include is not None]
     if not complete:
         return (
@@ -67,7 +69,9 @@ def configure(kit: Toolkit) -> str | None:
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
+        return (
+            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
+        )
     words = (build.SOURCES, kit.include, kit.nvrtc, cache, build.fingerprint_of_sources())
     torch.ops.lightconv.cuda_configure(*map(str, words))
     return None
