@@ -1,4 +1,4 @@
-"""The CUDA launcher and kernels run on a CPU: cuda_shim/ stands in for libcuda and NVRTC, everything else is the real code.
+"""The CUDA launcher and kernels on a CPU: cuda_shim/ stands in for libcuda and NVRTC, all else is the real code.
 
 What is compiled is kept in the cache folder of the native library under a name that changes with the sources.
 """

@@ -1,4 +1,4 @@
-"""DropConnect's mask, from the text of csrc/random.h and the paper it names, sharing nothing with the code under test."""
+"""DropConnect's mask, from the text of csrc/random.h and the paper it names; no code is shared with what is tested."""
 
 import torch
 from torch import Tensor

@@ -68,7 +68,7 @@ def test_cuda_errors_have_their_names():
 def test_no_driver():
     machine = Machine()
     machine.library = cuda_on_cpu.launcher("/there/is/no/libcuda.so.1")
-    with pytest.raises(RuntimeError, match="no NVIDIA driver: libcuda.so.1 is not there"):
+    with pytest.raises(RuntimeError, match=r"no NVIDIA driver: libcuda\.so\.1 is not there"):
         machine.forward(X, WEIGHT, 1)
 
 

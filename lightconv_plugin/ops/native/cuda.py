@@ -1,7 +1,7 @@
 """The CUDA side of the library: finds NVRTC and its headers, and says what is missing before anything is compiled.
 
-Kernels are compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch depends on; the
-system's CUDA toolkit is not needed. Compiled kernels are kept in the folder ``cuda`` of ``build.cache_folder()``.
+Kernels are compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch depends on;
+the system's CUDA toolkit is not needed. They are kept in the folder ``cuda`` of ``build.cache_folder()``.
 """
 
 import functools
