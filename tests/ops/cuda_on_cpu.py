@@ -79,7 +79,7 @@ class FlatConv(ctypes.Structure):
 
 
 class Machine:
-    """A pretended GPU."""
+    """A pretended GPU; its capability, 90 for sm_90, is also its number among the pretended driver's devices."""
 
     def __init__(self, capability: int = 90, cache: Path | None = None) -> None:
         self.driver = ctypes.CDLL(str(fake_driver()))
@@ -113,15 +113,17 @@ class Machine:
         softmax: bool = True,
         dropconnect: float = 0.0,
         seed: Tensor | None = None,
-        device: int = 0,
+        device: int | None = None,
         stream: int = 0,
     ) -> Tensor:
         out = torch.full_like(x, torch.nan)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
-        self.driver.shim_set_capability(self.capability)
         self.must(
             self.library.conv_forward(
-                device, ctypes.c_void_p(stream), ctypes.byref(conv), ctypes.c_void_p(out.data_ptr())
+                self.capability if device is None else device,
+                ctypes.c_void_p(stream),
+                ctypes.byref(conv),
+                ctypes.c_void_p(out.data_ptr()),
             )
         )
         return out
@@ -138,9 +140,8 @@ class Machine:
     ) -> tuple[Tensor, Tensor]:
         grad_x, grad_weight = torch.full_like(x, torch.nan), torch.full_like(weight, torch.nan)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
-        self.driver.shim_set_capability(self.capability)
         pointers = (ctypes.c_void_p(t.data_ptr()) for t in (grad, grad_x, grad_weight))
-        self.must(self.library.conv_backward(0, None, ctypes.byref(conv), *pointers))
+        self.must(self.library.conv_backward(self.capability, None, ctypes.byref(conv), *pointers))
         return grad_x, grad_weight
 
     def glu(self, x: Tensor, mask: Tensor | None, grad: Tensor | None = None) -> Tensor:
@@ -149,7 +150,7 @@ class Machine:
         out = torch.full_like(x, torch.nan) if grad is not None else x.new_full((time, batch, channels), torch.nan)
         pointers = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (grad, x, mask, out))
         sizes = map(ctypes.c_longlong, (time, batch, channels))
-        self.must(self.library.run_glu(TYPES[x.dtype], *sizes, *pointers))
+        self.must(self.library.run_glu(self.capability, TYPES[x.dtype], *sizes, *pointers))
         return out
 
     def step(
@@ -161,7 +162,12 @@ class Machine:
         pointers = (ctypes.c_void_p(t.data_ptr()) for t in (x, weight, ring, ancestors, position, out))
         self.must(
             self.library.run_step(
-                TYPES[x.dtype], *map(ctypes.c_longlong, numbers), weight.ndim == 4, softmax, *pointers
+                self.capability,
+                TYPES[x.dtype],
+                *map(ctypes.c_longlong, numbers),
+                weight.ndim == 4,
+                softmax,
+                *pointers,
             )
         )
         return out

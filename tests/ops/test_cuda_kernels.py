@@ -74,7 +74,8 @@ def expected(case: Case, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tenso
     if case.p > 0:
         kernel = kernel.expand(shape) * factors(shape, case.p, SEED)
     out = reference.dynamic_conv(x, kernel.expand(shape), padding_l=case.padding_l, normalization="none")
-    return out.detach(), *torch.autograd.grad(out, (x, weight), grad.double())
+    grad_x, grad_weight = torch.autograd.grad(out, (x, weight), grad.double())
+    return out.detach(), grad_x, grad_weight
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))

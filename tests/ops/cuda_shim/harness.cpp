@@ -58,17 +58,17 @@ const char* conv_backward(int device, void* stream, const FlatConv* conv, const 
   return guarded(device, stream, [&](const Place& place) { backward(place, unpack(*conv), grad, grad_x, grad_w); });
 }
 
-const char* run_glu(int type, long long T, long long B, long long C, const void* grad, const void* x, const bool* mask,
+const char* run_glu(int device, int type, long long T, long long B, long long C, const void* grad, const void* x, const bool* mask,
                     void* out) {
-  return guarded(0, nullptr, [&](const Place& place) {
+  return guarded(device, nullptr, [&](const Place& place) {
     if (grad == nullptr) glu(place, static_cast<Type>(type), T, B, C, x, mask, out);
     else glu_backward(place, static_cast<Type>(type), T, B, C, grad, x, mask, out);
   });
 }
 
-const char* run_step(int type, long long N, long long M, long long H, long long R, long long K, int dynamic, int softmax,
+const char* run_step(int device, int type, long long N, long long M, long long H, long long R, long long K, int dynamic, int softmax,
                      const void* x, const void* logits, void* ring, int* ancestors, long long* position, void* out) {
-  return guarded(0, nullptr, [&](const Place& place) {
+  return guarded(device, nullptr, [&](const Place& place) {
     step(place, {N, M, N, H, R, K, static_cast<Type>(type), dynamic != 0, softmax != 0, x, logits, ring, ancestors,
                  position, out});
   });

@@ -18,8 +18,7 @@ struct Launch {
   unsigned int blocks, threads, shared_bytes;
 };
 
-int contexts[4];  // their addresses are the contexts of 4 devices
-int capability = 90;
+int contexts[128];  // their addresses are the devices' contexts; device 75 is an sm_75, those below 50 are sm_90
 int modules = 0;
 int nothing;  // its address is a module of a real GPU
 int next_error = 0;
@@ -30,7 +29,6 @@ std::vector<Launch> launches;
 
 extern "C" {
 
-void shim_set_capability(int value) { capability = value; }
 void shim_fail_next_launch(int error) { next_error = error; }
 int shim_modules() { return modules; }
 int shim_context_depth() { return static_cast<int>(stack.size()); }
@@ -44,8 +42,9 @@ void shim_launch(int index, long long* facts) {
 }
 
 int cuInit(unsigned int) { return 0; }
-int cuDeviceGet(int* device, int ordinal) { return ordinal < 4 ? (*device = ordinal, 0) : 101; }
-int cuDeviceGetAttribute(int* value, int attribute, int) {
+int cuDeviceGet(int* device, int ordinal) { return ordinal < 128 ? (*device = ordinal, 0) : 101; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  const int capability = device < 50 ? 90 : device;
   *value = attribute == 75 ? capability / 10 : capability % 10;
   return 0;
 }

@@ -75,9 +75,10 @@ std::string source_of(Kernel kernel, const Case& c, int threads) {
   text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
           number(c.padding_l) + number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
-  // at most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway
-  std::string bounds = std::to_string(threads);
-  if (kernel == Kernel::conv) bounds += ", __CUDA_ARCH__ >= 800 ? " + std::to_string(smaller(512 / threads, 16)) + " : 1";
+  // At most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway. A 1 has to be
+  // said: without it the compiler aims at more blocks and spills.
+  const std::string fewest = kernel == Kernel::conv ? std::to_string(smaller(512 / threads, 16)) : "1";
+  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ >= 800 ? " + fewest + " : 1";
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") entry(const lightconv::cuda::" + source.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + source.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";
