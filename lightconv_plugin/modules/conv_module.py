@@ -1,9 +1,9 @@
 """The LightConv and DynamicConv modules of Figure 2: project, gate, convolve, project."""
 
-import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from lightconv_plugin import ops
 from lightconv_plugin.modules.conv import TimeConv
 from lightconv_plugin.modules.linear import linear
 from lightconv_plugin.modules.window import IncrementalState
@@ -57,7 +57,7 @@ class ConvModule(nn.Module):
         apart = {} if self.query_proj is None else {"query": self.query_proj(x)}
         x = self.in_proj(x)
         if self.glu:
-            x = F.glu(x, dim=-1)
-        if padding_mask is not None:
+            x = ops.glu_mask(x, padding_mask)
+        elif padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         return self.out_proj(self.conv(x, incremental_state=incremental_state, **apart))

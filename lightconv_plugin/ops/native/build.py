@@ -74,13 +74,19 @@ def sources() -> list[Path]:
     return sorted(path for path in SOURCES.rglob("*.cpp") if x86 or path.name not in X86_FLAGS)
 
 
-def _fingerprint(cxx: str) -> str:
+def fingerprint_of_sources() -> str:
+    """Changes with any file of the library."""
     digest = hashlib.sha256()
+    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
+        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _fingerprint(cxx: str) -> str:
+    digest = hashlib.sha256(fingerprint_of_sources().encode())
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
     for text in (version, torch.__version__, platform.machine(), repr(COMMON_FLAGS), repr(X86_FLAGS)):
         digest.update(text.encode() + b"\0")
-    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
-        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
