@@ -5,6 +5,7 @@ import torch
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import dispatch
+from tests.tolerances import assert_close
 
 X = torch.randn(5, 2, 6)
 
@@ -45,12 +46,54 @@ def test_the_backend_that_runs_is_logged_once(caplog, monkeypatch):
     monkeypatch.setattr(dispatch, "_announced", set())
     with caplog.at_level(logging.INFO, logger="lightconv_plugin"):
         for _ in range(3):
-            ops.light_conv(X, torch.zeros(2, 3), padding_l=1, backend="reference")
-    assert [r.getMessage() for r in caplog.records] == ["lightconv_plugin: light_conv runs on the reference backend"]
+            ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
+    assert [r.getMessage() for r in caplog.records] == ["lightconv_plugin: light_conv runs on the native backend"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "argument", "expected"),
+    [
+        (None, "auto", "native"),
+        ("auto", "auto", "native"),
+        ("reference", "auto", "reference"),
+        ("native", "auto", "native"),
+        ("reference", "native", "native"),
+        ("native", "reference", "reference"),
+    ],
+)
+def test_the_argument_goes_before_the_environment(monkeypatch, setting, argument, expected):
+    if setting is None:
+        monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(dispatch.VARIABLE, setting)
+    assert ops.choose_backend("light_conv", argument, X) is ops.BACKENDS[expected]
+
+
+def test_a_backend_unknown_to_the_environment_is_refused(monkeypatch):
+    monkeypatch.setenv(dispatch.VARIABLE, "fpga")
+    with pytest.raises(ValueError, match="backend 'fpga' is not available; expected auto or one of"):
+        ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
+
+
+def test_a_named_backend_is_never_replaced():
+    with pytest.raises(ValueError, match=r"backend 'native' was asked for, and cannot run light_conv: .*torch.float16"):
+        ops.light_conv(X.half(), torch.zeros(2, 3).half(), padding_l=1, backend="native")
+
+
+def test_what_native_refuses_runs_on_the_reference_with_one_warning(caplog, monkeypatch):
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "_announced", set())
+    monkeypatch.setattr(dispatch, "_refusals", set())
+    w = torch.zeros(5, 2, 2, 3).half()
+    for _ in range(2):
+        out = ops.dynamic_conv(X.half(), w, padding_l=1)
+        ops.light_conv(X.half(), w[0, 0], padding_l=1)
+    assert torch.equal(out, ops.reference.dynamic_conv(X.half(), w, padding_l=1))
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "float16" in warnings[0]
 
 
 def test_public_operators_agree_with_the_definition():
     w = torch.randn(5, 2, 3, 4)
-    assert torch.equal(
-        ops.dynamic_conv(X, w, padding_l=1, backend="reference"), ops.reference.dynamic_conv(X, w, padding_l=1)
-    )
+    assert_close(ops.dynamic_conv(X, w, padding_l=1), ops.reference.dynamic_conv(X, w, padding_l=1))

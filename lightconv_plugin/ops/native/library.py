@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 
 
+@torch.compiler.assume_constant_result
 def load() -> str | None:
     """Make ``torch.ops.lightconv`` available; None, or a sentence that says why it is not. Compiles at first use."""
     with _lock:
@@ -23,8 +24,10 @@ def load() -> str | None:
 def _load() -> str | None:
     try:
         torch.ops.load_library(str(build.library_path()))
-    except (build.BuildError, OSError) as error:
-        return f"the native library is not available: {error}"
+    except build.BuildError as error:
+        return f"its library could not be compiled: {error}"
+    except OSError as error:
+        return f"its library cannot be loaded: {error}; remove {build.cache_folder()}, to have it compiled again"
     _register_fakes()
     return None
 

@@ -2,7 +2,7 @@
 // state, so that backward finds forward's DropConnect mask again. The same on CPU and CUDA.
 //
 // The weight of position n = (t * B + b) * H + h and tap j is kept where word j % 4 of the block with counter
-// (n low, n high, j / 4, 0) and key = the seed's two halves is at least round(p * 2^32).
+// (n low, n high, j / 4, 0) and key = the seed's two halves is at least round(p * 2^32), p in float32.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
