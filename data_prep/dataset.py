@@ -31,7 +31,7 @@ class File:
     by_hand: str | None = None
     """How a person gets the file where no URL answers: a sentence for the error message."""
     member_md5: str | None = None
-    """A file beside the YAML, as md5sum writes them, with the checksums of archive members (by the end of their path)."""
+    """A file beside the YAML, as md5sum writes it: checksums of archive members, by the end of their path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def names() -> list[str]:
 
 
 def _steps(data: object, file: Path) -> list[dict[str, Any]]:
-    """``- name``, ``- name: {key: value, ...}``: ``parts`` and ``languages`` say where, all other keys are the step's."""
+    """``- name`` or ``- name: {key: value}``; ``parts`` and ``languages`` say where, all other keys are the step's."""
     if not isinstance(data, list):
         raise UserError(f"{file}: steps: got {data!r}, expected a list")
     steps = []
@@ -175,7 +175,9 @@ def _steps(data: object, file: Path) -> list[dict[str, Any]]:
 
 def _check(dataset: Dataset) -> None:
     """What the types alone do not say."""
-    rules = [(dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages")]
+    rules: list[tuple[bool, str, object, str]] = [
+        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages")
+    ]
     for name, file in dataset.files.items():
         rules += [(bool(file.urls), f"files.{name}.urls", "none", "one or more")]
     for part, sources in dataset.parts.items():
@@ -202,7 +204,9 @@ def _check(dataset: Dataset) -> None:
             ]
     for place, step in enumerate(dataset.steps):
         unknown = set(step.languages) - set(dataset.languages)
-        rules += [(not unknown, f"steps[{place}].languages", sorted(unknown), f"some of {', '.join(dataset.languages)}")]
+        rules += [
+            (not unknown, f"steps[{place}].languages", sorted(unknown), f"some of {', '.join(dataset.languages)}")
+        ]
     steps = {step.name for step in dataset.steps} | {"read", "end"}
     for place, expected in enumerate(dataset.expected):
         rules += [

@@ -20,7 +20,7 @@ from data_prep.steps.registry import APPLY_BPE
 from data_prep.steps.shards import Shard, Text, read_chunks
 from data_prep.text import bpe
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, write_lines
+from scripts.common.files import atomic_file, count_lines, write_lines
 
 _GROUP = 16  # shards counted together
 _MERGED = 64  # files open at a time
@@ -46,12 +46,14 @@ def learn(
         words = context.path / f"{file}.words"
         if not words.exists():
             _count(context, text.parts["train"], languages, words)
-        context.pool.say(f"learning {merges:,} BPE merges from {_lines(words):,} word types of {', '.join(languages)}")
+        context.pool.say(
+            f"learning {merges:,} BPE merges from {count_lines(words):,} word types of {', '.join(languages)}"
+        )
         codes = bpe.learn_from_counts(read_counts(words), merges=merges)
         write_lines(out, codes.strip("\n").split("\n"))
         words.unlink()
     for file, languages in code_files(context.languages, joint=joint).items():
-        count = _lines(context.work / file) - 1  # the first line is the format's version
+        count = count_lines(context.work / file) - 1  # the first line is the format's version
         log.append({"step": step.name, "part": "train", "codes": file, "languages": list(languages), "merges": count})
     return text, log
 
@@ -65,10 +67,6 @@ def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
 def code_files(languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
     """Each file of merges with the languages it is for."""
     return {"codes": tuple(languages)} if joint else {f"codes.{language}": (language,) for language in languages}
-
-
-def _lines(path: Path) -> int:
-    return sum(len(chunk) for chunk in read_chunks(path))
 
 
 def _count(context: Context, shards: Sequence[Shard], languages: Sequence[str], out: Path) -> None:

@@ -10,7 +10,6 @@ from data_prep.steps.shards import Shard, Text
 from data_prep.steps.write import outputs, read_marker, remove
 
 
-
 class ShardTask(Protocol):
     """A task that makes something of one shard."""
 

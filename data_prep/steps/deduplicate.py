@@ -90,10 +90,7 @@ def _find(tasks: list[_Task], lines: int) -> None:
     edges = [place * (2**64 // ranges) for place in range(1, ranges)]
     starts = [0] * len(files)
     for edge in [*edges, None]:
-        ends = [
-            len(file) if edge is None else int(np.searchsorted(file["high"], np.uint64(edge)))
-            for file in files
-        ]
+        ends = [len(file) if edge is None else int(np.searchsorted(file["high"], np.uint64(edge))) for file in files]
         entries = np.concatenate([file[start:end] for file, start, end in zip(files, starts, ends, strict=True)])
         entries.sort(order=["high", "low", "place"])
         again = (entries["high"][1:] == entries["high"][:-1]) & (entries["low"][1:] == entries["low"][:-1])

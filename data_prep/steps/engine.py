@@ -110,7 +110,9 @@ class Engine:
             text, log, words = self._run_lines(context, each, before)
         return self._complete(each.folder, text, log, words, start, {})
 
-    def _run_lines(self, context: Context, each: Pass, before: State) -> tuple[Text, list[dict[str, Any]], dict[str, int]]:
+    def _run_lines(
+        self, context: Context, each: Pass, before: State
+    ) -> tuple[Text, list[dict[str, Any]], dict[str, int]]:
         of_part: dict[str, tuple[Step, ...]] = {}
         for step in each.steps:
             self._check_parts(step, before.text)

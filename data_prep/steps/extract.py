@@ -16,7 +16,7 @@ from typing import BinaryIO
 from data_prep.fetch.archives import named_members
 from data_prep.steps.pool import Pool, tick
 from data_prep.steps.registry import READERS
-from data_prep.steps.shards import CHUNK, LINES, Shard, Text
+from data_prep.steps.shards import CHUNK, Shard, Text, capacity, spread
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 
@@ -93,9 +93,9 @@ def _text(pieces: Sequence[Piece], counts: Mapping[str, int], folder: str) -> Te
     return Text(
         {
             part: tuple(
-                Shard(part, source * _SHARDS_A_SOURCE + place, folder, min(LINES, count - place * LINES))
+                Shard(part, source * _SHARDS_A_SOURCE + place, folder, lines)
                 for source, count in sorted(sources.items())
-                for place in range(-(-count // LINES))
+                for place, lines in enumerate(spread(count))
             )
             for part, sources in parts.items()
         }
@@ -169,18 +169,17 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
         lines = (line.encode() for line in READERS[piece.reader](text))
     count = 0
     iterator = iter(lines)
-    while True:
-        number = piece.source * _SHARDS_A_SOURCE + count // LINES
-        path = Shard(piece.part, number, task.folder, 0).path(task.work, piece.language)
-        start = count
+    for place in range(_SHARDS_A_SOURCE):
+        path = Shard(piece.part, piece.source * _SHARDS_A_SOURCE + place, task.folder, 0).path(
+            task.work, piece.language
+        )
+        full = count + capacity(place)
         with open(path, "wb") as f:
-            while count - start < LINES and (chunk := list(islice(iterator, CHUNK))):
+            while count < full and (chunk := list(islice(iterator, CHUNK))):
                 f.write(b"\n".join(chunk) + b"\n")
                 count += len(chunk)
                 tick(len(chunk))
-        if count == start:
-            path.unlink()
-        if count - start < LINES:
+        if count < full:
             break
     if decoder.count and piece.invalid == "error":
         raise UserError(
@@ -189,6 +188,7 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
         )
     if piece.md5 is not None and raw.md5.hexdigest() != piece.md5:
         raise UserError(
-            f"{piece.name}: got MD5 {raw.md5.hexdigest()}, expected {piece.md5}; delete {piece.archive} and fetch it again"
+            f"{piece.name}: got MD5 {raw.md5.hexdigest()}, expected {piece.md5}; "
+            f"delete {piece.archive} and fetch it again"
         )
     return count

@@ -5,21 +5,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from data_prep.dataset import Dataset
 from data_prep.steps import raw
-from data_prep.steps.engine import State, check_counts
+from data_prep.steps.engine import READ, Engine, State, check_counts
 from scripts.common.errors import UserError
-from scripts.common.files import write_json
+from scripts.common.files import count_lines, write_json
 
 
-def finish(dataset: Dataset, states: list[State], *, work: Path, folder: Path, versions: dict[str, Any]) -> dict[str, Any]:
+def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[str, Any]) -> dict[str, Any]:
     """Fill ``folder``; returns what counts.json says.
 
     Raises:
         UserError: a line holds a carriage return, at which fairseq would break it; or a part of which the untokenised
             lines were saved has other numbers of lines now.
     """
-    last = states[-1]
+    dataset, work, last = engine.dataset, engine.work, states[-1]
     files: dict[str, dict[str, Any]] = {}
     for part in last.text.parts:
         for language in dataset.languages:
@@ -32,7 +31,7 @@ def finish(dataset: Dataset, states: list[State], *, work: Path, folder: Path, v
     if (work / raw.FOLDER).is_dir():
         shutil.copytree(work / raw.FOLDER, folder / raw.FOLDER, ignore=shutil.ignore_patterns("*.partial*"))
         for path in sorted((folder / raw.FOLDER).iterdir()):
-            lines, part = _lines(path), path.name.partition(".")[0]
+            lines, part = count_lines(path), path.name.partition(".")[0]
             if lines != last.text.lines(part):
                 raise UserError(
                     f"raw/{path.name} was saved with {lines:,} lines, but {part} has {last.text.lines(part):,} now: a "
@@ -40,6 +39,7 @@ def finish(dataset: Dataset, states: list[State], *, work: Path, folder: Path, v
                 )
     for path in sorted(work.glob("codes*")):
         shutil.copyfile(path, folder / path.name)
+    passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}
     expectations = [check_counts(dataset, state, {entry["step"] for entry in state.log}) for state in states]
     counts = {
         "dataset": dataset.name,
@@ -47,12 +47,19 @@ def finish(dataset: Dataset, states: list[State], *, work: Path, folder: Path, v
         "steps": [entry for state in states for entry in state.log],
         "files": files,
         "expected": [entry for found in [*expectations, check_counts(dataset, last, {"end"})] for entry in found],
+        "passes": [
+            {"after": name, "steps": steps, "lines": _line_counts(state), "sha256": state.sha256}
+            for (name, steps), state in zip(passes.items(), states, strict=True)
+        ],
         "versions": versions,
     }
     write_json(folder / "counts.json", counts)
-    write_json(folder / "digests.json", {"after each pass": [state.sha256 for state in states]})
-    write_json(folder / "timings.json", {"seconds of each pass": [state.seconds for state in states]})
+    write_json(folder / "timings.json", {name: state.seconds for name, state in zip(passes, states, strict=True)})
     return counts
+
+
+def _line_counts(state: State) -> dict[str, int]:
+    return {part: state.text.lines(part) for part in state.text.parts}
 
 
 def _join(shards: list[Path], out: Path) -> dict[str, Any]:
@@ -71,8 +78,3 @@ def _join(shards: list[Path], out: Path) -> dict[str, Any]:
             "put the step normalise_space into the dataset's YAML"
         )
     return {"lines": lines, "sha256": total.hexdigest()}
-
-
-def _lines(path: Path) -> int:
-    with open(path, "rb") as f:
-        return sum(block.count(b"\n") for block in iter(lambda: f.read(1 << 20), b""))

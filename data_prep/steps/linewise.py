@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -105,16 +105,11 @@ def _made(name: str, language: str | None, parameters: str) -> Callable[..., Any
     return STEPS[name].build(language, json.loads(parameters))
 
 
-def total(step: Step, markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
+def total(markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
     """What the markers of all shards of a part say of the step at ``place``."""
     said = [marker["steps"][place] for marker in markers]
     dropped: Counter[str] = Counter()
     for each in said:
         dropped.update(each["dropped"])
-    entry = {"step": step.name, "in": sum(each["in"] for each in said), "out": sum(each["out"] for each in said)}
+    entry = {"in": sum(each["in"] for each in said), "out": sum(each["out"] for each in said)}
     return {**entry, "dropped": dict(dropped.most_common())}
-
-
-def described(step: Step) -> dict[str, Any]:
-    """A step as plain data."""
-    return asdict(step)

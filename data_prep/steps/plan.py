@@ -88,7 +88,9 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
     parts = {*dataset.parts, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
     for part in step.parts:
         if part not in parts:
-            raise UserError(f"{key}: {step.name}.parts: got {part!r}, expected some of {', '.join(sorted(filter(None, parts)))}")
+            raise UserError(
+                f"{key}: {step.name}.parts: got {part!r}, expected some of {', '.join(sorted(filter(None, parts)))}"
+            )
     if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:

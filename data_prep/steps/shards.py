@@ -12,8 +12,27 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-LINES = 50_000  # small enough to keep many cores busy with 200,000 lines, and to lose little when interrupted
 CHUNK = 1_000  # lines in memory at a time
+_SMALL, _LARGE = 5_000, 50_000  # lines of a source's first shards, and of all others
+_SMALL_ONES = 20
+
+
+def capacity(place: int) -> int:
+    """How many lines a source's shard at ``place`` takes.
+
+    The first ones are small, so that 30,000 lines keep several cores busy; the others so large that a corpus of 40
+    million lines is some thousand files, and so small that an interruption loses little.
+    """
+    return _SMALL if place < _SMALL_ONES else _LARGE
+
+
+def spread(lines: int) -> list[int]:
+    """The lines of each of the shards that so many lines of a source make."""
+    sizes: list[int] = []
+    while lines > 0:
+        sizes.append(min(lines, capacity(len(sizes))))
+        lines -= sizes[-1]
+    return sizes
 
 
 @dataclass(frozen=True, order=True)

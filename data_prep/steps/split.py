@@ -61,7 +61,8 @@ def _every(task: _EveryTask) -> None:
             number += len(out)
             for part, held in ((task.shard.part, False), (task.into, True)):
                 writer.write(
-                    part, [[line for line, is_out in zip(block, out, strict=True) if is_out is held] for block in blocks]
+                    part,
+                    [[line for line, is_out in zip(block, out, strict=True) if is_out is held] for block in blocks],
                 )
             tick(len(out))
 
@@ -85,8 +86,8 @@ def split_by_hash(
     """Part ``train`` into train, valid and test by the MD5 of each pair's lower-cased line of the language ``by``.
 
     No sentence, whatever its case, is in two parts: the hash sees to that for one side. Of the other side, where two
-    sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes a worker for each
-    line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
+    sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes a worker
+    for each line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
     """
     if by not in context.languages:
         raise UserError(f"{step.name}: by: got {by!r}, expected one of {', '.join(context.languages)}")
@@ -101,9 +102,7 @@ def split_by_hash(
     before = text.lines("train")
 
     def route(shard: Shard) -> _HashTask:
-        return _HashTask(
-            shard, context.folder, context.work, context.languages, side, valid_percent, test_percent
-        )
+        return _HashTask(shard, context.folder, context.work, context.languages, side, valid_percent, test_percent)
 
     text, _ = context.rewrite(text, text.parts["train"], route, _route, f"{step.name}")
     dropped: Counter[str] = Counter()

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
-from data_prep.steps.shards import CHUNK, LINES, Shard, Text
+from data_prep.steps.shards import CHUNK, Shard, Text, capacity
 from scripts.common.files import atomic_file, read_json, write_json
 
 
@@ -76,49 +76,45 @@ def outputs(folder: str, shard: Shard, said: Mapping[str, Any]) -> list[Shard]:
     return [Shard(part, shard.number, folder, lines) for part, lines in said["lines"].items()]
 
 
-def write_rows(
-    work: Path, folder: str, rows: Iterable[tuple[str, Sequence[str]]], languages: Sequence[str]
-) -> Text:
+def write_rows(work: Path, folder: str, rows: Iterable[tuple[str, Sequence[str]]], languages: Sequence[str]) -> Text:
     """Rows (the part, and a line a language), parts in any order, to shards; line breaks in them become spaces."""
-    with ExitStack() as stack:
-        parts: dict[str, _Growing] = {}
-        for part, row in rows:
-            if part not in parts:
-                parts[part] = stack.enter_context(_Growing(work, folder, part, languages))
-            parts[part].add(row)
-    return Text({part: tuple(growing.shards) for part, growing in parts.items()})
+    parts: dict[str, _Growing] = {}
+    for part, row in rows:
+        if part not in parts:
+            parts[part] = _Growing(work, folder, part, languages)
+        parts[part].add(row)
+    return Text({part: tuple(growing.finished()) for part, growing in parts.items()})
 
 
-class _Growing(ExitStack):
+class _Growing:
     """A part to which rows are added one by one."""
 
     def __init__(self, work: Path, folder: str, part: str, languages: Sequence[str]) -> None:
-        super().__init__()
         self._work, self._folder, self._part, self._languages = work, folder, part, languages
         self._rows: list[Sequence[str]] = []
-        self._files: list[IO[bytes]] = []
-        self.shards: list[Shard] = []
-        self.callback(self._flush)
+        self._shards: list[Shard] = []
 
     def add(self, row: Sequence[str]) -> None:
         self._rows.append(row)
         if len(self._rows) == CHUNK:
             self._flush()
 
+    def finished(self) -> list[Shard]:
+        """The part's shards, complete."""
+        self._flush()
+        return self._shards
+
     def _flush(self) -> None:
+        """Append the rows in memory to the last shard, or to a new one where that is full (of whole chunks)."""
         if not self._rows:
             return
-        if not self.shards or self.shards[-1].lines == LINES:
-            for file in self._files:
-                file.close()
-            self.shards.append(Shard(self._part, len(self.shards), self._folder, 0))
-            self._files = [
-                self.enter_context(open(self.shards[-1].path(self._work, language), "wb"))
-                for language in self._languages
-            ]
-        for place, file in enumerate(self._files):
-            file.write(b"".join(row[place].replace("\n", " ").encode() + b"\n" for row in self._rows))
-        self.shards[-1] = replace(self.shards[-1], lines=self.shards[-1].lines + len(self._rows))
+        if not self._shards or self._shards[-1].lines == capacity(len(self._shards) - 1):
+            self._shards.append(Shard(self._part, len(self._shards), self._folder, 0))
+        shard = self._shards[-1]
+        for place, language in enumerate(self._languages):
+            with open(shard.path(self._work, language), "ab" if shard.lines else "wb") as f:
+                f.write(b"".join(row[place].replace("\n", " ").encode() + b"\n" for row in self._rows))
+        self._shards[-1] = replace(shard, lines=shard.lines + len(self._rows))
         self._rows.clear()
 
 

@@ -28,8 +28,10 @@ def pair_filter(
     Raises:
         UserError: no pair could meet these.
     """
-    for holds, got in ((0 < min_words <= max_words, f"min_words {min_words}, max_words {max_words}"),
-                       (max_ratio > 1, f"max_ratio {max_ratio:g}")):
+    for holds, got in (
+        (0 < min_words <= max_words, f"min_words {min_words}, max_words {max_words}"),
+        (max_ratio > 1, f"max_ratio {max_ratio:g}"),
+    ):
         if not holds:
             raise UserError(f"clean: got {got}, expected 1 <= min_words <= max_words and max_ratio above 1")
 

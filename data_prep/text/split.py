@@ -2,6 +2,7 @@
 
 import hashlib
 
+
 def part_of(line: str, *, valid_percent: int, test_percent: int) -> str:
     """The part to which a line belongs, from nothing but the MD5 of its lower-cased text."""
     number = int(hashlib.md5(line.lower().encode("utf-8"), usedforsecurity=False).hexdigest(), 16) % 100

@@ -5,7 +5,6 @@ Escaping (``&`` to ``&amp;`` and the like) is Moses' default, for tools to which
 To fairseq they do not, so a dataset may switch it off and keep its text legible.
 """
 
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -21,8 +20,3 @@ def tokeniser(*, language: str, escape: bool = True) -> Callable[[str], str]:
     """Tokenises a line; the tokens are parted by one space."""
     moses = MosesTokenizer(lang=moses_language(language))
     return partial(moses.tokenize, escape=escape, return_str=True)
-
-
-def available_processors() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
