@@ -2,12 +2,13 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
 from data_prep.sources import apt
-from data_prep.sources.corpus import SUFFIXES, Corpus, copy_plain, require_folder
+from data_prep.sources.corpus import SUFFIXES, Pair, copy_plain, require_folder
 from data_prep.text.debian import pair, parse
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
@@ -31,9 +32,9 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     return {"taken from the folder given with --raw": taken}
 
 
-def read(dataset: Dataset, raw: Path) -> Corpus:
-    """The pairs of both languages."""
-    found, report = [], {}
+def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
+    """The pairs of both languages, all in train: still to be split."""
+    found = []
     for language in dataset.languages:
         problems: Counter[str] = Counter()
         descriptions = parse(read_lines(raw / f"Translation-{language}"), language=language, problems=problems)
@@ -46,7 +47,9 @@ def read(dataset: Dataset, raw: Path) -> Corpus:
         report[language] = {"descriptions": len(descriptions), "left out": dict(problems)}
     paired: Counter[str] = Counter()
     pairs = pair(found[0], found[1], report=paired)
-    return Corpus(parts={"all": pairs}, report={**report, "paired": dict(paired)})
+    report["paired"] = dict(paired)
+    for each in pairs:
+        yield "train", each
 
 
 def _find(raw: Path, language: str) -> list[Path]:

@@ -2,18 +2,16 @@
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stderr, suppress
-from functools import cache, partial
 
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from data_prep.text.tokenise import in_chunks
 from scripts.common.errors import UserError
 
 
-def learn(lines: Iterable[str], *, merges: int) -> str:
+def learn_from_counts(counts: Iterable[tuple[str, int]], *, merges: int) -> str:
     """Learn ``merges`` merge operations, fewer where no pair occurs twice any more; returns subword-nmt's codes.
 
     Raises:
@@ -22,7 +20,7 @@ def learn(lines: Iterable[str], *, merges: int) -> str:
     codes = io.StringIO()
     # subword-nmt draws a progress bar, which fills a log with repeats; and fails where no word has two characters
     with suppress(ValueError), nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-        learn_bpe(lines, codes, merges)
+        learn_bpe((f"{word} {count}" for word, count in counts), codes, merges, is_dict=True)
     text = codes.getvalue()
     if count_merges(text) == 0:
         raise UserError("no BPE merge can be learnt: no two characters stand together twice; give more training text")
@@ -34,16 +32,7 @@ def count_merges(codes: str) -> int:
     return len(codes.strip("\n").split("\n")) - 1  # the first line is the format's version
 
 
-def apply(lines: Sequence[str], *, codes: str, workers: int = 1) -> list[str]:
-    """Segment tokenised lines; ``@@ `` marks where a word goes on, as fairseq's ``--remove-bpe`` expects."""
-    return in_chunks(partial(_apply, codes=codes), lines, workers=workers)
-
-
-@cache
-def _encoder(codes: str) -> BPE:
-    return BPE(io.StringIO(codes))
-
-
-def _apply(lines: Sequence[str], *, codes: str) -> list[str]:
-    encoder = _encoder(codes)
-    return [encoder.process_line(line) for line in lines]
+def encoder_from_file(*, codes: str) -> Callable[[str], str]:
+    """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on."""
+    with open(codes, encoding="utf-8", newline="\n") as f:
+        return BPE(f).process_line

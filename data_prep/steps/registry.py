@@ -1,0 +1,40 @@
+"""The steps and readers that a dataset's YAML may name, and what each name stands for."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from data_prep.text import bpe, clean, tokenise
+
+LINE, PAIR, BETWEEN = "line", "pair", "between"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A step. ``make`` makes, from the parameters the YAML gives, a function of a line or of a pair."""
+
+    kind: str
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``between``: see engine.py."""
+    make: Callable[..., Any]
+
+    def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
+        """The function for a language (of a line) or for pairs."""
+        if "language" in inspect.signature(self.make).parameters:
+            return self.make(language=language, **parameters)
+        return self.make(**parameters)
+
+
+READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {}
+"""From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
+
+DECODE = "decode"
+APPLY_BPE = "apply_bpe"
+
+STEPS: dict[str, Registered] = {
+    DECODE: Registered(LINE, lambda: str),
+    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+    "normalise_space": Registered(LINE, clean.space_normaliser),
+    "tokenise": Registered(LINE, tokenise.tokeniser),
+    "clean": Registered(PAIR, clean.pair_filter),
+}
