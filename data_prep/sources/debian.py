@@ -14,7 +14,6 @@ from data_prep.text.families import parts_by_family
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
 
-
 TASKS = ("translation", "summarization", "language_modeling")
 _PAIRS = {"en-de": "debian_en_de", "en-fr": "debian_en_fr", "en-zh": "debian_en_zh"}
 
@@ -107,9 +106,7 @@ def _lines(
 def _in_parts(dataset: Dataset, descriptions: Sequence[Description]) -> Iterator[tuple[str, Description]]:
     """Each description with the part its family is in."""
     options = dataset.debian
-    parts = parts_by_family(
-        descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent
-    )
+    parts = parts_by_family(descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent)
     yield from zip(parts, descriptions, strict=True)
 
 
