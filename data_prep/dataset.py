@@ -13,10 +13,19 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Debian:
-    """For ``kind: debian``: which package archives count, by what their Release files say."""
+    """For ``kind: debian``: which package archives count, by what their Release files say, and what is made of them."""
 
     origins: tuple[str, ...] = ("Debian", "Ubuntu")
     components: tuple[str, ...] = ("main", "universe")
+    task: str = "translation"
+    """``translation``; ``summarization``, English descriptions to their synopses; ``language_modeling``, English."""
+    min_words: int = 30
+    """Of a description that is summarised."""
+    max_words: int = 150
+    """What is after them in a description that is summarised is cut off."""
+    valid_percent: int = 2
+    """Of the families of descriptions (text/families.py) that are split for summaries and language models."""
+    test_percent: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
 from lightconv_plugin.modules.conv_module import ConvModule, linear
 from lightconv_plugin.modules.self_attention import SelfAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
-from lightconv_plugin.modules.window import IncrementalState, InputWindow
+from lightconv_plugin.modules.window import IncrementalState, InputWindow, StepByStep
 
 __all__ = [
     "AverageAttention",
@@ -16,6 +16,7 @@ __all__ = [
     "LightweightConv",
     "SelfAttention",
     "StandardConv",
+    "StepByStep",
     "TimeConv",
     "linear",
 ]

@@ -1,18 +1,15 @@
 """Averaged attention (Zhang et al., 2018, "Accelerating Neural Transformer via an Average Attention Network")."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import FairseqDropout
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightconv_plugin.modules.conv_module import linear
-from lightconv_plugin.modules.window import IncrementalState
+from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 
-class AverageAttention(FairseqIncrementalState, nn.Module):
+class AverageAttention(StepByStep):
     """The mean of what a position may see, through a feed-forward network, gated with the position itself.
 
     g_j = FFN(mean of y_k), i and f = sigmoid(W [y_j; g_j]), h_j = i * y_j + f * g_j: C * (2 * hidden + 4 * C) weights.
@@ -26,13 +23,8 @@ class AverageAttention(FairseqIncrementalState, nn.Module):
         dropout: after the ReLU.
     """
 
-    # of fairseq's mixin; nn.Module would declare them as Tensor or Module
-    get_incremental_state: Any
-    set_incremental_state: Any
-
     def __init__(self, embed_dim: int, hidden: int, *, causal: bool, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.causal = causal
+        super().__init__(causal=causal)
         self.fc1 = linear(embed_dim, hidden)
         self.fc2 = linear(hidden, embed_dim)
         self.gate = linear(2 * embed_dim, 2 * embed_dim)
@@ -62,11 +54,7 @@ class AverageAttention(FairseqIncrementalState, nn.Module):
 
     def _step(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
         """One position in constant time: the sum so far and how many it holds."""
-        if x.shape[0] != 1 or not self.causal:
-            raise ValueError(
-                f"incremental decoding takes one position at a time from a causal module; "
-                f"got x {tuple(x.shape)}, causal={self.causal}"
-            )
+        self.check_step(x)
         saved = self.get_incremental_state(incremental_state, "average")
         total = x if x.dtype == torch.float64 else x.float()
         count = torch.ones_like(total[:, :, :1])

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules.window import IncrementalState, InputWindow
+from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 
-class TimeConv(InputWindow):
+class TimeConv(StepByStep):
     """What both convolutions share: the kernel's geometry and the state of a decoder.
 
     Args:
@@ -35,7 +35,7 @@ class TimeConv(InputWindow):
         normalization: str = "softmax",
         backend: str = "auto",
     ) -> None:
-        super().__init__(kernel_size, causal=causal)
+        super().__init__(causal=causal)
         if kernel_size < 1:
             raise ValueError(f"a kernel of {kernel_size} weights was asked for; at least 1 is expected")
         if heads < 1 or channels % heads:
@@ -54,6 +54,29 @@ class TimeConv(InputWindow):
         self.dropconnect = dropconnect
         self.normalization = normalization
         self.backend = backend
+
+    def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState) -> Tensor:
+        """The newest position (1, B, C), convolved with those before it.
+
+        Args:
+            x: (1, B, C).
+            weight: logits (H, K), or (1, B, H, K) of this position.
+            incremental_state: where the inputs so far are kept.
+
+        Raises:
+            ValueError: more than one position at once, or a module that also looks to the right.
+        """
+        self.check_step(x)
+        saved = self.get_incremental_state(incremental_state, "inputs")
+        out, saved = ops.conv_step(x, weight, saved, normalization=self.normalization, backend=self.backend)
+        self.set_incremental_state(incremental_state, "inputs", saved)
+        return out
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Hypothesis b continues what hypothesis new_order[b] has read so far."""
+        saved = self.get_incremental_state(incremental_state, "inputs")
+        if saved is not None:
+            self.set_incremental_state(incremental_state, "inputs", ops.reorder_state(saved, new_order))
 
     def extra_repr(self) -> str:
         return (
@@ -77,8 +100,7 @@ class LightweightConv(TimeConv):
     def forward(self, x: Tensor, incremental_state: IncrementalState | None = None) -> Tensor:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position."""
         if incremental_state is not None:
-            window = self.push(x, incremental_state)
-            return ops.light_conv_step(window, self.weight, normalization=self.normalization, backend=self.backend)
+            return self.step(x, self.weight, incremental_state)
         return ops.light_conv(
             x,
             self.weight,
@@ -124,8 +146,7 @@ class DynamicConv(TimeConv):
         """
         weight = self.predict(x if query is None else query)
         if incremental_state is not None:
-            window = self.push(x, incremental_state)
-            return ops.dynamic_conv_step(window, weight, normalization=self.normalization, backend=self.backend)
+            return self.step(x, weight, incremental_state)
         return ops.dynamic_conv(
             x,
             weight,

@@ -6,6 +6,7 @@ the choice was left open, done by the reference, with one warning that says why.
 
 import logging
 import os
+from collections.abc import Callable
 from types import ModuleType
 
 from torch import Tensor
@@ -37,7 +38,7 @@ def light_conv(
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, or an unknown normalisation or backend.
     """
-    _check_ndim("light_conv", x, weight, 2, "(H, K)")
+    check_operands("light_conv", x, weight, 2, "(H, K)")
     _check_kernel("light_conv", x, weight, padding_l)
     chosen = choose_backend("light_conv", backend, x)
     return chosen.light_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
@@ -59,7 +60,7 @@ def dynamic_conv(
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, or an unknown normalisation or backend.
     """
-    _check_ndim("dynamic_conv", x, weight, 4, "(T, B, H, K)")
+    check_operands("dynamic_conv", x, weight, 4, "(T, B, H, K)")
     if weight.shape[:2] != x.shape[:2]:
         raise ValueError(
             f"dynamic_conv: one kernel a position is expected, weight (T, B, H, K) with T, B = "
@@ -70,57 +71,26 @@ def dynamic_conv(
     return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
 
-def light_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax", backend: str = "auto") -> Tensor:
-    """One decoding step of LightConv: the last t <= K inputs (t, B, C) and logits (H, K) give (1, B, C).
-
-    Raises:
-        ValueError: shapes that do not fit, or an unknown normalisation or backend.
-    """
-    _check_ndim("light_conv_step", window, weight, 2, "(H, K)")
-    _check_window("light_conv_step", window, weight)
-    return choose_backend("light_conv_step", backend, window).light_conv_step(
-        window, weight, normalization=normalization
-    )
-
-
-def dynamic_conv_step(
-    window: Tensor, weight: Tensor, *, normalization: str = "softmax", backend: str = "auto"
-) -> Tensor:
-    """One decoding step of DynamicConv: the last t <= K inputs (t, B, C) and logits (1, B, H, K) give (1, B, C).
-
-    Raises:
-        ValueError: shapes that do not fit, or an unknown normalisation or backend.
-    """
-    _check_ndim("dynamic_conv_step", window, weight, 4, "(1, B, H, K)")
-    if weight.shape[:2] != (1, window.shape[1]):
-        raise ValueError(
-            f"dynamic_conv_step: the kernels of one position are expected, weight (1, {window.shape[1]}, H, K); "
-            f"got {tuple(weight.shape)}"
-        )
-    _check_window("dynamic_conv_step", window, weight)
-    return choose_backend("dynamic_conv_step", backend, window).dynamic_conv_step(
-        window, weight, normalization=normalization
-    )
-
-
-def choose_backend(operator: str, backend: str, x: Tensor) -> ModuleType:
+def choose_backend(
+    operator: str, backend: str, x: Tensor, refusal: Callable[[Tensor], str | None] = native.refusal
+) -> ModuleType:
     """The module that runs ``operator`` on ``x``; logs the choice the first time it is made.
 
     "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to what can be done: native where
-    it takes x, else the reference.
+    it takes x, else the reference. ``refusal`` says why native cannot, or None.
 
     Raises:
         ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
     """
     name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
     if name == "auto":
-        refused = native.refusal(x)
+        refused = refusal(x)
         name = "native" if refused is None else "reference"
         _announce(operator, name, refused)
         return BACKENDS[name]
     if name not in BACKENDS:
         raise ValueError(f"backend {name!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
-    refused = native.refusal(x) if name == "native" else None
+    refused = refusal(x) if name == "native" else None
     if refused is not None:
         raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused}")
     _announce(operator, name, None)
@@ -137,7 +107,12 @@ def _announce(operator: str, name: str, refused: str | None) -> None:
         logger.warning("lightconv_plugin: the native backend is passed over, which is slower: %s", refused)
 
 
-def _check_ndim(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str) -> None:
+def check_operands(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str) -> None:
+    """What every operator asks of its two tensors.
+
+    Raises:
+        ValueError: other numbers of dimensions, integers, or heads that do not divide the channels.
+    """
     if x.ndim != 3 or weight.ndim != weight_ndim:
         raise ValueError(
             f"{operator}: expected x (T, B, C) and weight {weight_shape}; "
@@ -155,11 +130,3 @@ def _check_kernel(operator: str, x: Tensor, weight: Tensor, padding_l: int) -> N
     width = weight.shape[-1]
     if not 0 <= padding_l < width:
         raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
-
-
-def _check_window(operator: str, window: Tensor, weight: Tensor) -> None:
-    if not 1 <= window.shape[0] <= weight.shape[-1]:
-        raise ValueError(
-            f"{operator}: the window holds {window.shape[0]} inputs; "
-            f"a kernel of width {weight.shape[-1]} takes 1..{weight.shape[-1]}"
-        )

@@ -14,6 +14,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import lightconv_plugin  # noqa: F401  registers the models
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from scripts import params
+from scripts.common.models import PLUGIN
 
 COUNTED = [row for row in params.ROWS if row.paper is not None]
 
@@ -124,7 +125,7 @@ def test_no_model_of_cnn_dailymail_with_d_1024_has_the_printed_count():
 
 def run(*arguments):
     command = [sys.executable, "scripts/params.py", *arguments]
-    return subprocess.run(command, cwd=params.PLUGIN.parent, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=PLUGIN.parent, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow

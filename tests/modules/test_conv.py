@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightconv_plugin.modules import ConvModule, DynamicConv, LightweightConv
-from lightconv_plugin.ops import reference
+from lightconv_plugin.ops import BACKENDS, reference
 from tests.tolerances import assert_close
 
 CONVS = [LightweightConv, DynamicConv]
@@ -26,13 +26,15 @@ def test_a_module_is_its_operator(conv, causal):
 
 
 @pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=15, deadline=None)
 @given(width=st.integers(1, 7), seed=st.integers(0, 1000), normalization=st.sampled_from(["softmax", "l2", "none"]))
-def test_incremental_equals_full_at_every_prefix_with_beams_reordered(conv, width, seed, normalization):
+@torch.no_grad()
+def test_incremental_equals_full_at_every_prefix_with_beams_reordered(conv, backend, width, seed, normalization):
     """Each hypothesis, followed back through the re-orderings, must have been convolved as a whole."""
     torch.manual_seed(seed)
     rows, steps = 4, 9
-    module = conv(6, width, heads=3, causal=True, normalization=normalization).double().eval()
+    module = conv(6, width, heads=3, causal=True, normalization=normalization, backend=backend).double().eval()
     state: dict = {}
     history = torch.zeros(0, rows, 6).double()
     for _ in range(steps):
@@ -45,9 +47,11 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(conv, widt
 
 
 @pytest.mark.parametrize("conv", CONVS)
-def test_rows_can_shrink_and_grow_between_steps(conv):
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_rows_can_shrink_and_grow_between_steps(conv, backend):
     """Beam search drops finished sentences: new_order is then shorter than the batch."""
-    module = conv(4, 3, heads=2, causal=True).double().eval()
+    module = conv(4, 3, heads=2, causal=True, backend=backend).double().eval()
     state: dict = {}
     first, second = torch.randn(1, 3, 4).double(), torch.randn(1, 2, 4).double()
     module(first, incremental_state=state)
@@ -58,12 +62,26 @@ def test_rows_can_shrink_and_grow_between_steps(conv):
 
 
 @pytest.mark.parametrize("conv", CONVS)
+@torch.no_grad()
 def test_the_state_keeps_no_more_than_the_kernel_needs(conv):
-    module = conv(4, 3, heads=2, causal=True).eval()
+    """Two inputs beside the newest where a step copies them, three where the newest has a slot of its own."""
+    for backend, name, kept in (("reference", "inputs", 2), ("native", "ring", 3)):
+        module = conv(4, 3, heads=2, causal=True, backend=backend).eval()
+        state: dict = {}
+        for _ in range(6):
+            module(torch.randn(1, 2, 4), incremental_state=state)
+        assert [entry[name].shape for entry in state.values()] == [(kept, 2, 4)]
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_gradients_of_steps_are_those_of_the_full_sequence(conv):
+    module = conv(6, 3, heads=2, causal=True).double()
+    x = torch.randn(5, 2, 6).double()
     state: dict = {}
-    for _ in range(6):
-        module(torch.randn(1, 2, 4), incremental_state=state)
-    assert [entry["inputs"].shape[0] for entry in state.values()] == [2]
+    steps = torch.cat([module(x[t : t + 1], incremental_state=state) for t in range(5)])
+    (by_step,) = torch.autograd.grad(steps.square().sum(), list(module.parameters()))
+    (full,) = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    assert_close(by_step, full)
 
 
 @pytest.mark.parametrize("conv", CONVS)

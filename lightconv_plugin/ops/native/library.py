@@ -57,3 +57,14 @@ def _register_fakes() -> None:
     for name in ("light_conv", "dynamic_conv"):
         torch.library.register_fake(f"lightconv::{name}", conv)
         torch.library.register_fake(f"lightconv::{name}_backward", conv_backward)
+
+    def conv_step(
+        x: Tensor, weight: Tensor, ring: Tensor, ancestors: Tensor, position: Tensor, softmax: bool
+    ) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    def reorder_ancestors(ancestors: Tensor, order: Tensor) -> Tensor:
+        return ancestors.new_empty(ancestors.shape[0], order.shape[0])
+
+    torch.library.register_fake("lightconv::conv_step", conv_step)
+    torch.library.register_fake("lightconv::reorder_ancestors", reorder_ancestors)

@@ -29,11 +29,15 @@ const Kernels& widest() {
 
 std::atomic<const Kernels*> chosen{nullptr};
 
+}  // namespace
+
 const Kernels& kernels() {
   const Kernels* table = chosen.load();
   if (table == nullptr) chosen.store(table = &widest());
   return *table;
 }
+
+namespace {
 
 // Bits of a vector register that the kernels use; bits > 0 asks for kernels of at most that width, for tests and timing.
 int64_t cpu_vector_bits(int64_t bits) {
@@ -119,6 +123,9 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "Tensor? seed, bool need_x, bool need_weight) -> (Tensor, Tensor)",
            "dynamic_conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
            "Tensor? seed, bool need_x, bool need_weight) -> (Tensor, Tensor)",
+           "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
+           "-> Tensor",
+           "reorder_ancestors(Tensor ancestors, Tensor order) -> Tensor",
            "cpu_vector_bits(int bits) -> int",
        })
     m.def(schema);

@@ -31,4 +31,6 @@ extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 #endif
 
+const Kernels& kernels();  // the table in use: of the widest vectors that the machine has, unless a test asked for less
+
 }  // namespace lightconv

@@ -1,0 +1,2 @@
+#define LIGHTCONV_DECODE avx2_decode
+#include "cpu/decode/kernels.inl"

@@ -1,0 +1,2 @@
+#define LIGHTCONV_DECODE baseline_decode
+#include "cpu/decode/kernels.inl"

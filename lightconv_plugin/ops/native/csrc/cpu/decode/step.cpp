@@ -1,0 +1,110 @@
+// One decoding step of a causal convolution on CPUs: checks, threads, and the kernels by vector width.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cpu/decode/kernels.h"
+
+namespace lightconv {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+const DecodeKernels& decode_kernels() {
+#if defined(__x86_64__)
+  if (kernels().vector_bits == avx512_kernels.vector_bits) return avx512_decode;
+  if (kernels().vector_bits == avx2_kernels.vector_bits) return avx2_decode;
+#endif
+  return baseline_decode;
+}
+
+Scalar scalar_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return Scalar::f32;
+    case ScalarType::Double: return Scalar::f64;
+    case ScalarType::BFloat16: return Scalar::bf16;
+    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float64 or bfloat16 on a CPU");
+  }
+}
+
+Step describe(const Tensor& x, const Tensor& weight, const Tensor& ring, const Tensor& ancestors,
+              const Tensor& position, bool softmax) {
+  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && (weight.dim() == 2 || weight.dim() == 4),
+                  "conv_step: expected x (1, N, C) and weight (H, K) or (1, N, H, K)");
+  Step step{};
+  step.N = x.size(1), step.C = x.size(2);
+  step.dynamic = weight.dim() == 4, step.softmax = softmax;
+  step.H = weight.size(step.dynamic ? 2 : 0), step.K = weight.size(step.dynamic ? 3 : 1);
+  STD_TORCH_CHECK(!step.dynamic || (weight.size(0) == 1 && weight.size(1) == step.N),
+                  "conv_step: weight (1, N, H, K) has other rows than x (1, N, C)");
+  STD_TORCH_CHECK(step.K > 0 && step.H > 0 && step.C % step.H == 0, "conv_step: the heads do not divide the channels");
+  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) == step.K && ring.size(1) >= step.N && ring.size(2) == step.C,
+                  "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
+  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == step.K && ancestors.size(1) == step.N &&
+                      ancestors.scalar_type() == ScalarType::Int,
+                  "conv_step: expected ancestors (K, N), int32");
+  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                  "conv_step: expected position (1,), int64");
+  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.scalar_type() == ring.scalar_type(),
+                  "conv_step: x, weight and ring differ in type");
+  STD_TORCH_CHECK(ring.is_contiguous() && ancestors.is_contiguous(), "conv_step: the state is not contiguous");
+  step.M = ring.size(1);
+  step.type = scalar_of(x);
+  step.x = x.const_data_ptr(), step.weight = weight.const_data_ptr();
+  step.ring = ring.mutable_data_ptr();
+  step.ancestors = static_cast<int32_t*>(ancestors.mutable_data_ptr());
+  return step;
+}
+
+Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Tensor ancestors, Tensor position,
+                 bool softmax) {
+  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
+  Step step = describe(x, weight, ring, ancestors, position, softmax);
+  int64_t& inputs_so_far = *static_cast<int64_t*>(position.mutable_data_ptr());
+  step.slot = inputs_so_far % step.K;
+  step.inputs = std::min(inputs_so_far + 1, step.K);
+  Tensor out = torch::stable::new_empty(x, x.sizes());
+  step.out = out.mutable_data_ptr();
+  const DecodeKernels& chosen = decode_kernels();
+  const int64_t grain = std::max<int64_t>(1, 32768 / (step.inputs * step.C + 1));  // rows that pay for a thread
+  torch::stable::parallel_for(0, step.N, grain, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<double> scratch;  // kept from step to step
+    scratch.resize(step_scratch(step));
+    chosen.step(step, scratch.data(), begin, end);
+  });
+  ++inputs_so_far;
+  return out;
+}
+
+Tensor reorder_ancestors(const Tensor& ancestors_any, const Tensor& order_any) {
+  const Tensor ancestors = torch::stable::contiguous(ancestors_any), order = torch::stable::contiguous(order_any);
+  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.scalar_type() == ScalarType::Int && order.dim() == 1 &&
+                      order.scalar_type() == ScalarType::Long,
+                  "reorder_ancestors: expected ancestors (K, N), int32, and order (N',), int64");
+  const int64_t slots = ancestors.size(0), before = ancestors.size(1), rows = order.size(0);
+  Tensor out = torch::stable::new_empty(ancestors, {slots, rows});
+  const auto* from = static_cast<const int32_t*>(ancestors.const_data_ptr());
+  const auto* row = static_cast<const int64_t*>(order.const_data_ptr());
+  auto* to = static_cast<int32_t*>(out.mutable_data_ptr());
+  for (int64_t n = 0; n < rows; ++n)
+    STD_TORCH_CHECK(row[n] >= 0 && row[n] < before, "reorder_ancestors: order names a row that there is not");
+  for (int64_t k = 0; k < slots; ++k)
+    for (int64_t n = 0; n < rows; ++n) to[k * rows + n] = from[k * before + row[n]];
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  m.impl("conv_step", TORCH_BOX(&conv_step));
+  m.impl("reorder_ancestors", TORCH_BOX(&reorder_ancestors));
+}
+
+}  // namespace lightconv

@@ -1,0 +1,76 @@
+"""A decoder's past inputs in a ring that never moves; beam search re-indexes a table of who descends from whom.
+
+State, of N hypotheses:
+    ring: (K, M, C), M >= N; position p lies in slot p % K. K slots, so that none is read and written in one step.
+    ancestors: (K, N) int32, the row of each slot that holds hypothesis n's input.
+    position: (1,) int64 on the tensors' device, how many inputs there were.
+
+A step changes ring, ancestors and position in place: a state serves one line of decoding.
+"""
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops import native
+from lightconv_plugin.ops.normalization import normalize_kernel
+
+State = dict[str, Tensor]
+
+
+def refusal(x: Tensor, weight: Tensor) -> str | None:
+    """Why a step of this backend cannot take ``x`` and ``weight``, in a sentence; None if it can."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return "its decoding steps record no gradients; decode under torch.no_grad()"
+    return native.refusal(x)
+
+
+def conv_step(
+    x: Tensor, weight: Tensor, state: State | None, *, normalization: str = "softmax"
+) -> tuple[Tensor, State]:
+    """One position: x (1, N, C) and logits (H, K) or (1, N, H, K) give (1, N, C) and the state for the next.
+
+    Raises:
+        ValueError: what ``refusal`` says, or an unknown normalisation.
+    """
+    refused = refusal(x, weight)
+    if refused is not None:
+        raise ValueError(f"the native backend cannot run this: {refused}")
+    if state is None:
+        state = _empty(x, weight.shape[-1])
+    softmax = normalization == "softmax"
+    if not softmax:
+        weight = normalize_kernel(weight, normalization)
+    out = torch.ops.lightconv.conv_step(
+        x, weight.to(x.dtype), state["ring"], state["ancestors"], state["position"], softmax
+    )
+    return out, state
+
+
+def rows(state: State) -> int:
+    """How many hypotheses a state holds."""
+    return state["ancestors"].shape[1]
+
+
+def reorder(state: State, new_order: Tensor) -> State:
+    """The state in which hypothesis n continues what new_order[n] has read; there may be fewer or more than before."""
+    ring, ancestors = state["ring"], state["ancestors"]
+    if ancestors.device.type == "cpu":
+        ancestors = torch.ops.lightconv.reorder_ancestors(ancestors, new_order)
+    else:
+        ancestors = ancestors.index_select(1, new_order)
+    if len(new_order) <= ring.shape[1]:
+        return {**state, "ancestors": ancestors}
+    # more hypotheses than the ring has rows: each gets a row of its own, which holds its past
+    slots = torch.arange(len(ring), device=ring.device).unsqueeze(1)
+    ring = ring[slots, ancestors.long()]
+    own = torch.arange(len(new_order), dtype=torch.int32, device=ring.device).repeat(len(ring), 1)
+    return {**state, "ring": ring, "ancestors": own}
+
+
+def _empty(x: Tensor, width: int) -> State:
+    _, rows, channels = x.shape
+    return {
+        "ring": x.new_empty(width, rows, channels),
+        "ancestors": torch.zeros(width, rows, dtype=torch.int32, device=x.device),
+        "position": torch.zeros(1, dtype=torch.int64, device=x.device),
+    }
