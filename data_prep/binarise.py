@@ -25,7 +25,7 @@ SPECIAL_TYPES = 4
 _LOG = "preprocess.log"
 
 
-def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int) -> None:
+def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accept: bool = False) -> None:
     """Fill ``out``, all or nothing, with what fairseq-train reads; fairseq's log is in preprocess.log there.
 
     Raises:
@@ -50,7 +50,7 @@ def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int) -> No
                 if not (folder / name).is_file():
                     said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
                     raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
-        _check_types(dataset, folder)
+        _check_types(dataset, folder, accept=accept)
 
 
 def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> list[str]:
@@ -84,15 +84,21 @@ def dictionary(dataset: Dataset, language: str) -> str:
     return "dict.txt" if dataset.target is None else f"dict.{language}.txt"
 
 
-def _check_types(dataset: Dataset, folder: Path) -> None:
+def _check_types(dataset: Dataset, folder: Path, *, accept: bool) -> None:
     for language, expected in dataset.binarise.expected_types.items():
         got = count_lines(folder / dictionary(dataset, language)) + SPECIAL_TYPES
-        if got != expected:
+        if got == expected:
+            continue
+        message = (
+            f"{dictionary(dataset, language)}: got {got:,} types, expected {expected:,} "
+            f"({dataset.file}: binarise.expected_types)"
+        )
+        if not accept:
             raise UserError(
-                f"{dictionary(dataset, language)}: got {got:,} types, expected {expected:,} ({dataset.file}: "
-                "binarise.expected_types); the text is not that of the recorded run: see counts.json, or, if it is "
-                "what you mean to use, change the numbers in a copy of the file"
+                f"{message}; the text is not that of the recorded run: see counts.json, or, if it is what you mean to "
+                "use, go on with --accept-counts"
             )
+        print(f"note: {message}; going on as --accept-counts says", flush=True)
 
 
 @contextmanager
@@ -126,10 +132,17 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="folder that prepare.py wrote")
     parser.add_argument("--workers", metavar="N", type=positive, default=1, help="fairseq's processes (default: 1)")
+    parser.add_argument("--accept-counts", action="store_true", help="go on where a dictionary has another size")
     arguments = parser.parse_args()
     interruptible()
     dataset = load_dataset(arguments.dataset)
-    binarise(dataset, prepared=arguments.prepared, out=arguments.out, workers=arguments.workers)
+    binarise(
+        dataset,
+        prepared=arguments.prepared,
+        out=arguments.out,
+        workers=arguments.workers,
+        accept=arguments.accept_counts,
+    )
     for language in dataset.languages:
         types = count_lines(arguments.out / dictionary(dataset, language)) + SPECIAL_TYPES
         print(

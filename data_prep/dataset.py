@@ -32,8 +32,8 @@ class Debian:
 class File:
     """A file to fetch; its name is its key under ``files``."""
 
-    urls: tuple[str, ...]
-    """In order of preference; http, https, ftp or file."""
+    urls: tuple[str, ...] = ()
+    """In order of preference; http, https, ftp or file. None: it comes by hand alone."""
     bytes: int | None = None
     sha256: str | None = None
     md5: str | None = None
@@ -187,8 +187,6 @@ def _check(dataset: Dataset) -> None:
     rules: list[tuple[bool, str, object, str]] = [
         (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages")
     ]
-    for name, file in dataset.files.items():
-        rules += [(bool(file.urls), f"files.{name}.urls", "none", "one or more")]
     for part, sources in dataset.parts.items():
         rules += [(bool(sources), f"parts.{part}", "no source", "one or more")]
         for place, source in enumerate(sources):

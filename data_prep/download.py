@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_prep.cli import check_out, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from data_prep.sources.archives import LEDGER
 from scripts.common.errors import run_command
 from scripts.common.files import atomic_folder, write_json
 from scripts.common.lock import folder_lock
@@ -22,7 +21,8 @@ from scripts.common.lock import folder_lock
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
     kind = kind_of(dataset)
-    check_out(out, mark=LEDGER if kind.resumes else "manifest.json")
+    if not kind.resumes:  # such a kind adds files and replaces none
+        check_out(out, mark="manifest.json")
     with folder_lock(out) if kind.resumes else atomic_folder(out) as given:
         folder = given or out
         notes = kind.fetch(dataset, raw, folder)

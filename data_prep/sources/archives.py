@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
+from data_prep.fetch import RemoteFile
+from data_prep.fetch import fetch as fetch_file
 from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
 
@@ -12,9 +14,6 @@ LEDGER = "ledger.json"
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fetch all files into ``out``, each checked; those that are there and right already stay."""
-    from data_prep.fetch import RemoteFile
-    from data_prep.fetch import fetch as fetch_file
-
     _check(dataset)
     for name, file in dataset.files.items():
         remote = RemoteFile(

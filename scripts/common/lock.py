@@ -1,4 +1,4 @@
-"""Locks on folders, so that two runs never write one folder. They vanish with the processes that hold them."""
+"""Locks, so that two runs never write one folder or file. They vanish with the processes that hold them."""
 
 import fcntl
 import os
@@ -22,7 +22,27 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
     Raises:
         UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
-    path = folder / ".lock"
+    at_work, instead = f"in {folder}", "choose another folder"
+    with file_lock(folder / ".lock", at_work=at_work, instead=instead, shared=shared, patience=patience):
+        yield
+
+
+@contextmanager
+def file_lock(
+    path: Path, *, at_work: str, instead: str | None = None, shared: bool = False, patience: float | None = None
+) -> Iterator[None]:
+    """Hold a lock that is the file ``path``, made if need be, with its folder, and left behind.
+
+    Args:
+        path: the lock.
+        at_work: on what the other run is at work, for the message: "in work/x", "fetching a.tgz".
+        instead: what can be done other than waiting.
+        shared: many may hold it together.
+        patience: seconds to wait for another run.
+
+    Raises:
+        UserError: another run holds it and did not let go of it in ``patience`` seconds.
+    """
     deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
     descriptor = _open(path)
     try:
@@ -33,8 +53,8 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
                 if time.monotonic() > deadline:
                     holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
                     raise UserError(
-                        f"another run (process {holder}) is at work in {folder}; "
-                        "wait until it has ended, or choose another folder"
+                        f"another run (process {holder}) is at work {at_work}; "
+                        f"wait until it has ended{', or ' + instead if instead else ''}"
                     ) from error
                 time.sleep(0.1)
                 continue
