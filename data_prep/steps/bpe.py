@@ -64,7 +64,11 @@ def learn(
 def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     """The line-wise steps that segment with what ``learn`` leaves in ``work``."""
     files = code_files(languages, joint=step.parameters.get("joint", True))
-    return [Step(name=APPLY_BPE, languages=of, parameters={"codes": str(work / file)}) for file, of in files.items()]
+    glossaries = {key: value for key, value in step.parameters.items() if key == "glossaries"}
+    return [
+        Step(name=APPLY_BPE, languages=of, parameters={"codes": str(work / file), **glossaries})
+        for file, of in files.items()
+    ]
 
 
 def code_files(languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:

@@ -256,7 +256,7 @@ def small(name: str, folder: Path) -> Path:
     data["files"] = {name: {"urls": file["urls"]} for name, file in data["files"].items()}
     for step in data["steps"]:
         if isinstance(step, dict):
-            step.get("bpe", {}).update({"merges": 40} if "bpe" in step else {})
+            step.get("bpe", {}).update({"merges": 5} if "bpe" in step else {})
             step.get("truncate", {}).update({"tokens": 7} if "truncate" in step else {})
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
