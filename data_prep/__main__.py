@@ -11,6 +11,8 @@ does nothing that is done. Files that no server gives any more, or that need a r
 examples:
   python -m data_prep --list
   python -m data_prep iwslt14_de_en --out work/iwslt14
+  python -m data_prep debian_descriptions --pair en-fr --out work/debian_en_fr
+  python -m data_prep debian_descriptions --task summarization --out work/debian_summaries
   python -m data_prep own_text --src my.en --tgt my.de --out work/my
 """
 
@@ -30,7 +32,7 @@ from data_prep.dataset import Dataset, load_dataset, names
 from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.report import write_report
-from data_prep.sources import kind_of
+from data_prep.sources import debian, kind_of
 from data_prep.steps.plan import plan
 from scripts.common.errors import UserError, run_command
 from scripts.common.lock import folder_lock
@@ -161,6 +163,10 @@ def main() -> None:
     parser.add_argument("--raw", metavar="DIR", type=Path, help="folder with files fetched by hand; never changed")
     parser.add_argument("--src", metavar="FILE", type=Path, help="own text: the source side, one sentence a line")
     parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
+    parser.add_argument("--pair", metavar="S-T", help="debian_descriptions: which translation (default: en-de)")
+    parser.add_argument(
+        "--task", metavar="TASK", help=f"debian_descriptions: {', '.join(debian.TASKS)} (default: {debian.TASKS[0]})"
+    )
     parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"end with: {', '.join(STAGES)}")
     add_prepare_options(parser)
     arguments = parser.parse_args()
@@ -174,6 +180,10 @@ def main() -> None:
     if arguments.raw is not None and arguments.src is not None:
         raise UserError("--raw and --src both say where the text lies; give one of them")
     interruptible()
+    if arguments.dataset == debian.DESCRIPTIONS:
+        arguments.dataset = debian.dataset_name(pair=arguments.pair, task=arguments.task)
+    elif arguments.pair is not None or arguments.task is not None:
+        raise UserError(f"--pair and --task are for {debian.DESCRIPTIONS}; {arguments.dataset} is one pair and task")
     dataset = load_dataset(arguments.dataset)
     kind_of(dataset)
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching

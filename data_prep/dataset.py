@@ -22,7 +22,7 @@ class Debian:
     min_words: int = 30
     """Of a description that is summarised."""
     max_words: int = 150
-    """What is after them in a description that is summarised is cut off."""
+    """A description that is summarised is cut after so many; longer lines for a language model are left out."""
     valid_percent: int = 2
     """Of the families of descriptions (text/families.py) that are split for summaries and language models."""
     test_percent: int = 3

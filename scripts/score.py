@@ -63,6 +63,12 @@ def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[st
     return [detokenizer.detokenize(line.split(), unescape=escaped) for line in lines]
 
 
+def _escaped(dataset: dict[str, Any]) -> bool:
+    """Whether the dataset's tokeniser writes ``&amp;``, which is Moses' default."""
+    steps = [step if isinstance(step, dict) else {step: {}} for step in dataset.get("steps") or []]
+    return any((step["tokenise"] or {}).get("escape", True) for step in steps if "tokenise" in step)
+
+
 def signature(config: Config) -> str:
     """What sacreBLEU's own signature does not say: how the hypotheses came about."""
     average = f"{config.average['last']} by {config.average['by']}" if config.average else "no"
@@ -99,7 +105,7 @@ def main() -> None:
     subset = config.generate.get("gen-subset", "test")
     untouched = read_lines(arguments.prepared / "raw" / f"{subset}.{language}")
 
-    text = detokenise(tokenised, language, escaped=bool((dataset.get("tokenise") or {}).get("escape", False)))
+    text = detokenise(tokenised, language, escaped=_escaped(dataset))
     scores: dict[str, Any]
     if config.score.get("metric") == "rouge":
         scores = {"rouge": rouge(text, untouched)}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
-from data_prep.sources import archives, debian, text
+from data_prep.sources import archives, cnn_dm, debian, text
 from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
 
@@ -30,6 +30,8 @@ class Kind:
 
 KINDS = {
     "archives": Kind(fetch=archives.fetch, pieces=archives.pieces, resumes=True),
+    "cnn_dm": Kind(fetch=archives.fetch_files, rows=cnn_dm.anonymised_rows, resumes=True),
+    "cnn_dm_plain": Kind(fetch=archives.fetch_files, rows=cnn_dm.plain_rows, resumes=True),
     "debian": Kind(fetch=debian.fetch, rows=debian.rows),
     "text": Kind(fetch=text.fetch, pieces=text.pieces),
 }

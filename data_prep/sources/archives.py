@@ -15,6 +15,11 @@ LEDGER = "ledger.json"
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fetch all files into ``out``, each checked; those that are there and right already stay."""
     _check(dataset)
+    return fetch_files(dataset, raw, out)
+
+
+def fetch_files(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
+    """``fetch`` for kinds that find the text in the files in a way of their own."""
     for name, file in dataset.files.items():
         remote = RemoteFile(
             name=name, urls=file.urls, bytes=file.bytes, sha256=file.sha256, md5=file.md5, by_hand=file.by_hand

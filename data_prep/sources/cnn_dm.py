@@ -11,20 +11,21 @@ Archives hold their files in no useful order, and a gigabyte of them is too many
 through one SQLite file beside the archives, which is deleted at the end. Memory holds the lists of addresses only.
 """
 
-import gzip
 import hashlib
 import re
 import sqlite3
-import tarfile
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
+from data_prep.dataset import Dataset
+from data_prep.fetch import iterate_members
 from data_prep.text.cnn_dm import (
+    UNITS,
     Evidence,
     Pair,
     Unusable,
@@ -53,43 +54,45 @@ _MISSING = {
 _PLAIN_LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt"}
 
 
-def anonymised(raw: Path, archives: Sequence[str], *, report: Counter[str]) -> Iterator[tuple[str, Pair]]:
-    """(part, (article, summary)) of every usable story, tokenised, in the order of the lists.
-
-    ``report`` counts what was found and why stories were left out.
+def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
+    """(part, (article, summary)) of every usable story, tokenised, entities as ``@entityN``, in the lists' order.
 
     Raises:
         UserError: an archive cannot be read, lists are missing, the offsets do not fit the stories, or too many stories
             are unusable.
     """
+    counts: Counter[str] = Counter()
     with _store(raw) as store:
         lists: dict[tuple[str, str], list[str]] = {}
-        for name in archives:
-            store.add(raw / name, lists, report)
-        missing = [f"{c}/wayback_{p}_urls.txt" for p in _PARTS for c in CORPORA if (c, p) not in lists]
+        for name in dataset.files:
+            store.add(raw / name, lists, counts)
+        missing = [f"{corpus}/wayback_{p}_urls.txt" for p in _PARTS for corpus in CORPORA if (corpus, p) not in lists]
         if missing:
-            raise UserError(f"{raw}: none of {', '.join(archives)} holds {', '.join(missing)}; fetch data.tar.gz again")
+            raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
         units = {corpus: _unit(store, corpus, lists, report) for corpus in CORPORA}
 
         def pair(corpus: str, key: str) -> Pair:
             story, tokens, entities = (store.text(corpus, kind, key) for kind in ("stories", "tokens", "entities"))
             return anonymised_pair(
-                story, parse_tokens(tokens), parse_entities(entities), unit=units[corpus], report=report
+                story, parse_tokens(tokens), parse_entities(entities), unit=units[corpus], report=counts
             )
 
         listed = [(_PARTS[p], corpus, key) for p in _PARTS for corpus in CORPORA for key in lists[corpus, p]]
-        yield from _usable(store, listed, pair, report)
+        yield from _usable(store, listed, pair, counts)
+    report["stories"] = dict(counts)
 
 
-def as_written(raw: Path, archives: Sequence[str], *, report: Counter[str]) -> Iterator[tuple[str, Pair]]:
-    """(part, (article, summary)) of every usable story, untokenised; the lists lie beside the archives.
+def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
+    """(part, (article, summary)) of every usable story, as written, in the order of the lists beside the archives.
 
     Raises:
         UserError: an archive or a list cannot be read, or too many stories are unusable.
     """
+    counts: Counter[str] = Counter()
     with _store(raw) as store:
-        for name in archives:
-            store.add(raw / name, {}, report)
+        for name in dataset.files:
+            if name not in _PLAIN_LISTS.values():
+                store.add(raw / name, {}, counts)
         listed = []
         for part, name in _PLAIN_LISTS.items():
             try:
@@ -98,7 +101,8 @@ def as_written(raw: Path, archives: Sequence[str], *, report: Counter[str]) -> I
                 raise UserError(f"cannot read {raw / name}: {error.strerror}; fetch the lists again") from error
             for key in _keys(addresses):
                 listed.append((part, "cnn" if store.has("cnn", "stories", key) else "dailymail", key))
-        yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)), report)
+        yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)), counts)
+    report["stories"] = dict(counts)
 
 
 def _usable(
@@ -134,21 +138,27 @@ def _usable(
         )
 
 
-def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]], report: Counter[str]) -> str:
+def _wanted(name: str) -> bool:
+    return bool(_MEMBER.fullmatch(name) or _LIST.fullmatch(name))
+
+
+def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]], report: dict[str, Any]) -> str:
     """Whether the offsets of a corpus count bytes or characters, by which of the two fits its stories."""
     evidence = Evidence()
-    for part in _PARTS:
-        for key in lists[corpus, part]:
-            if evidence.stories == ENOUGH:
-                break
-            try:
-                evidence.add(store.text(corpus, "stories", key), parse_tokens(store.text(corpus, "tokens", key)))
-            except Unusable:
-                continue  # counted with its reason when it is its turn
+    for key in (key for part in _PARTS for key in lists[corpus, part]):
+        try:
+            evidence.add(store.text(corpus, "stories", key), parse_tokens(store.text(corpus, "tokens", key)))
+        except Unusable:
+            continue  # counted with its reason when it is its turn
+        if evidence.stories == ENOUGH:
+            break
     unit = evidence.unit(corpus)
-    report[f"{corpus}: offsets are {unit}"] = evidence.stories
-    for name, count in evidence.misplaced.items():
-        report[f"{corpus}: of {evidence.tokens} tokens out of place as {name}"] = count
+    report[f"{corpus}: offsets"] = {
+        "count": unit,
+        "stories that tell": evidence.stories,
+        "tokens in them": evidence.tokens,
+        **{f"out of place as {name}": evidence.misplaced[name] for name in UNITS},
+    }
     return unit
 
 
@@ -163,12 +173,12 @@ def _keys(addresses: bytes) -> list[str]:
 
 @contextmanager
 def _store(folder: Path) -> Iterator["_Store"]:
-    """A store in a file of its own, which is deleted in the end."""
-    with (
-        tempfile.TemporaryDirectory(prefix="stories-", dir=folder) as temporary,
-        closing(sqlite3.connect(Path(temporary) / "files.sqlite")) as database,
-    ):
-        yield _Store(database)
+    """A store in ``folder``, in a file that has no name any more: nothing is left of it whatever ends this process."""
+    with tempfile.TemporaryDirectory(prefix=".stories-", dir=folder) as temporary:
+        database = sqlite3.connect(Path(temporary) / "files.sqlite")
+        store = _Store(database)
+    with closing(database):
+        yield store
 
 
 class _Store:
@@ -184,7 +194,7 @@ class _Store:
         """Take in an archive in one pass; lists of addresses go to ``lists``."""
         status = StatusLine()
         found = 0
-        for name, stream in members(archive, lambda name: bool(_MEMBER.fullmatch(name) or _LIST.fullmatch(name))):
+        for name, stream in iterate_members(archive, _wanted):
             if listed := _LIST.fullmatch(name):
                 lists[listed[1], listed[2]] = _keys(stream.read())
                 continue
@@ -226,22 +236,3 @@ class _Store:
         query = "SELECT data FROM files WHERE name = ?"
         row = self._database.execute(query, (f"{corpus}/{kind}/{key}",)).fetchone()
         return None if row is None else row[0]
-
-
-def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, BinaryIO]]:
-    """The wanted members of a tar archive, in one pass.
-
-    Raises:
-        UserError: the archive cannot be read to its end.
-    """
-    try:
-        # tarfile alone takes an archive cut short for its end; gzip knows how long its content must be
-        with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-            for member in tar:
-                content = tar.extractfile(member) if member.isfile() and wanted(member.name) else None
-                if content is not None:
-                    yield member.name, content  # type: ignore[misc]
-            while stream.read(1 << 20):
-                pass
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{archive} is missing, damaged or cut short ({error}); fetch it again") from error

@@ -14,12 +14,13 @@ from data_prep.text.families import parts_by_family
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
 
+DESCRIPTIONS = "debian_descriptions"
 TASKS = ("translation", "summarization", "language_modeling")
 _PAIRS = {"en-de": "debian_en_de", "en-fr": "debian_en_fr", "en-zh": "debian_en_zh"}
 
 
 def dataset_name(*, pair: str | None = None, task: str | None = None) -> str:
-    """The file of datasets/ that ``debian_descriptions`` stands for with ``--pair`` or ``--task``.
+    """The file of datasets/ that ``DESCRIPTIONS`` stands for with ``--pair`` or ``--task``.
 
     Raises:
         UserError: there is none.

@@ -33,9 +33,12 @@ class _Task:
 
 
 def learn(
-    context: Context, text: Text, step: Step, *, merges: int, joint: bool = True
+    context: Context, text: Text, step: Step, *, merges: int, joint: bool = True, glossaries: Sequence[str] = ()
 ) -> tuple[Text, list[dict[str, Any]]]:
-    """Learn ``merges`` merges on train: of all languages together (``codes``), or of each (``codes.<language>``)."""
+    """Learn ``merges`` merges on train: of all languages together (``codes``), or of each (``codes.<language>``).
+
+    What one of ``glossaries``, regular expressions, matches stays whole.
+    """
     if merges < 1:
         raise UserError(f"{step.name}: merges: got {merges}, expected a number above 0")
     log = []
@@ -49,7 +52,7 @@ def learn(
         context.pool.say(
             f"learning {merges:,} BPE merges from {count_lines(words):,} word types of {', '.join(languages)}"
         )
-        codes = bpe.learn_from_counts(read_counts(words), merges=merges)
+        codes = bpe.learn_from_counts(bpe.outside(read_counts(words), glossaries), merges=merges)
         write_lines(out, codes.strip("\n").split("\n"))
         words.unlink()
     for file, languages in code_files(context.languages, joint=joint).items():
@@ -61,7 +64,11 @@ def learn(
 def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     """The line-wise steps that segment with what ``learn`` leaves in ``work``."""
     files = code_files(languages, joint=step.parameters.get("joint", True))
-    return [Step(name=APPLY_BPE, languages=of, parameters={"codes": str(work / file)}) for file, of in files.items()]
+    glossaries = {key: value for key, value in step.parameters.items() if key == "glossaries"}
+    return [
+        Step(name=APPLY_BPE, languages=of, parameters={"codes": str(work / file), **glossaries})
+        for file, of in files.items()
+    ]
 
 
 def code_files(languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.text import bpe, clean, tokenise
+from data_prep.text import bpe, clean, tokenise, truncate
 
 LINE, PAIR, BETWEEN = "line", "pair", "between"
 
@@ -36,5 +36,6 @@ STEPS: dict[str, Registered] = {
     APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     "normalise_space": Registered(LINE, clean.space_normaliser),
     "tokenise": Registered(LINE, tokenise.tokeniser),
+    "truncate": Registered(LINE, truncate.truncater),
     "clean": Registered(PAIR, clean.pair_filter),
 }

@@ -1,8 +1,9 @@
 """Byte-pair encoding through subword-nmt: learn the merges once, apply them to every part."""
 
 import io
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 
 from subword_nmt.apply_bpe import BPE
@@ -32,7 +33,16 @@ def count_merges(codes: str) -> int:
     return len(codes.strip("\n").split("\n")) - 1  # the first line is the format's version
 
 
-def encoder_from_file(*, codes: str) -> Callable[[str], str]:
-    """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on."""
+def outside(counts: Iterable[tuple[str, int]], glossaries: Sequence[str]) -> Iterable[tuple[str, int]]:
+    """The words that none of the regular expressions matches: what stays whole is not to cost merges."""
+    whole = [re.compile(pattern) for pattern in glossaries]
+    return ((word, count) for word, count in counts if not any(pattern.fullmatch(word) for pattern in whole))
+
+
+def encoder_from_file(*, codes: str, glossaries: Sequence[str] = ()) -> Callable[[str], str]:
+    """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on.
+
+    What one of ``glossaries``, regular expressions, matches stays whole.
+    """
     with open(codes, encoding="utf-8", newline="\n") as f:
-        return BPE(f).process_line
+        return BPE(f, glossaries=list(glossaries)).process_line

@@ -30,8 +30,11 @@ Pair = tuple[str, str]
 Span = tuple[int, int]
 """First character, and the one after the last."""
 
-SEPARATOR = "<q>"
-"""Stands between the sentences of a summary, which ROUGE-L counts one by one."""
+SEPARATOR = "\N{PILCROW SIGN}"
+"""Stands between the sentences of a summary, which ROUGE-L counts one by one; one in the text itself is left out.
+
+A single character that is no letter comes through tokenisers and BPE as a token of its own.
+"""
 
 UNITS = ("bytes", "characters")
 TOLERANCE = 0.02
@@ -208,14 +211,10 @@ def plain_pair(story: str) -> Pair:
 
 
 def _pair(article: str, highlights: Iterable[str]) -> Pair:
-    sentences = [highlight for highlight in highlights if highlight]
+    article, *sentences = (" ".join(text.replace(SEPARATOR, " ").split()) for text in (article, *highlights))
+    sentences = [sentence for sentence in sentences if sentence]
     if not article:
         raise Unusable("empty article")
     if not sentences:
         raise Unusable("no highlights")
     return article, f" {SEPARATOR} ".join(sentences)
-
-
-def truncate(line: str, *, tokens: int) -> str:
-    """The first ``tokens`` tokens of a tokenised line; 400 of an article in the paper (section 6.4)."""
-    return " ".join(line.split()[:tokens])

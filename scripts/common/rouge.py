@@ -11,7 +11,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 
-SENTENCE_SEPARATOR = "<q>"
+SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """What data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
 NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"}
 

@@ -2,26 +2,41 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.sources.cnn_dm import anonymised, as_written
+from data_prep.dataset import FOLDER, Dataset, File, load_dataset
+from data_prep.download import download
+from data_prep.prepare import prepare
+from data_prep.sources.cnn_dm import anonymised_rows, plain_rows
 from data_prep.text import cnn_dm
 from data_prep.text.cnn_dm import Evidence, Unusable, in_characters, misplaced, parse_entities, parse_tokens
+from data_prep.text.truncate import truncater
 from scripts.common.errors import UserError
 from tests.data_prep.stories import Collection, Story, key, story
 
+LISTS = ("all_train.txt", "all_val.txt", "all_test.txt")
 STORIES = ("cnn_stories.tgz", "dailymail_stories.tgz")
 ARCHIVES = (*STORIES, "data.tar.gz")
 ARTICLE = "@entity4 visited @entity11 {} times . He said “ it ’ s naïve ” – twice ."
-SUMMARY = "@entity4 went to @entity11 {} times <q> It was naïve"
+SUMMARY = "@entity4 went to @entity11 {} times ¶ It was naïve"
 
 
-def rebuilt(folder: Path) -> tuple[list[tuple[str, tuple[str, str]]], Counter[str]]:
-    report: Counter[str] = Counter()
-    return list(anonymised(folder, ARCHIVES, report=report)), report
+Examples = list[tuple[str, tuple[str, str]]]
+
+
+def dataset(*files: str) -> Dataset:
+    given = {name: File(urls=("file:///nowhere",)) for name in files}
+    return Dataset(name="news", file=Path("news.yaml"), kind="cnn_dm", source="a", target="b", files=given)
+
+
+def rebuilt(folder: Path, files: tuple[str, ...] = ARCHIVES) -> tuple[Examples, dict[str, Any]]:
+    report: dict[str, Any] = {}
+    return list(anonymised_rows(dataset(*files), folder, report)), report
 
 
 def address(corpus: str, number: int) -> str:
@@ -35,10 +50,12 @@ def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: P
     numbers = [*range(8), *range(8), 8, 8, 9, 9]
     pairs = [(ARTICLE.format(n), SUMMARY.format(n)) for n in numbers]
     assert examples == list(zip(parts, pairs, strict=True))
-    assert report[f"cnn: offsets are {unit}"] == report[f"dailymail: offsets are {unit}"] == 10
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [*ARCHIVES, "all_test.txt", "all_train.txt", "all_val.txt"]
-    )
+    for corpus in ("cnn", "dailymail"):
+        said = report[f"{corpus}: offsets"]
+        assert (said["count"], said["stories that tell"], said[f"out of place as {unit}"]) == (unit, 10, 0)
+        other = {"bytes": "characters", "characters": "bytes"}[unit]
+        assert said[f"out of place as {other}"] > said["tokens in them"] / 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*ARCHIVES, *LISTS])
 
 
 def test_each_newspaper_may_count_in_its_own_way(tmp_path: Path):
@@ -47,7 +64,8 @@ def test_each_newspaper_may_count_in_its_own_way(tmp_path: Path):
     examples, report = rebuilt(collection.write(tmp_path))
     assert len(examples) == 20
     assert examples[0][1] == examples[8][1] == (ARTICLE.format(0), SUMMARY.format(0))
-    assert report["cnn: offsets are characters"] == report["dailymail: offsets are bytes"] == 10
+    assert report["cnn: offsets"]["count"] == "characters"
+    assert report["dailymail: offsets"]["count"] == "bytes"
 
 
 def test_offsets_that_fit_neither_way_are_refused(tmp_path: Path):
@@ -68,7 +86,7 @@ def test_folders_may_be_nested_and_hold_other_files(tmp_path: Path):
     collection.stories[f"./a/b/cnn/stories/{key('in no list')}.story"] = b"Text"
     examples, report = rebuilt(collection.write(tmp_path))
     assert len(examples) == 20
-    assert report["stories in no list"] == 1
+    assert report["stories"]["stories in no list"] == 1
 
 
 def change(collection: Collection, kind: str, data: bytes | None) -> None:
@@ -104,7 +122,7 @@ def test_a_story_that_cannot_be_used_is_left_out_and_counted(
     change(collection, kind, data)
     examples, report = rebuilt(collection.write(tmp_path))
     assert len(examples) == 119
-    assert report[f"cnn: {reason}"] == 1
+    assert report["stories"][f"cnn: {reason}"] == 1
     assert examples[0][1][0] == ARTICLE.format(1)
 
 
@@ -127,19 +145,19 @@ def test_an_empty_article_or_summary_is_left_out(tmp_path: Path, kept: slice, re
     folder = collection.write(tmp_path)
     for examples, report in (rebuilt(folder), written(folder)):
         assert len(examples) == 119
-        assert report[f"cnn: {reason}"] == 1
+        assert report["stories"][f"cnn: {reason}"] == 1
 
 
 def test_archives_that_are_cut_or_are_not_those_are_refused(tmp_path: Path):
     folder = Collection().write(tmp_path)
     whole = (folder / "data.tar.gz").read_bytes()
     (folder / "data.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"data.tar.gz is missing, damaged or cut short"):
+    with pytest.raises(UserError, match=r"data.tar.gz .* damaged or cut short"):
         rebuilt(folder)
     with pytest.raises(UserError, match=r"holds cnn/wayback_training_urls.txt, dailymail/wayback"):
-        list(anonymised(folder, STORIES, report=Counter()))
+        rebuilt(folder, STORIES)
     (folder / "data.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"data.tar.gz is missing, damaged or cut short"):
+    with pytest.raises(UserError, match=r"data.tar.gz .* damaged or cut short"):
         rebuilt(folder)
 
 
@@ -149,12 +167,12 @@ def test_a_story_listed_twice_stays_where_it_came_first(tmp_path: Path):
     collection.metadata[name] += story("cnn", 0).address.encode()
     examples, report = rebuilt(collection.write(tmp_path))
     assert len(examples) == 20
-    assert report["listed more than once"] == 1
+    assert report["stories"]["listed more than once"] == 1
 
 
-def written(folder: Path) -> tuple[list[tuple[str, tuple[str, str]]], Counter[str]]:
-    report: Counter[str] = Counter()
-    return list(as_written(folder, STORIES, report=report)), report
+def written(folder: Path) -> tuple[Examples, dict[str, Any]]:
+    report: dict[str, Any] = {}
+    return list(plain_rows(dataset(*STORIES, *LISTS), folder, report)), report
 
 
 def test_the_corpus_as_written_ends_every_paragraph_and_highlight(tmp_path: Path):
@@ -162,7 +180,7 @@ def test_the_corpus_as_written_ends_every_paragraph_and_highlight(tmp_path: Path
     assert [part for part, _ in examples] == ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
     assert examples[8][1] == (
         "José Müller visited Zürich 0 times . He said “it’s naïve” – twice .",
-        "Müller went to Zürich 0 times . <q> It was naïve .",
+        "Müller went to Zürich 0 times . ¶ It was naïve .",
     )
 
 
@@ -176,7 +194,7 @@ def test_the_lists_are_needed(tmp_path: Path):
 def test_punctuation_that_counts_as_an_end():
     article, summary = cnn_dm.plain_pair("One\n\nTwo!\nThree’\n(Four)\r\n\n\n@highlight\n\nFive...\n@highlight\n\nSix,")
     assert article == "One . Two! Three’ (Four)"
-    assert summary == "Five... <q> Six, ."
+    assert summary == "Five... ¶ Six, ."
 
 
 def test_entities_that_overlap_count_once():
@@ -220,10 +238,49 @@ def test_any_story_comes_back_from_its_offsets(article: list[str], highlight: li
 
 
 def test_truncation_counts_tokens():
-    assert cnn_dm.truncate("a b  c d", tokens=3) == "a b c"
-    assert cnn_dm.truncate("a", tokens=3) == "a"
+    cut = truncater(tokens=3)
+    assert [cut(line) for line in ("a b c d", "a b c", "a", "")] == ["a b c", "a b c", "a", ""]
+    with pytest.raises(UserError, match="tokens: got 0"):
+        truncater(tokens=0)
 
 
 def test_a_broken_file_says_so():
     with pytest.raises(Unusable, match="broken file of tokens"):
         parse_tokens("1,2,3")
+
+
+def small(name: str, folder: Path) -> Path:
+    """A dataset of datasets/ without checksums and counts, and with few merges."""
+    data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    del data["expected"]
+    data["files"] = {name: {"urls": file["urls"]} for name, file in data["files"].items()}
+    for step in data["steps"]:
+        if isinstance(step, dict):
+            step.get("bpe", {}).update({"merges": 5} if "bpe" in step else {})
+            step.get("truncate", {}).update({"tokens": 7} if "truncate" in step else {})
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(data), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "article", "summary"),
+    [
+        ("cnn_dm", "@entity4 visited @entity11 9 times . he", "@entity4 went to @entity11 9 times ¶ it was naïve"),
+        ("cnn_dm_plain", "josé müller visited zürich 9 times .", "müller went to zürich 9 times . ¶ it was naïve ."),
+    ],
+)
+def test_from_archives_to_what_is_binarised(tmp_path: Path, name: str, article: str, summary: str):
+    loaded = load_dataset(str(small(name, tmp_path)))
+    download(loaded, raw=Collection().write(tmp_path / "given"), out=tmp_path / "raw")
+    counts = prepare(loaded, raw=tmp_path / "raw", out=tmp_path / "prepared", workers=1)
+    sides = [(tmp_path / "prepared" / f"test.{side}").read_text(encoding="utf-8") for side in loaded.languages]
+    assert [side.replace("@@ ", "").split("\n")[0] for side in sides] == [article, summary]
+    assert "@@" in sides[1]
+    assert "¶@@" not in sides[1]
+    if name == "cnn_dm":
+        assert " @entity11 " in sides[1]
+        assert "entity" not in (tmp_path / "prepared" / "codes").read_text(encoding="utf-8").replace(" ", "")
+    assert counts["source"]["stories"]["cnn: stories in train"] == 8
+    references = (tmp_path / "prepared" / "raw" / "test.en_summary").read_text(encoding="utf-8").split("\n")
+    assert [len(reference.split(" ¶ ")) for reference in references[:2]] == [2, 2]

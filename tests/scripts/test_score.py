@@ -103,9 +103,9 @@ def test_rouge_is_the_mean_of_hand_counted_f1():
 
 def test_rouge_l_counts_sentence_by_sentence():
     """The sentences in another order: as one line only the longer of the two is a common subsequence."""
-    reference = "one two three <q> four five"
-    assert rouge(["four five <q> one two three"], [reference])["rougeLsum"] == pytest.approx(100)
-    assert rouge(["four five one two three"], [reference.replace(" <q>", "")])["rougeLsum"] == pytest.approx(60)
+    reference = "one two three ¶ four five"
+    assert rouge(["four five ¶ one two three"], [reference])["rougeLsum"] == pytest.approx(100)
+    assert rouge(["four five one two three"], [reference.replace(" ¶", "")])["rougeLsum"] == pytest.approx(60)
 
 
 def test_rouge_has_no_eye_for_case_and_punctuation():
