@@ -1,0 +1,1 @@
+"""Files from the network or a folder, verified; and members of archives as streams."""
