@@ -82,22 +82,26 @@ def open_member(archive: Path, member: str) -> Iterator[BinaryIO]:
         yield next(members)[1]
 
 
-def check_archive(archive: Path) -> None:
+def check_archive(archive: Path, name: str | None = None) -> None:
     """Read an archive or a compressed file to its end; a file of another kind passes.
+
+    ``name`` is the name that it is to have, if it still has another.
 
     Raises:
         UserError: it is damaged or cut short. In a tar without compression only headers and the length can show that.
     """
-    if archive.name.endswith(".zip"):
+    name = name or archive.name
+    packing = tar_packing(name)
+    if name.endswith(".zip"):
         with damage_told(str(archive)), zipfile.ZipFile(archive) as file:
             bad = file.testzip()
         if bad is not None:
             raise UserError(f"{archive}, member {bad} is damaged; delete the archive and fetch it again")
-    elif tar_packing(archive.name) is not None:
-        for _ in iterate_members(archive, lambda name: False):
+    elif packing is not None:
+        for _ in tar_members(archive, packing):
             pass
     else:
-        with open_unpacked(archive) as stream:
+        with open_unpacked(archive, name) as stream:
             while stream.read(BUFFER):
                 pass
 

@@ -93,13 +93,13 @@ def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
 
 
 @contextmanager
-def open_unpacked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, decompressed by its name.
+def open_unpacked(path: Path, name: str | None = None) -> Iterator[BinaryIO]:
+    """Open a file for reading, decompressed by its name, or by the ``name`` that it is to have.
 
     Raises:
         UserError: on opening or while reading: it is missing, damaged or cut short.
     """
     with damage_told(str(path)):
         file = path.open("rb")
-    with file, told(unpacked(file, path.name), str(path)) as stream:
+    with file, told(unpacked(file, name or path.name), str(path)) as stream:
         yield stream

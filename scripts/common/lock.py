@@ -1,4 +1,4 @@
-"""Locks on folders, so that two runs never write one folder. They vanish with the processes that hold them."""
+"""Locks, so that two runs never write one folder or file. They vanish with the processes that hold them."""
 
 import fcntl
 import os
@@ -23,7 +23,25 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
         UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
+    at_work, instead = f"in {folder}", "give another folder with --work"
+    with file_lock(folder / ".lock", at_work=at_work, instead=instead, shared=shared, patience=patience):
+        yield
+
+
+@contextmanager
+def file_lock(
+    path: Path, *, at_work: str, instead: str | None = None, shared: bool = False, patience: float | None = None
+) -> Iterator[None]:
+    """Hold a lock that is the file ``path``, made if need be and left behind.
+
+    Args:
+        path: in a folder that is there.
+        at_work: on what the other run is at work, for the message: "in work/x", "fetching a.tgz".
+        instead: what can be done other than waiting.
+
+    Raises:
+        UserError: another run holds it and did not let go of it in ``patience`` seconds.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         os.set_inheritable(descriptor, True)
@@ -36,8 +54,8 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
                 if time.monotonic() > deadline:
                     holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
                     raise UserError(
-                        f"another run (process {holder}) is at work in {folder}; "
-                        "wait until it has ended, or give another folder with --work"
+                        f"another run (process {holder}) is at work {at_work}; "
+                        f"wait until it has ended{', or ' + instead if instead else ''}"
                     ) from error
                 time.sleep(0.1)
         os.ftruncate(descriptor, 0)
