@@ -111,9 +111,8 @@ def _tested(file: RemoteFile, path: Path, ledger: Path, status: StatusLine) -> D
 def _require_right(file: RemoteFile, path: Path, digest: Digest, ledger: Path) -> None:
     entry = noted(ledger, file.name)
     if (wrong := difference(file, digest, entry)) is not None:
-        raise UserError(
-            f"{path} is not the file that is needed: {wrong}. Delete it or move it away, {_otherwise(file, entry, ledger)}"
-        )
+        then = _otherwise(file, entry, ledger)
+        raise UserError(f"{path} is not the file that is needed: {wrong}. Delete it or move it away, {then}")
     if not file.published and entry is None and path.name == file.name:
         check_archive(path)
 

@@ -46,6 +46,7 @@ def transfer(file: RemoteFile, url: str, part: Partial, *, patience: Patience, s
         UserError: the disk is full, or cannot be written.
     """
     failures = 0
+    part.distrusted = False
     while part.total is None or part.size != part.total:
         before = part.size
         try:

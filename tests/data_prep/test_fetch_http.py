@@ -7,34 +7,15 @@ import json
 import os
 import re
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.fetch import Patience, RemoteFile, fetch
+from data_prep.fetch import Patience
 from scripts.common.errors import UserError
+from tests.data_prep.fetching import CONTENT, SHA256, entry, get, left
 from tests.data_prep.web import Served, Site
-
-CONTENT = bytes(n * n % 251 for n in range(5000))
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
-QUICK = Patience(attempts=3, timeout=0.3, first_delay=0.01, longest_delay=0.02, longest_wait=3)
-
-
-def get(folder: Path, *urls: str, raw: Path | None = None, patience: Patience = QUICK, **more: Any) -> Path:
-    """Fetch a.txt, whatever it holds."""
-    file = RemoteFile(more.pop("name", "a.txt"), urls, **more)
-    return fetch(file, folder / "out", raw=raw, ledger=folder / "ledger.json", patience=patience)
-
-
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "out").iterdir() if not path.name.startswith("."))
-
-
-def entry(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "ledger.json").read_text())["a.txt"]
 
 
 @pytest.mark.parametrize("published", [{}, {"sha256": SHA256}, {"md5": hashlib.md5(CONTENT).hexdigest()}])
