@@ -71,9 +71,9 @@ def transfer(file: RemoteFile, url: str, part: Partial, *, patience: Patience, s
 def _attempt(file: RemoteFile, url: str, part: Partial, *, patience: Patience, status: StatusLine) -> None:
     start, validator = part.resume(url, any_source=file.published)
     with _open(url, start=start, validator=validator, timeout=patience.timeout) as body:
-        if body.start and not part.continues(url, body):
+        if body.start and (body.start != part.size or not part.continues(url, body)):
             part.distrusted = True
-            raise Dropped("this is not the file whose beginning is here; from the start, then")
+            raise Dropped("what it sent does not go on from what is here; from the start, then")
         head = b"" if body.start else _beginning(file, body)
         if file.bytes is not None and body.bytes not in (None, file.bytes):
             raise Refused(f"has {body.bytes:,} bytes, {file.bytes:,} were expected")

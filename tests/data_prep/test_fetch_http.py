@@ -90,6 +90,36 @@ def test_pieces_that_do_not_fit_are_fetched_once_more_in_one(tmp_path, site: Sit
     assert site.ranges == ["bytes=1000-", None]
 
 
+def test_pieces_that_never_fit_are_put_aside(tmp_path, site: Site):
+    url = site.add("/a", CONTENT[::-1], drop=[1000, None] * 9)
+    with pytest.raises(UserError, match="was expected; it is kept as"):
+        get(tmp_path, url, sha256=SHA256)
+    assert site.ranges == [None, "bytes=1000-"] * 2
+
+
+def test_a_server_that_sends_another_part_than_asked_for(tmp_path, site: Site):
+    first = site.add("/a", CONTENT, drop=[1000, 0, 0])
+    second = site.add("/b", CONTENT, status=[(206, {"Content-Range": "bytes 900-4999/5000"})])
+    assert get(tmp_path, first, second, sha256=SHA256).read_bytes() == CONTENT
+    assert site.ranges[-2:] == ["bytes=1000-", None]
+    site.pages["/a"].drop = [1000, 0, 0]
+    unsaid = site.add("/c", CONTENT, status=[(206, {})])
+    with pytest.raises(UserError, match=r"/c: sent a part without saying which"):
+        get(tmp_path / "c", first, unsaid, sha256=SHA256)
+
+
+def test_a_segment_of_what_was_asked_for_is_gone_on_from(tmp_path, site: Site):
+    url = site.add("/a", CONTENT, drop=[1000], segment=[2000])
+    assert get(tmp_path, url).read_bytes() == CONTENT
+    assert site.ranges == [None, "bytes=1000-", "bytes=3000-"]
+
+
+def test_a_gzip_file_that_a_server_calls_encoded_stays_as_it_is(tmp_path, site: Site):
+    whole = gzip.compress(CONTENT)
+    url = site.add("/a", whole, status=[(200, {"Content-Encoding": "x-gzip"})])
+    assert get(tmp_path, url, name="a.gz").read_bytes() == whole
+
+
 def test_a_part_that_is_all_there_is_not_fetched_again(tmp_path, site: Site):
     url = site.add("/a", CONTENT)
     (tmp_path / "out").mkdir()

@@ -60,6 +60,7 @@ def test_a_disk_that_is_full_half_way(tmp_path, site: Site):
     assert done.stderr.startswith(
         f"error: cannot write {tmp_path}/a.txt.part: File too large; nothing was written under"
     )
+    assert "and 100,000 bytes are kept" in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["a.txt.part", "a.txt.part.json"]
     file = RemoteFile("a.txt", (url,))
