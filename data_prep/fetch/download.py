@@ -82,7 +82,8 @@ def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: Statu
             _require_right(file, given, digest, ledger)
     else:
         digest = _tested(file, given, ledger, status)
-        beside = path.with_name(f"{path.name}.linked{os.getpid()}")
+        beside = path.with_name(f".{path.name}.linked")
+        beside.unlink(missing_ok=True)
         try:
             os.link(given.resolve(), beside)
             os.replace(beside, path)

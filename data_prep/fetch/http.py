@@ -81,7 +81,7 @@ def _answer(opener: urllib.request.OpenerDirector, url: str, headers: dict[str, 
         return opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            said = f"answered {error.code} {error.reason}".strip()
+            said = " ".join(f"answered {error.code} {error.reason}".split())
             if error.code in _PASSING:
                 raise Dropped(said, wait=_retry_after(error.headers.get("Retry-After"))) from error
             if error.code == _TOO_FAR and "Range" in headers:  # the file is shorter by now: all of it, then

@@ -93,8 +93,8 @@ def _attempt(file: RemoteFile, url: str, part: Partial, *, patience: Patience, s
                     progress.show()
                     if total is not None and part.size > total:
                         raise Refused(f"sent more than the {total:,} bytes that were expected")
-        if body.bytes is not None and part.size < body.bytes:
-            raise Dropped(f"the connection closed after {part.size:,} of {body.bytes:,} bytes")
+        if total is not None and part.size < total:
+            raise Dropped(f"the connection closed after {part.size:,} of {total:,} bytes")
 
 
 def _beginning(file: RemoteFile, body: Body) -> bytes:
@@ -171,7 +171,7 @@ class _Progress:
     def __init__(self, name: str, part: Partial, total: int | None, status: StatusLine) -> None:
         self._name, self._part, self._total, self._status = name, part, total, status
         self._since, self._before = time.monotonic(), part.size
-        self._shown = 0.0
+        self._shown = self._since
 
     def show(self) -> None:
         now = time.monotonic()
