@@ -77,6 +77,16 @@ def test_a_file_that_changes_in_between_comes_whole(tmp_path, site: Site, honour
     assert get(tmp_path, url).read_bytes() == other
 
 
+def test_a_validator_that_is_left_out_later_still_counts(tmp_path, site: Site, monkeypatch):
+    url = site.add("/a", CONTENT, drop=[1000])
+    segment = Served(CONTENT[1000:3000], status=[(206, {"Content-Range": "bytes 1000-2999/5000"})])
+    pages = iter([segment, Served(CONTENT)])
+    monkeypatch.setattr("data_prep.fetch.transfer.time.sleep", lambda seconds: site.pages.update({"/a": next(pages)}))
+    assert get(tmp_path, url).read_bytes() == CONTENT
+    assert site.ranges == [None, "bytes=1000-", "bytes=3000-"]
+    assert site.headers[2]["If-Range"] == '"1"'
+
+
 def test_a_file_that_is_shorter_by_now_comes_whole(tmp_path, site: Site):
     url = site.add("/a", CONTENT, drop=[1000], then=[CONTENT[:600]], honour_if_range=False)
     assert get(tmp_path, url).read_bytes() == CONTENT[:600]
@@ -142,12 +152,14 @@ def test_the_next_mirror_goes_on_only_if_a_checksum_will_tell(tmp_path, site: Si
 
 
 def test_a_mirror_with_a_web_page_does_not_cost_the_bytes_that_are_there(tmp_path, site: Site):
-    first = site.add("/a", CONTENT, drop=[3000, 0, 0, 0, None])
+    first = site.add("/a", CONTENT, drop=[3000, 0, 0, 0])
     portal = site.add("/b", b"<!DOCTYPE html><title>Log in\n here</title>" + b" " * 9000, type="text/html", etag=None)
     with pytest.raises(UserError, match=r'/b: what it sent is a web page \("Log in here"\)'):
         get(tmp_path, first, portal, sha256=SHA256)
-    assert get(tmp_path, first, sha256=SHA256).read_bytes() == CONTENT
-    assert site.ranges[-1] == "bytes=3000-"
+    third = site.add("/c", CONTENT)
+    site.pages["/a"].drop = [0, 0, 0]
+    assert get(tmp_path, first, portal, third, sha256=SHA256).read_bytes() == CONTENT
+    assert site.asked[-1] == ("/c", "bytes=3000-")
 
 
 @pytest.mark.parametrize(
