@@ -35,7 +35,7 @@ def open_ftp(url: str, *, start: int, validator: str | None, timeout: float) -> 
                 ftp.voidcmd("TYPE I")
                 size, changed = _ask(ftp, f"SIZE {path}"), _ask(ftp, f"MDTM {path}")
                 total = int(size) if size is not None and size.isdigit() else None
-                same = (validator is None or changed == validator) and (total is None or start <= total)
+                same = validator is None or changed == validator
                 connection, start = _retrieve(ftp, path, start if same else 0)
             with connection:
                 yield Body(_chunks(ftp, connection, timeout), start, total, changed)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.text import bpe, clean, tokenise, truncate
+from data_prep.text import bpe, characters, clean, pending, tokenise, truncate
 
 LINE, PAIR, BETWEEN = "line", "pair", "between"
 
@@ -25,7 +25,11 @@ class Registered:
         return self.make(**parameters)
 
 
-READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {}
+READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
+    "sgm": pending.sgm,
+    "iwslt_tags": pending.tags,
+    "iwslt_xml": pending.sgm,
+}
 """From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
 
 DECODE = "decode"
@@ -36,6 +40,14 @@ STEPS: dict[str, Registered] = {
     APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     "normalise_space": Registered(LINE, clean.space_normaliser),
     "tokenise": Registered(LINE, tokenise.tokeniser),
+    "normalise_punctuation": Registered(LINE, pending.punctuation),
+    "remove_non_printing": Registered(LINE, characters.non_printing_remover),
+    "strip_control": Registered(LINE, pending.control),
+    "straighten_apostrophes": Registered(LINE, pending.apostrophes),
+    "lowercase": Registered(LINE, characters.lowercaser),
+    "segment_chinese": Registered(LINE, pending.chinese),
+    "clean_scripts": Registered(PAIR, pending.scripts),
+    "clean_corpus": Registered(PAIR, pending.corpus),
     "truncate": Registered(LINE, truncate.truncater),
     "clean": Registered(PAIR, clean.pair_filter),
 }

@@ -36,7 +36,8 @@ READ = {**FILES, "set/train.de.gz": b"ein\nzwei\ndrei\n", "set/a.bz2": b"bz2\n",
 def tar_bytes(mode: str, *members: tuple[tarfile.TarInfo, bytes | None]) -> bytes:
     """A tar; ``mode`` as tarfile.open's for writing."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as tar:  # type: ignore[call-overload]
+    layout = tarfile.GNU_FORMAT if mode == "w:" else tarfile.PAX_FORMAT
+    with tarfile.open(fileobj=file, mode=mode, format=layout) as tar:  # type: ignore[call-overload]
         for info, content in members:
             info.size = len(content or b"")
             tar.addfile(info, None if content is None else io.BytesIO(content))

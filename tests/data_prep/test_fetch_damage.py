@@ -71,6 +71,14 @@ def test_a_damaged_header_does_not_end_a_tar(tmp_path):
         everything(archive)
 
 
+def test_a_compressed_tar_that_ends_amid_the_headers_of_a_member(tmp_path):
+    whole = tar_bytes("w:", (special("a"), b"1"), (special("long" * 40), b"2"))  # whose name is a member of its own
+    archive = tmp_path / "a.tgz"
+    archive.write_bytes(gzip.compress(whole[: whole.index(b"longlong") + 512]))
+    with pytest.raises(UserError, match="blocks of zeros"):
+        everything(archive)
+
+
 def test_a_header_overwritten_by_zeros_does_not_end_a_tar(tmp_path):
     members = [(special(f"{n}"), b"x" * 3000) for n in range(9)]
     whole = bytearray(tar_bytes("w:", *members))
