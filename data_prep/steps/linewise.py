@@ -10,11 +10,12 @@ from typing import Any
 
 from data_prep.dataset import Step
 from data_prep.steps.pool import tick
-from data_prep.steps.registry import LINE, STEPS
+from data_prep.steps.registry import INNER, LINE, STEPS
 from data_prep.steps.shards import Shard, read_chunks
 from data_prep.steps.write import shard_writer
 
 NOT_UTF8 = "not UTF-8"
+_ALL = STEPS | INNER
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class _Running:
         self._dropped: Counter[str] = Counter()
         self._lines_in = self._lines_out = 0
         parameters = json.dumps(step.parameters, sort_keys=True)
-        self._on_lines = STEPS[step.name].kind == LINE
+        self._on_lines = _ALL[step.name].kind == LINE
         if self._on_lines:
             wanted = step.languages or tuple(languages)
             self._of_lines = [_made(step.name, name, parameters) if name in wanted else None for name in languages]
@@ -102,7 +103,7 @@ class _Running:
 @lru_cache(maxsize=64)
 def _made(name: str, language: str | None, parameters: str) -> Callable[..., Any]:
     """A step's function, once a process: tokenisers and merge tables take a moment to make and remember words."""
-    return STEPS[name].build(language, json.loads(parameters))
+    return _ALL[name].build(language, json.loads(parameters))
 
 
 def total(markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:

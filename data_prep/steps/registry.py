@@ -3,9 +3,10 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from data_prep.text import bpe, characters, clean, pending, tokenise, truncate
+from data_prep.text import bpe, characters, chinese, clean, moses_clean, punctuation, readers, tokenise, truncate
 
 LINE, PAIR, BETWEEN = "line", "pair", "between"
 
@@ -25,29 +26,39 @@ class Registered:
         return self.make(**parameters)
 
 
-READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
-    "sgm": pending.sgm,
-    "iwslt_tags": pending.tags,
-    "iwslt_xml": pending.sgm,
+Reader = Callable[[Iterable[str]], Iterator[str]]
+
+READERS: dict[str, Callable[[], Reader]] = {
+    "sgm": readers.sgm,
+    "iwslt_tags": readers.iwslt_tags,
+    # as it stands in the file, for save_raw; the step straighten_apostrophes does the rest
+    "iwslt_xml": partial(readers.iwslt_xml, plain_apostrophe=False),
 }
 """From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
 
 DECODE = "decode"
 APPLY_BPE = "apply_bpe"
+CLEAN_CORPUS = "clean_corpus"
+SQUEEZE = "squeeze"
 
 STEPS: dict[str, Registered] = {
-    DECODE: Registered(LINE, lambda: str),
-    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     "normalise_space": Registered(LINE, clean.space_normaliser),
-    "tokenise": Registered(LINE, tokenise.tokeniser),
-    "normalise_punctuation": Registered(LINE, pending.punctuation),
+    "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
     "remove_non_printing": Registered(LINE, characters.non_printing_remover),
-    "strip_control": Registered(LINE, pending.control),
-    "straighten_apostrophes": Registered(LINE, pending.apostrophes),
+    "strip_control": Registered(LINE, chinese.control_stripper),
+    "straighten_apostrophes": Registered(LINE, clean.apostrophe_straightener),
+    "tokenise": Registered(LINE, tokenise.tokeniser),
+    "segment_chinese": Registered(LINE, chinese.segmenter),
     "lowercase": Registered(LINE, characters.lowercaser),
-    "segment_chinese": Registered(LINE, pending.chinese),
-    "clean_scripts": Registered(PAIR, pending.scripts),
-    "clean_corpus": Registered(PAIR, pending.corpus),
     "truncate": Registered(LINE, truncate.truncater),
     "clean": Registered(PAIR, clean.pair_filter),
+    CLEAN_CORPUS: Registered(PAIR, moses_clean.moses_filter),
+    "clean_scripts": Registered(PAIR, chinese.script_filter),
 }
+
+INNER: dict[str, Registered] = {
+    DECODE: Registered(LINE, lambda: str),
+    SQUEEZE: Registered(LINE, moses_clean.line_cleaner),
+    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+}
+"""Line-wise steps that are parts of others and have no name in a YAML."""

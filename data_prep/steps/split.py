@@ -105,13 +105,14 @@ def split_by_hash(
         return _HashTask(shard, context.folder, context.work, context.languages, side, valid_percent, test_percent)
 
     text, _ = context.rewrite(text, text.parts["train"], route, _route, f"{step.name}")
+    text = text.replace({part: text.parts.get(part, ()) for part in SPLITS})
     dropped: Counter[str] = Counter()
     if len(context.languages) > 1:
         other = context.languages[1 - side]
-        taken: list[Path] = [shard.path(context.work, other) for shard in text.parts.get("test", ())]
+        taken: list[Path] = [shard.path(context.work, other) for shard in text.parts["test"]]
         for part in ("valid", "train"):
             apart = replace(context, folder=f"{context.folder}-{part}")
-            before_part = text.parts.get(part, ())
+            before_part = text.parts[part]
 
             def check(shard: Shard, folder: str = apart.folder, paths: tuple[Path, ...] = tuple(taken)) -> _ApartTask:
                 return _ApartTask(shard, folder, context.work, context.languages, 1 - side, paths)
@@ -120,9 +121,9 @@ def split_by_hash(
             if gone := text.lines(part) - after.lines(part):
                 dropped[f"{part}: its translation is in another part"] += gone
             text = after
-            taken += [shard.path(context.work, other) for shard in text.parts.get(part, ())]
-    after_all = sum(text.lines(part) for part in SPLITS if part in text.parts)
-    moved = {part: text.lines(part) for part in SPLITS if part in text.parts}
+            taken += [shard.path(context.work, other) for shard in text.parts[part]]
+    after_all = sum(text.lines(part) for part in SPLITS)
+    moved = {part: text.lines(part) for part in SPLITS}
     entry = {"step": step.name, "part": "train", "in": before, "out": after_all, "dropped": dict(dropped)}
     return text, [{**entry, "moved": moved}]
 

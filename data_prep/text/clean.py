@@ -48,3 +48,8 @@ def pair_filter(
         return None
 
     return reason
+
+
+def apostrophe_straightener() -> Callable[[str], str]:
+    """Writes ``’`` as ``'``, as the published recipes do with test sets, which they do not normalise otherwise."""
+    return lambda line: line.replace("’", "'")

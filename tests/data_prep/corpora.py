@@ -75,18 +75,14 @@ def text(rows: Sequence[Pair], side: int, *, end: str = "\n", last: bool = True)
 
 
 def sgm(rows: Sequence[Pair], side: int, kind: str, language: str) -> bytes:
-    """One side as NIST's tagged files: several segments a document, attributes, entities."""
+    """One side as NIST's tagged files: several segments a document, attributes."""
     lines = [f'<{kind} setid="newstest" srclang="any" trglang="{language}">']
     for document in range(0, len(rows), 3):
         lines += [f'<doc sysid="ref" docid="d{document}" genre="news" origlang="en">', "<hl>"]
-        lines += [f'<seg id="1">{_entities(rows[document][side])}</seg>', "</hl>", "<p>"]
-        lines += [f'<seg id="{n}"> {_entities(row[side])} </seg>' for n, row in enumerate(rows[document + 1 :][:2], 2)]
+        lines += [f'<seg id="1">{rows[document][side]}</seg>', "</hl>", "<p>"]
+        lines += [f'<seg id="{n}"> {row[side]} </seg>' for n, row in enumerate(rows[document + 1 :][:2], 2)]
         lines += ["</p>", "</doc>"]
     return "\n".join([*lines, f"</{kind}>", ""]).encode()
-
-
-def _entities(line: str) -> str:
-    return line.replace("&", "&amp;")
 
 
 def iwslt_tags(rows: Sequence[Pair], side: int) -> bytes:
