@@ -225,7 +225,7 @@ class _Words(dict[str, str | Sequence[str]]):
         return tokens
 
     def _tokens(self, word: str) -> str | Sequence[str]:
-        if word.isascii() and word.isalnum():
+        if word.isascii() and word.isalnum() and "MULTI" not in word:
             return word
         rules = self._rules
         text = rules.separate(f"{'' if self._is_first else ' '}{word}{'' if self._is_last else ' '}")
