@@ -11,7 +11,7 @@ from scripts.common.errors import UserError
 
 Reader = Callable[[Iterable[str]], Iterator[str]]
 
-_LONGEST_SEGMENT = 1_000  # lines
+_LONGEST_SEGMENT = 100_000  # characters
 _BYTE_SPACE = "[\t-\r ]"  # Perl's \s where it reads bytes, as all of these scripts do
 _OPENED = re.compile(f"<seg[^>]+>{_BYTE_SPACE}*\\Z", re.IGNORECASE | re.ASCII)
 _BEGUN = re.compile("<seg[^>]+>", re.IGNORECASE | re.ASCII)
@@ -44,17 +44,18 @@ def _sgm(lines: Iterable[str]) -> Iterator[str]:
     for line in rest:
         if _BEGUN.search(line) is None:
             continue
-        joined = 1
-        while (opened := _OPENED.search(line)) or _SEGMENT.search(line) is None:
-            following = next(rest, None)
-            if following is None or joined == _LONGEST_SEGMENT:
-                raise UserError(f"a <seg> has no </seg> in {joined:,} lines: {line.strip()[:200]!r}; fetch it again")
-            line += following
-            joined += 1
-            if not opened and _SEGMENT.search(line):  # then what follows on the line is not looked at
-                break
-        for segment in _SEGMENT.finditer(line):
-            yield _SPACES.sub(" ", segment[1]).strip(" ")
+        while _OPENED.search(line):  # to an opening tag belongs what follows, whatever it holds
+            line += _following(rest, line)
+        while (segment := _SEGMENT.search(line)) is None:
+            line += _following(rest, line)
+        yield _SPACES.sub(" ", segment[1]).strip(" ")
+
+
+def _following(rest: Iterator[str], line: str) -> str:
+    following = next(rest, None)
+    if following is None or len(line) > _LONGEST_SEGMENT:
+        raise UserError(f"a <seg> has no </seg> in {len(line):,} characters: {line[:200]!r}; fetch the file again")
+    return following
 
 
 def iwslt_xml(*, plain_apostrophe: bool = True) -> Reader:

@@ -9,7 +9,7 @@ Not implemented, as no dataset uses them: Penn style, protected patterns, and pa
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -225,13 +225,15 @@ class _Words(dict[str, str | Sequence[str]]):
         return tokens
 
     def _tokens(self, word: str) -> str | Sequence[str]:
-        if word.isascii() and word.isalnum():
+        if word.isascii() and word.isalnum() and "MULTI" not in word:
             return word
         rules = self._rules
         text = rules.separate(f"{'' if self._is_first else ' '}{word}{'' if self._is_last else ' '}")
         text = text[0 if self._is_first else 1 : None if self._is_last else -1]
         words = (text.rstrip(" ") if self._is_last else text).split(" ")
-        parts = [rules.with_dot(part, following) if part.endswith(".") else part for part, following in pairwise(words)]
+        parts = [
+            rules.with_dot(part, following) if part.endswith(".") else part for part, following in pairwise(words)
+        ]
         last = words[-1]
         endings = [last]
         if last.endswith("."):
