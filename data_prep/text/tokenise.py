@@ -9,7 +9,7 @@ Not implemented, as no dataset uses them: Penn style, protected patterns, and pa
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 
