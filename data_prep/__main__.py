@@ -5,8 +5,8 @@
   DIR/binarised  what fairseq-train reads, with dictionaries
   DIR/report.md  where it comes from, what every step dropped and why, lengths, vocabulary, examples, checksums
 
-The same command again goes on where it was interrupted, down to the byte of a download and the shard of a step, and does
-nothing that is done. Files that no server gives any more, or that need a registration, go into a folder for --raw.
+The same command again goes on where it was interrupted, down to the byte of a download and the shard of a step, and
+does nothing that is done. Files that no server gives any more, or that need a registration, go into a folder for --raw.
 
 examples:
   python -m data_prep --list

@@ -19,7 +19,7 @@ from scripts.common.files import atomic_file, read_json, write_lines
 
 EXAMPLES = 5
 SEED = 1
-_UNKNOWN = re.compile(r"\| \[(\S+)\] \S+: ([\d,]+) sents, ([\d,]+) tokens, (\S+)% replaced")
+_UNKNOWN = re.compile(r": (\d+) sents, (\d+) tokens, (\S+)% replaced")
 
 
 def write_report(dataset: Dataset, out: Path) -> Path:
@@ -84,8 +84,8 @@ def _sizes(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     rows = []
     for number, (language, part) in enumerate((language, part) for language in dataset.languages for part in SPLITS):
         found = counts["files"][f"{part}.{language}"]
-        tokens, unknown = (said[number][2], f"{said[number][3]}%") if number < len(said) else ("", "")
-        rows.append((part, language, found["lines"], tokens, unknown))
+        _, tokens, unknown = said[number]  # fairseq reports in this order
+        rows.append((part, language, found["lines"], int(tokens), f"{unknown}%"))
     header = ("part", "language", "lines", "tokens (with one end of sentence a line)", "unknown")
     return ["## Sizes, as binarised", "", *table(header, rows)]
 
@@ -177,10 +177,12 @@ def _lines_at(path: Path, numbers: Sequence[int]) -> list[str]:
 
 
 def _digests(counts: dict[str, Any]) -> list[str]:
-    rows = [
-        (each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`")
-        for each in counts["passes"]
-        for name, digest in each["sha256"].items()
-    ]
-    said = "SHA-256 over all lines of a part in one language; of the last pass, what sha256sum says of its file."
+    rows = []
+    before: dict[str, str] = {}
+    for each in counts["passes"]:
+        for name, digest in each["sha256"].items():
+            if before.get(name) != digest:
+                rows.append((each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`"))
+        before = each["sha256"]
+    said = "SHA-256 over all lines of a part in one language, where a pass changed it; after the last one, of the file."
     return ["## Checksums after each pass", "", said, "", *table(("pass", "part", "lines", "SHA-256"), rows)]

@@ -51,6 +51,8 @@ def iterate_members(archive: Path, wanted: Callable[[str], bool]) -> Generator[t
 def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, BinaryIO], None, None]:
     """Exactly these members, in the archive's order, in one pass that ends with the last of them.
 
+    Of a member that occurs twice this is the first: what comes after the last of ``names`` is not looked at.
+
     Raises:
         UserError: as ``iterate_members``, and when one is missing, with the names that are nearest to it.
     """

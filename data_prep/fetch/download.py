@@ -75,14 +75,15 @@ def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: Statu
     """Put a file of the user's in place."""
     if given.name != file.name:
         with atomic_file(path, "wb") as copy, open_unpacked(given) as stream:
-            digest = Digest()
+            digest = Digest(file)
             while block := stream.read(BUFFER):
                 digest.update(block)
                 copy.write(block)
             _require_right(file, given, digest, ledger)
     else:
         digest = _tested(file, given, ledger, status)
-        beside = path.with_name(f"{path.name}.linked{os.getpid()}")
+        beside = path.with_name(f".{path.name}.linked")
+        beside.unlink(missing_ok=True)
         try:
             os.link(given.resolve(), beside)
             os.replace(beside, path)
@@ -97,7 +98,7 @@ def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: Statu
 def _tested(file: RemoteFile, path: Path, ledger: Path, status: StatusLine) -> Digest:
     """The digest of a file that is there and right."""
     status.update(f"{file.name}: testing {path}")
-    digest, head = Digest(), b""
+    digest, head = Digest(file), b""
     with damage_told(str(path)), path.open("rb") as stream:
         while block := stream.read(BUFFER):
             head = head or block[:HEAD]
@@ -111,9 +112,8 @@ def _tested(file: RemoteFile, path: Path, ledger: Path, status: StatusLine) -> D
 def _require_right(file: RemoteFile, path: Path, digest: Digest, ledger: Path) -> None:
     entry = noted(ledger, file.name)
     if (wrong := difference(file, digest, entry)) is not None:
-        raise UserError(
-            f"{path} is not the file that is needed: {wrong}. Delete it or move it away, {_otherwise(file, entry, ledger)}"
-        )
+        then = _otherwise(file, entry, ledger)
+        raise UserError(f"{path} is not the file that is needed: {wrong}. Delete it or move it away, {then}")
     if not file.published and entry is None and path.name == file.name:
         check_archive(path)
 
@@ -132,7 +132,7 @@ def _download(
 ) -> None:
     entry = noted(ledger, file.name)
     problems = []
-    part = Partial(path.with_name(f"{path.name}.part"))
+    part = Partial(path.with_name(f"{path.name}.part"), file)
     for url in file.urls:
         try:
             _download_from(file, url, part, path, entry, ledger, patience=patience, status=status)
@@ -158,18 +158,19 @@ def _download_from(
     status: StatusLine,
 ) -> None:
     """Bring the file from one mirror and give it its name, or keep it as NAME.bad."""
-    while True:
+    wrong: str | None = None
+    for last in (False, True):
         transfer(file, url, part, patience=patience, status=status)
         wrong = other_kind(file.name, part.head) or difference(file, part.digest, entry)
+        if wrong is None and not file.published and entry is None:
+            status.update(f"{file.name}: reading it to its end, as no checksum is known")
+            wrong = _damage(part.path, file.name)
         if wrong is None:
-            if not file.published and entry is None:
-                wrong = _damage(part.path, file.name)
-            if wrong is None:
-                part.finish(path)
-                return
-        if part.in_one_piece:
+            part.finish(path)
+            return
+        if last or part.in_one_piece:
             break
-        status.line(f"{file.name}: {wrong}; it came in several pieces: once more, in one")
+        status.line(f"{file.name}: {wrong}; it came in several pieces: once more from the start")
         part.restart()
     bad = path.with_name(f"{path.name}.bad")
     part.put_aside(bad)

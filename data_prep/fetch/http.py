@@ -54,7 +54,7 @@ def open_http(url: str, *, start: int, validator: str | None, timeout: float) ->
                     continue
                 if (reason := refusal(head, response.url)) is not None:
                     raise Refused(reason)
-            yield _body(response, head, start=start, timeout=timeout)
+            yield _body(response, head, timeout=timeout)
             return
     raise Refused("Google Drive asked for a confirmation again and again")
 
@@ -81,7 +81,7 @@ def _answer(opener: urllib.request.OpenerDirector, url: str, headers: dict[str, 
         return opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            said = f"answered {error.code} {error.reason}".strip()
+            said = " ".join(f"answered {error.code} {error.reason}".split())
             if error.code in _PASSING:
                 raise Dropped(said, wait=_retry_after(error.headers.get("Retry-After"))) from error
             if error.code == _TOO_FAR and "Range" in headers:  # the file is shorter by now: all of it, then
@@ -105,14 +105,13 @@ def _answer(opener: urllib.request.OpenerDirector, url: str, headers: dict[str, 
         raise Refused(f"this is no address ({error})") from error
 
 
-def _body(response: HTTPResponse, head: bytes, *, start: int, timeout: float) -> Body:
+def _body(response: HTTPResponse, head: bytes, *, timeout: float) -> Body:
     begins, total = 0, None
     if response.status == 206:
         told = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (response.headers.get("Content-Range") or "").strip())
-        if told is None or int(told[1]) != start:
-            got = response.headers.get("Content-Range")
-            raise Refused(f"was asked for the bytes from {start:,} on and sent something else (Content-Range: {got})")
-        begins, total = start, None if told[3] == "*" else int(told[3])
+        if told is None:
+            raise Refused(f"sent a part without saying which (Content-Range: {response.headers.get('Content-Range')})")
+        begins, total = int(told[1]), None if told[3] == "*" else int(told[3])
     elif response.status != 200:
         raise Refused(f"answered {response.status} {response.reason}")
     elif (length := response.headers.get("Content-Length")) is not None and length.isdigit():

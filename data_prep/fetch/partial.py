@@ -9,7 +9,7 @@ from typing import Any
 
 from data_prep.fetch.body import Body
 from data_prep.fetch.packed import BUFFER
-from data_prep.fetch.remote import HEAD, Digest
+from data_prep.fetch.remote import HEAD, Digest, RemoteFile
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
 
@@ -17,11 +17,12 @@ from scripts.common.files import write_json
 class Partial:
     """The first bytes of a file. They are read once, to go on with their checksum, and from then on only grow."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: RemoteFile) -> None:
         self.path = path
         self._notes_path = path.with_name(path.name + ".json")
         self._notes = self._read_notes()
-        self.digest = Digest()
+        self._wanted = file
+        self.digest = Digest(self._wanted)
         self.head = b""
         self.distrusted = False
         """Whether the next bytes are to be asked for from the beginning, and these to be kept only until they come."""
@@ -29,8 +30,8 @@ class Partial:
         """Whether all bytes came on one connection. If not, and the file is wrong, a second try is worth it."""
         if path.exists():
             self.in_one_piece = False
-            with path.open("rb") as file:
-                while block := file.read(BUFFER):
+            with path.open("rb") as there:
+                while block := there.read(BUFFER):
                     self._count(block)
 
     @property
@@ -65,7 +66,7 @@ class Partial:
         self.path.unlink(missing_ok=True)
         self._notes_path.unlink(missing_ok=True)
         self._notes = {}
-        self.digest = Digest()
+        self.digest = Digest(self._wanted)
         self.head = b""
         self.distrusted = False
         self.in_one_piece = True
@@ -90,8 +91,9 @@ class Partial:
         """Append; a process killed after this finds the bytes again."""
         rest = memoryview(block)
         while rest:
-            rest = rest[self._file.write(rest) :]  # a write may take less than all
-        self._count(block)
+            taken = self._file.write(rest)  # which may be less than all
+            self._count(rest[:taken])
+            rest = rest[taken:]
 
     def finish(self, path: Path) -> None:
         """Take the final name, once all bytes are on the disk."""
@@ -105,10 +107,10 @@ class Partial:
         os.replace(self.path, path)
         self.restart()
 
-    def _count(self, block: bytes) -> None:
+    def _count(self, block: bytes | memoryview) -> None:
         self.digest.update(block)
         if len(self.head) < HEAD:
-            self.head = (self.head + block)[:HEAD]
+            self.head = (self.head + bytes(block[:HEAD]))[:HEAD]
 
     def _read_notes(self) -> dict[str, Any]:
         try:

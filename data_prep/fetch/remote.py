@@ -44,25 +44,26 @@ class RemoteFile:
 
 
 class Digest:
-    """Length and checksums of a file, as its bytes go by."""
+    """Length and checksums of a file, as its bytes go by; MD5 only of a file for which it is published."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: RemoteFile) -> None:
         self.bytes = 0
         self._sha256 = hashlib.sha256()
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._md5 = None if file.md5 is None else hashlib.md5(usedforsecurity=False)
 
-    def update(self, block: bytes) -> None:
+    def update(self, block: bytes | memoryview) -> None:
         self.bytes += len(block)
         self._sha256.update(block)
-        self._md5.update(block)
+        if self._md5 is not None:
+            self._md5.update(block)
 
     @property
     def sha256(self) -> str:
         return self._sha256.hexdigest()
 
     @property
-    def md5(self) -> str:
-        return self._md5.hexdigest()
+    def md5(self) -> str | None:
+        return None if self._md5 is None else self._md5.hexdigest()
 
 
 def difference(file: RemoteFile, digest: Digest, noted: dict[str, Any] | None) -> str | None:

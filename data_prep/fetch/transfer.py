@@ -46,6 +46,7 @@ def transfer(file: RemoteFile, url: str, part: Partial, *, patience: Patience, s
         UserError: the disk is full, or cannot be written.
     """
     failures = 0
+    part.distrusted = False
     while part.total is None or part.size != part.total:
         before = part.size
         try:
@@ -70,9 +71,9 @@ def transfer(file: RemoteFile, url: str, part: Partial, *, patience: Patience, s
 def _attempt(file: RemoteFile, url: str, part: Partial, *, patience: Patience, status: StatusLine) -> None:
     start, validator = part.resume(url, any_source=file.published)
     with _open(url, start=start, validator=validator, timeout=patience.timeout) as body:
-        if body.start and not part.continues(url, body):
+        if body.start and (body.start != part.size or not part.continues(url, body)):
             part.distrusted = True
-            raise Dropped("this is not the file whose beginning is here; from the start, then")
+            raise Dropped("what it sent does not go on from what is here; from the start, then")
         head = b"" if body.start else _beginning(file, body)
         if file.bytes is not None and body.bytes not in (None, file.bytes):
             raise Refused(f"has {body.bytes:,} bytes, {file.bytes:,} were expected")
@@ -92,8 +93,8 @@ def _attempt(file: RemoteFile, url: str, part: Partial, *, patience: Patience, s
                     progress.show()
                     if total is not None and part.size > total:
                         raise Refused(f"sent more than the {total:,} bytes that were expected")
-        if body.bytes is not None and part.size < body.bytes:
-            raise Dropped(f"the connection closed after {part.size:,} of {body.bytes:,} bytes")
+        if total is not None and part.size < total:
+            raise Dropped(f"the connection closed after {part.size:,} of {total:,} bytes")
 
 
 def _beginning(file: RemoteFile, body: Body) -> bytes:
@@ -170,7 +171,7 @@ class _Progress:
     def __init__(self, name: str, part: Partial, total: int | None, status: StatusLine) -> None:
         self._name, self._part, self._total, self._status = name, part, total, status
         self._since, self._before = time.monotonic(), part.size
-        self._shown = 0.0
+        self._shown = self._since
 
     def show(self) -> None:
         now = time.monotonic()

@@ -24,7 +24,7 @@ from data_prep.steps.extract import Piece, extract
 from data_prep.steps.plan import BETWEEN_SHARDS, Pass, plan
 from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
-from data_prep.steps.write import clear, write_rows
+from data_prep.steps.write import write_rows
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.terminal import clock
@@ -58,6 +58,8 @@ class Engine:
 
     def begin(self, made_from: dict[str, Any]) -> None:
         """Make the work folder ready for ``made_from``, plain data; what was made from anything else is removed."""
+        for path in self.work.rglob("*.partial*"):  # half-written by a run that was killed
+            path.unlink()
         path = self.work / "plan.json"
         if path.exists() and read_json(path) == made_from:
             self._pool.say(f"going on with what {self.work} holds")
@@ -73,7 +75,6 @@ class Engine:
         if done is None:
             start = time.monotonic()
             (self.work / READ).mkdir(exist_ok=True)
-            clear(self.work, READ)
             if isinstance(source, Sequence):
                 text = extract(source, work=self.work, folder=READ, pool=self._pool)
             else:
@@ -98,7 +99,6 @@ class Engine:
             return done
         start = time.monotonic()
         (self.work / each.folder).mkdir(exist_ok=True)
-        clear(self.work, each.folder)
         context = Context(self.work, each.folder, self.dataset.languages, self._pool, self._keep)
         if each.between:
             (step,) = each.steps
@@ -108,7 +108,8 @@ class Engine:
             words = {key: count for key, count in before.words.items() if text.parts == before.text.parts}
         else:
             text, log, words = self._run_lines(context, each, before)
-        return self._complete(each.folder, text, log, words, start, {})
+        sha256 = before.sha256 if text == before.text else None
+        return self._complete(each.folder, text, log, words, start, {}, sha256)
 
     def _run_lines(
         self, context: Context, each: Pass, before: State
@@ -154,7 +155,14 @@ class Engine:
                 )
 
     def _complete(
-        self, folder: str, text: Text, log: list[dict[str, Any]], words: dict[str, int], start: float, report: Any
+        self,
+        folder: str,
+        text: Text,
+        log: list[dict[str, Any]],
+        words: dict[str, int],
+        start: float,
+        report: dict[str, Any],
+        sha256: dict[str, str] | None = None,
     ) -> State:
         languages = self.dataset.languages
         tasks = [
@@ -162,9 +170,11 @@ class Engine:
             for part, shards in text.parts.items()
             for language in languages
         ]
-        sha256 = {task[0]: found for task, found in self._pool.run(_digest, tasks, what=f"{folder}: checksums")}
+        if sha256 is None:
+            found = {name: digest for (name, _), digest in self._pool.run(_digest, tasks, what=f"{folder}: checksums")}
+            sha256 = {name: found[name] for name, _ in tasks}
         seconds = round(time.monotonic() - start, 1)
-        state = State(text, log, words, {name: sha256[name] for name, _ in tasks}, seconds, dict(report))
+        state = State(text, log, words, sha256, seconds, dict(report))
         _check_none_empty(state)
         write_json(
             self.work / f"{folder}.json",

@@ -175,7 +175,7 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
         )
         full = count + capacity(place)
         with open(path, "wb") as f:
-            while count < full and (chunk := list(islice(iterator, CHUNK))):
+            while count < full and (chunk := list(islice(iterator, min(CHUNK, full - count)))):
                 f.write(b"\n".join(chunk) + b"\n")
                 count += len(chunk)
                 tick(len(chunk))

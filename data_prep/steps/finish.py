@@ -20,23 +20,26 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
     """
     dataset, work, last = engine.dataset, engine.work, states[-1]
     files: dict[str, dict[str, Any]] = {}
+    (folder / raw.FOLDER).mkdir()
     for part in last.text.parts:
         for language in dataset.languages:
             name = f"{part}.{language}"
-            files[name] = _join([shard.path(work, language) for shard in last.text.parts[part]], folder / name)
+            untokenised = part.startswith(raw.PREFIX)
+            place = folder / raw.FOLDER / name.removeprefix(raw.PREFIX) if untokenised else folder / name
+            files[name] = _join([shard.path(work, language) for shard in last.text.parts[part]], place)
             expected = (last.text.lines(part), last.sha256[name])
             if (files[name]["lines"], files[name]["sha256"]) != expected:
                 raise UserError(f"{work}: the shards of {name} have changed since they were made; remove the folder")
             files[name]["words"] = last.words.get(name)
-    if (work / raw.FOLDER).is_dir():
-        shutil.copytree(work / raw.FOLDER, folder / raw.FOLDER, ignore=shutil.ignore_patterns("*.partial*"))
-        for path in sorted((folder / raw.FOLDER).iterdir()):
-            lines, part = count_lines(path), path.name.partition(".")[0]
-            if lines != last.text.lines(part):
-                raise UserError(
-                    f"raw/{path.name} was saved with {lines:,} lines, but {part} has {last.text.lines(part):,} now: a "
-                    f"step after save_raw in {dataset.file} drops lines of {part}; name other parts for it"
-                )
+    for path in sorted((work / raw.FOLDER).glob("*")):
+        shutil.copyfile(path, folder / raw.FOLDER / path.name)
+    for path in sorted((folder / raw.FOLDER).iterdir()):
+        lines, part = count_lines(path), path.name.partition(".")[0]
+        if lines != last.text.lines(part):
+            raise UserError(
+                f"raw/{path.name} was saved with {lines:,} lines, but {part} has {last.text.lines(part):,} now: a "
+                f"step after save_raw in {dataset.file} drops lines of {part}; name other parts for it"
+            )
     for path in sorted(work.glob("codes*")):
         shutil.copyfile(path, folder / path.name)
     passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}

@@ -9,6 +9,8 @@ from data_prep.steps.shards import Text
 from scripts.common.files import atomic_file
 
 FOLDER = "raw"
+PREFIX = "raw_"
+"""Of parts whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``."""
 
 
 def save(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:

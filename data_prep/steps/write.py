@@ -95,33 +95,26 @@ class _Growing:
         self._shards: list[Shard] = []
 
     def add(self, row: Sequence[str]) -> None:
+        if not self._shards or self._shards[-1].lines == capacity(len(self._shards) - 1):
+            self._shards.append(Shard(self._part, len(self._shards), self._folder, 0))
         self._rows.append(row)
-        if len(self._rows) == CHUNK:
+        room = capacity(len(self._shards) - 1) - self._shards[-1].lines
+        if len(self._rows) == min(CHUNK, room):
             self._flush()
 
     def finished(self) -> list[Shard]:
         """The part's shards, complete."""
-        self._flush()
+        if self._rows:
+            self._flush()
         return self._shards
 
     def _flush(self) -> None:
-        """Append the rows in memory to the last shard, or to a new one where that is full (of whole chunks)."""
-        if not self._rows:
-            return
-        if not self._shards or self._shards[-1].lines == capacity(len(self._shards) - 1):
-            self._shards.append(Shard(self._part, len(self._shards), self._folder, 0))
         shard = self._shards[-1]
         for place, language in enumerate(self._languages):
             with open(shard.path(self._work, language), "ab" if shard.lines else "wb") as f:
                 f.write(b"".join(row[place].replace("\n", " ").encode() + b"\n" for row in self._rows))
         self._shards[-1] = replace(shard, lines=shard.lines + len(self._rows))
         self._rows.clear()
-
-
-def clear(work: Path, folder: str) -> None:
-    """Remove what a killed run left half-written in a step's folder."""
-    for path in (work / folder).glob("*.partial*"):
-        path.unlink()
 
 
 def remove(work: Path, shard: Shard, languages: Sequence[str]) -> None:

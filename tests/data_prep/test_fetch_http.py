@@ -7,34 +7,15 @@ import json
 import os
 import re
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.fetch import Patience, RemoteFile, fetch
+from data_prep.fetch import Patience
 from scripts.common.errors import UserError
+from tests.data_prep.fetching import CONTENT, SHA256, entry, get, left
 from tests.data_prep.web import Served, Site
-
-CONTENT = bytes(n * n % 251 for n in range(5000))
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
-QUICK = Patience(attempts=3, timeout=0.3, first_delay=0.01, longest_delay=0.02, longest_wait=3)
-
-
-def get(folder: Path, *urls: str, raw: Path | None = None, patience: Patience = QUICK, **more: Any) -> Path:
-    """Fetch a.txt, whatever it holds."""
-    file = RemoteFile(more.pop("name", "a.txt"), urls, **more)
-    return fetch(file, folder / "out", raw=raw, ledger=folder / "ledger.json", patience=patience)
-
-
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "out").iterdir() if not path.name.startswith("."))
-
-
-def entry(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "ledger.json").read_text())["a.txt"]
 
 
 @pytest.mark.parametrize("published", [{}, {"sha256": SHA256}, {"md5": hashlib.md5(CONTENT).hexdigest()}])
@@ -107,6 +88,36 @@ def test_pieces_that_do_not_fit_are_fetched_once_more_in_one(tmp_path, site: Sit
     url = site.add("/a", CONTENT)
     assert get(tmp_path, url, sha256=SHA256).read_bytes() == CONTENT
     assert site.ranges == ["bytes=1000-", None]
+
+
+def test_pieces_that_never_fit_are_put_aside(tmp_path, site: Site):
+    url = site.add("/a", CONTENT[::-1], drop=[1000, None] * 9)
+    with pytest.raises(UserError, match="was expected; it is kept as"):
+        get(tmp_path, url, sha256=SHA256)
+    assert site.ranges == [None, "bytes=1000-"] * 2
+
+
+def test_a_server_that_sends_another_part_than_asked_for(tmp_path, site: Site):
+    first = site.add("/a", CONTENT, drop=[1000, 0, 0])
+    second = site.add("/b", CONTENT, status=[(206, {"Content-Range": "bytes 900-4999/5000"})])
+    assert get(tmp_path, first, second, sha256=SHA256).read_bytes() == CONTENT
+    assert site.ranges[-2:] == ["bytes=1000-", None]
+    site.pages["/a"].drop = [1000, 0, 0]
+    unsaid = site.add("/c", CONTENT, status=[(206, {})])
+    with pytest.raises(UserError, match=r"/c: sent a part without saying which"):
+        get(tmp_path / "c", first, unsaid, sha256=SHA256)
+
+
+def test_a_segment_of_what_was_asked_for_is_gone_on_from(tmp_path, site: Site):
+    url = site.add("/a", CONTENT, drop=[1000], segment=[2000])
+    assert get(tmp_path, url).read_bytes() == CONTENT
+    assert site.ranges == [None, "bytes=1000-", "bytes=3000-"]
+
+
+def test_a_gzip_file_that_a_server_calls_encoded_stays_as_it_is(tmp_path, site: Site):
+    whole = gzip.compress(CONTENT)
+    url = site.add("/a", whole, status=[(200, {"Content-Encoding": "x-gzip"})])
+    assert get(tmp_path, url, name="a.gz").read_bytes() == whole
 
 
 def test_a_part_that_is_all_there_is_not_fetched_again(tmp_path, site: Site):
@@ -216,12 +227,19 @@ def test_a_length_that_is_not_told(tmp_path, site: Site, how):
     url = site.add("/a", CONTENT, **how)
     assert get(tmp_path, url).read_bytes() == CONTENT
     url = site.add("/b", CONTENT, drop=[1234], **how)
-    with_length = get(tmp_path / "b", url, bytes=5000) if "chunked" in how else None
-    if with_length is None:
-        with pytest.raises(UserError, match="has 1,234 bytes, 5,000 were expected"):
-            get(tmp_path / "b", url, bytes=5000)
-        return
-    assert with_length.read_bytes() == CONTENT
+    assert get(tmp_path / "b", url, bytes=5000).read_bytes() == CONTENT
+
+
+def test_chunks_have_an_end_that_a_broken_connection_lacks(tmp_path, site: Site):
+    url = site.add("/a", CONTENT, drop=[1234], chunked=True)
+    assert get(tmp_path, url).read_bytes() == CONTENT
+    assert len(site.asked) == 2
+
+
+def test_progress(tmp_path, site: Site, monkeypatch, capsys):
+    monkeypatch.setattr("data_prep.fetch.transfer._SECONDS_BETWEEN_UPDATES", 0.0)
+    get(tmp_path, site.add("/a", bytes(3_000_000)))
+    assert re.search(r"a\.txt: \d\.\d of 3\.0 MB, \d+%, [\d,.]+ MB/s, 0:0\d to go\n", capsys.readouterr().out)
 
 
 def test_an_archive_cut_off_by_a_server_that_tells_no_length_is_not_trusted(tmp_path, site: Site):

@@ -1,6 +1,7 @@
 """A web server on this machine that can do everything that goes wrong with one."""
 
 import re
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ class Served:
     """After how many bytes of an answer the connection is cut."""
     stall: list[int | None] = field(default_factory=list)
     """After how many bytes nothing comes any more."""
+    segment: list[int | None] = field(default_factory=list)
+    """How many bytes are sent, and said to be sent, of the range that was asked for."""
     then: list[bytes] = field(default_factory=list)
     """What the content is after the request."""
 
@@ -53,7 +56,7 @@ class Site:
 
 
 @contextmanager
-def serving() -> Iterator[Site]:
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
     """A site, until the block ends."""
     ended = threading.Event()
 
@@ -88,7 +91,9 @@ def serving() -> Iterator[Site]:
                     self.answer(416, {"Content-Range": f"bytes */{len(content)}"}, b"")
                     return
                 code = 206
-                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+                whole = len(content)
+                content = content[: start + ((page.segment.pop(0) if page.segment else None) or whole)]
+                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{whole}"
             if page.length:
                 headers["Content-Length"] = str(len(content) - start)
             cut = page.drop.pop(0) if page.drop else None
@@ -127,7 +132,9 @@ def serving() -> Iterator[Site]:
             pass  # clients that go away are what is tested
 
     server = Server(("127.0.0.1", 0), Handler)
-    site = Site(f"http://127.0.0.1:{server.server_address[1]}")
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    site = Site(f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
