@@ -111,6 +111,11 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     load_plugin()
+    from lightconv_plugin.ops.native import library
+
+    missing = library.load()
+    if missing is not None:
+        raise UserError(f"there is nothing to measure: {missing}")
     measured = table(args)
     status = StatusLine()
     records = []

@@ -23,7 +23,7 @@ X86_FLAGS = {
     "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
     "avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
 }
-COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra"]
+COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wall", "-Wextra"]
 
 
 class BuildError(RuntimeError):

@@ -8,24 +8,28 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define LIGHTCONV_INLINE __host__ __device__ __forceinline__
 #else
-#define LIGHTCONV_INLINE inline
+#define LIGHTCONV_INLINE static inline  // internal: the file is compiled for several vector widths
 #endif
 
 namespace lightconv {
+
+constexpr unsigned int kPhiloxA = 0xD2511F53u, kPhiloxB = 0xCD9E8D57u;
+constexpr unsigned int kPhiloxKeyA = 0x9E3779B9u, kPhiloxKeyB = 0xBB67AE85u;
+constexpr int kPhiloxRounds = 7;  // 7 pass BigCrush (section 4 of the paper); 10 is the authors' default
 
 struct Words {
   unsigned int word[4];
 };
 
-template <int Rounds = 7>  // 7 pass BigCrush (section 4 of the paper); 10 is the authors' default
+template <int Rounds = kPhiloxRounds>
 LIGHTCONV_INLINE Words philox(Words counter, unsigned int key0, unsigned int key1) {
   for (int round = 0; round < Rounds; ++round) {
-    const unsigned long long a = 0xD2511F53ull * counter.word[0];
-    const unsigned long long b = 0xCD9E8D57ull * counter.word[2];
+    const unsigned long long a = static_cast<unsigned long long>(kPhiloxA) * counter.word[0];
+    const unsigned long long b = static_cast<unsigned long long>(kPhiloxB) * counter.word[2];
     counter = {{static_cast<unsigned int>(b >> 32) ^ counter.word[1] ^ key0, static_cast<unsigned int>(b),
                 static_cast<unsigned int>(a >> 32) ^ counter.word[3] ^ key1, static_cast<unsigned int>(a)}};
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
+    key0 += kPhiloxKeyA;
+    key1 += kPhiloxKeyB;
   }
   return counter;
 }

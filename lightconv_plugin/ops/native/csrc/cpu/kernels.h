@@ -1,6 +1,7 @@
-// What the CPU kernels offer, once for each vector width; library.cpp checks the arguments and picks one.
+// What the CPU kernels offer, once for each vector width; conv.cpp checks the arguments, shares out the work, picks one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace lightconv {
@@ -8,6 +9,7 @@ namespace lightconv {
 enum class Scalar { f32, f64, bf16 };
 
 // One convolution: x (T, B, C), contiguous; logits (H, K) or, dynamic, (T, B, H, K), contiguous.
+// Sums are in float64 for f64, else in float32: the type A of the kernels.
 struct Conv {
   int64_t T, B, C, H, K, padding_l;
   bool dynamic, softmax;
@@ -16,13 +18,36 @@ struct Conv {
   Scalar type;
   const void* x;
   const void* weight;
+  const void* light;  // LightConv: the kernels as they are used, (H, K), of type A
+
+  bool per_position() const { return dynamic || dropconnect > 0; }  // is there a kernel for each position?
+};
+
+// The work of one pass is cut into units: a head, or for wide kernels a block of channels; some sentences; a chunk of time.
+// How it is cut does not depend on the number of threads, so neither does the order in which anything is summed.
+struct Units {
+  int64_t chunks, rows;        // of time; rows of a chunk, the last may have fewer
+  int64_t batches, sentences;  // of sentences, where they are short; sentences of a batch, the last may have fewer
+  int64_t groups, channels;    // of channels; channels of a group, the last may have fewer
+  bool wide;                   // a group is several heads: LightConv whose heads are narrower than a vector
+  int64_t count;               // groups * chunks * batches
+  size_t scratch;              // bytes that a thread needs
+  int64_t partials;            // LightConv's backward: rows of partial sums, (partials, H, K) of type A
+};
+
+struct Gradients {
+  const void* out;       // the gradient that comes in, (T, B, C)
+  void* x;               // null: not wanted
+  void* weight;          // DynamicConv: (T, B, H, K); null: not wanted
+  void* light_partials;  // LightConv: zeros (Units::partials, H, K) of type A; null: not wanted
 };
 
 struct Kernels {
   int vector_bits;
-  void (*forward)(const Conv&, void* out);
-  // grad_x or grad_weight may be null: not wanted
-  void (*backward)(const Conv&, const void* grad, void* grad_x, void* grad_weight);
+  Units (*units)(const Conv&, bool backward);
+  void (*forward)(const Conv&, const Units&, void* out, void* scratch, int64_t begin, int64_t end);
+  void (*backward)(const Conv&, const Units&, const Gradients&, void* scratch, int64_t begin, int64_t end);
+  double (*fma)(int64_t iterations, float* sink);
 };
 
 extern const Kernels baseline_kernels;

@@ -1,0 +1,246 @@
+// LightConv and DynamicConv on a CPU: checks, the choice of the kernels by vector width, threads, sums over units.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "random.h"
+
+namespace lightconv {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+const Kernels& widest() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    return avx512_kernels;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2_kernels;
+#endif
+  return baseline_kernels;
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+}  // namespace
+
+const Kernels& kernels() {
+  const Kernels* table = chosen.load();
+  if (table == nullptr) chosen.store(table = &widest());
+  return *table;
+}
+
+namespace {
+
+// Bits of a vector register that the kernels use; bits > 0 asks for kernels of at most that width, for tests and timing.
+int64_t cpu_vector_bits(int64_t bits) {
+  if (bits > 0) {
+    const Kernels* table = &widest();
+#if defined(__x86_64__)
+    if (bits < table->vector_bits && bits >= avx2_kernels.vector_bits) table = &avx2_kernels;
+    if (bits < avx2_kernels.vector_bits) table = &baseline_kernels;
+#endif
+    chosen.store(table);
+  }
+  return kernels().vector_bits;
+}
+
+// Floating-point operations done by a loop of fused multiply-adds on all threads: timed, the machine's peak.
+double cpu_fma(int64_t iterations) {
+  const int64_t threads = torch::stable::get_num_threads();
+  std::atomic<double> total{0};
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    float sink = 0;
+    double done = 0;
+    for (int64_t i = begin; i < end; ++i) done += kernels().fma(iterations, &sink);
+    if (sink != 0) total.fetch_add(done);
+  });
+  return total;
+}
+
+Scalar scalar_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return Scalar::f32;
+    case ScalarType::Double: return Scalar::f64;
+    case ScalarType::BFloat16: return Scalar::bf16;
+    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float64 or bfloat16 on a CPU");
+  }
+}
+
+Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
+              const std::optional<Tensor>& seed) {
+  STD_TORCH_CHECK(x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
+                  "lightconv: expected x (T, B, C) and weight (H, K) or (T, B, H, K)");
+  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: x and weight differ in type");
+  Conv conv{};
+  conv.T = x.size(0), conv.B = x.size(1), conv.C = x.size(2);
+  conv.dynamic = weight.dim() == 4;
+  conv.H = weight.size(conv.dynamic ? 2 : 0), conv.K = weight.size(conv.dynamic ? 3 : 1);
+  STD_TORCH_CHECK(!conv.dynamic || (weight.size(0) == conv.T && weight.size(1) == conv.B),
+                  "lightconv: weight (T, B, H, K) has another T or B than x");
+  STD_TORCH_CHECK(conv.H > 0 && conv.C % conv.H == 0, "lightconv: the heads do not divide the channels");
+  STD_TORCH_CHECK(padding_l >= 0 && padding_l < conv.K, "lightconv: padding_l is outside 0..K-1");
+  STD_TORCH_CHECK(dropconnect >= 0.0 && dropconnect < 1.0, "lightconv: dropconnect is outside [0, 1)");
+  conv.padding_l = padding_l, conv.softmax = softmax;
+  conv.dropconnect = static_cast<float>(dropconnect);
+  if (dropconnect > 0.0) {
+    STD_TORCH_CHECK(seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long,
+                    "lightconv: DropConnect needs a seed, one int64");
+    conv.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
+  }
+  conv.type = scalar_of(x);
+  conv.x = x.const_data_ptr(), conv.weight = weight.const_data_ptr();
+  return conv;
+}
+
+double number(Scalar type, const void* data, int64_t i) {
+  if (type == Scalar::f64) return static_cast<const double*>(data)[i];
+  if (type == Scalar::f32) return static_cast<const float*>(data)[i];
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// LightConv's kernels, normalised, (H, K) in float64: few numbers, made once a call.
+std::vector<double> light_kernels(const Conv& conv) {
+  std::vector<double> kernels(conv.H * conv.K);
+  for (int64_t i = 0; i < conv.H * conv.K; ++i) kernels[i] = number(conv.type, conv.weight, i);
+  if (!conv.softmax) return kernels;
+  for (double* row = kernels.data(); row < kernels.data() + kernels.size(); row += conv.K) {
+    double most = row[0], total = 0;
+    for (int64_t j = 1; j < conv.K; ++j) most = std::max(most, row[j]);
+    for (int64_t j = 0; j < conv.K; ++j) total += row[j] = std::exp(row[j] - most);
+    for (int64_t j = 0; j < conv.K; ++j) row[j] /= total;
+  }
+  return kernels;
+}
+
+// Kernels in the type that sums are taken in, alive as long as this.
+struct LightKernels {
+  std::vector<double> wide;
+  std::vector<float> narrow;
+
+  explicit LightKernels(Conv& conv) {
+    if (conv.dynamic) return;
+    wide = light_kernels(conv);
+    narrow.assign(wide.begin(), wide.end());
+    conv.light = conv.type == Scalar::f64 ? static_cast<const void*>(wide.data()) : narrow.data();
+  }
+};
+
+// Shares the units out to torch's threads; each has scratch memory that it keeps from call to call.
+void share_out(const Units& units, const std::function<void(void*, int64_t, int64_t)>& work) {
+  torch::stable::parallel_for(0, units.count, 1, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<std::byte> scratch;
+    if (scratch.size() < units.scratch) scratch.resize(units.scratch);
+    work(scratch.data(), begin, end);
+  });
+}
+
+Tensor forward(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bool softmax, double dropconnect,
+               std::optional<Tensor> seed) {
+  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
+  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
+  Tensor out = torch::stable::new_empty(x, x.sizes());
+  if (out.numel() == 0) return out;
+  const LightKernels light(conv);
+  const Kernels& table = kernels();
+  const Units units = table.units(conv, false);
+  void* to = out.mutable_data_ptr();
+  share_out(units, [&](void* scratch, int64_t begin, int64_t end) {
+    table.forward(conv, units, to, scratch, begin, end);
+  });
+  return out;
+}
+
+// The sum over the units in their order, through the softmax, to the gradient of the logits (H, K).
+template <class A>
+void finish_light(const Conv& conv, const Units& units, const std::vector<A>& partials, void* grad_weight) {
+  const int64_t size = conv.H * conv.K;
+  std::vector<double> total(size);
+  for (int64_t unit = 0; unit < units.partials; ++unit)
+    for (int64_t i = 0; i < size; ++i) total[i] += partials[unit * size + i];
+  if (conv.softmax) {
+    const std::vector<double> kernels = light_kernels(conv);
+    for (int64_t first = 0; first < size; first += conv.K) {
+      double inner = 0;
+      for (int64_t i = first; i < first + conv.K; ++i) inner += kernels[i] * total[i];
+      for (int64_t i = first; i < first + conv.K; ++i) total[i] = kernels[i] * (total[i] - inner);
+    }
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    if (conv.type == Scalar::f64)
+      static_cast<double*>(grad_weight)[i] = total[i];
+    else if (conv.type == Scalar::f32)
+      static_cast<float*>(grad_weight)[i] = static_cast<float>(total[i]);
+    else
+      static_cast<torch::headeronly::BFloat16*>(grad_weight)[i] = static_cast<float>(total[i]);
+  }
+}
+
+template <class A>
+void backward_as(const Conv& conv, Gradients gradients, void* light_gradient) {
+  const Kernels& table = kernels();
+  const Units units = table.units(conv, true);
+  std::vector<A> partials(light_gradient == nullptr ? 0 : units.partials * conv.H * conv.K);
+  if (light_gradient != nullptr) gradients.light_partials = partials.data();
+  share_out(units, [&](void* scratch, int64_t begin, int64_t end) {
+    table.backward(conv, units, gradients, scratch, begin, end);
+  });
+  if (light_gradient != nullptr) finish_light(conv, units, partials, light_gradient);
+}
+
+std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
+                                    int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
+                                    bool need_x, bool need_weight) {
+  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
+  const Tensor grad = torch::stable::contiguous(grad_any);
+  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
+  STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == conv.T && grad.size(1) == conv.B && grad.size(2) == conv.C &&
+                      grad.scalar_type() == x.scalar_type(),
+                  "lightconv: the gradient has another shape or type than x");
+  const Tensor none = torch::stable::new_empty(x, {0});
+  Tensor grad_x = need_x ? torch::stable::new_empty(x, x.sizes()) : none;
+  Tensor grad_weight = !need_weight ? none
+                       : x.numel() > 0 ? torch::stable::new_empty(weight, weight.sizes())
+                                       : torch::stable::new_zeros(weight, weight.sizes());
+  if (x.numel() == 0 || !(need_x || need_weight)) return {grad_x, grad_weight};
+  const LightKernels light(conv);
+  Gradients gradients{grad.const_data_ptr(), need_x ? grad_x.mutable_data_ptr() : nullptr, nullptr, nullptr};
+  void* weight_gradient = need_weight ? grad_weight.mutable_data_ptr() : nullptr;
+  if (conv.dynamic) gradients.weight = weight_gradient, weight_gradient = nullptr;
+  if (conv.type == Scalar::f64)
+    backward_as<double>(conv, gradients, weight_gradient);
+  else
+    backward_as<float>(conv, gradients, weight_gradient);
+  return {grad_x, grad_weight};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  m.impl("light_conv", TORCH_BOX(&forward));
+  m.impl("dynamic_conv", TORCH_BOX(&forward));
+  m.impl("light_conv_backward", TORCH_BOX(&backward));
+  m.impl("dynamic_conv_backward", TORCH_BOX(&backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {
+  m.impl("cpu_vector_bits", TORCH_BOX(&cpu_vector_bits));
+  m.impl("cpu_fma", TORCH_BOX(&cpu_fma));
+}
+
+}  // namespace lightconv

@@ -1,0 +1,103 @@
+// Vectors of LIGHTCONV_BITS bits through the compiler's vector extensions. Included by each vector width's file alone,
+// inside its unnamed namespace, after the standard headers.
+
+constexpr int kVectorBytes = LIGHTCONV_BITS / 8;
+
+template <class A>
+struct VectorOf {
+  typedef A type __attribute__((vector_size(kVectorBytes)));
+};
+template <class A>
+using Vec = typename VectorOf<A>::type;
+template <class A>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(A));
+
+template <class A>
+inline Vec<A> load(const A* from) {
+  Vec<A> v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class A>
+inline void store(A* to, Vec<A> v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+template <class A>
+inline A sum(Vec<A> v) {
+  A lanes[kLanes<A>];
+  store(lanes, v);
+  for (int width = kLanes<A> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+template <class A>
+inline A largest(Vec<A> v) {  // a NaN may or may not be it
+  A lanes[kLanes<A>];
+  store(lanes, v);
+  for (int width = kLanes<A> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// exp for x <= 0 or NaN: 0 below float32's smallest normal number, NaN for NaN.
+// n = round(x / ln 2), exp(x) = 2^n * exp(r), |r| <= ln 2 / 2, by the polynomial of Cephes' expf; error below 2 ulp.
+inline Vec<float> exp_of(Vec<float> x) {
+  typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
+  const Vec<float> shift = Vec<float>{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  const Vec<float> n = (x * 1.44269504f + shift) - shift;
+  const Vec<float> r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
+  Vec<float> power;
+  __builtin_memcpy(&power, &exponent, sizeof power);
+  return x < -87.3f ? Vec<float>{} : p * power;
+}
+
+inline Vec<double> exp_of(Vec<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_exp(x[i]);
+  return x;
+}
+
+// bfloat16 as it lies in memory
+struct Bf16 {
+  uint16_t bits;
+};
+
+inline void assign(float& to, Bf16 from) {
+  const uint32_t bits = static_cast<uint32_t>(from.bits) << 16;
+  __builtin_memcpy(&to, &bits, sizeof to);
+}
+inline void assign(Bf16& to, float from) {  // to nearest, ties to even; NaN stays NaN
+  uint32_t bits;
+  __builtin_memcpy(&bits, &from, sizeof bits);
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  to.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? (bits >> 16) | 0x40 : rounded);
+}
+inline void assign(float& to, float from) { to = from; }
+inline void assign(double& to, double from) { to = from; }
+
+template <class To, class From>
+inline void convert(To* __restrict to, const From* __restrict from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) assign(to[i], from[i]);
+}
+
+template <class S>
+struct SumsOf {
+  using type = float;
+};
+template <>
+struct SumsOf<double> {
+  using type = double;
+};
+template <class S>
+using Sums = typename SumsOf<S>::type;  // the type A that sums over S are taken in
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
