@@ -3,6 +3,7 @@
 example: python data_prep/binarise.py debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
+import shutil
 import sys
 import threading
 import time
@@ -34,17 +35,15 @@ def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accep
     """
     check_out(out, mark=_LOG)
     _check_input(dataset, prepared)
+    log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
     with atomic_folder(out) as folder:
         status, start = StatusLine(), time.monotonic()
         status.line("fairseq-preprocess ...")
         with _ticking(lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
-            run_logged(
-                _command(dataset, prepared, folder, workers),
-                folder / _LOG,
-                lambda line: None,
-                what="fairseq-preprocess",
-            )
+            command = _command(dataset, prepared, folder, workers)
+            run_logged(command, log, lambda line: None, what="fairseq-preprocess")
         status.close()
+        shutil.move(log, folder / _LOG)
         for part in SPLITS:
             for name in _written(dataset, part):
                 if not (folder / name).is_file():

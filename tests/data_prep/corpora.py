@@ -123,8 +123,10 @@ def pack(path: Path, members: Mapping[str, bytes]) -> Path:
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    compress = {".tgz": gzip.compress, ".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)
-    path.write_bytes(compress(packed.getvalue()))
+    content = packed.getvalue()
+    if path.suffix in (".tgz", ".gz"):
+        content = gzip.compress(content)
+    path.write_bytes(bz2.compress(content) if path.suffix == ".bz2" else content)
     return path
 
 
@@ -284,8 +286,8 @@ def wmt17(folder: Path) -> dict[str, list[Pair]]:
     pack(folder / "datum2017.zip", numbered)
     valid, test = pairs(order, 6, 20_000), pairs(order, 6, 21_000)
     for name, stem, part in (("newsdev2017", "dev/newsdev2017", valid), ("newstest2017", "test/newstest2017", test)):
-        chinese, english = sgm(part, 0, "srcset", "zh"), sgm(part, 1, "refset", "en")
-        pack(folder / f"{name}.tgz", {f"{stem}-zhen-src.zh.sgm": chinese, f"{stem}-zhen-ref.en.sgm": english})
+        source, reference = sgm(part, 0, "srcset", "zh"), sgm(part, 1, "refset", "en")
+        pack(folder / f"{name}.tgz", {f"{stem}-zhen-src.zh.sgm": source, f"{stem}-zhen-ref.en.sgm": reference})
     first = [rows[name] for name in ("nc", "un", "casia", "A", "B", "casict", "datum")]
     train = [row for part in [*first, *books, rows["neu"]] for row in part]
     return {"train": train, "valid": valid, "test": test}

@@ -51,7 +51,7 @@ class Place:
 
     def prepare(self, **options: str) -> Path:
         pack(self.folder / "raw" / "a.tgz", self.members)
-        return self.prepare_packed(**options)
+        return self.prepare_packed(accept_counts=False, **options)
 
     def prepare_packed(self, *, accept_counts: bool = False, **options: str) -> Path:
         out = self.folder / "out"
