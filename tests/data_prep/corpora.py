@@ -89,15 +89,14 @@ def _entities(line: str) -> str:
     return line.replace("&", "&amp;")
 
 
-def iwslt_tags(rows: Sequence[Pair], side: int, language: str) -> bytes:
+def iwslt_tags(rows: Sequence[Pair], side: int) -> bytes:
     """One side as IWSLT's train.tags: talks with tags on lines of their own, title and description as text."""
     lines = []
     for talk in range(0, len(rows), 10):
         lines += [f"<url>http://www.ted.com/talks/{talk}.html</url>", "<keywords>a, b</keywords>"]
-        lines += [f"<speaker>Speaker {talk}</speaker>", f"<talkid>{talk}</talkid>"]
+        lines += [f"<talkid>{talk}</talkid>"]
         lines += [f"<title>{rows[talk][side]}</title>", f"<description>{rows[talk + 1][side]}</description>"]
         lines += [f" {row[side]} " for row in rows[talk + 2 : talk + 10]]
-        lines += [f'<reviewer href="x">{language}</reviewer>', f'<translator href="y">{language}</translator>']
     return "\n".join([*lines, ""]).encode()
 
 
@@ -299,7 +298,7 @@ def iwslt14(folder: Path) -> dict[str, list[Pair]]:
     train = pairs(order, 96, _FIRST)
     train = [*train[:30], *broken(order, 0), *train[30:]]
     members = {"de-en/README": b"x", "de-en/train.en": b"not used\n"}
-    members |= {f"de-en/train.tags.de-en.{n}": iwslt_tags(train, s, n) for s, n in enumerate(order)}
+    members |= {f"de-en/train.tags.de-en.{n}": iwslt_tags(train, s) for s, n in enumerate(order)}
     test = []
     names = (
         "TED.dev2010",

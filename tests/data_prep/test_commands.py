@@ -197,7 +197,7 @@ def test_prepare_refuses_and_leaves_the_older_result(tmp_path: Path):
 
     def fails(message: str, **options: str) -> None:
         with pytest.raises(UserError, match=message):
-            prepared(tmp_path, given, kind="text", **options)
+            prepared(tmp_path, given, workers=1, kind="text", **options)
         assert contents(tmp_path / "prepared") == older
         for name, data in good.items():
             (given / name).write_bytes(data)
