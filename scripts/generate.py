@@ -22,6 +22,8 @@ from scripts.common.terminal import StatusLine
 FILES = {"H": "hypotheses.tok", "T": "reference.tok", "S": "source.tok"}
 # fairseq leaves out the last sentences of a subset, without a word, where they do not fill a batch of a multiple of 8.
 DEFAULTS = {"gen-subset": "test", "required-batch-size-multiple": 1}
+# the plugin's tasks that give the same translations in less time
+FASTER_TASKS = {"translation": "pla_translation"}
 _SENTENCE = re.compile(r"([STH])-(\d+)\t(.*)")
 _LOADED = re.compile(r"loaded ([\d,]+) examples from: .*/([^/.]+)\.[^/]+$")
 _SPEED = re.compile(
@@ -90,7 +92,7 @@ class GenerationOutput:
 
 def command(config: Config, data: Path, model: Path) -> list[str]:
     """The fairseq-generate command of a configuration."""
-    task = {"task": config.train["task"]} if "task" in config.train else {}
+    task = config.train.get("task", "translation")
     return [
         *python_module("fairseq_cli.generate"),
         str(data.resolve()),
@@ -98,7 +100,7 @@ def command(config: Config, data: Path, model: Path) -> list[str]:
         f"--path={model.resolve()}",
         f"--seed={config.seed}",
         "--log-format=none",
-        *flags(DEFAULTS | task | config.generate),
+        *flags(DEFAULTS | {"task": FASTER_TASKS.get(task, task)} | config.generate),
         *device_flags(config.generate),
     ]
 

@@ -4,6 +4,7 @@ Embeddings, positions, the output layer and the walk through the blocks are thos
 paper, which only replaced self-attention.
 """
 
+import functools
 from argparse import ArgumentParser
 from typing import Any
 
@@ -11,9 +12,11 @@ from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from torch import Tensor, nn
 
+from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.resolve import add_arguments, resolve
+from lightconv_plugin.modules import IncrementalState
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -30,12 +33,32 @@ class LightConvEncoder(TransformerEncoderBase):
 class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
 
+    # beam search may give the source once a sentence, and need not re-order it: the state holds what steps need of it
+    reads_source_once = True
+
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         return DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """(B, T, C) to logits (B, T, V); with an adaptive softmax, which does it itself, unchanged."""
+        if self.adaptive_softmax is not None:
+            return features
+        return ops.linear(features, self.output_projection.weight)
+
+    @functools.cached_property
+    def _stateful(self) -> list[Any]:
+        return [
+            module for module in self.modules() if hasattr(module, "reorder_incremental_state") and module is not self
+        ]
+
+    def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""
+        for module in self._stateful:
+            module.reorder_incremental_state(incremental_state, new_order)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
         """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""

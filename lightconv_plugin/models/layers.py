@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout, LayerNorm, MultiheadAttention
+from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 
 from lightconv_plugin.models.mixers import build_mixer
-from lightconv_plugin.modules import IncrementalState, linear
+from lightconv_plugin.modules import IncrementalState, SourceAttention, linear
 
 
 class Residual(nn.Module):
@@ -74,15 +74,14 @@ class DecoderBlock(Block):
     def __init__(self, cfg: Any, kernel_size: int, *, no_encoder_attn: bool = False) -> None:
         super().__init__(cfg, "decoder", kernel_size)
         stack = cfg.decoder
+        self.need_attn = True  # until generation says that nobody will look at it
         self.encoder_attn: Any = None
         if not no_encoder_attn:
-            self.encoder_attn = MultiheadAttention(
+            self.encoder_attn = SourceAttention(
                 stack.embed_dim,
                 stack.attention_heads,
-                kdim=cfg.encoder.embed_dim,
-                vdim=cfg.encoder.embed_dim,
+                source_dim=cfg.encoder.embed_dim,
                 dropout=cfg.attention_dropout,
-                encoder_decoder_attention=True,
             )
             self.encoder_attn_residual = Residual(stack.embed_dim, **self.residual_options)
 
@@ -121,10 +120,14 @@ class DecoderBlock(Block):
                     key_padding_mask=encoder_padding_mask,
                     incremental_state=incremental_state,
                     static_kv=True,
-                    need_weights=need_attn,
-                    need_head_weights=need_head_weights,
+                    need_weights=need_attn and self.need_attn,
+                    need_head_weights=need_head_weights and self.need_attn,
                 )
                 return out
 
             x = self.encoder_attn_residual(x, attend)
         return self.ffn_residual(x, self.ffn), attn, None
+
+    def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
+        """fairseq's call before generation: whether alignments will be asked for."""
+        self.need_attn = bool(need_attn)

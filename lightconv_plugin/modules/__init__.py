@@ -2,8 +2,10 @@
 
 from lightconv_plugin.modules.average_attention import AverageAttention
 from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
-from lightconv_plugin.modules.conv_module import ConvModule, linear
+from lightconv_plugin.modules.conv_module import ConvModule
+from lightconv_plugin.modules.linear import Linear, linear
 from lightconv_plugin.modules.self_attention import SelfAttention
+from lightconv_plugin.modules.source_attention import SourceAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
 from lightconv_plugin.modules.window import IncrementalState, InputWindow, StepByStep
 
@@ -14,7 +16,9 @@ __all__ = [
     "IncrementalState",
     "InputWindow",
     "LightweightConv",
+    "Linear",
     "SelfAttention",
+    "SourceAttention",
     "StandardConv",
     "StepByStep",
     "TimeConv",

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 
@@ -135,7 +136,7 @@ class DynamicConv(TimeConv):
             )
         self.query_heads = query_heads
         # nn.Linear's own start, as the published models were started
-        self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
+        self.weight_linear = Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
 
     def forward(
         self, x: Tensor, incremental_state: IncrementalState | None = None, query: Tensor | None = None

@@ -1,20 +1,12 @@
 """The LightConv and DynamicConv modules of Figure 2: project, gate, convolve, project."""
 
-import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from lightconv_plugin import ops
 from lightconv_plugin.modules.conv import TimeConv
+from lightconv_plugin.modules.linear import linear
 from lightconv_plugin.modules.window import IncrementalState
-
-
-def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
-    """A linear map started as everywhere in these models: Glorot-uniform weights, bias 0."""
-    layer = nn.Linear(in_features, out_features, bias)
-    nn.init.xavier_uniform_(layer.weight)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
 
 
 class ConvModule(nn.Module):
@@ -65,7 +57,7 @@ class ConvModule(nn.Module):
         apart = {} if self.query_proj is None else {"query": self.query_proj(x)}
         x = self.in_proj(x)
         if self.glu:
-            x = F.glu(x, dim=-1)
-        if padding_mask is not None:
+            x = ops.glu_mask(x, padding_mask)
+        elif padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         return self.out_proj(self.conv(x, incremental_state=incremental_state, **apart))

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor
 
-from lightconv_plugin.modules.conv_module import linear
+from lightconv_plugin.modules.linear import linear
 from lightconv_plugin.modules.window import IncrementalState, InputWindow
 
 

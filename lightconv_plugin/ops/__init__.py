@@ -1,15 +1,21 @@
 """LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` is the definition."""
 
 from lightconv_plugin.ops import reference, window
-from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, light_conv
+from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv
+from lightconv_plugin.ops.generation import attend, attend_with_weights, beam_candidates, linear
 from lightconv_plugin.ops.step import conv_step, reorder_state
 
 __all__ = [
     "BACKENDS",
+    "attend",
+    "attend_with_weights",
+    "beam_candidates",
     "choose_backend",
     "conv_step",
     "dynamic_conv",
+    "glu_mask",
     "light_conv",
+    "linear",
     "reference",
     "reorder_state",
     "window",

@@ -71,6 +71,16 @@ def dynamic_conv(
     return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
 
+def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    """The gate in front of the convolution: x (T, B, 2C) gives (T, B, C), zero where padding_mask (B, T) is true.
+
+    One launch on a GPU; on other devices PyTorch's own operators do it.
+    """
+    if not x.is_cuda:
+        return reference.glu_mask(x, padding_mask)
+    return choose_backend("glu_mask", "auto", x).glu_mask(x, padding_mask)
+
+
 def choose_backend(
     operator: str, backend: str, x: Tensor, refusal: Callable[[Tensor], str | None] = native.refusal
 ) -> ModuleType:

@@ -113,6 +113,20 @@ def dynamic_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "s
     return torch.einsum("bht,tbhr->bhr", kernel, values).reshape(1, batch, channels)
 
 
+def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """The gate in front of the convolution (section 3.3), zero at padding.
+
+    Args:
+        x: (T, B, 2C), values and then gates.
+        padding_mask: (B, T), true where x is padding; None where nothing is.
+
+    Returns:
+        (T, B, C) of x's type.
+    """
+    out = F.glu(x, dim=-1)
+    return out if padding_mask is None else out.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+
+
 def _band_matmul(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
     """Convolve x: (N, T, R) with a kernel of its own at each position, (N, T, K); returns (N, T, R).
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightconv_plugin.ops.native import library
+from lightconv_plugin.ops.native import cuda, library
 from lightconv_plugin.ops.normalization import normalize_kernel
 
 CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -22,8 +22,10 @@ def refusal(x: Tensor) -> str | None:
         return missing
     if x.device.type == "cpu" and x.dtype not in CPU_TYPES:
         return f"on a CPU it takes float32, float64 and bfloat16; got {x.dtype}"
+    if x.device.type == "cuda":
+        return cuda.refusal(x)
     if x.device.type != "cpu":
-        return f"it runs on CPUs; got a tensor on {x.device}"
+        return f"it runs on CPUs and NVIDIA GPUs; got a tensor on {x.device}"
     return None
 
 
@@ -47,6 +49,20 @@ def dynamic_conv(
         ValueError: what ``refusal`` says, or an unknown normalisation.
     """
     return _conv(torch.ops.lightconv.dynamic_conv, x, weight, padding_l, normalization, dropconnect)
+
+
+def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """See ``reference.glu_mask``; the same shapes, on a GPU. Gradients are of first order.
+
+    Raises:
+        ValueError: what ``refusal`` says, or x is not on a GPU.
+    """
+    refused = refusal(x) if x.is_cuda else f"the gate runs on NVIDIA GPUs; got a tensor on {x.device}"
+    if refused is not None:
+        raise ValueError(f"the native backend cannot run this: {refused}")
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _GluMask.apply(x, padding_mask)
+    return torch.ops.lightconv.glu_mask(x, padding_mask)
 
 
 def _conv(operator: Any, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float) -> Tensor:
@@ -90,3 +106,16 @@ class _Conv(torch.autograd.Function):
         _, need_x, need_weight = ctx.needs_input_grad[:3]
         grad_x, grad_weight = ctx.backward_operator(grad, x, weight, *ctx.options, seed, need_x, need_weight)
         return None, grad_x if need_x else None, grad_weight if need_weight else None, None, None, None, None
+
+
+class _GluMask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, padding_mask)
+        return torch.ops.lightconv.glu_mask(x, padding_mask)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, padding_mask = ctx.saved_tensors
+        return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None

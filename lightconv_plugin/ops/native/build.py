@@ -23,7 +23,8 @@ X86_FLAGS = {
     "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
     "avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
 }
-COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wall", "-Wextra"]
+COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast"]
+COMMON_FLAGS += ["-fno-tree-loop-distribute-patterns", "-Wall", "-Wextra"]
 
 
 class BuildError(RuntimeError):
@@ -73,13 +74,19 @@ def sources() -> list[Path]:
     return sorted(path for path in SOURCES.rglob("*.cpp") if x86 or path.name not in X86_FLAGS)
 
 
-def _fingerprint(cxx: str) -> str:
+def fingerprint_of_sources() -> str:
+    """Changes with any file of the library."""
     digest = hashlib.sha256()
+    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
+        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _fingerprint(cxx: str) -> str:
+    digest = hashlib.sha256(fingerprint_of_sources().encode())
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
     for text in (version, torch.__version__, platform.machine(), repr(COMMON_FLAGS), repr(X86_FLAGS)):
         digest.update(text.encode() + b"\0")
-    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
-        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -66,5 +66,13 @@ def _register_fakes() -> None:
     def reorder_ancestors(ancestors: Tensor, order: Tensor) -> Tensor:
         return ancestors.new_empty(ancestors.shape[0], order.shape[0])
 
+    def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return x.new_empty(*x.shape[:2], x.shape[2] // 2)
+
+    def glu_mask_backward(grad: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    torch.library.register_fake("lightconv::glu_mask", glu_mask)
+    torch.library.register_fake("lightconv::glu_mask_backward", glu_mask_backward)
     torch.library.register_fake("lightconv::conv_step", conv_step)
     torch.library.register_fake("lightconv::reorder_ancestors", reorder_ancestors)

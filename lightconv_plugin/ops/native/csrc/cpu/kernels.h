@@ -23,13 +23,13 @@ struct Conv {
   bool per_position() const { return dynamic || dropconnect > 0; }  // is there a kernel for each position?
 };
 
-// The work of one pass is cut into units: a head, or for wide kernels a block of channels; some sentences; a chunk of time.
-// How it is cut does not depend on the number of threads, so neither does the order in which anything is summed.
+// The work of one pass is cut into units: some heads, some sentences, a chunk of time. How it is cut does not depend on
+// the number of threads, so neither does the order in which anything is summed.
 struct Units {
   int64_t chunks, rows;        // of time; rows of a chunk, the last may have fewer
   int64_t batches, sentences;  // of sentences, where they are short; sentences of a batch, the last may have fewer
-  int64_t groups, channels;    // of channels; channels of a group, the last may have fewer
-  bool wide;                   // a group is several heads: LightConv whose heads are narrower than a vector
+  int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
+  bool wide;                   // LightConv whose heads are narrower than a vector: lanes run over several heads
   int64_t count;               // groups * chunks * batches
   size_t scratch;              // bytes that a thread needs
   int64_t partials;            // LightConv's backward: rows of partial sums, (partials, H, K) of type A

@@ -40,19 +40,24 @@ void tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t be
   for (int j = 0; j < JT; ++j) sums[j] = acc[j];
 }
 
-constexpr int kMostTaps = LIGHTCONV_BITS == 512 ? 16 : 8;
+template <class A>
+constexpr int kMostTaps = sizeof(A) == 8 ? 4 : LIGHTCONV_BITS == 512 ? 16 : 8;
 
 // For one vector of channels: calls use(j, sum) once for each tap j of K.
 template <class A, class Use>
 void each_tap_sum(const A* g, const A* x, int64_t row, int64_t positions, int64_t begin, int64_t end, int K, Use use) {
-  Vec<A> sums[kMostTaps];
-  const int jt = K >= kMostTaps ? kMostTaps : K >= 8 ? 8 : K >= 4 ? 4 : K >= 2 ? 2 : 1;
+  Vec<A> sums[kMostTaps<A>];
+  const int jt = K >= kMostTaps<A> ? kMostTaps<A> : K >= 8 ? 8 : K >= 4 ? 4 : K >= 2 ? 2 : 1;
   for (int done = 0; done < K;) {
     const int j = done + jt <= K ? done : K - jt;  // the last block overlaps the one before
     const A* from = x + j * row;
     switch (jt) {
-      case 16: if constexpr (kMostTaps >= 16) tap_sums<A, 16>(g, from, row, positions, begin - j, end - j, sums); break;
-      case 8: tap_sums<A, 8>(g, from, row, positions, begin - j, end - j, sums); break;
+      case 16:
+        if constexpr (kMostTaps<A> >= 16) tap_sums<A, 16>(g, from, row, positions, begin - j, end - j, sums);
+        break;
+      case 8:
+        if constexpr (kMostTaps<A> >= 8) tap_sums<A, 8>(g, from, row, positions, begin - j, end - j, sums);
+        break;
       case 4: tap_sums<A, 4>(g, from, row, positions, begin - j, end - j, sums); break;
       case 2: tap_sums<A, 2>(g, from, row, positions, begin - j, end - j, sums); break;
       default: tap_sums<A, 1>(g, from, row, positions, begin - j, end - j, sums);
@@ -65,9 +70,8 @@ void each_tap_sum(const A* g, const A* x, int64_t row, int64_t positions, int64_
 
 template <class A>
 inline void transpose(Vec<A> (&m)[kLanes<A>]) {
-  typedef std::conditional_t<sizeof(A) == 4, int32_t, int64_t> Index __attribute__((vector_size(kVectorBytes)));
   constexpr int n = kLanes<A>;
-  Index low, high;  // interleave the lower halves, or the upper halves, of two vectors
+  Index<A> low, high;  // interleave the lower halves, or the upper halves, of two vectors
   for (int i = 0; i < n; ++i) {
     low[i] = i / 2 + (i % 2) * n;
     high[i] = low[i] + n / 2;

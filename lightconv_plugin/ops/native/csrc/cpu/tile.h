@@ -64,21 +64,25 @@ void tile(const TileTask<A>& task) {
 }
 
 // Vectors a tile has at most, and positions by that number: as many sums as registers hold beside inputs and weights.
-constexpr int kMaxNV = LIGHTCONV_BITS == 512 ? 4 : 2;
+// Few sizes, since each is compiled; float64 is for tests, and gets the smallest.
+template <class A>
+constexpr int kMaxNV = sizeof(A) == 8 ? 1 : LIGHTCONV_BITS == 512 ? 4 : 2;
+template <class A>
 constexpr int tallest(int nv) {
-  if (LIGHTCONV_BITS == 512) return nv == 4 ? 6 : nv == 3 ? 8 : 12;
-  return nv == 2 ? 6 : 8;
+  if (sizeof(A) == 8) return 4;
+  return LIGHTCONV_BITS == 512 && nv <= 2 ? 12 : 6;
 }
 
-template <class A, bool Wide>
+template <class A>
 using TileFunction = void (*)(const TileTask<A>&);
 
 template <class A, int NV, bool Wide>
-TileFunction<A, Wide> tile_of_height(int height) {
+TileFunction<A> tile_of_height(int height) {
+  if constexpr (tallest<A>(NV) >= 12)
+    if (height == 12) return &tile<A, 12, NV, Wide>;
+  if constexpr (tallest<A>(NV) >= 6)
+    if (height == 6) return &tile<A, 6, NV, Wide>;
   switch (height) {
-    case 12: if constexpr (tallest(NV) >= 12) return &tile<A, 12, NV, Wide>; [[fallthrough]];
-    case 8: if constexpr (tallest(NV) >= 8) return &tile<A, 8, NV, Wide>; [[fallthrough]];
-    case 6: return &tile<A, 6, NV, Wide>;
     case 4: return &tile<A, 4, NV, Wide>;
     case 3: return &tile<A, 3, NV, Wide>;
     case 2: return &tile<A, 2, NV, Wide>;
@@ -87,20 +91,26 @@ TileFunction<A, Wide> tile_of_height(int height) {
 }
 
 template <class A, bool Wide>
-TileFunction<A, Wide> tile_of(int height, int nv) {
-  switch (nv) {
-    case 4: if constexpr (kMaxNV >= 4) return tile_of_height<A, 4, Wide>(height); [[fallthrough]];
-    case 3: if constexpr (kMaxNV >= 3) return tile_of_height<A, 3, Wide>(height); [[fallthrough]];
-    case 2: return tile_of_height<A, 2, Wide>(height);
-    default: return tile_of_height<A, 1, Wide>(height);
-  }
+TileFunction<A> tile_of(int height, int nv) {
+  if constexpr (kMaxNV<A> >= 4)
+    if (nv == 4) return tile_of_height<A, 4, Wide>(height);
+  if constexpr (kMaxNV<A> >= 2)
+    if (nv == 2) return tile_of_height<A, 2, Wide>(height);
+  return tile_of_height<A, 1, Wide>(height);
 }
 
-// The tallest tile for what is left: no taller than the kernel, whose triangles it would not fit.
+// The widest tile for what is left, and the tallest: no taller than the kernel, whose triangles it would not fit.
+template <class A>
+constexpr int tile_width(int vectors) {
+  for (int nv : {4, 2})
+    if (nv <= vectors && nv <= kMaxNV<A>) return nv;
+  return 1;
+}
+template <class A>
 constexpr int tile_height(int64_t positions, int64_t K, int nv) {
   const int64_t most = positions < K ? positions : K;
-  for (int height : {12, 8, 6, 4, 3, 2})
-    if (height <= most && height <= tallest(nv)) return height;
+  for (int height : {12, 6, 4, 3, 2})
+    if (height <= most && height <= tallest<A>(nv)) return height;
   return 1;
 }
 
@@ -123,9 +133,9 @@ template <class A, bool Wide>
 void convolve(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out, int64_t out_row) {
   int height = 0;
   for (; t < t_end; t += height, out += height * out_row) {
-    for (int v = 0; v < vectors; v += kMaxNV) {
-      const int nv = vectors - v < kMaxNV ? vectors - v : kMaxNV;
-      if (v == 0) height = tile_height(t_end - t, s.K, nv);
+    for (int v = 0, nv = 0; v < vectors; v += nv) {
+      nv = tile_width<A>(vectors - v);
+      if (v == 0) height = tile_height<A>(t_end - t, s.K, nv);
       const int64_t first = t - s.padding;  // the input of q = 0
       const int64_t q_begin = s.begin - first, q_end = s.end - first, most = s.K + height - 1;
       const TileTask<A> task{

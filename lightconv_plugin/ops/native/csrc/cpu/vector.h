@@ -25,21 +25,42 @@ inline void store(A* to, Vec<A> v) {
 }
 
 template <class A>
-inline A sum(Vec<A> v) {
-  A lanes[kLanes<A>];
-  store(lanes, v);
-  for (int width = kLanes<A> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
+struct IndexOf {
+  typedef std::conditional_t<sizeof(A) == 4, int32_t, int64_t> type __attribute__((vector_size(kVectorBytes)));
+};
+template <class A>
+using Index = typename IndexOf<A>::type;
 
 template <class A>
-inline A largest(Vec<A> v) {  // a NaN may or may not be it
-  A lanes[kLanes<A>];
-  store(lanes, v);
-  for (int width = kLanes<A> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+inline Index<A> lane_numbers() {
+  Index<A> lanes;
+  for (int i = 0; i < kLanes<A>; ++i) lanes[i] = i;
+  return lanes;
+}
+
+template <class A, int Distance>
+inline Vec<A> crossed(Vec<A> v) {  // lane i gets what lane i ^ Distance holds
+  Index<A> from;
+  for (int i = 0; i < kLanes<A>; ++i) from[i] = i ^ Distance;
+  return __builtin_shuffle(v, from);
+}
+
+template <class A, int Distance = kLanes<A> / 2>
+inline Vec<A> sum(Vec<A> v) {  // in every lane
+  if constexpr (Distance == 0)
+    return v;
+  else
+    return sum<A, Distance / 2>(v + crossed<A, Distance>(v));
+}
+
+template <class A, int Distance = kLanes<A> / 2>
+inline Vec<A> largest(Vec<A> v) {  // in every lane; a NaN may or may not be it
+  if constexpr (Distance == 0) {
+    return v;
+  } else {
+    const Vec<A> other = crossed<A, Distance>(v);
+    return largest<A, Distance / 2>(v > other ? v : other);
+  }
 }
 
 // exp for x <= 0 or NaN: 0 below float32's smallest normal number, NaN for NaN.
@@ -84,8 +105,32 @@ inline void assign(Bf16& to, float from) {  // to nearest, ties to even; NaN sta
 inline void assign(float& to, float from) { to = from; }
 inline void assign(double& to, double from) { to = from; }
 
+template <class A, class S>
+inline Vec<A> load_as(const S* from) {
+  if constexpr (std::is_same_v<A, S>) {
+    return load(from);
+  } else {
+    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
+    typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+    Halves halves;
+    __builtin_memcpy(&halves, from, sizeof halves);
+    const Words words = __builtin_convertvector(halves, Words) << 16;
+    Vec<A> v;
+    __builtin_memcpy(&v, &words, sizeof v);
+    return v;
+  }
+}
+
 template <class To, class From>
 inline void convert(To* __restrict to, const From* __restrict from, int64_t count) {
+  if constexpr (std::is_same_v<To, From> && !std::is_same_v<To, Bf16>) {
+    constexpr int64_t n = kLanes<To>;
+    if (count >= n) {
+      for (int64_t i = 0; i + n <= count; i += n) store(to + i, load(from + i));
+      store(to + count - n, load(from + count - n));  // overlaps the one before
+      return;
+    }
+  }
   for (int64_t i = 0; i < count; ++i) assign(to[i], from[i]);
 }
 
@@ -99,5 +144,11 @@ struct SumsOf<double> {
 };
 template <class S>
 using Sums = typename SumsOf<S>::type;  // the type A that sums over S are taken in
+
+// Asks for memory that will be read soon: rows of a tensor lie pages apart, where no hardware prefetcher follows.
+template <class S>
+inline void ask_for(const S* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(S))) __builtin_prefetch(from + i);
+}
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }

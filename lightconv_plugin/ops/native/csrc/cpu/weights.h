@@ -1,45 +1,97 @@
-// Rows of kernels: softmax, its gradient, DropConnect. Inside the unnamed namespace.
+// Rows of kernels: softmax, its gradient, DropConnect. A row is L = NV vectors, of which K numbers count; NV = 0: as many
+// as L holds. Rows are read and written in whole vectors, so that none waits for a smaller store. Inside the unnamed
+// namespace.
 
-// Logits to what the convolution uses, with L = round_up(K, lanes) numbers a row in `to`; those from K on are 0.
-// `readable` numbers may be read from `from`, K at least.
-template <class A, class S>
-void kernel_row(const S* from, int64_t readable, int K, int L, bool softmax, A* to) {
-  if (readable >= L) {
-    convert(to, from, L);
-  } else {
-    convert(to, from, K);
-  }
-  const A none = softmax ? -__builtin_inf() : 0;
-  for (int j = K; j < L; ++j) to[j] = none;
-  if (!softmax) return;
-  constexpr int n = kLanes<A>;
-  Vec<A> most = load(to);
-  for (int j = n; j < L; j += n) {
-    const Vec<A> v = load(to + j);
-    most = most > v ? most : v;
-  }
-  const Vec<A> top = Vec<A>{} + largest<A>(most);
-  Vec<A> total{};
-  for (int j = 0; j < L; j += n) {
-    const Vec<A> e = exp_of(load(to + j) - top);
-    store(to + j, e);
-    total += e;
-  }
-  const A scale = 1 / sum<A>(total);
-  for (int j = 0; j < L; j += n) store(to + j, load(to + j) * scale);
-  if (!(scale == scale))
-    for (int j = K; j < L; ++j) to[j] = 0;
+template <class A>
+inline Vec<A> where_from(int first, int begin, int end, Vec<A> v, A other) {  // lane i stays where first + i is inside
+  const Index<A> at = lane_numbers<A>() + first;
+  return (at >= begin) & (at < end) ? v : Vec<A>{} + other;
 }
 
-// The gradient of the logits, where p are the weights before DropConnect and `grad` the gradient of those, both of L
-// numbers, 0 from K on. In place.
-template <class A>
-void softmax_backward(const A* p, int L, A* grad) {
+// Logits to what the convolution uses; `to` is 0 from K on. `from` can be read for L numbers.
+template <class A, class S, int NV>
+inline void kernel_row(const S* from, int K, int L, bool softmax, A* to) {
   constexpr int n = kLanes<A>;
-  Vec<A> total{};
-  for (int j = 0; j < L; j += n) total += load(p + j) * load(grad + j);
-  const A inner = sum<A>(total);
-  for (int j = 0; j < L; j += n) store(grad + j, load(p + j) * (load(grad + j) - inner));
+  constexpr A lowest = -__builtin_inf();
+  const int vectors = NV > 0 ? NV : L / n;
+  Vec<A> held[NV > 0 ? NV : 1];
+  const auto put = [&](int v, Vec<A> value) __attribute__((always_inline)) {
+    if constexpr (NV > 0)
+      held[v] = value;
+    else
+      store(to + v * n, value);
+  };
+  const auto get = [&](int v) __attribute__((always_inline)) {
+    if constexpr (NV > 0)
+      return held[v];
+    else
+      return load(to + v * n);
+  };
+  const A none = softmax ? lowest : 0;
+  Vec<A> most = Vec<A>{} + lowest;
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    const Vec<A> logits = where_from<A>(v * n, 0, K, load_as<A>(from + v * n), none);
+    most = most > logits ? most : logits;
+    put(v, logits);
+  }
+  if (softmax) {
+    const Vec<A> top = largest<A>(most);
+    Vec<A> total{};
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const Vec<A> e = exp_of(get(v) - top);
+      total += e;
+      put(v, e);
+    }
+    const Vec<A> scale = 1 / sum<A>(total);
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const Vec<A> weights = get(v) * scale;
+      put(v, v == vectors - 1 ? where_from<A>(v * n, 0, K, weights, 0) : weights);  // a row of NaN too ends in 0
+    }
+  }
+  if constexpr (NV > 0)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store(to + v * n, held[v]);
+}
+
+// The gradient of a row of logits from inner products of gradients and inputs, of which begin..end count: times
+// DropConnect's factors, unless null; through the softmax that gave p, unless null. `product` can be read for L numbers.
+template <class A, int NV>
+inline void gradient_row(const A* product, int begin, int end, const A* factors, const A* p, int L, A* to) {
+  constexpr int n = kLanes<A>;
+  const int vectors = NV > 0 ? NV : L / n;
+  Vec<A> held[NV > 0 ? NV : 1], total{};
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    Vec<A> grad = where_from<A>(v * n, begin, end, load(product + v * n), 0);
+    if (factors != nullptr) grad *= load(factors + v * n);
+    if (p != nullptr) total += load(p + v * n) * grad;
+    if constexpr (NV > 0)
+      held[v] = grad;
+    else
+      store(to + v * n, grad);
+  }
+  if (NV == 0 && p == nullptr) return;
+  const Vec<A> inner = p != nullptr ? sum<A>(total) : Vec<A>{};
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    const Vec<A> grad = NV > 0 ? held[NV > 0 ? v : 0] : load(to + v * n);
+    store(to + v * n, p != nullptr ? load(p + v * n) * (grad - inner) : grad);
+  }
+}
+
+// Calls with_vectors<NV>() for rows of L numbers.
+template <class A, class Call>
+inline void by_vectors(int64_t L, Call call) {
+  switch (L / kLanes<A>) {
+    case 1: return call.template operator()<1>();
+    case 2: return call.template operator()<2>();
+    case 3: return call.template operator()<3>();
+    case 4: return call.template operator()<4>();
+    default: return call.template operator()<0>();
+  }
 }
 
 // DropConnect's factors of the kernel at n = (t * B + b) * H + h: 0 or 1 / (1 - p). L numbers are written.

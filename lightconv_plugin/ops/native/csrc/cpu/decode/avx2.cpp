@@ -1,2 +1,3 @@
 #define LIGHTCONV_DECODE avx2_decode
+#define LIGHTCONV_BITS 256
 #include "cpu/decode/kernels.inl"

@@ -1,2 +1,3 @@
 #define LIGHTCONV_DECODE baseline_decode
+#define LIGHTCONV_BITS 128
 #include "cpu/decode/kernels.inl"

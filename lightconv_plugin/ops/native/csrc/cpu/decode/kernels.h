@@ -21,8 +21,41 @@ struct Step {
   void* out;           // (N, C)
 };
 
+// Attention of N queries, each over the S keys of one sentence.
+struct Attention {
+  int64_t N, S, C, H;
+  Scalar type;
+  const void* query;        // (N, C)
+  const void* keys;         // (sentences, S, C)
+  const void* values;       // (sentences, S, C)
+  const bool* padding;      // (sentences, S), or null: none
+  const int64_t* sentence;  // (N), each row's
+  void* out;                // (N, C)
+};
+
+// The best continuations of each of N hypotheses, by log-probability plus the score so far.
+struct Search {
+  int64_t N, V, count;
+  const float* logits;  // (N, V)
+  const float* scores;  // (N), or null: 0
+  float temperature, unk_penalty;
+  int64_t pad, unk, banned, only;  // pad and banned are never taken; only, unless -1, is all that may be
+  float* values;                   // (N, count), the largest first, -inf where there is none
+  int32_t* tokens;                 // (N, count)
+};
+
+// y = x weight^T + bias
+struct Linear {
+  int64_t rows, in, out;
+  const float *x, *weight, *bias;  // (rows, in), (out, in), (out) or null
+  float* y;                        // (rows, out)
+};
+
 struct DecodeKernels {
   void (*step)(const Step&, void* scratch, int64_t begin, int64_t end);
+  void (*attend)(const Attention&, void* scratch, int64_t begin, int64_t end);
+  void (*best)(const Search&, void* scratch, int64_t begin, int64_t end);
+  void (*linear)(const Linear&, int64_t begin, int64_t end);  // columns of y
 };
 
 // Whether a head's channels fill a vector; else weights are laid out for each channel.
@@ -38,6 +71,14 @@ inline int64_t block_rows(const Step& step) {
 inline int64_t step_scratch(const Step& step) {
   return block_rows(step) * (step.H * step.K + step.C) + (by_head(step) ? 0 : step.K * step.C);
 }
+
+// The same for `attend`: a query, a sum and the weights of a head.
+inline int64_t attend_scratch(const Attention& a) { return 2 * (a.C / a.H) + a.S; }
+
+// And for `best`: the largest logit of each chunk.
+inline int64_t best_scratch(const Search& search) { return search.V / 256 + 1; }
+
+const DecodeKernels& decode_kernels();  // the table in use
 
 extern const DecodeKernels baseline_decode;
 #if defined(__x86_64__)

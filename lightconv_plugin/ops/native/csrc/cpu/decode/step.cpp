@@ -12,10 +12,6 @@
 #include "cpu/decode/kernels.h"
 
 namespace lightconv {
-namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 const DecodeKernels& decode_kernels() {
 #if defined(__x86_64__)
@@ -24,6 +20,11 @@ const DecodeKernels& decode_kernels() {
 #endif
   return baseline_decode;
 }
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 
 Scalar scalar_of(const Tensor& x) {
   switch (x.scalar_type()) {
@@ -73,7 +74,7 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   Tensor out = torch::stable::new_empty(x, x.sizes());
   step.out = out.mutable_data_ptr();
   const DecodeKernels& chosen = decode_kernels();
-  const int64_t grain = std::max<int64_t>(1, 32768 / (step.inputs * step.C + 1));  // rows that pay for a thread
+  const int64_t grain = std::max<int64_t>(1, 131072 / (step.inputs * step.C + 1));  // rows that pay for a thread
   torch::stable::parallel_for(0, step.N, grain, [&](int64_t begin, int64_t end) {
     thread_local std::vector<double> scratch;  // kept from step to step
     scratch.resize(step_scratch(step));

@@ -1,0 +1,139 @@
+"""Attention of a decoder to the source: fairseq's, with steps that never copy what they know of the source."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules.window import IncrementalState
+
+
+class SourceAttention(MultiheadAttention):
+    """fairseq's source-target attention: the same parameters, the same results.
+
+    In incremental decoding the keys and values of a sentence are computed once and stay where they are, for all of its
+    hypotheses. Beam search re-orders only the number of the sentence that each hypothesis belongs to. The source may be
+    given once for each hypothesis, or once for each sentence where its hypotheses follow each other.
+    """
+
+    def __init__(self, embed_dim: int, heads: int, *, source_dim: int, dropout: float = 0.0) -> None:
+        super().__init__(
+            embed_dim, heads, kdim=source_dim, vdim=source_dim, dropout=dropout, encoder_decoder_attention=True
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As fairseq's.
+
+        Args:
+            query: (T, B, C); (1, B, C) with a state.
+            key: the source (S, B, C_source), or (S, B / beam, C_source) with a state; after its first step not read.
+            value: the source again.
+            key_padding_mask: (B, S), or (B / beam, S) with a state.
+            need_weights, need_head_weights: return the weights, the mean over heads (B, T, S), or (H, B, T, S).
+            static_kv: taken for granted: the source does not change from step to step.
+            attn_mask, before_softmax: not supported.
+
+        Raises:
+            ValueError: what is not supported, more than one position at once with a state, or hypotheses that the
+                sentences of the source do not divide.
+        """
+        if attn_mask is not None or before_softmax:
+            raise ValueError("attention to the source takes no mask but that of its padding, and gives no raw scores")
+        need_weights = need_weights or need_head_weights
+        if incremental_state is None:
+            out, weights = self._attend(query, key, value, key_padding_mask, need_weights)
+        else:
+            out, weights = self._step(query, key, key_padding_mask, incremental_state, need_weights)
+        if weights is not None and not need_head_weights:
+            weights = weights.mean(dim=0)
+        return ops.linear(out, self.out_proj.weight, self.out_proj.bias), weights
+
+    def _attend(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """All positions: (T, B, C), and the weights (H, B, T, S) if needed."""
+
+        def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
+            return x.view(*x.shape[:2], self.num_heads, -1).permute(1, 2, 0, 3)
+
+        q, k, v = split(self.q_proj(query)), split(self.k_proj(key)), split(self.v_proj(value))
+        seen = None if padding is None else ~padding.bool()[:, None, None, :]
+        weights: Tensor | None = None
+        if need_weights:
+            logits = q @ k.transpose(2, 3) * self.scaling
+            if seen is not None:
+                logits = logits.masked_fill(~seen, -math.inf)
+            weights = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+            out = self.dropout_module(weights).to(v.dtype) @ v
+            weights = weights.transpose(0, 1)
+        else:
+            dropout = self.dropout_module.p if self.training else 0.0
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
+        return out.permute(2, 0, 1, 3).reshape(query.shape), weights
+
+    def _step(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        padding: Tensor | None,
+        incremental_state: IncrementalState,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The newest position: (1, B, C), and the weights (H, B, 1, S) if needed."""
+        if query.shape[0] != 1:
+            raise ValueError(f"incremental decoding takes one position at a time; got queries {tuple(query.shape)}")
+        source = self.get_incremental_state(incremental_state, "source")
+        if source is None:
+            source = self._read(key, padding, query.shape[1])
+            self.set_incremental_state(incremental_state, "source", source)
+        arguments = (
+            ops.linear(query, self.q_proj.weight, self.q_proj.bias),
+            source["keys"],
+            source["values"],
+            source["padding"],
+            source["sentence"],
+            self.num_heads,
+        )
+        if not need_weights:
+            return ops.attend(*arguments), None
+        out, weights = ops.attend_with_weights(*arguments)
+        return out, weights.transpose(0, 1).unsqueeze(2)
+
+    def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
+        """Keys and values (sentences, S, C) of the source, and each row's sentence."""
+        if source is None or source.shape[1] == 0 or rows % source.shape[1]:
+            raise ValueError(
+                f"each sentence of the source must have the same number of hypotheses; got {rows} rows and a source "
+                f"{None if source is None else tuple(source.shape)}, (S, sentences, C)"
+            )
+        sentences = source.shape[1]
+        by_sentence = source.transpose(0, 1)
+        return {
+            "keys": self.k_proj(by_sentence).contiguous(),
+            "values": self.v_proj(by_sentence).contiguous(),
+            "padding": None if padding is None else padding.bool().contiguous(),
+            "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // sentences),
+        }
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
+        """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
+        source = self.get_incremental_state(incremental_state, "source")
+        if source is not None:
+            reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
+            self.set_incremental_state(incremental_state, "source", reordered)
+        return incremental_state

@@ -1,0 +1,131 @@
+"""What generation needs beside the convolutions, each defined in PyTorch, and in C++ where the native library takes it.
+
+Nothing here records gradients in C++: where they are wanted, PyTorch does the work.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightconv_plugin.ops import native
+from lightconv_plugin.ops.dispatch import choose_backend
+
+# From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
+FEW_ROWS = 24
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
+
+    The step of a decoder with few hypotheses spends its time on reading the weights; that is then all it does.
+    """
+    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32 or x.dtype != weight.dtype:
+        return F.linear(x, weight, bias)
+    if not 0 < x.numel() <= FEW_ROWS * x.shape[-1] or torch.is_autocast_enabled("cpu") or not weight.is_contiguous():
+        return F.linear(x, weight, bias)
+    if choose_backend("linear", "auto", x) is not native:
+        return F.linear(x, weight, bias)
+    return torch.ops.lightconv.few_rows_linear(x, weight, bias)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
+    """Multi-head attention of one query a row over a sentence's positions (Vaswani et al., 2017).
+
+    Args:
+        query: (1, N, C), not scaled; a head's product with a key is divided by the root of C / heads.
+        keys, values: (sentences, S, C).
+        padding: (sentences, S), true at positions that nobody may see; None for none.
+        sentence: (N,) int64, the sentence that each row attends to.
+        heads: a divisor of C.
+
+    Returns:
+        (1, N, C).
+    """
+    if choose_backend("attend", "auto", query, lambda x: _refusal(x, keys, values)) is native:
+        return torch.ops.lightconv.attend(query, keys, values, padding, sentence, heads)
+    return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
+
+
+def attend_with_weights(
+    query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32."""
+    _, rows, channels = query.shape
+    own_keys = keys[sentence].view(rows, -1, heads, channels // heads)
+    own_values = values[sentence].view(rows, -1, heads, channels // heads)
+    q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
+    logits = torch.einsum("nhr,nshr->nhs", q, own_keys)
+    if padding is not None:
+        logits = logits.masked_fill(padding[sentence].unsqueeze(1), -math.inf)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    weights = torch.softmax(wide, dim=-1)
+    out = torch.einsum("nhs,nshr->nhr", weights.to(query.dtype), own_values)
+    return out.reshape(1, rows, channels), weights
+
+
+def _refusal(x: Tensor, *others: Tensor) -> str | None:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *others)):
+        return "its attention records no gradients; decode under torch.no_grad()"
+    return native.refusal(x)
+
+
+def beam_candidates(
+    logits: Tensor,
+    scores: Tensor | None,
+    *,
+    beams: int,
+    count: int,
+    temperature: float,
+    pad: int,
+    unk: int,
+    unk_penalty: float,
+    banned: int | None,
+    only: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best continuations of each sentence: score so far plus log-probability of the next token.
+
+    Args:
+        logits: (sentences * beams, V).
+        scores: (sentences * beams,), float32, those so far; None for zeros.
+        beams: hypotheses of a sentence.
+        count: how many continuations; at most beams * min(count, V).
+        temperature: divides the logits.
+        pad: a token that is never taken.
+        unk, unk_penalty: a token, and what its log-probability is lowered by.
+        banned: another token that is never taken.
+        only: the one token that may be taken.
+
+    Returns:
+        scores, tokens and beams, each (sentences, count), the best first. A probability that is not a number counts
+        as 0; where fewer continuations are possible, the rest have the score -inf.
+    """
+    logits = logits.float()
+    if choose_backend("beam_candidates", "auto", logits, _refusal) is native:
+        no = -1
+        return torch.ops.lightconv.beam_candidates(
+            logits,
+            scores,
+            beams,
+            count,
+            temperature,
+            pad,
+            unk,
+            unk_penalty,
+            no if banned is None else banned,
+            no if only is None else only,
+        )
+    types = logits.shape[1]
+    values = torch.log_softmax(logits / temperature, dim=-1)
+    values = values.masked_fill(values.isnan(), -math.inf)
+    values[:, unk] -= unk_penalty
+    values[:, [pad] if banned is None else [pad, banned]] = -math.inf
+    if only is not None:
+        values = torch.full_like(values, -math.inf).index_copy_(
+            1, torch.tensor([only]).to(logits.device), values[:, only, None]
+        )
+    if scores is not None:
+        values += scores.unsqueeze(1)
+    best, index = values.view(-1, beams * types).topk(count)
+    return best, index % types, index // types

@@ -1,0 +1,168 @@
+// What generation needs beside the convolutions: attention over a sentence, the best continuations, maps of a few rows.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "cpu/decode/kernels.h"
+
+namespace lightconv {
+namespace {
+
+const int64_t kWorth = 131072;  // multiply-adds that pay for waking a thread: some 10 microseconds
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
+              const Tensor& sentence, int64_t heads) {
+  const Tensor query = torch::stable::contiguous(query_any);
+  STD_TORCH_CHECK(query.dim() == 3 && query.size(0) == 1 && keys.dim() == 3 && values.dim() == 3,
+                  "attend: expected query (1, N, C), keys and values (sentences, S, C)");
+  Attention a{};
+  a.N = query.size(1), a.C = query.size(2), a.H = heads, a.S = keys.size(1);
+  STD_TORCH_CHECK(heads > 0 && a.C % heads == 0, "attend: the heads do not divide the channels");
+  const int64_t sentences = keys.size(0);
+  STD_TORCH_CHECK(keys.size(2) == a.C && values.size(0) == sentences && values.size(1) == a.S && values.size(2) == a.C,
+                  "attend: query, keys and values differ in shape");
+  STD_TORCH_CHECK(keys.scalar_type() == query.scalar_type() && values.scalar_type() == query.scalar_type(),
+                  "attend: query, keys and values differ in type");
+  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
+                                           padding->size(0) == sentences && padding->size(1) == a.S),
+                  "attend: expected padding (sentences, S), bool");
+  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == a.N,
+                  "attend: expected sentence (N,), int64");
+  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
+                      (!padding.has_value() || padding->is_contiguous()),
+                  "attend: the state is not contiguous");
+  a.sentence = static_cast<const int64_t*>(sentence.const_data_ptr());
+  for (int64_t n = 0; n < a.N; ++n)
+    STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,
+                    "attend: a row names a sentence that there is not");
+  switch (query.scalar_type()) {
+    case ScalarType::Float: a.type = Scalar::f32; break;
+    case ScalarType::Double: a.type = Scalar::f64; break;
+    case ScalarType::BFloat16: a.type = Scalar::bf16; break;
+    default: STD_TORCH_CHECK(false, "attend: expected float32, float64 or bfloat16");
+  }
+  Tensor out = torch::stable::new_empty(query, query.sizes());
+  a.query = query.const_data_ptr(), a.keys = keys.const_data_ptr(), a.values = values.const_data_ptr();
+  a.padding = padding.has_value() ? static_cast<const bool*>(padding->const_data_ptr()) : nullptr;
+  a.out = out.mutable_data_ptr();
+  const DecodeKernels& chosen = decode_kernels();
+  const int64_t grain = std::max<int64_t>(1, kWorth / (2 * a.S * a.C + 1));
+  torch::stable::parallel_for(0, a.N, grain, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<double> scratch;
+    scratch.resize(attend_scratch(a));
+    chosen.attend(a, scratch.data(), begin, end);
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> beam_candidates(const Tensor& logits_any, std::optional<Tensor> scores_any,
+                                                   int64_t beams, int64_t count, double temperature, int64_t pad,
+                                                   int64_t unk, double unk_penalty, int64_t banned, int64_t only) {
+  const Tensor logits = torch::stable::contiguous(logits_any);
+  STD_TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == ScalarType::Float,
+                  "beam_candidates: expected logits (N, V), float32");
+  Search search{};
+  search.N = logits.size(0), search.V = logits.size(1);
+  STD_TORCH_CHECK(beams > 0 && search.N % beams == 0 && count > 0, "beam_candidates: the beams do not divide the rows");
+  for (int64_t token : {pad, unk, std::max<int64_t>(banned, 0), std::max<int64_t>(only, 0)})
+    STD_TORCH_CHECK(token >= 0 && token < search.V, "beam_candidates: a special token is outside the vocabulary");
+  search.count = std::min(count, search.V);
+  search.logits = static_cast<const float*>(logits.const_data_ptr());
+  std::optional<Tensor> scores;
+  if (scores_any.has_value()) {
+    scores = torch::stable::contiguous(*scores_any);
+    STD_TORCH_CHECK(scores->numel() == search.N && scores->scalar_type() == ScalarType::Float,
+                    "beam_candidates: expected scores (N,), float32");
+    search.scores = static_cast<const float*>(scores->const_data_ptr());
+  }
+  search.temperature = static_cast<float>(temperature), search.unk_penalty = static_cast<float>(unk_penalty);
+  search.pad = pad, search.unk = unk, search.banned = banned, search.only = only;
+  std::vector<float> row_values(search.N * search.count);
+  std::vector<int32_t> row_tokens(search.N * search.count);
+  search.values = row_values.data(), search.tokens = row_tokens.data();
+  const DecodeKernels& chosen = decode_kernels();
+  const int64_t grain = std::max<int64_t>(1, kWorth / (8 * search.V));
+  torch::stable::parallel_for(0, search.N, grain, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<double> scratch;
+    scratch.resize(best_scratch(search));
+    chosen.best(search, scratch.data(), begin, end);
+  });
+
+  const int64_t sentences = search.N / beams, pool = beams * search.count;
+  STD_TORCH_CHECK(count <= pool, "beam_candidates: more candidates are asked for than there are");
+  Tensor values = torch::stable::new_empty(logits, {sentences, count});
+  Tensor tokens = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
+  Tensor from = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
+  auto* value = static_cast<float*>(values.mutable_data_ptr());
+  auto* token = static_cast<int64_t*>(tokens.mutable_data_ptr());
+  auto* beam = static_cast<int64_t*>(from.mutable_data_ptr());
+  std::vector<int64_t> order(pool);
+  for (int64_t s = 0; s < sentences; ++s) {
+    const float* own = row_values.data() + s * pool;
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + count, order.end(),
+                      [&](int64_t i, int64_t j) { return own[i] != own[j] ? own[i] > own[j] : i < j; });
+    for (int64_t i = 0; i < count; ++i) {
+      value[s * count + i] = own[order[i]];
+      token[s * count + i] = row_tokens[s * pool + order[i]];
+      beam[s * count + i] = order[i] / search.count;
+    }
+  }
+  return {values, tokens, from};
+}
+
+Tensor few_rows_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tensor> bias) {
+  const Tensor x = torch::stable::contiguous(x_any);
+  STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1) && weight.is_contiguous(),
+                  "few_rows_linear: expected x (..., in) and weight (out, in), contiguous");
+  STD_TORCH_CHECK(!bias.has_value() || (bias->numel() == weight.size(0) && bias->is_contiguous()),
+                  "few_rows_linear: expected bias (out,)");
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && weight.scalar_type() == ScalarType::Float &&
+                      (!bias.has_value() || bias->scalar_type() == ScalarType::Float),
+                  "few_rows_linear: expected float32");
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = weight.size(0);
+  Tensor out = torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()));
+  Linear linear{};
+  linear.in = weight.size(1), linear.out = weight.size(0);
+  linear.rows = linear.in == 0 ? 0 : x.numel() / linear.in;
+  linear.x = static_cast<const float*>(x.const_data_ptr());
+  linear.weight = static_cast<const float*>(weight.const_data_ptr());
+  linear.bias = bias.has_value() ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
+  linear.y = static_cast<float*>(out.mutable_data_ptr());
+  const DecodeKernels& chosen = decode_kernels();
+  torch::stable::parallel_for(0, linear.out, std::max<int64_t>(4, kWorth / 2 / (linear.in + 1)),
+                              [&](int64_t begin, int64_t end) { chosen.linear(linear, begin, end); });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(lightconv, m) {
+  for (const char* schema : {
+           "attend(Tensor query, Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads) -> Tensor",
+           "beam_candidates(Tensor logits, Tensor? scores, int beams, int count, float temperature, int pad, int unk, "
+           "float unk_penalty, int banned, int only) -> (Tensor, Tensor, Tensor)",
+           "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+       })
+    m.def(schema);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  m.impl("attend", TORCH_BOX(&attend));
+  m.impl("beam_candidates", TORCH_BOX(&beam_candidates));
+  m.impl("few_rows_linear", TORCH_BOX(&few_rows_linear));
+}
+
+}  // namespace lightconv

@@ -1,0 +1,44 @@
+// A linear map of a few rows: the weights are read once, at the speed of the memory, each against all rows.
+
+typedef float Vector __attribute__((vector_size(LIGHTCONV_BITS / 8), aligned(4), may_alias));
+const int64_t kVector = LIGHTCONV_BITS / 32;
+
+template <int Rows, int Columns>
+void linear_tile(const Linear& l, int64_t row, int64_t column) {
+  Vector sum[Rows][Columns] = {};
+  const float* x = l.x + row * l.in;
+  const float* weight = l.weight + column * l.in;
+  int64_t i = 0;
+  for (; i + kVector <= l.in; i += kVector) {
+    Vector w[Columns];
+    for (int c = 0; c < Columns; ++c) {
+      w[c] = *reinterpret_cast<const Vector*>(weight + c * l.in + i);
+      __builtin_prefetch(weight + (Columns + c) * l.in + i);  // the next columns', which are the next to be read
+    }
+    for (int r = 0; r < Rows; ++r) {
+      const Vector value = *reinterpret_cast<const Vector*>(x + r * l.in + i);
+      for (int c = 0; c < Columns; ++c) sum[r][c] += value * w[c];
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int c = 0; c < Columns; ++c) {
+      float whole = l.bias == nullptr ? 0.0f : l.bias[column + c];
+      for (int64_t j = i; j < l.in; ++j) whole += x[r * l.in + j] * weight[c * l.in + j];
+      for (int64_t lane = 0; lane < kVector; ++lane) whole += sum[r][c][lane];
+      l.y[(row + r) * l.out + column + c] = whole;
+    }
+  }
+}
+
+template <int Columns>
+void linear_rows(const Linear& l, int64_t column) {
+  int64_t row = 0;
+  for (; row + 4 <= l.rows; row += 4) linear_tile<4, Columns>(l, row, column);
+  for (; row < l.rows; ++row) linear_tile<1, Columns>(l, row, column);
+}
+
+void linear_columns(const Linear& l, int64_t begin, int64_t end) {
+  int64_t column = begin;
+  for (; column + 4 <= end; column += 4) linear_rows<4>(l, column);
+  for (; column < end; ++column) linear_rows<1>(l, column);
+}

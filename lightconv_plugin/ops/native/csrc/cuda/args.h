@@ -1,0 +1,71 @@
+// The arguments of the kernels, one struct each, passed by value: the same bytes for the launcher and the device.
+#pragma once
+
+namespace lightconv::cuda {
+
+struct DropConnect {
+  const long long* seed;   // device memory, so that a replayed graph draws anew
+  unsigned int threshold;  // round(p * 2^32): a word below it drops its weight
+  double scale;            // 1 / (1 - p)
+};
+
+// conv: out (T, B, C) from x (T, B, C) and logits
+struct ConvArgs {
+  const void* x;
+  const void* logits;
+  void* out;
+  DropConnect dropconnect;
+  int T, B;
+};
+
+// grad_weight: dynamic logits' gradient, or LightConv's sums over each block's positions, partial (splits, H, K) float
+struct GradArgs {
+  const void* grad;
+  const void* x;
+  const void* logits;
+  void* grad_logits;
+  float* partial;
+  DropConnect dropconnect;
+  int T, B, splits;
+};
+
+// finish: LightConv's gradient (H, K) from partial (splits, H, K)
+struct FinishArgs {
+  const void* partial;
+  const void* logits;
+  void* grad_logits;
+  int splits;
+};
+
+// the general kernels: weight (rows, K) are the normalised weights, rows = H or T * B * H; products likewise T * B * H
+struct GeneralArgs {
+  const void* grad;
+  const void* x;
+  const void* logits;
+  void* weight;
+  void* products;
+  void* out;
+  DropConnect dropconnect;
+  long long T, B, H, R, K, padding_l, splits;
+};
+
+// glu: x (rows, 2C) with rows = T * B, mask (B, T); out (rows, C), or grad (rows, C) to out (rows, 2C)
+struct GluArgs {
+  const void* x;
+  const void* grad;
+  const bool* mask;
+  void* out;
+  long long T, B, C;
+};
+
+struct StepArgs {
+  const void* x;       // (N, C)
+  const void* logits;  // (H, K) or (N, H, K)
+  void* ring;          // (K, M, C)
+  int* ancestors;      // (K, A), A >= N
+  long long* position;
+  void* out;           // (N, C)
+  int N, M, A;
+};
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,158 @@
+// What a kernel is compiled for, and how it is cut into blocks: plain constexpr C++, read by the launcher, by NVRTC and
+// by the tests, so that all three always mean the same kernel. T, B, C, H, K and R = C / H as in ops/reference.py.
+#pragma once
+
+namespace lightconv::cuda {
+
+enum class Type : int { f32, f16, bf16, f64 };
+
+constexpr int size_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
+
+// Compile-time facts of a kernel. A field that a kernel does not read stays 0, so that equal kernels compare equal.
+struct Case {
+  Type type;
+  int K, padding_l, R, H;
+  int positions;      // output positions of one block
+  bool dynamic;       // logits (T, B, H, K), not (H, K)
+  bool softmax;
+  bool drop;          // DropConnect
+  bool flip;          // grad_x: the transposed convolution of the gradient
+  bool aligned;       // all pointers are multiples of 16 bytes
+  bool tensor_cores;  // mma of 16-bit types with float32 sums, sm_80 and later
+  bool mask;          // glu: a padding mask
+
+  constexpr bool operator==(const Case&) const = default;
+};
+
+constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
+constexpr int RUN = 8;                   // positions of one thread of the convolution
+
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+
+// The largest power of two that divides n, at most `most`.
+constexpr int power_of_two_in(int n, int most) {
+  int width = most;
+  while (n % width) width /= 2;
+  return width;
+}
+
+// Elements of one memory access: 16 bytes, or as many as a head's channels allow.
+constexpr int vector_of(const Case& c) { return c.aligned ? power_of_two_in(c.R, 16 / size_of(c.type)) : 1; }
+
+// Are the weights of a block different at each position?
+constexpr bool per_position(const Case& c) { return c.dynamic || c.drop; }
+
+// How the convolution is cut: a block has `positions` positions of one sentence and `heads` whole heads, or one of the
+// `parts` of a head that is wide. Each thread sums RUN positions of `vector` neighbouring channels.
+struct ConvTile {
+  int vector, heads, lanes, parts, runs, threads;
+  int band;          // weights of one run and head, ordered by (input row, position of the run)
+  int band_offset;   // bytes; before it the logits as they came, later the input rows
+  int shared_bytes;  // 0: does not fit, the general kernels take over
+
+  constexpr int channels() const { return lanes * vector; }
+};
+
+constexpr ConvTile conv_tile_of(const Case& c, int heads) {
+  ConvTile tile{};
+  tile.vector = vector_of(c);
+  const int head_lanes = c.R / tile.vector, most = tile.vector == 1 ? 32 : 16;
+  tile.heads = head_lanes > most ? 1 : heads;
+  tile.parts = ceil_div(head_lanes, most);
+  tile.lanes = tile.parts > 1 ? most : heads * head_lanes;
+  tile.runs = c.positions / RUN;
+  tile.threads = round_up(tile.lanes * tile.runs, 32);
+  tile.band = (c.K + RUN - 1) * RUN;
+  const int rows = c.positions + c.K - 1;
+  const int logit_rows = !per_position(c) ? 1 : c.flip ? rows : c.positions;
+  const int inputs = rows * tile.channels() * size_of(c.type), logits = logit_rows * tile.heads * c.K * size_of(c.type);
+  tile.band_offset = round_up(larger(inputs, logits), 16);
+  tile.shared_bytes = tile.band_offset + (per_position(c) ? tile.runs : 1) * tile.heads * tile.band * 4;
+  if (tile.shared_bytes > SHARED_LIMIT) tile.shared_bytes = 0;
+  return tile;
+}
+
+// The most heads that make rows of 16 (scalar access: 32) lanes and fit, but no fewer than rows of 64 bytes want.
+constexpr ConvTile conv_tile(const Case& c) {
+  const int head_lanes = c.R / vector_of(c), most = vector_of(c) == 1 ? 32 : 16;
+  for (int heads = smaller(c.H, larger(1, most / head_lanes)); heads >= 1; heads /= 2) {
+    const ConvTile tile = conv_tile_of(c, heads);
+    if (tile.shared_bytes > 0) return tile;
+    if (c.positions > RUN && heads * c.R * size_of(c.type) < 64) break;
+  }
+  return ConvTile{};
+}
+
+// How the gradient of the weights is cut: a block has `positions` positions of `heads` heads of one sentence, and takes
+// the channels of a head in `chunks` of `chunk`. Its sums over the channels are a band of the product G X^T.
+struct GradTile {
+  int vector, heads, chunk, chunks, threads;
+  int rows;          // input rows in shared memory; beyond positions + K - 1 only for sums that are thrown away
+  int row_bytes;     // of one row of either kind
+  int skew;          // bytes added every 4 rows, so that no two lanes meet in a bank
+  int products;      // floats of one position and head in shared memory
+  int logits_offset, sums_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
+
+  constexpr int offset(int row) const { return row * row_bytes + row / 4 * skew; }
+};
+
+constexpr int GRAD_POSITIONS = 4, GRAD_TAPS = 8;  // of one thread without tensor cores
+constexpr int MMA_POSITIONS = 16, MMA_ROWS = 8, MMA_CHANNELS = 16;
+
+constexpr GradTile grad_tile_of(const Case& c, int heads) {
+  GradTile tile{};
+  const int size = size_of(c.type);
+  tile.vector = vector_of(c);
+  tile.heads = heads;
+  tile.chunks = ceil_div(c.R * size, 160);
+  tile.chunk = round_up(ceil_div(c.R, tile.chunks), c.tensor_cores ? MMA_CHANNELS : tile.vector);
+  tile.row_bytes = round_up(heads * tile.chunk * size, c.tensor_cores ? 32 : 16);
+  if (c.tensor_cores) {
+    tile.row_bytes += 16;
+    tile.threads = 32 * heads * (c.positions / MMA_POSITIONS);
+    tile.rows = c.positions + round_up(c.K - 1, MMA_ROWS);
+  } else {
+    tile.skew = 16;
+    tile.threads = larger(64, round_up(heads * (c.positions / GRAD_POSITIONS) * ceil_div(c.K, GRAD_TAPS), 32));
+    tile.rows = c.positions + round_up(c.K, GRAD_TAPS) - 1;
+  }
+  tile.products = c.K | 1;
+  const int products = c.positions * heads * tile.products * 4;
+  const int inputs = tile.offset(c.positions + 3) + tile.offset(tile.rows + 3);
+  tile.logits_offset = round_up(products, 16);
+  const int logits = c.dynamic && c.softmax ? c.positions * heads * c.K * size : 0;
+  tile.sums_offset = round_up(larger(inputs, tile.logits_offset + logits), 16);
+  tile.shared_bytes = tile.sums_offset + (c.dynamic ? 0 : heads * c.K * 4);
+  if (tile.shared_bytes > SHARED_LIMIT || tile.threads > 512) tile.shared_bytes = 0;
+  return tile;
+}
+
+constexpr GradTile grad_tile(const Case& c) {
+  for (int heads = smaller(c.H, larger(1, 128 / (c.R * size_of(c.type)))); heads >= 1; heads /= 2) {
+    const GradTile tile = grad_tile_of(c, heads);
+    if (tile.shared_bytes > 0) return tile;
+  }
+  return GradTile{};
+}
+
+// One decoding step: a block has one row and `heads` heads; the places of K inputs and their weights are shared.
+struct StepTile {
+  int vector, heads, threads, weights_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
+};
+
+constexpr StepTile step_tile(const Case& c) {
+  StepTile tile{};
+  tile.vector = vector_of(c);
+  const int weight = c.type == Type::f64 ? 8 : 4;
+  tile.heads = smaller(c.H, larger(1, SHARED_LIMIT / 2 / (c.K * weight)));
+  tile.threads = smaller(256, round_up(tile.heads * c.R / tile.vector, 32));
+  tile.weights_offset = c.K * 8;
+  tile.shared_bytes = tile.weights_offset + tile.heads * c.K * weight;
+  if (tile.shared_bytes > SHARED_LIMIT) tile.shared_bytes = 0;
+  return tile;
+}
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,190 @@
+#include "cuda/compiler.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+namespace lightconv::cuda {
+namespace {
+
+// The parts of NVRTC's interface that are used, with its own names; results are 0 for success.
+struct Nvrtc {
+  int (*nvrtcVersion)(int* major, int* minor);
+  int (*nvrtcGetNumSupportedArchs)(int* count);
+  int (*nvrtcGetSupportedArchs)(int* archs);
+  int (*nvrtcCreateProgram)(void** program, const char* source, const char* name, int headers, const char* const* texts,
+                            const char* const* names);
+  int (*nvrtcCompileProgram)(void* program, int count, const char* const* options);
+  int (*nvrtcGetProgramLogSize)(void* program, size_t* size);
+  int (*nvrtcGetProgramLog)(void* program, char* log);
+  int (*nvrtcGetCUBINSize)(void* program, size_t* size);
+  int (*nvrtcGetCUBIN)(void* program, char* image);
+  int (*nvrtcGetPTXSize)(void* program, size_t* size);
+  int (*nvrtcGetPTX)(void* program, char* image);
+  int (*nvrtcDestroyProgram)(void** program);
+  const char* (*nvrtcGetErrorString)(int result);
+};
+
+std::mutex mutex;  // guards what follows; compiling is one at a time
+Settings chosen;
+
+const Nvrtc& nvrtc() {
+  static const Nvrtc opened = [] {
+    void* library = dlopen(chosen.nvrtc.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) throw std::runtime_error(std::string("lightconv: NVRTC cannot be loaded: ") + dlerror());
+    Nvrtc nvrtc{};
+    const auto find = [&](auto& function, const char* name) {
+      void* symbol = dlsym(library, name);
+      if (symbol == nullptr)
+        throw std::runtime_error("lightconv: " + chosen.nvrtc + " has no " + name + "; CUDA 12.8 or later is expected");
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    };
+    find(nvrtc.nvrtcVersion, "nvrtcVersion");
+    find(nvrtc.nvrtcGetNumSupportedArchs, "nvrtcGetNumSupportedArchs");
+    find(nvrtc.nvrtcGetSupportedArchs, "nvrtcGetSupportedArchs");
+    find(nvrtc.nvrtcCreateProgram, "nvrtcCreateProgram");
+    find(nvrtc.nvrtcCompileProgram, "nvrtcCompileProgram");
+    find(nvrtc.nvrtcGetProgramLogSize, "nvrtcGetProgramLogSize");
+    find(nvrtc.nvrtcGetProgramLog, "nvrtcGetProgramLog");
+    find(nvrtc.nvrtcGetCUBINSize, "nvrtcGetCUBINSize");
+    find(nvrtc.nvrtcGetCUBIN, "nvrtcGetCUBIN");
+    find(nvrtc.nvrtcGetPTXSize, "nvrtcGetPTXSize");
+    find(nvrtc.nvrtcGetPTX, "nvrtcGetPTX");
+    find(nvrtc.nvrtcDestroyProgram, "nvrtcDestroyProgram");
+    find(nvrtc.nvrtcGetErrorString, "nvrtcGetErrorString");
+    return nvrtc;
+  }();
+  return opened;
+}
+
+uint64_t fnv1a(const std::string& text, uint64_t hash) {
+  for (const unsigned char byte : text) hash = (hash ^ byte) * 0x100000001b3ull;
+  return hash;
+}
+
+std::string hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string digest(const std::string& text) { return hex(fnv1a(text, 0xcbf29ce484222325ull)); }
+
+// A file is its content's digest, 16 characters, and the content; empty where there is none or it is not whole.
+std::string read_cached(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (whole.size() <= 16) return "";
+  const std::string image = whole.substr(16);
+  return whole.compare(0, 16, digest(image)) == 0 ? image : "";
+}
+
+// Written under a name of its own and then renamed, so that nobody reads half a file. A folder that cannot be written
+// costs time, not the result.
+void write_cached(const std::string& path, const std::string& image) {
+  static std::atomic<int> count{0};
+  const std::string draft = path + "." + std::to_string(getpid()) + "." + std::to_string(count++);
+  {
+    std::ofstream file(draft, std::ios::binary);
+    file << digest(image) << image;
+    if (!file.flush()) {
+      std::remove(draft.c_str());
+      return;
+    }
+  }
+  if (std::rename(draft.c_str(), path.c_str()) != 0) std::remove(draft.c_str());
+}
+
+// The newest architecture that NVRTC knows and the GPU runs: its own, or one to which the driver's compiler adapts.
+int best_architecture(int capability) {
+  int count = 0;
+  nvrtc().nvrtcGetNumSupportedArchs(&count);
+  std::vector<int> known(count);
+  nvrtc().nvrtcGetSupportedArchs(known.data());
+  int best = 0;
+  for (const int arch : known)
+    if (arch <= capability) best = std::max(best, arch);
+  if (best == 0)
+    throw std::runtime_error("lightconv: the GPU's architecture, sm_" + std::to_string(capability) +
+                             ", is older than all that this NVRTC compiles for, sm_" +
+                             std::to_string(known.empty() ? 0 : *std::min_element(known.begin(), known.end())) +
+                             " and later");
+  return best;
+}
+
+std::string first_error(void* program) {
+  size_t size = 0;
+  nvrtc().nvrtcGetProgramLogSize(program, &size);
+  std::string log(size, '\0');
+  nvrtc().nvrtcGetProgramLog(program, log.data());
+  std::istringstream lines(log);
+  std::string line;
+  while (std::getline(lines, line))
+    if (line.find("error") != std::string::npos) return line;
+  return log.substr(0, log.find('\n'));
+}
+
+std::string run(const std::string& source, const std::vector<std::string>& options, bool machine_code) {
+  const Nvrtc& rtc = nvrtc();
+  const auto must = [&](int result, const char* call) {
+    if (result != 0)
+      throw std::runtime_error(std::string("lightconv: ") + call + " failed: " + rtc.nvrtcGetErrorString(result));
+  };
+  struct Program {
+    void* handle = nullptr;
+    ~Program() {
+      if (handle != nullptr) nvrtc().nvrtcDestroyProgram(&handle);
+    }
+  } program;
+  must(rtc.nvrtcCreateProgram(&program.handle, source.c_str(), "lightconv.cu", 0, nullptr, nullptr),
+       "nvrtcCreateProgram");
+  std::vector<const char*> pointers;
+  for (const std::string& option : options) pointers.push_back(option.c_str());
+  if (rtc.nvrtcCompileProgram(program.handle, static_cast<int>(pointers.size()), pointers.data()) != 0)
+    throw std::runtime_error("lightconv: NVRTC failed: " + first_error(program.handle));
+  size_t size = 0;
+  must((machine_code ? rtc.nvrtcGetCUBINSize : rtc.nvrtcGetPTXSize)(program.handle, &size), "nvrtcGetCUBINSize");
+  std::string image(size, '\0');
+  must((machine_code ? rtc.nvrtcGetCUBIN : rtc.nvrtcGetPTX)(program.handle, image.data()), "nvrtcGetCUBIN");
+  return image;
+}
+
+}  // namespace
+
+void configure(const Settings& settings) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  chosen = settings;
+}
+
+std::string compile(const std::string& source, int capability) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (chosen.nvrtc.empty()) throw std::runtime_error("lightconv: the CUDA side was not configured");
+  int major = 0, minor = 0;
+  nvrtc().nvrtcVersion(&major, &minor);
+  const int arch = best_architecture(capability);
+  const bool machine_code = arch == capability;
+  std::vector<std::string> options = {"--std=c++20", "--device-as-default-execution-space", "-I" + chosen.sources,
+                                      std::string("--gpu-architecture=") + (machine_code ? "sm_" : "compute_") +
+                                          std::to_string(arch)};
+  std::istringstream includes(chosen.includes);
+  for (std::string folder; std::getline(includes, folder, ':');) options.push_back("-I" + folder);
+
+  std::string key = chosen.fingerprint + '\n' + std::to_string(major) + '.' + std::to_string(minor) + '\n' + source;
+  for (const std::string& option : options) key += '\n' + option;
+  const std::string path = chosen.cache + "/" + digest(key) + hex(fnv1a(key, ~0ull)) + (machine_code ? ".cubin" : ".ptx");
+  std::string image = read_cached(path);
+  if (image.empty()) write_cached(path, image = run(source, options, machine_code));
+  return image;
+}
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,23 @@
+// CUDA C++ to machine code by NVRTC, for the GPU at hand, kept on disk for all processes.
+#pragma once
+
+#include <string>
+
+namespace lightconv::cuda {
+
+// Where things are, said by Python once after the library is loaded.
+struct Settings {
+  std::string sources;      // the folder of these files
+  std::string includes;     // folders of cuda_fp16.h and cuda_bf16.h, separated by ':'
+  std::string nvrtc;        // libnvrtc
+  std::string cache;        // folder of compiled kernels
+  std::string fingerprint;  // changes with the sources
+};
+
+void configure(const Settings& settings);
+
+// The image, cubin or PTX, of `source` for a compute capability such as 90. Throws std::runtime_error: not configured,
+// libnvrtc cannot be used, or its first error line.
+std::string compile(const std::string& source, int capability);
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,48 @@
+// The CUDA driver, opened at run time: no CUDA header or library is needed to build, and none to load this library.
+#pragma once
+
+namespace lightconv::cuda {
+
+// The parts of the driver's interface that are used, with its own names; handles are void*, results 0 for success.
+struct Driver {
+  int (*cuInit)(unsigned int flags);
+  int (*cuDeviceGet)(int* device, int ordinal);
+  int (*cuDeviceGetAttribute)(int* value, int attribute, int device);
+  int (*cuDevicePrimaryCtxRetain)(void** context, int device);
+  int (*cuCtxGetCurrent)(void** context);
+  int (*cuCtxPushCurrent_v2)(void* context);
+  int (*cuCtxPopCurrent_v2)(void** context);
+  int (*cuModuleLoadData)(void** module, const void* image);
+  int (*cuModuleGetFunction)(void** function, void* module, const char* name);
+  int (*cuLaunchKernel)(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                        void* stream, void** parameters, void** extra);
+  int (*cuGetErrorName)(int result, const char** name);
+};
+
+// Throws std::runtime_error: there is no driver, or it is too old.
+const Driver& driver();
+
+// Throws std::runtime_error with CUDA's name of the error unless result is 0.
+void check(int result, const char* call);
+
+struct Device {
+  void* context;   // the primary one, which torch uses too
+  int capability;  // 90 for sm_90
+};
+
+const Device& device(int index);
+
+// Makes a device's context current, for as long as this lives.
+class Current {
+ public:
+  explicit Current(const Device& device);
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+}  // namespace lightconv::cuda

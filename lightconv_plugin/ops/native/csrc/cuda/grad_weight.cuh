@@ -1,0 +1,207 @@
+// The gradient of the logits: sums over a head's channels of grad[t] * x[t + j - padding_l], which are a band of the
+// product G X^T, then DropConnect and softmax backwards. DynamicConv writes its (T, B, H, K); LightConv sums over the
+// positions of a block into partial (splits, H, K), which `finish` adds up in order: no atomics, always the same bits.
+#pragma once
+
+#include "cuda/mma.cuh"
+#include "cuda/weights.cuh"
+
+namespace lightconv::cuda {
+
+// Rows `first`.. of x or grad, `heads` x `chunk` channels of each, to shared memory; zeros outside.
+template <Case C>
+__device__ __forceinline__ void stage_rows(const void* from, unsigned char* to, int rows, int first, int head, int chunk,
+                                           int b, int T, int B) {
+  using S = typename Scalar<C.type>::type;
+  constexpr GradTile tile = grad_tile(C);
+  constexpr int V = tile.vector, per_head = tile.chunk / V, lanes = tile.heads * per_head;
+  const S* at = static_cast<const S*>(from) + (static_cast<long long>(b) * C.H + head) * C.R;
+  const long long stride = static_cast<long long>(B) * C.H * C.R;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < rows * lanes; i += tile.threads) {
+    const int row = i / lanes, lane = i % lanes, h = lane / per_head, t = first + row;
+    const int c = chunk * tile.chunk + lane % per_head * V;
+    const bool inside = t >= 0 && t < T && head + h < C.H && c < C.R;
+    vec<S, V>(reinterpret_cast<S*>(to + tile.offset(row)) + lane * V) =
+        inside ? load_fixed<S, V>(at + t * stride + h * C.R + c) : zeros<S, V>();
+  }
+}
+
+// Sums of one thread without tensor cores: GRAD_POSITIONS x GRAD_TAPS of one head, over chunk after chunk.
+template <Case C> struct ScalarSums {
+  static constexpr int quads = C.positions / GRAD_POSITIONS, blocks = ceil_div(C.K, GRAD_TAPS);
+  static constexpr int heads = grad_tile(C).heads;
+  float sum[GRAD_POSITIONS][GRAD_TAPS] = {};
+  int t, j, h;
+
+  __device__ __forceinline__ ScalarSums()
+      : t(threadIdx.x % quads * GRAD_POSITIONS),
+        j(threadIdx.x / quads % blocks * GRAD_TAPS),
+        h(threadIdx.x / quads / blocks) {}
+
+  __device__ __forceinline__ void add(const unsigned char* grad, const unsigned char* x) {
+    using S = typename Scalar<C.type>::type;
+    constexpr GradTile tile = grad_tile(C);
+    constexpr int V = tile.vector;
+    if (h >= heads) return;
+#pragma unroll 1
+    for (int c = h * tile.chunk; c < (h + 1) * tile.chunk; c += V) {
+      float g[GRAD_POSITIONS][V];
+#pragma unroll
+      for (int i = 0; i < GRAD_POSITIONS; ++i)
+        widen(vec<S, V>(reinterpret_cast<const S*>(grad + tile.offset(t + i)) + c), g[i]);
+#pragma unroll
+      for (int r = 0; r < GRAD_POSITIONS + GRAD_TAPS - 1; ++r) {
+        float row[V];
+        widen(vec<S, V>(reinterpret_cast<const S*>(x + tile.offset(t + j + r)) + c), row);
+#pragma unroll
+        for (int i = 0; i < GRAD_POSITIONS; ++i) {
+          if (r < i || r - i >= GRAD_TAPS) continue;
+#pragma unroll
+          for (int v = 0; v < V; ++v) sum[i][r - i] += g[i][v] * row[v];
+        }
+      }
+    }
+  }
+
+  // act(position of the block, tap, head of the block, sum) on each
+  template <class Do> __device__ __forceinline__ void each(const Do& act) const {
+    if (h >= heads) return;
+#pragma unroll
+    for (int i = 0; i < GRAD_POSITIONS; ++i)
+#pragma unroll
+      for (int k = 0; k < GRAD_TAPS; ++k) act(t + i, j + k, h, sum[i][k]);
+  }
+};
+
+template <Case C> __device__ __forceinline__ auto make_sums() {
+  if constexpr (C.tensor_cores) return MmaSums<C>();
+  else return ScalarSums<C>();
+}
+
+// The products of one block's positions to shared memory, [position][head][K]; 0 where the tap or the position is
+// outside the sequence.
+template <Case C>
+__device__ __forceinline__ void products(const GradArgs& args, unsigned char* shared, int t0, int head, int b) {
+  constexpr GradTile tile = grad_tile(C);
+  unsigned char* grad_rows = shared;
+  unsigned char* x_rows = shared + tile.offset(C.positions + 3) / 16 * 16;
+  auto sums = make_sums<C>();
+#pragma unroll 1
+  for (int chunk = 0; chunk < tile.chunks; ++chunk) {
+    if (chunk > 0) __syncthreads();
+    stage_rows<C>(args.grad, grad_rows, C.positions, t0, head, chunk, b, args.T, args.B);
+    stage_rows<C>(args.x, x_rows, C.positions + C.K - 1, t0 - C.padding_l, head, chunk, b, args.T, args.B);
+    __syncthreads();
+    sums.add(grad_rows, x_rows);
+  }
+  __syncthreads();
+  float* to = reinterpret_cast<float*>(shared);
+  sums.each([&](int t, int j, int h, float sum) {
+    if (j < 0 || j >= C.K) return;
+    const int from = t0 + t + j - C.padding_l;
+    to[(t * tile.heads + h) * tile.products + j] = t0 + t < args.T && from >= 0 && from < args.T ? sum : 0.0f;
+  });
+}
+
+template <Case C>
+__device__ __forceinline__ void dynamic_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b) {
+  using S = typename Scalar<C.type>::type;
+  constexpr GradTile tile = grad_tile(C);
+  constexpr int rows = C.positions * tile.heads, G = lanes_per_row(rows, tile.threads, C.K);
+  float* sums = reinterpret_cast<float*>(shared);
+  if constexpr (C.softmax || C.drop) {
+    S* logits = reinterpret_cast<S*>(shared + tile.logits_offset);
+    if constexpr (C.softmax)
+      stage_logits<C, tile.heads>(args.logits, logits, C.positions, tile.threads, t0, head, b, args.T, args.B);
+    __syncthreads();
+    const unsigned long long seed = C.drop ? *args.dropconnect.seed : 0;
+    each_row<G>(rows, tile.threads, [&](int item, int g, bool valid) {
+      float* row = sums + item * tile.products;
+      Row<C, G> grad;
+      Row<C, G>::each(g, [&](int j, int q, int i) { grad.at[q][i] = row[j]; });
+      if constexpr (C.drop) {
+        const int t = t0 + item / tile.heads, h = head + item % tile.heads;
+        grad.drop(args.dropconnect, seed, (static_cast<long long>(t) * args.B + b) * C.H + h, g);
+      }
+      if constexpr (C.softmax) {
+        Row<C, G> weights;
+        weights.load(logits + item * C.K, g);
+        float dot = 0.0f;
+        Row<C, G>::each(g, [&](int, int q, int i) { dot += weights.at[q][i] * grad.at[q][i]; });
+        dot = lanes_sum<G>(dot);
+        Row<C, G>::each(g, [&](int, int q, int i) { grad.at[q][i] = weights.at[q][i] * (grad.at[q][i] - dot); });
+      }
+      if (valid) Row<C, G>::each(g, [&](int j, int q, int i) { row[j] = grad.at[q][i]; });
+    });
+  }
+  __syncthreads();
+  constexpr int width = tile.heads * C.K;
+  const int present = smaller(tile.heads, C.H - head) * C.K;
+  S* out = static_cast<S*>(args.grad_logits) + (static_cast<long long>(b) * C.H + head) * C.K;
+  const long long stride = static_cast<long long>(args.B) * C.H * C.K;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < C.positions * width; i += tile.threads) {
+    const int t = i / width, j = i % width;
+    if (t0 + t < args.T && j < present)
+      out[(t0 + t) * stride + j] = narrow<S>(sums[(t * tile.heads + j / C.K) * tile.products + j % C.K]);
+  }
+}
+
+// Adds the block's products over its positions to totals[head][K], each kept by one thread.
+template <Case C>
+__device__ __forceinline__ void light_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b) {
+  constexpr GradTile tile = grad_tile(C);
+  constexpr int rows = C.positions * tile.heads, quads = ceil_div(C.K, 4);
+  float* sums = reinterpret_cast<float*>(shared);
+  float* totals = reinterpret_cast<float*>(shared + tile.sums_offset);
+  __syncthreads();
+  if constexpr (C.drop) {
+    const unsigned long long seed = *args.dropconnect.seed;
+    for (int item = threadIdx.x; item < rows * quads; item += tile.threads) {
+      const int row = item / quads, quad = item % quads;
+      const int t = t0 + row / tile.heads, h = head + row % tile.heads;
+      float factor[4];
+      keep_factors(args.dropconnect, seed, (static_cast<long long>(t) * args.B + b) * C.H + h, quad, factor);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (quad * 4 + i < C.K) sums[row * tile.products + quad * 4 + i] *= factor[i];
+    }
+    __syncthreads();
+  }
+  for (int item = threadIdx.x; item < tile.heads * C.K; item += tile.threads) {
+    const int h = item / C.K, j = item % C.K;
+    float total = 0.0f;
+#pragma unroll 8
+    for (int t = 0; t < C.positions; ++t) total += sums[(t * tile.heads + h) * tile.products + j];
+    totals[item] += total;
+  }
+  __syncthreads();
+}
+
+template <Case C> __device__ __forceinline__ void grad_weight(const GradArgs& args, unsigned char* shared) {
+  constexpr GradTile tile = grad_tile(C);
+  constexpr int groups = ceil_div(C.H, tile.heads);
+  const int blocks = (args.T + C.positions - 1) / C.positions;
+  if constexpr (C.dynamic) {
+    const int head = static_cast<int>(blockIdx.x / blocks % groups) * tile.heads, b = blockIdx.x / blocks / groups;
+    const int t0 = static_cast<int>(blockIdx.x % blocks) * C.positions;
+    products<C>(args, shared, t0, head, b);
+    dynamic_rows<C>(args, shared, t0, head, b);
+  } else {
+    const int head = static_cast<int>(blockIdx.x % groups) * tile.heads, split = blockIdx.x / groups;
+    float* totals = reinterpret_cast<float*>(shared + tile.sums_offset);
+    for (int item = threadIdx.x; item < tile.heads * C.K; item += tile.threads) totals[item] = 0.0f;
+#pragma unroll 1
+    for (long long block = split; block < static_cast<long long>(blocks) * args.B; block += args.splits) {
+      const int t0 = static_cast<int>(block % blocks) * C.positions, b = static_cast<int>(block / blocks);
+      products<C>(args, shared, t0, head, b);
+      light_rows<C>(args, shared, t0, head, b);
+    }
+    for (int item = threadIdx.x; item < tile.heads * C.K; item += tile.threads)
+      if (head + item / C.K < C.H)
+        args.partial[(static_cast<long long>(split) * C.H + head) * C.K + item] = totals[item];
+  }
+}
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,101 @@
+#include "cuda/kernels.h"
+
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <tuple>
+
+#include "cuda/compiler.h"
+#include "cuda/driver.h"
+
+namespace lightconv::cuda {
+namespace {
+
+struct Source {
+  const char* name;
+  const char* file;
+  const char* args;
+};
+
+const Source kernel_sources[] = {
+    {"conv", "conv", "ConvArgs"},
+    {"grad_weight", "grad_weight", "GradArgs"},
+    {"finish", "general", "FinishArgs"},
+    {"general_weights", "general", "GeneralArgs"},
+    {"general_conv", "general", "GeneralArgs"},
+    {"general_grad_dynamic", "general", "GeneralArgs"},
+    {"general_grad_light", "general", "GeneralArgs"},
+    {"glu", "glu", "GluArgs"},
+    {"glu_backward", "glu", "GluArgs"},
+    {"step", "step", "StepArgs"},
+    {"advance", "step", "StepArgs"},
+};
+
+using Key = std::tuple<int, int, int, int, int, int, int, int, int, int>;
+
+Key key_of(int device, Kernel kernel, const Case& c, int threads) {
+  const int flags = c.dynamic | c.softmax << 1 | c.drop << 2 | c.flip << 3 | c.aligned << 4 | c.tensor_cores << 5 |
+                    c.mask << 6;
+  return {device, static_cast<int>(kernel), static_cast<int>(c.type), c.K, c.padding_l, c.R, c.H, c.positions, flags, threads};
+}
+
+void* load(int index, Kernel kernel, const Case& c, int threads) {
+  const Device& gpu = device(index);
+  const std::string image = compile(source_of(kernel, c, threads), gpu.capability);
+  void* module = nullptr;
+  void* function = nullptr;
+  check(driver().cuModuleLoadData(&module, image.data()), "cuModuleLoadData");
+  check(driver().cuModuleGetFunction(&function, module, "entry"), "cuModuleGetFunction");
+  return function;
+}
+
+void* function_of(int index, Kernel kernel, const Case& c, int threads) {
+  static std::shared_mutex mutex;
+  static std::map<Key, void*> functions;
+  const Key key = key_of(index, kernel, c, threads);
+  {
+    const std::shared_lock<std::shared_mutex> lock(mutex);
+    const auto known = functions.find(key);
+    if (known != functions.end()) return known->second;
+  }
+  const std::unique_lock<std::shared_mutex> lock(mutex);
+  const auto known = functions.find(key);
+  if (known != functions.end()) return known->second;
+  return functions[key] = load(index, kernel, c, threads);
+}
+
+}  // namespace
+
+std::string source_of(Kernel kernel, const Case& c, int threads) {
+  const Source& source = kernel_sources[static_cast<int>(kernel)];
+  const auto flag = [](bool value) { return value ? ", true" : ", false"; };
+  const auto number = [](int value) { return ", " + std::to_string(value); };
+  std::string text = std::string("#include \"cuda/") + source.file + ".cuh\"\nnamespace lightconv::cuda {\n";
+  text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
+          number(c.padding_l) + number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
+          flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
+  // At most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway. A 1 has to be
+  // said: without it the compiler aims at more blocks and spills.
+  const std::string fewest = kernel == Kernel::conv ? std::to_string(smaller(512 / threads, 16)) : "1";
+  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ >= 800 ? " + fewest + " : 1";
+  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") entry(const lightconv::cuda::" + source.args +
+          " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + source.name +
+          "<lightconv::cuda::compiled>(args, shared);\n}\n";
+  return text;
+}
+
+void launch(const Place& place, Kernel kernel, const Case& c, const Grid& grid, const void* args) {
+  if (grid.blocks <= 0) return;
+  if (grid.blocks > 0x7fffffff)
+    throw std::runtime_error(std::string("lightconv: ") + kernel_sources[static_cast<int>(kernel)].name + " would take " +
+                             std::to_string(grid.blocks) + " blocks; a launch has at most 2147483647");
+  const Current current(device(place.device));
+  void* function = function_of(place.device, kernel, c, grid.threads);
+  void* parameters[] = {const_cast<void*>(args)};
+  check(driver().cuLaunchKernel(function, static_cast<unsigned int>(grid.blocks), 1, 1, grid.threads, 1, 1,
+                                grid.shared_bytes, place.stream, parameters, nullptr),
+        "cuLaunchKernel");
+}
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,53 @@
+// The operators on raw device pointers: which kernel, cut how, with which arguments. Nothing of torch is in here.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "cuda/case.h"
+
+namespace lightconv::cuda {
+
+// Where work goes, and memory that lives until the call returns (on one stream that is enough).
+struct Place {
+  int device;
+  void* stream;
+  std::function<void*(size_t bytes)> scratch;
+};
+
+// x (T, B, C = H * R), logits (H, K) or, dynamic, (T, B, H, K), all contiguous.
+struct Conv {
+  long long T, B, H, R, K, padding_l;
+  Type type;
+  bool dynamic, softmax;
+  double dropconnect;     // probability of dropping; 0: none
+  const long long* seed;  // on the device; not read without DropConnect
+  const void* x;
+  const void* logits;
+};
+
+// All of these throw std::runtime_error: no driver, no NVRTC, or what one of them says.
+void forward(const Place& place, const Conv& conv, void* out);
+void backward(const Place& place, const Conv& conv, const void* grad, void* grad_x, void* grad_logits);  // null: not wanted
+
+// x (T, B, 2C), mask (B, T) or null, out (T, B, C); backward: grad (T, B, C), out (T, B, 2C).
+void glu(const Place& place, Type type, long long T, long long B, long long C, const void* x, const bool* mask, void* out);
+void glu_backward(const Place& place, Type type, long long T, long long B, long long C, const void* grad, const void* x,
+                  const bool* mask, void* out);
+
+// One position of N hypotheses, see step.cuh; ring (K, M, C), ancestors (K, A).
+struct Step {
+  long long N, M, A, H, R, K;
+  Type type;
+  bool dynamic, softmax;
+  const void* x;
+  const void* logits;
+  void* ring;
+  int* ancestors;
+  long long* position;
+  void* out;
+};
+
+void step(const Place& place, const Step& step);
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,101 @@
+// A block's kernels: logits to shared memory, then softmax and DropConnect of rows of K by groups of G lanes.
+#pragma once
+
+#include "cuda/args.h"
+#include "cuda/scalar.cuh"
+#include "random.h"
+
+namespace lightconv::cuda {
+
+// Which of taps 4 * quad .. 4 * quad + 3 of the position n = (t * B + b) * H + h stay, as factors 1 / (1 - p) or 0.
+template <class A>
+__device__ __forceinline__ void keep_factors(const DropConnect& drop, unsigned long long seed, long long n, int quad,
+                                             A (&factor)[4]) {
+  const Words words = philox({{static_cast<Word>(n), static_cast<Word>(n >> 32), static_cast<Word>(quad), 0}},
+                             static_cast<Word>(seed), static_cast<Word>(seed >> 32));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) factor[i] = words.word[i] >= drop.threshold ? A(drop.scale) : A(0);
+}
+
+// The factor of one tap alone.
+template <class A>
+__device__ __forceinline__ A keep_factor(const DropConnect& drop, unsigned long long seed, long long n, long long j) {
+  A factor[4];
+  keep_factors(drop, seed, n, static_cast<int>(j / 4), factor);
+  return j % 4 == 0 ? factor[0] : j % 4 == 1 ? factor[1] : j % 4 == 2 ? factor[2] : factor[3];
+}
+
+// Lanes that share a row, so that a block of `threads` is busy with `rows` rows.
+constexpr int lanes_per_row(int rows, int threads, int K) {
+  int lanes = 1;
+  while (lanes < 8 && 2 * lanes * rows <= threads && lanes * 4 < K) lanes *= 2;
+  return lanes;
+}
+
+// A row of K weights in registers: lane g of G holds the quads g, g + G, ... ; beyond K nothing is read.
+template <Case C, int G> struct Row {
+  static constexpr int QUADS = ceil_div(ceil_div(C.K, 4), G);
+  float at[QUADS][4];
+
+  template <class Do> __device__ __forceinline__ static void each(int g, const Do& act) {
+#pragma unroll
+    for (int q = 0; q < QUADS; ++q)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = (q * G + g) * 4 + i;
+        if (j < C.K) act(j, q, i);
+      }
+  }
+
+  // The normalised kernel, before DropConnect.
+  template <class S> __device__ __forceinline__ void load(const S* logits, int g) {
+    each(g, [&](int j, int q, int i) { at[q][i] = widen(logits[j]); });
+    if constexpr (C.softmax) {
+      float most = -__int_as_float(0x7f800000);
+      each(g, [&](int, int q, int i) { most = at[q][i] > most ? at[q][i] : most; });
+      most = lanes_max<G>(most);
+      float sum = 0.0f;
+      each(g, [&](int, int q, int i) { sum += at[q][i] = exponential(at[q][i] - most); });
+      const float scale = 1.0f / lanes_sum<G>(sum);
+      each(g, [&](int, int q, int i) { at[q][i] *= scale; });
+    }
+  }
+
+  __device__ __forceinline__ void drop(const DropConnect& dropconnect, unsigned long long seed, long long n, int g) {
+#pragma unroll
+    for (int q = 0; q < QUADS; ++q) {
+      float factor[4];
+      keep_factors(dropconnect, seed, n, q * G + g, factor);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) at[q][i] *= factor[i];
+    }
+  }
+};
+
+// Runs act(row, g, valid) on `rows` rows with G lanes each; all lanes of a warp come along, for the shuffles inside.
+template <int G, class Do> __device__ __forceinline__ void each_row(int rows, int threads, const Do& act) {
+  for (int base = threadIdx.x & ~31; base < rows * G; base += threads) {
+    const int item = base + (threadIdx.x & 31), row = item / G;
+    act(row < rows ? row : rows - 1, item % G, row < rows);
+  }
+}
+
+// Copies the logits of `rows` positions from `first` on and of Heads heads from `head` on to (rows, Heads * K).
+// Positions outside the sequence and heads beyond H become 0. LightConv has one row, at every position the same.
+template <Case C, int Heads, class S>
+__device__ __forceinline__ void stage_logits(const void* from, S* to, int rows, int threads, int first, int head, int b,
+                                             int T, int B) {
+  constexpr int width = Heads * C.K;
+  constexpr int W = !C.aligned ? 1 : smaller(power_of_two_in(width, 16 / sizeof(S)), power_of_two_in(C.H * C.K, 8));
+  const int present = smaller(Heads, C.H - head) * C.K;
+  const S* logits = static_cast<const S*>(from) + (static_cast<long long>(C.dynamic ? b : 0) * C.H + head) * C.K;
+  const long long stride = C.dynamic ? static_cast<long long>(B) * C.H * C.K : 0;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < rows * (width / W); i += threads) {
+    const int row = i / (width / W), j = i % (width / W) * W, t = first + row;
+    const bool inside = j < present && (!C.dynamic || (t >= 0 && t < T));
+    vec<S, W>(to + row * width + j) = inside ? load_fixed<S, W>(logits + t * stride + j) : zeros<S, W>();
+  }
+}
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,95 @@
+"""The CUDA side of the library: finds NVRTC and its headers, and says what is missing before anything is compiled.
+
+Kernels are compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch depends on;
+the system's CUDA toolkit is not needed. They are kept in the folder ``cuda`` of ``build.cache_folder()``.
+"""
+
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops.native import build
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Toolkit(NamedTuple):
+    """libnvrtc and the folder of the headers that belong to it."""
+
+    nvrtc: Path
+    include: Path | None
+
+
+def refusal(x: Tensor) -> str | None:
+    """Why a CUDA tensor cannot be taken, in a sentence; None if it can. The library is loaded."""
+    if x.dtype not in TYPES:
+        return f"on a GPU it takes float32, float16, bfloat16 and float64; got {x.dtype}"
+    return _configure()
+
+
+def toolkits() -> Iterator[Toolkit]:
+    """What is installed: NVIDIA's wheels, beside torch, and $CUDA_HOME."""
+    for root in _wheel_folders():
+        for folder in sorted(root.glob("cu[0-9]*"), reverse=True):  # CUDA 13 and later: everything in one folder
+            yield from _in(folder / "lib", folder / "include")
+        yield from _in(root / "cuda_nvrtc" / "lib", root / "cuda_runtime" / "include")
+    headers = next((root / "cuda_runtime" / "include" for root in _wheel_folders()), None)
+    yield from _in(Path(torch.__file__).parent / "lib", headers)
+    home = os.environ.get("CUDA_HOME")
+    if home:
+        yield from _in(Path(home) / "lib64", Path(home) / "include")
+
+
+def choose_toolkit(found: list[Toolkit], version: str | None) -> Toolkit | str:
+    """The toolkit of torch's CUDA version, else any that is complete; or a sentence that says what is missing."""
+    if not found:
+        return (
+            "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+        )
+    complete = [kit for kit in found if kit.include is not None]
+    if not complete:
+        return (
+            f"{found[0].nvrtc} is there, but not the header cuda_fp16.h that belongs to it; "
+            "CUDA builds of torch bring it: pip install nvidia-cuda-runtime"
+        )
+    major = (version or "").split(".")[0]
+    return next((kit for kit in complete if kit.nvrtc.name.split(".so.")[-1].split(".")[0] == major), complete[0])
+
+
+def configure(kit: Toolkit) -> str | None:
+    """Tell the library where things are. None, or a sentence: the cache cannot be made."""
+    cache = build.cache_folder() / "cuda"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return (
+            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
+        )
+    words = (build.SOURCES, kit.include, kit.nvrtc, cache, build.fingerprint_of_sources())
+    torch.ops.lightconv.cuda_configure(*map(str, words))
+    return None
+
+
+@functools.cache
+def _configure() -> str | None:
+    kit = choose_toolkit(list(toolkits()), torch.version.cuda)
+    return kit if isinstance(kit, str) else configure(kit)
+
+
+def _wheel_folders() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+
+
+def _in(libraries: Path, include: Path | None) -> Iterator[Toolkit]:
+    found = include if include is not None and (include / "cuda_fp16.h").exists() else None
+    for path in sorted(libraries.glob("libnvrtc*.so*"), reverse=True):
+        if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
+            yield Toolkit(path, found)

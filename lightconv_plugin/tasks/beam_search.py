@@ -1,0 +1,183 @@
+"""fairseq's beam search with the same results in less time."""
+
+import logging
+import math
+from typing import Any
+
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerModelBase
+from fairseq.search import BeamSearch
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
+
+from lightconv_plugin import ops
+
+logger = logging.getLogger(__name__)
+
+_PLAIN_SOFTMAX = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
+_said: set[str] = set()
+
+Hypothesis = dict[str, Tensor]
+
+
+class BeamSearchGenerator(SequenceGenerator):
+    """Beam search as fairseq's ``SequenceGenerator`` does it: the same hypotheses, scores and options.
+
+    What is saved: log-probabilities of the whole vocabulary are never written, only the best continuations; the first
+    step takes one row a sentence; a decoder that reads the source once is not given it for every hypothesis. What it
+    does not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq
+    shows that with --print-alignment alone, which has a generator of its own.
+    """
+
+    def __init__(self, models: Any, tgt_dict: Any, **options: Any) -> None:
+        super().__init__(models, tgt_dict, **options)
+        self._refused = self._refusal()
+
+    def _refusal(self) -> str | None:
+        """Why fairseq's generator must do the search, in words; None if it need not."""
+        if self.model.models_size != 1:
+            return f"an ensemble of {self.model.models_size} models"
+        model = self.model.single_model
+        if not self.model.has_incremental or not self.model.has_encoder():
+            return f"{type(model).__name__}, which is not an encoder with an incremental decoder"
+        if type(model).get_normalized_probs not in _PLAIN_SOFTMAX:
+            return f"{type(model).__name__}, which has probabilities of its own"
+        if getattr(model.decoder, "adaptive_softmax", None) is not None:
+            return "an adaptive softmax"
+        if type(self.search) is not BeamSearch:
+            return f"{type(self.search).__name__}"
+        if self.match_source_len:
+            return "--match-source-len"
+        if self.repeat_ngram_blocker is not None:
+            return "--no-repeat-ngram-size"
+        if self.lm_model is not None:
+            return "a language model beside the translation model"
+        if self.token_indices_to_suppress is not None:
+            return "suppressed tokens"
+        if self.vocab_size <= 2 * self.beam_size:
+            return f"a vocabulary of {self.vocab_size} types for {self.beam_size} beams"
+        return None
+
+    def _generate(
+        self,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: Tensor | None = None,
+        bos_token: int | None = None,
+    ) -> list[list[Hypothesis]]:
+        refused = self._refused
+        if prefix_tokens is not None:
+            refused = "prefix tokens"
+        elif constraints is not None:
+            refused = "constraints"
+        elif "src_tokens" not in sample["net_input"]:
+            refused = "a source that is not of tokens"
+        if refused is None:
+            return self._search(sample["net_input"], self.eos if bos_token is None else bos_token)
+        if refused not in _said:
+            _said.add(refused)
+            logger.warning("lightconv_plugin: fairseq's own beam search runs, which is slower, for %s", refused)
+        return super()._generate(sample, prefix_tokens, constraints, bos_token)
+
+    def _search(self, net_input: dict[str, Tensor], bos: int) -> list[list[Hypothesis]]:
+        sentences, source_length = net_input["src_tokens"].shape[:2]
+        max_len = min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
+        if self.min_len > max_len:
+            raise ValueError(f"--min-len {self.min_len} is larger than the longest hypothesis allowed, {max_len}")
+        model = self.model.single_model
+        (encoder_out,) = self.model.forward_encoder(net_input)
+        state: dict[str, Any] = {}
+        device = net_input["src_tokens"].device
+        tokens = torch.full((sentences, max_len + 2), self.pad, dtype=torch.long, device=device)
+        tokens[:, 0] = bos
+        scores = torch.zeros(sentences, max_len + 1, device=device)  # summed up to each position
+        finished: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        open_sentences = list(range(sentences))  # the sentence that each group of rows belongs to
+        beams = 1  # rows a sentence: before the first token all hypotheses are one
+
+        for step in range(max_len + 1):
+            logits = model.decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0]
+            values, words, parents = ops.beam_candidates(
+                logits[:, -1],
+                scores[:, step - 1] if step > 0 else None,
+                beams=beams,
+                count=2 * self.beam_size,  # half of them may end
+                temperature=self.temperature,
+                pad=self.pad,
+                unk=self.unk,
+                unk_penalty=self.unk_penalty,
+                banned=self.eos if step < self.min_len else None,
+                only=self.eos if step >= max_len else None,
+            )
+            parents = parents + beams * torch.arange(len(parents), device=device).unsqueeze(1)
+            ends, going_on = self._divide(values.tolist(), words.tolist())
+            closed: set[int] = set()
+            if ends:
+                index = torch.tensor(ends, device=device)
+                hypotheses = self._finish(step, tokens, scores, parents.view(-1)[index], values.view(-1)[index])
+                for place, hypothesis in zip(ends, hypotheses, strict=True):
+                    group = place // values.shape[1]
+                    done = finished[open_sentences[group]]
+                    if len(done) < self.beam_size:
+                        done.append(hypothesis)
+                    if len(done) == self.beam_size or step == max_len:
+                        closed.add(group)
+            kept = [group for group in range(len(open_sentences)) if group not in closed]
+            if not kept:
+                break
+            if step == max_len:
+                raise RuntimeError(
+                    f"no hypothesis of {len(kept)} sentences could end after {max_len} tokens: "
+                    "the model gives the end of a sentence no probability, or one that is not a number"
+                )
+            open_sentences = [open_sentences[group] for group in kept]
+            chosen = torch.tensor([place for group in kept for place in going_on[group]], device=device)
+            order = parents.view(-1)[chosen]
+            tokens, scores = tokens.index_select(0, order), scores.index_select(0, order)
+            tokens[:, step + 1] = words.view(-1)[chosen]
+            scores[:, step] = values.view(-1)[chosen]
+            beams = self.beam_size
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            if not getattr(model.decoder, "reads_source_once", False):
+                encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
+        return [sorted(done, key=lambda hypothesis: -hypothesis["score"].item()) for done in finished]
+
+    def _divide(self, values: list[list[float]], words: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+        """Which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.
+
+        Candidates are named by their place among those of all sentences.
+        """
+        ends: list[int] = []
+        going_on: list[list[int]] = []
+        width = 2 * self.beam_size
+        for group, (row_values, row_words) in enumerate(zip(values, words, strict=True)):
+            first = group * width
+            if self.eos not in row_words:
+                going_on.append(list(range(first, first + self.beam_size)))
+                continue
+            ending = [row_words[i] == self.eos and row_values[i] != -math.inf for i in range(width)]
+            ends += [first + i for i in range(self.beam_size) if ending[i]]
+            going_on.append([first + i for i in range(width) if not ending[i]][: self.beam_size])
+        return ends, going_on
+
+    def _finish(self, step: int, tokens: Tensor, scores: Tensor, rows: Tensor, totals: Tensor) -> list[Hypothesis]:
+        """Hypotheses of the rows' tokens and an end, in fairseq's form; ``totals``: their scores, end included."""
+        ended = tokens.index_select(0, rows)[:, 1 : step + 2]
+        ended[:, step] = self.eos
+        positional = scores.index_select(0, rows)[:, : step + 1]
+        positional[:, step] = totals
+        positional[:, 1:] = positional[:, 1:] - positional[:, :-1]
+        if self.normalize_scores:
+            totals = totals / (step + 1) ** self.len_penalty
+        none = torch.empty(0)
+        return [
+            {
+                "tokens": ended[i],
+                "score": totals[i],
+                "attention": none,
+                "alignment": none,
+                "positional_scores": positional[i],
+            }
+            for i in range(len(rows))
+        ]

@@ -1,0 +1,99 @@
+import pytest
+import torch
+from fairseq.modules import MultiheadAttention
+
+from lightconv_plugin.modules import SourceAttention
+from tests.tolerances import assert_close
+
+C, SOURCE, HEADS, S = 8, 6, 4, 5
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(0)
+    return SourceAttention(C, HEADS, source_dim=SOURCE).double().eval()
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+PADDING = torch.tensor([[True, True, False, False, False], [False] * 5, [True, False, False, False, False]])
+
+
+@pytest.mark.parametrize("padding", [None, PADDING])
+@pytest.mark.parametrize("heads", [True, False])
+def test_all_positions_are_fairseq_s(module, padding, heads):
+    theirs = MultiheadAttention(C, HEADS, kdim=SOURCE, vdim=SOURCE, encoder_decoder_attention=True).double().eval()
+    theirs.load_state_dict(module.state_dict(), strict=True)
+    query, source = draw(7, 3, C), draw(S, 3, SOURCE)
+    options = {"need_weights": True, "need_head_weights": heads, "static_kv": True}
+    expected, weights = theirs(query, source, source, padding, **options)
+    got, own = module(query, source, source, padding, **options)
+    # fairseq's softmax is one of float32
+    assert_close(got, expected, torch.float32)
+    assert_close(own, weights, torch.float32)
+    assert_close(module(query, source, source, padding, need_weights=False)[0], got)
+
+
+@pytest.mark.parametrize("padding", [None, PADDING])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@torch.no_grad()
+def test_steps_follow_their_sentences_through_beam_search(module, padding, backend, monkeypatch):
+    """One row a sentence, then several that follow each other, re-ordered at will, and sentences that leave."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    source = draw(S, 3, SOURCE)
+    state: dict = {}
+    sentence = torch.arange(3)
+    for order in ([0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 2, 4, 4], [2, 3, 4, 5], [3, 3, 0, 1, 2]):
+        if state:
+            module.reorder_incremental_state(state, torch.tensor(order))
+            sentence = sentence[torch.tensor(order)]
+        query = draw(1, len(sentence), C)
+        own = None if padding is None else padding[sentence]
+        expected, weights = module(query, source[:, sentence], source[:, sentence], own)
+        given = {"key": source, "value": source, "key_padding_mask": padding, "incremental_state": state}
+        assert_close(module(query, need_weights=False, **given)[0], expected)
+        got, steps = module(query, need_weights=True, **given)
+        assert_close(got, expected)
+        assert_close(steps, weights)
+
+
+@torch.no_grad()
+def test_the_source_may_be_given_for_each_sentence_or_each_hypothesis(module):
+    source, query = draw(S, 3, SOURCE), draw(1, 6, C)
+    rows = torch.arange(3).repeat_interleave(2)
+    by_sentence, _ = module(query, source, source, PADDING, incremental_state={})
+    by_row, _ = module(query, source[:, rows], source[:, rows], PADDING[rows], incremental_state={})
+    assert_close(by_sentence, by_row)
+
+
+def test_the_source_is_projected_once(module, monkeypatch):
+    source, query = draw(S, 3, SOURCE), draw(1, 3, C)
+    state: dict = {}
+    module(query, source, source, incremental_state=state)
+    monkeypatch.setattr(module.k_proj, "forward", None)
+    module(query, source, source, incremental_state=state)
+
+
+def test_weights_are_dropped_in_training_only():
+    torch.manual_seed(0)
+    module = SourceAttention(C, HEADS, source_dim=SOURCE, dropout=0.5)
+    query, source = torch.randn(4, 3, C), torch.randn(S, 3, SOURCE)
+    for need_weights in (True, False):
+        module.train()
+        first, second = (module(query, source, source, need_weights=need_weights)[0] for _ in range(2))
+        assert not torch.equal(first, second)
+        module.eval()
+        first, second = (module(query, source, source, need_weights=need_weights)[0] for _ in range(2))
+        assert torch.equal(first, second)
+
+
+def test_refusals(module):
+    source = draw(S, 3, SOURCE)
+    with pytest.raises(ValueError, match="got 4 rows and a source"):
+        module(draw(1, 4, C), source, source, incremental_state={})
+    with pytest.raises(ValueError, match="one position at a time"):
+        module(draw(2, 3, C), source, source, incremental_state={})
+    with pytest.raises(ValueError, match="no mask but that of its padding"):
+        module(draw(2, 3, C), source, source, attn_mask=torch.zeros(2, S))

@@ -1,0 +1,188 @@
+"""The CUDA launcher and kernels on a CPU: cuda_shim/ stands in for libcuda and NVRTC, all else is the real code.
+
+What is compiled is kept in the cache folder of the native library under a name that changes with the sources.
+"""
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops.native import build
+
+SHIM = Path(__file__).parent / "cuda_shim"
+CUDA = build.SOURCES / "cuda"
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+LAUNCHER = ("driver", "compiler", "kernels", "launch")
+
+
+def fingerprint() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*CUDA.iterdir(), *SHIM.iterdir(), build.SOURCES / "random.h"]):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def folder() -> Path:
+    return build.cache_folder() / f"shim-{fingerprint()}"
+
+
+def compile_shared(target: Path, sources: list[Path], *flags: str) -> Path:
+    """A shared object of C++ sources, unless it is there already."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_suffix(f".{os.getpid()}")
+        command = [build.compiler(), "-std=c++20", "-O0", "-fPIC", "-shared", f"-I{build.SOURCES}", *flags]
+        subprocess.run([*command, *map(str, sources), "-o", str(draft), "-ldl"], check=True)
+        os.replace(draft, target)
+    return target
+
+
+def fake_driver() -> Path:
+    return compile_shared(folder() / "libcuda.so", [SHIM / "libcuda.cpp"])
+
+
+def fake_nvrtc() -> Path:
+    """With shim.h precompiled, which halves the time of a kernel; clang passes that over."""
+    flags = f"{build.compiler()} -std=c++20 -O1 -w -fPIC -fvisibility=hidden"
+    compiled = folder() / "pch" / "shim.h.gch"
+    if not compiled.exists():
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        draft = compiled.with_suffix(f".{os.getpid()}")
+        subprocess.run([*flags.split(), "-x", "c++-header", str(SHIM / "shim.h"), "-o", str(draft)], check=True)
+        os.replace(draft, compiled)
+    command = f'-DSHIM_COMMAND="{flags} -I{compiled.parent} -I{SHIM}"'
+    return compile_shared(folder() / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
+
+
+def launcher(driver: str) -> ctypes.CDLL:
+    """The launcher behind plain C functions, with ``driver`` in place of libcuda.so.1."""
+    name = "launcher-" + hashlib.sha256(driver.encode()).hexdigest()[:8] + ".so"
+    sources = [SHIM / "harness.cpp", *(CUDA / f"{name}.cpp" for name in LAUNCHER)]
+    library = ctypes.CDLL(str(compile_shared(folder() / name, sources, f'-DLIGHTCONV_LIBCUDA="{driver}"')))
+    for function in ("conv_forward", "conv_backward", "run_glu", "run_step", "compile_only"):
+        getattr(library, function).restype = ctypes.c_char_p
+    return library
+
+
+class FlatConv(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("T", "B", "H", "R", "K", "padding_l", "type", "dynamic", "softmax")),
+        ("dropconnect", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("seed", "x", "logits")),
+    )
+
+
+class Machine:
+    """A pretended GPU; its capability, 90 for sm_90, is also its number among the pretended driver's devices."""
+
+    def __init__(self, capability: int = 90, cache: Path | None = None) -> None:
+        self.driver = ctypes.CDLL(str(fake_driver()))
+        self.library = launcher(str(fake_driver()))
+        self.capability = capability
+        self.set_up(cache or folder() / "kernels")
+
+    def set_up(self, cache: Path, nvrtc: Path | None = None, marker: str = "shim") -> None:
+        cache.mkdir(parents=True, exist_ok=True)
+        words = (build.SOURCES, SHIM, nvrtc or fake_nvrtc(), cache, marker)
+        self.library.set_up(*(str(word).encode() for word in words))
+
+    def describe(
+        self, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, dropconnect: float, seed: Tensor | None
+    ) -> FlatConv:
+        heads, width = weight.shape[-2:]
+        assert x.is_contiguous()
+        assert weight.is_contiguous()
+        assert x.dtype == weight.dtype
+        return FlatConv(
+            *(x.shape[0], x.shape[1], heads, x.shape[2] // heads, width, padding_l, TYPES[x.dtype]),
+            *(weight.ndim == 4, softmax, dropconnect, None if seed is None else seed.data_ptr()),
+            *(x.data_ptr(), weight.data_ptr()),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        padding_l: int,
+        softmax: bool = True,
+        dropconnect: float = 0.0,
+        seed: Tensor | None = None,
+        device: int | None = None,
+        stream: int = 0,
+    ) -> Tensor:
+        out = torch.full_like(x, torch.nan)
+        conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
+        self.must(
+            self.library.conv_forward(
+                self.capability if device is None else device,
+                ctypes.c_void_p(stream),
+                ctypes.byref(conv),
+                ctypes.c_void_p(out.data_ptr()),
+            )
+        )
+        return out
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        padding_l: int,
+        softmax: bool = True,
+        dropconnect: float = 0.0,
+        seed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        grad_x, grad_weight = torch.full_like(x, torch.nan), torch.full_like(weight, torch.nan)
+        conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
+        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (grad, grad_x, grad_weight))
+        self.must(self.library.conv_backward(self.capability, None, ctypes.byref(conv), *pointers))
+        return grad_x, grad_weight
+
+    def glu(self, x: Tensor, mask: Tensor | None, grad: Tensor | None = None) -> Tensor:
+        """(T, B, 2C) to (T, B, C), or, with a gradient (T, B, C), to the gradient (T, B, 2C)."""
+        time, batch, channels = x.shape[0], x.shape[1], x.shape[2] // 2
+        out = torch.full_like(x, torch.nan) if grad is not None else x.new_full((time, batch, channels), torch.nan)
+        pointers = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (grad, x, mask, out))
+        sizes = map(ctypes.c_longlong, (time, batch, channels))
+        self.must(self.library.run_glu(self.capability, TYPES[x.dtype], *sizes, *pointers))
+        return out
+
+    def step(
+        self, x: Tensor, weight: Tensor, ring: Tensor, ancestors: Tensor, position: Tensor, softmax: bool = True
+    ) -> Tensor:
+        heads, width = weight.shape[-2:]
+        out = torch.full_like(x, torch.nan)
+        numbers = (x.shape[1], ring.shape[1], heads, x.shape[2] // heads, width)
+        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (x, weight, ring, ancestors, position, out))
+        self.must(
+            self.library.run_step(
+                self.capability,
+                TYPES[x.dtype],
+                *map(ctypes.c_longlong, numbers),
+                weight.ndim == 4,
+                softmax,
+                *pointers,
+            )
+        )
+        return out
+
+    def launches(self) -> list[tuple[int, int, int, int, int]]:
+        """(device, stream, blocks, threads, shared bytes) of each launch since the last call; then forgets them."""
+        facts = (ctypes.c_longlong * 5)()
+        found = []
+        for i in range(self.driver.shim_launches()):
+            self.driver.shim_launch(i, facts)
+            found.append((facts[0], facts[1], facts[2], facts[3], facts[4]))
+        self.driver.shim_forget()
+        return found
+
+    @staticmethod
+    def must(message: bytes) -> None:
+        if message:
+            raise RuntimeError(message.decode())

@@ -1,0 +1,92 @@
+// Stands in for libcuda.so.1: loads what nvrtc.cpp made, runs it at once, and records what was asked of it. Machine code
+// of a real GPU is taken too; launching it does nothing.
+#include <dlfcn.h>
+#include <elf.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct Launch {
+  void* context;
+  void* stream;
+  unsigned int blocks, threads, shared_bytes;
+};
+
+int contexts[128];  // their addresses are the devices' contexts; device 75 is an sm_75, those below 50 are sm_90
+int modules = 0;
+int nothing;  // its address is a module of a real GPU
+int next_error = 0;
+std::vector<void*> stack;
+std::vector<Launch> launches;
+
+}  // namespace
+
+extern "C" {
+
+void shim_fail_next_launch(int error) { next_error = error; }
+int shim_modules() { return modules; }
+int shim_context_depth() { return static_cast<int>(stack.size()); }
+int shim_launches() { return static_cast<int>(launches.size()); }
+void shim_forget() { launches.clear(); }
+// device, stream, blocks, threads, shared bytes
+void shim_launch(int index, long long* facts) {
+  const Launch& launch = launches[index];
+  facts[0] = static_cast<int*>(launch.context) - contexts, facts[1] = reinterpret_cast<long long>(launch.stream);
+  facts[2] = launch.blocks, facts[3] = launch.threads, facts[4] = launch.shared_bytes;
+}
+
+int cuInit(unsigned int) { return 0; }
+int cuDeviceGet(int* device, int ordinal) { return ordinal < 128 ? (*device = ordinal, 0) : 101; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  const int capability = device < 50 ? 90 : device;
+  *value = attribute == 75 ? capability / 10 : capability % 10;
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = &contexts[device], 0; }
+int cuCtxGetCurrent(void** context) { return *context = stack.empty() ? nullptr : stack.back(), 0; }
+int cuCtxPushCurrent_v2(void* context) { return stack.push_back(context), 0; }
+int cuCtxPopCurrent_v2(void** context) { return *context = stack.back(), stack.pop_back(), 0; }
+int cuGetErrorName(int result, const char** name) {
+  *name = result == 101 ? "CUDA_ERROR_INVALID_DEVICE" : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_UNKNOWN";
+  return 0;
+}
+
+int cuModuleLoadData(void** module, const void* image) {
+  ++modules;
+  const auto* header = static_cast<const Elf64_Ehdr*>(image);
+  if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 200;
+  const size_t size = header->e_shoff + static_cast<size_t>(header->e_shnum) * header->e_shentsize;
+  if (header->e_machine == EM_CUDA) return *module = &nothing, 0;
+  char path[] = "/tmp/lightconv-module-XXXXXX";
+  const int file = mkstemp(path);
+  const bool written = file >= 0 && write(file, image, size) == static_cast<ssize_t>(size);
+  close(file);
+  *module = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  unlink(path);
+  return *module == nullptr ? 200 : 0;
+}
+
+int cuModuleGetFunction(void** function, void* module, const char*) {
+  *function = module == &nothing ? module : dlsym(module, "shim_run");
+  return *function == nullptr ? 500 : 0;
+}
+
+int cuLaunchKernel(void* function, unsigned int x, unsigned int, unsigned int, unsigned int threads, unsigned int,
+                   unsigned int, unsigned int shared_bytes, void* stream_, void** parameters, void**) {
+  if (next_error != 0) {
+    const int error = next_error;
+    next_error = 0;
+    return error;
+  }
+  if (function == &nothing) return 0;
+  launches.push_back({stack.back(), stream_, x, threads, shared_bytes});
+  reinterpret_cast<void (*)(unsigned int, int, int, const void*)>(function)(x, threads, shared_bytes, parameters[0]);
+  return 0;
+}
+}

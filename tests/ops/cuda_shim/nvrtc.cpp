@@ -1,0 +1,77 @@
+// Stands in for libnvrtc: "compiles" with g++ against shim.h, to a shared object in place of a cubin.
+// SHIM_COMMAND is the compiler with its flags. NVRTC_LOG, if set, names a file that gets a line for each compilation.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace {
+
+struct Program {
+  std::string source, log, image;
+};
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+Program* program_of(void* handle) { return static_cast<Program*>(handle); }
+
+}  // namespace
+
+extern "C" {
+
+int nvrtcVersion(int* major, int* minor) { return *major = 0, *minor = 0; }
+int nvrtcGetNumSupportedArchs(int* count) { return *count = 2, 0; }
+int nvrtcGetSupportedArchs(int* archs) { return archs[0] = 75, archs[1] = 90, 0; }
+const char* nvrtcGetErrorString(int) { return "an error of the shim"; }
+
+int nvrtcCreateProgram(void** program, const char* source, const char*, int, const char* const*, const char* const*) {
+  *program = new Program{source, "", ""};
+  return 0;
+}
+
+int nvrtcDestroyProgram(void** program) {
+  delete program_of(*program);
+  return 0;
+}
+
+int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
+  Program& program = *program_of(handle);
+  char folder[] = "/tmp/lightconv-shim-XXXXXX";
+  if (mkdtemp(folder) == nullptr) return 1;
+  const std::string base = std::string(folder) + "/kernel", object = base + ".so", log = base + ".log";
+  std::ofstream(base + ".cpp") << "#include \"shim.h\"\n" << program.source
+      << "extern \"C\" __attribute__((visibility(\"default\"))) void shim_run(unsigned blocks, int threads, int bytes, "
+         "const void* args) {\n  shim::run(blocks, threads, bytes, [](const void* at) { shim::call(&entry, at); }, args);\n}\n";
+  std::string command = std::string(SHIM_COMMAND " -shared");
+  for (int i = 0; i < count; ++i)
+    if (std::strncmp(options[i], "-I", 2) == 0) command += std::string(" '") + options[i] + "'";
+  command += " " + base + ".cpp -o " + object + " 2> " + log;
+  const int failed = std::system(command.c_str());
+  program.log = read(log);
+  program.image = read(object);
+  if (const char* record = std::getenv("NVRTC_LOG")) std::ofstream(record, std::ios::app) << "compiled\n";
+  for (const std::string& path : {base + ".cpp", object, log}) std::remove(path.c_str());
+  rmdir(folder);
+  return failed == 0 ? 0 : 6;
+}
+
+int nvrtcGetProgramLogSize(void* handle, size_t* size) { return *size = program_of(handle)->log.size(), 0; }
+int nvrtcGetProgramLog(void* handle, char* log) {
+  std::memcpy(log, program_of(handle)->log.data(), program_of(handle)->log.size());
+  return 0;
+}
+int nvrtcGetCUBINSize(void* handle, size_t* size) { return *size = program_of(handle)->image.size(), 0; }
+int nvrtcGetCUBIN(void* handle, char* image) {
+  std::memcpy(image, program_of(handle)->image.data(), program_of(handle)->image.size());
+  return 0;
+}
+int nvrtcGetPTXSize(void* handle, size_t* size) { return nvrtcGetCUBINSize(handle, size); }
+int nvrtcGetPTX(void* handle, char* image) { return nvrtcGetCUBIN(handle, image); }
+}

@@ -1,0 +1,108 @@
+"""Every kernel compiled by NVRTC for every architecture: machine code, read without a GPU."""
+
+import itertools
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightconv_plugin.ops.native import build, cuda
+from tests.ops.cuda_on_cpu import Machine
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+FRAME_SIZE, REGISTERS = 0x11, 0x2F  # EIATTR_FRAME_SIZE, EIATTR_REGCOUNT
+NAMES = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def kit() -> cuda.Toolkit:
+    found = cuda.choose_toolkit(list(cuda.toolkits()), torch.version.cuda)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+def attributes(cubin: bytes) -> dict[int, int]:
+    """The 8-byte attributes of the one function in an ELF image, from its section .nv.info: attribute, value."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    found = {}
+    for name, _, _, _, offset, length in sections:
+        at = sections[names][4] + name
+        if cubin[at : cubin.index(b"\0", at)] != b".nv.info":
+            continue
+        end = offset + length
+        while offset < end:
+            form, attribute, extra = struct.unpack_from("<BBH", cubin, offset)
+            if form == 4 and extra == 8:
+                found[attribute] = struct.unpack_from("<I", cubin, offset + 8)[0]
+            offset += 4 + (extra if form == 4 else 0)
+    return found
+
+
+def compiled(kit: cuda.Toolkit, capability: int, folder: Path) -> Iterator[tuple[Machine, Path]]:
+    """A machine whose kernels come from NVRTC; modules are kept by device and case, so each call takes a fresh copy."""
+    machine = Machine(capability)
+    cache = folder / str(next(NAMES))
+    cache.mkdir(parents=True)
+    words = (build.SOURCES, kit.include, kit.nvrtc, cache, str(cache))
+    machine.library.set_up(*(str(word).encode() for word in words))
+    yield machine, cache
+    machine.set_up(folder / "shim")
+
+
+def run_conv(machine: Machine, dtype: torch.dtype, dynamic: bool, K: int, p: float, H: int) -> None:
+    """H tells cases apart, since a launched kernel is kept."""
+    x = torch.zeros(33, 1, H * 64).to(dtype)
+    weight = torch.zeros(*((33, 1, H, K) if dynamic else (H, K))).to(dtype)
+    seed = torch.zeros(1, dtype=torch.int64)
+    machine.forward(x, weight, K - 1, True, p, seed)
+    machine.backward(x, x, weight, K - 1, True, p, seed)
+
+
+def check(cache: Path, kernels: int) -> None:
+    images = [path.read_bytes()[16:] for path in cache.iterdir()]
+    assert len(images) == kernels
+    for image in images:
+        found = attributes(image)
+        assert found[FRAME_SIZE] == 0, "registers are spilled, or an array is in local memory"
+        assert 0 < found[REGISTERS] <= 168
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+def test_the_main_kernels_on_every_architecture(kit, capability, tmp_path):
+    for machine, cache in compiled(kit, capability, tmp_path):
+        run_conv(machine, torch.bfloat16, True, 31, 0.0, 16)
+        check(cache, 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dynamic", "K", "p", "kernels"),
+    [
+        (torch.bfloat16, False, 31, 0.1, 4),
+        (torch.float32, True, 31, 0.1, 3),
+        (torch.float16, True, 63, 0.0, 3),
+        (torch.bfloat16, True, 3, 0.1, 3),
+        (torch.float64, False, 31, 0.1, 5),
+        (torch.float64, True, 31, 0.1, 4),
+    ],
+)
+def test_other_cases_on_one(kit, dtype, dynamic, K, p, kernels, tmp_path):
+    for machine, cache in compiled(kit, 90, tmp_path):
+        run_conv(machine, dtype, dynamic, K, p, 64)
+        check(cache, kernels)
+
+
+def test_gate_and_step(kit, tmp_path):
+    for machine, cache in compiled(kit, 80, tmp_path):
+        x = torch.zeros(3, 2, 4096, dtype=torch.bfloat16)
+        mask = torch.zeros(2, 3, dtype=torch.bool)
+        machine.glu(x, mask)
+        machine.glu(x, mask, x[..., :2048].contiguous())
+        x, ring = torch.zeros(1, 2, 1024, dtype=torch.bfloat16), torch.zeros(31, 2, 1024, dtype=torch.bfloat16)
+        ancestors, position = torch.zeros(31, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+        machine.step(x, torch.zeros(1, 2, 16, 31, dtype=torch.bfloat16), ring, ancestors, position)
+        check(cache, 4)

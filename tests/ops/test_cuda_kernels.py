@@ -1,0 +1,195 @@
+"""The CUDA kernels, run on a CPU (cuda_on_cpu.py), against the float64 reference."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops import reference
+from tests.ops.cuda_on_cpu import Machine
+from tests.ops.philox import factors, philox
+from tests.tolerances import assert_close
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+SEED = 0x1234_5678_9ABC_DEF0
+
+
+class Case(NamedTuple):
+    dtype: torch.dtype
+    dynamic: bool
+    K: int
+    padding_l: int
+    R: int
+    lengths: tuple[int, ...]
+    H: int = 2
+    p: float = 0.0
+    softmax: bool = True
+    capability: int = 90
+    offset: int = 0  # elements by which the tensors miss an address that vectors want
+
+
+CASES = [
+    Case(BF16, True, 31, 30, 64, (33, 129)),
+    Case(BF16, True, 31, 15, 64, (1, 2, 31), H=3),
+    Case(BF16, True, 7, 6, 64, (33,), capability=75),
+    Case(BF16, True, 15, 7, 16, (31,), H=5, p=0.3),
+    Case(BF16, False, 2, 1, 80, (2, 31)),
+    Case(BF16, False, 31, 30, 64, (33, 129), p=0.1),
+    Case(F16, True, 63, 31, 64, (33, 129)),
+    Case(F16, True, 3, 1, 320, (31,), H=1),
+    Case(F16, False, 15, 14, 3, (31,), H=3),
+    Case(F16, False, 64, 10, 1, (129,), H=4),
+    Case(F32, True, 1, 0, 1, (1, 31), H=40),
+    Case(F32, True, 32, 10, 16, (33,), H=3, p=0.5),
+    Case(F32, True, 7, 3, 3, (31,), H=4, softmax=False),
+    Case(F32, True, 31, 30, 64, (129,)),
+    Case(F32, False, 3, 1, 80, (33,)),
+    Case(F32, False, 31, 30, 16, (31,), p=0.2, H=3),
+    Case(BF16, True, 7, 3, 64, (31,), offset=1),
+    # the general kernels: float64, and what is too wide
+    Case(F64, True, 15, 7, 3, (1, 33), p=0.2),
+    Case(F64, False, 7, 6, 16, (2, 31), p=0.2),
+    Case(F64, False, 31, 15, 64, (33,), H=1, softmax=False),
+    Case(BF16, True, 65, 32, 64, (31, 129)),
+    Case(F32, False, 65, 64, 3, (31,)),
+]
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Machine:
+    return Machine()
+
+
+def make(shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
+    storage = torch.randn(torch.Size(shape).numel() + offset, dtype=F64).to(dtype)
+    return storage[offset:].view(shape)
+
+
+def expected(case: Case, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and gradients in float64."""
+    x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    kernel = reference.normalize_kernel(weight, "softmax" if case.softmax else "none")
+    shape = (*x.shape[:2], case.H, case.K)
+    if case.p > 0:
+        kernel = kernel.expand(shape) * factors(shape, case.p, SEED)
+    out = reference.dynamic_conv(x, kernel.expand(shape), padding_l=case.padding_l, normalization="none")
+    grad_x, grad_weight = torch.autograd.grad(out, (x, weight), grad.double())
+    return out.detach(), grad_x, grad_weight
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_forward_and_gradients(gpu, case):
+    torch.manual_seed(0)
+    gpu.capability = case.capability
+    for time in case.lengths:
+        shape = (time, 2, case.H, case.K) if case.dynamic else (case.H, case.K)
+        x, grad = (make((time, 2, case.H * case.R), case.dtype, case.offset) for _ in range(2))
+        weight = make(shape, case.dtype, case.offset)
+        options = (case.padding_l, case.softmax, case.p, torch.tensor([SEED]) if case.p > 0 else None)
+        results = (gpu.forward(x, weight, *options), *gpu.backward(grad, x, weight, *options))
+        for got, want in zip(results, expected(case, x, weight, grad), strict=True):
+            # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
+            scale = max(1.0, want.abs().max().item()) if want.shape == (case.H, case.K) else 1.0
+            assert_close(got / scale, want / scale, case.dtype)
+
+
+def test_gradients_are_the_same_bits_every_time(gpu):
+    x, grad, weight = make((129, 2, 128), BF16), make((129, 2, 128), BF16), make((2, 31), BF16)
+    first = gpu.backward(grad, x, weight, 30, True, 0.1, torch.tensor([SEED]))
+    again = gpu.backward(grad, x, weight, 30, True, 0.1, torch.tensor([SEED]))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_the_mask_is_read_anew_from_the_seed(gpu):
+    x, weight, seed = torch.ones(33, 2, 128, dtype=BF16), torch.zeros(2, 31, dtype=BF16), torch.tensor([1])
+    first = gpu.forward(x, weight, 30, True, 0.1, seed)
+    seed += 1
+    assert not torch.equal(first, gpu.forward(x, weight, 30, True, 0.1, seed))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_what_is_not_finite_stays_in_reach(gpu, bad, dynamic):
+    """One channel of one position spoils the outputs whose kernel covers it, and no other."""
+    gpu.capability = 90
+    K, padding_l, R = (31, 15, 64) if dynamic else (2, 1, 80)
+    weight = make((31, 2, 3, K), BF16) if dynamic else make((2, K), BF16)
+    heads = weight.shape[-2]
+    for at in (0, 7, 30):
+        x = make((31, 2, heads * R), BF16)
+        x[at, 1, 5] = bad
+        spoiled = ~torch.isfinite(gpu.forward(x, weight, padding_l))
+        reach = [i for i in range(31) if 0 <= at - i + padding_l < K]
+        want = torch.zeros_like(spoiled)
+        want[reach, 1, 5] = True
+        assert torch.equal(spoiled, want)
+        grad_x, grad_weight = gpu.backward(x, torch.ones_like(x), weight, padding_l)
+        want.zero_()
+        want[[s for s in range(31) if 0 <= s - at + padding_l < K], 1, 5] = True
+        assert torch.equal(~torch.isfinite(grad_x), want)
+        if dynamic:
+            assert torch.equal(
+                ~torch.isfinite(grad_weight).all(-1),
+                want.view(31, 2, heads, R)[:, :, :, 5] & False
+                | (
+                    torch.arange(31).view(-1, 1, 1).eq(at)
+                    & torch.arange(2).view(1, -1, 1).eq(1)
+                    & torch.arange(heads).eq(0)
+                ),
+            )
+
+
+def test_philox_is_the_published_one():
+    """Of ten rounds, a known answer that the authors give with their code."""
+    assert philox([0, 0, 0, 0], (0, 0), rounds=10) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("dtype", "channels"), [(BF16, 64), (F16, 6), (F32, 5), (F64, 4)])
+def test_glu_and_mask(gpu, dtype, channels, masked):
+    torch.manual_seed(0)
+    x, grad = make((7, 3, 2 * channels), dtype), make((7, 3, channels), dtype)
+    mask = torch.rand(3, 7) < 0.3 if masked else None
+    if mask is not None:
+        x[mask.t()] = torch.nan
+    exact = x.double().requires_grad_()
+    want = reference.glu_mask(exact, mask)
+    (want_grad,) = torch.autograd.grad(want, exact, grad.double())
+    assert_close(gpu.glu(x, mask), want.detach(), dtype)
+    keep = slice(None) if mask is None else ~mask.t()
+    got = gpu.glu(x, mask, grad)
+    assert_close(got[keep], want_grad[keep], dtype)
+    if mask is not None:
+        assert (got[mask.t()] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dynamic", "K", "H", "R", "softmax"),
+    [
+        (BF16, True, 3, 2, 64, True),
+        (F16, False, 5, 3, 3, True),
+        (F32, True, 31, 2, 16, False),
+        (F64, True, 1, 2, 5, True),
+    ],
+)
+def test_decoding_steps(gpu, dtype, dynamic, K, H, R, softmax):
+    """With hypotheses that change places, and come and go, as beam search has them."""
+    torch.manual_seed(0)
+    N, M = 4, 6
+    ring, ancestors = make((K, M, H * R), dtype), torch.zeros(K, N, dtype=torch.int32)
+    position = torch.zeros(1, dtype=torch.int64)
+    past: list[Tensor] = []
+    light = make((H, K), dtype)
+    for i in range(2 * K + 3):
+        x = make((1, N, H * R), dtype)
+        weight = make((1, N, H, K), dtype) if dynamic else light
+        past = [*past, x.double()][-K:]
+        name = "softmax" if softmax else "none"
+        kernel = reference.normalize_kernel(weight.double(), name).expand(1, N, H, K)[..., K - len(past) :]
+        window = torch.cat(past).view(len(past), N, H, R)
+        want = torch.einsum("bnht,tnhr->bnhr", kernel, window).reshape(1, N, -1)
+        assert_close(gpu.step(x, weight, ring, ancestors, position, softmax), want, dtype)
+        assert position.item() == i + 1
+        order = torch.randint(N, (5 if N == 4 else 4,))
+        ancestors, past, N = ancestors[:, order].contiguous(), [p[:, order] for p in past], len(order)
