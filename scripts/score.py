@@ -30,7 +30,8 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Scor
 
 def detokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
     """sacreBLEU with its own tokeniser, on text as people write it."""
-    return _bleu(hypotheses, references, tokenize={"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a"))
+    tokenisers = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+    return _bleu(hypotheses, references, tokenize=tokenisers.get(language.partition("_")[0], "13a"))  # zh of zh_CN
 
 
 def _bleu(hypotheses: Sequence[str], references: Sequence[str], **settings: Any) -> Score:

@@ -8,7 +8,7 @@ The archives' files are keyed by the SHA-1 of the story's address:
     all_{train,val,test}.txt      addresses, both collections together: the split of the text as written
 
 Archives hold their files in no useful order, and a gigabyte of them is too many small files for most disks: they go
-through one SQLite file beside the archives, which is deleted at the end. Memory holds the lists of addresses only.
+through one SQLite file beside the archives, which vanishes with the process. Memory holds the lists of addresses only.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from scripts.common.terminal import StatusLine
 
 CORPORA = ("cnn", "dailymail")
 MAX_UNUSABLE = 0.01
-"""Share of the listed stories that may be missing, empty or unlike their offsets; 0.1% of the real ones are."""
+"""Share of the listed stories that may be missing, empty or unlike their offsets; published counts differ by 0.1%."""
 ENOUGH = 1000
 """Stories with letters beyond ASCII that are looked at to tell how offsets count."""
 

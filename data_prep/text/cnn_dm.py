@@ -20,9 +20,8 @@ entities (``entity,first token,last token;...``, both inclusive, numbered from 0
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from scripts.common.errors import UserError
 
@@ -45,7 +44,6 @@ Read otherwise, about every second token after the first letter with an accent b
 
 _HIGHLIGHT = "@highlight"
 _ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")
-_NOWHERE = (-1, -1)
 
 
 class Unusable(ValueError):
@@ -85,30 +83,39 @@ def _numbers(text: str, count: int, what: str) -> list[list[int]]:
     return rows
 
 
-def in_characters(story: str, spans: Sequence[Span], *, unit: str) -> list[Span]:
-    """The places as characters of ``story``; (-1, -1) for one that a unit of bytes would have cut a character at."""
-    if unit == "characters" or story.isascii():
-        return list(spans)
-    sizes = (len(character.encode()) for character in story)
-    character_at = {byte: number for number, byte in enumerate(accumulate(sizes, initial=0))}
-    places = [(character_at.get(start), character_at.get(end)) for start, end in spans]
-    return [_NOWHERE if start is None or end is None else (start, end) for start, end in places]
+def tokens_at(story: str, spans: Sequence[Span], *, unit: str) -> tuple[list[str], int]:
+    """The tokens at the places, and how many of them cannot be where they are said to be.
 
-
-def misplaced(story: str, spans: Sequence[Span]) -> int:
-    """How many tokens cannot be where they are said to be.
-
-    That is those outside the text or overlapping the one before, those that begin or end with a space, and those
-    after text that no token covers.
+    The latter are those outside the text or overlapping the one before, those that cut a character or begin or end with
+    a space, and those after text that no token covers. What cuts a character or is outside is an empty token: entities
+    count tokens.
     """
-    count, done = 0, 0
+    piece, size = _pieces(story, unit)
+    tokens: list[str] = []
+    misplaced, done = 0, 0
     for start, end in spans:
-        token = story[start:end]
-        good = done <= start < end <= len(story) and token.strip() == token and not story[done:start].strip()
-        if not good:
-            count += 1
+        token, before = piece(start, end), piece(done, start)
+        tokens.append(token or "")
+        whole = token and token.strip() == token and before is not None and not before.strip()
+        misplaced += not (whole and done <= start < end <= size)
         done = max(done, end)
-    return count + bool(story[done:].strip())
+    rest = piece(done, size)
+    return tokens, misplaced + (rest is None or bool(rest.strip()))
+
+
+def _pieces(story: str, unit: str) -> tuple[Callable[[int, int], str | None], int]:
+    """What gives the text between two places, None where they cut a character; and the place of the end."""
+    if unit == "characters" or story.isascii():
+        return lambda start, end: story[start:end], len(story)
+    data = story.encode()
+
+    def decode(start: int, end: int) -> str | None:
+        try:
+            return data[start:end].decode()
+        except UnicodeDecodeError:
+            return None
+
+    return decode, len(data)
 
 
 @dataclass
@@ -126,7 +133,7 @@ class Evidence:
         self.stories += 1
         self.tokens += len(spans)
         for unit in UNITS:
-            self.misplaced[unit] += misplaced(story, in_characters(story, spans, unit=unit))
+            self.misplaced[unit] += tokens_at(story, spans, unit=unit)[1]
 
     def unit(self, corpus: str) -> str:
         """The reading that fits; bytes where every story is ASCII, and both are the same.
@@ -173,10 +180,9 @@ def anonymised_pair(
     Raises:
         Unusable: offsets and story do not belong together, or article or summary is empty.
     """
-    places = in_characters(story, spans, unit=unit)
-    if misplaced(story, places) > max(1, TOLERANCE * len(places)):
+    tokens, misplaced = tokens_at(story, spans, unit=unit)
+    if misplaced > max(1, TOLERANCE * len(spans)):
         raise Unusable("token offsets that do not fit the story")
-    tokens = [" ".join(story[start:end].split()) for start, end in places if (start, end) != _NOWHERE]
     parts: list[list[str]] = [[]]
     previous = ""
     for token in anonymise(tokens, entities, report=report):

@@ -14,7 +14,7 @@ from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.sources.cnn_dm import anonymised_rows, plain_rows
 from data_prep.text import cnn_dm
-from data_prep.text.cnn_dm import Evidence, Unusable, in_characters, misplaced, parse_entities, parse_tokens
+from data_prep.text.cnn_dm import Evidence, Unusable, parse_entities, parse_tokens, tokens_at
 from data_prep.text.truncate import truncater
 from scripts.common.errors import UserError
 from tests.data_prep.stories import Collection, Story, key, story
@@ -204,20 +204,24 @@ def test_entities_that_overlap_count_once():
     assert report == {"entities inside another, left out": 1}
 
 
+def misplaced(story: str, spans: list[tuple[int, int]], unit: str = "bytes") -> int:
+    return tokens_at(story, spans, unit=unit)[1]
+
+
 def test_offsets_beside_the_text():
-    """Each of these is one token out of place; the text is 'ab cd'."""
+    """Each of these is one token out of place."""
     good = [(0, 2), (3, 5)]
     assert misplaced("ab cd", good) == 0
     for bad in ([(0, 3), (3, 5)], [(0, 2), (2, 5)], [(0, 2), (4, 5)], [(0, 2), (3, 6)], [(0, 2), (1, 2), (3, 5)]):
         assert misplaced("ab cd", bad) == 1, bad
     assert misplaced("ab cd", [(0, 2)]) == 1
-    assert misplaced("ab cd", [(-1, -1), (3, 5)]) == 2
 
 
 def test_a_unit_of_bytes_never_cuts_a_character():
-    assert in_characters("aé b", [(0, 3), (4, 5)], unit="bytes") == [(0, 2), (3, 4)]
-    assert in_characters("aé b", [(0, 2), (4, 9)], unit="bytes") == [(-1, -1), (-1, -1)]
-    assert in_characters("aé b", [(0, 2)], unit="characters") == [(0, 2)]
+    assert tokens_at("aé b", [(0, 3), (4, 5)], unit="bytes") == (["aé", "b"], 0)
+    assert tokens_at("aé b", [(0, 2), (3, 4)], unit="characters") == (["aé", "b"], 0)
+    assert tokens_at("aé b", [(0, 2), (4, 5)], unit="bytes") == (["", "b"], 2)  # the second follows half a character
+    assert tokens_at("aé b", [(0, 3), (9, 10)], unit="bytes") == (["aé", ""], 1)
 
 
 def test_ascii_stories_are_no_evidence():

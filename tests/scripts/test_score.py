@@ -33,6 +33,17 @@ def test_sacrebleu_takes_text_as_people_write_it():
     result = score.detokenised_bleu(["Das ist gut, sagte er."], ["Das ist gut, sagte er."], "de")
     assert result["bleu"] == pytest.approx(100.0)
     assert "tok:13a" in result["signature"]
+    assert "tok:zh" in score.detokenised_bleu(["网页浏览器"], ["网页浏览器"], "zh_CN")["signature"]
+
+
+def test_the_dataset_says_whether_its_text_is_escaped():
+    for steps, escaped in (
+        (["save_raw", {"tokenise": {"escape": False}}], False),
+        ([{"tokenise": {"moses": "2018-10"}}], True),
+        (["tokenise"], True),
+        (["save_raw"], False),
+    ):
+        assert score._escaped({"steps": steps}) is escaped
 
 
 def test_unequal_or_empty_sides_are_refused():
