@@ -45,7 +45,7 @@ STEPS: dict[str, Registered] = {
     "normalise_space": Registered(LINE, clean.space_normaliser),
     "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
     "remove_non_printing": Registered(LINE, characters.non_printing_remover),
-    "strip_control": Registered(LINE, chinese.control_stripper),
+    "strip_control": Registered(LINE, chinese.control_remover),
     "straighten_apostrophes": Registered(LINE, clean.apostrophe_straightener),
     "tokenise": Registered(LINE, tokenise.tokeniser),
     "segment_chinese": Registered(LINE, chinese.segmenter),

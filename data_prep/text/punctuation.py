@@ -38,7 +38,9 @@ _PSEUDO_SPACES = (
     (",\xa0", ", "),
 )
 _FULL_STOP = re.compile("[。．] *")
-_FULLWIDTH = dict(zip("，、”“∶：？《》）！（；」「０３２５６９７８４～’━〈〉【】％", ",,\"\"::?\"\")!(;\"\"032569784~'-<>[]%", strict=True))
+_FULLWIDTH = dict(
+    zip("，、”“∶：？《》）！（；」「０３２５６９７８４～’━〈〉【】％", ',,""::?"")!(;""032569784~\'-<>[]%', strict=True)
+)
 _FULLWIDTH["…"] = "..."
 
 _DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")

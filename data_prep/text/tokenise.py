@@ -231,9 +231,7 @@ class _Words(dict[str, str | Sequence[str]]):
         text = rules.separate(f"{'' if self._is_first else ' '}{word}{'' if self._is_last else ' '}")
         text = text[0 if self._is_first else 1 : None if self._is_last else -1]
         words = (text.rstrip(" ") if self._is_last else text).split(" ")
-        parts = [
-            rules.with_dot(part, following) if part.endswith(".") else part for part, following in pairwise(words)
-        ]
+        parts = [rules.with_dot(part, following) if part.endswith(".") else part for part, following in pairwise(words)]
         last = words[-1]
         endings = [last]
         if last.endswith("."):
