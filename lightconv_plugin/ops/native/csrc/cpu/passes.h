@@ -86,6 +86,7 @@ void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, 
   S* to = static_cast<S*>(tensor) + (place.t * conv.B + b) * conv.C + place.c;
   const A* out = scratch.out;
   for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.C, out += scratch.out_row) {
+    if (t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.B * conv.C, place.channels);
     if (width == scratch.row) {
       convert(to, out, place.channels);
     } else {
@@ -238,6 +239,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
       S* to = static_cast<S*>(gradients.weight) + ((place.t * conv.B + b) * conv.H + place.head) * K;
       const A* row = scratch.gradients;
       for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.H * K) {
+        if (conv.dynamic && t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.B * conv.H * K, place.heads * K);
         for (int64_t h = 0; h < place.heads; ++h, row += scratch.taps) {
           if (conv.dynamic)
             convert(to + h * K, row, K);

@@ -145,10 +145,10 @@ struct SumsOf<double> {
 template <class S>
 using Sums = typename SumsOf<S>::type;  // the type A that sums over S are taken in
 
-// Asks for memory that will be read soon: rows of a tensor lie pages apart, where no hardware prefetcher follows.
-template <class S>
+// Asks for memory that will soon be read or written: rows of a tensor lie pages apart, where no hardware prefetcher follows.
+template <bool Write = false, class S>
 inline void ask_for(const S* from, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(S))) __builtin_prefetch(from + i);
+  for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(S))) __builtin_prefetch(from + i, Write);
 }
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
