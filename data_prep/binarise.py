@@ -3,52 +3,125 @@
 example: python data_prep/binarise.py debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
-import subprocess
+import shutil
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_prep.cli import check_out, command_parser, positive
-from data_prep.dataset import Dataset, load_dataset
-from data_prep.text.split import SPLITS
+from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import atomic_folder, read_lines
+from scripts.common.files import atomic_folder, count_lines
+from scripts.common.process import interruptible, python_module, run_logged
+from scripts.common.terminal import StatusLine, clock
+
+SPECIAL_TYPES = 4
+"""What fairseq has in every dictionary and not in its file: begin, padding, end, unknown."""
 
 _LOG = "preprocess.log"
 
 
-def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int) -> None:
-    """Fill ``out``, all or nothing, with what fairseq-train reads; fairseq's log is in preprocess.log there."""
+def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accept: bool = False) -> None:
+    """Fill ``out``, all or nothing, with what fairseq-train reads; fairseq's log is in preprocess.log there.
+
+    Raises:
+        UserError: the prepared files are missing or do not match, fairseq-preprocess failed, or a dictionary has not
+            the size that the dataset expects.
+    """
     check_out(out, mark=_LOG)
     _check_input(dataset, prepared)
-    options = dataset.binarise
+    log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
     with atomic_folder(out) as folder:
-        command = [sys.executable, "-m", "fairseq_cli.preprocess"]
-        command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
+        status, start = StatusLine(), time.monotonic()
+        status.line("fairseq-preprocess ...")
+        with _ticking(lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
+            command = _command(dataset, prepared, folder, workers)
+            run_logged(command, log, lambda line: None, what="fairseq-preprocess")
+        status.close()
+        shutil.move(log, folder / _LOG)
         for part in SPLITS:
-            command += [f"--{part}pref", str(prepared / part)]
-        command += ["--thresholdsrc", str(options.threshold_source), "--thresholdtgt", str(options.threshold_target)]
-        if options.joined_dictionary:
-            command.append("--joined-dictionary")
-        command += ["--destdir", str(folder), "--workers", str(workers)]
-        print("fairseq-preprocess ...", flush=True)
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        if done.returncode != 0:
-            tail = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-15:])
-            raise UserError(f"fairseq-preprocess failed with status {done.returncode}; its output ended with:\n{tail}")
-        (folder / _LOG).write_text(done.stdout, encoding="utf-8")
-        for part in SPLITS:
-            for language in dataset.languages:
-                name = f"{part}.{dataset.source}-{dataset.target}.{language}.bin"
+            for name in _written(dataset, part):
                 if not (folder / name).is_file():
-                    raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{done.stdout}")
+                    said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
+                    raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
+        _check_types(dataset, folder, accept=accept)
+
+
+def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> list[str]:
+    options = dataset.binarise
+    command = python_module("fairseq_cli.preprocess")
+    if dataset.target is None:  # without a language fairseq takes the files by their names and writes train.bin
+        command.append("--only-source")
+        command += [f"--{part}pref={prepared / f'{part}.{dataset.source}'}" for part in SPLITS]
+    else:
+        command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
+        command += [f"--{part}pref={prepared / part}" for part in SPLITS]
+        command += ["--thresholdtgt", str(options.threshold_target)]
+    command += ["--thresholdsrc", str(options.threshold_source)]
+    for flag, number in (("--nwordssrc", options.nwords_source), ("--nwordstgt", options.nwords_target)):
+        if number is not None:
+            command += [flag, str(number)]
+    if options.joined_dictionary:
+        command.append("--joined-dictionary")
+    return [*command, "--destdir", str(folder), "--workers", str(workers)]
+
+
+def _written(dataset: Dataset, part: str) -> list[str]:
+    if dataset.target is None:
+        return [f"{part}.bin", f"{part}.idx"]
+    pair = f"{dataset.source}-{dataset.target}"
+    return [f"{part}.{pair}.{language}.{end}" for language in dataset.languages for end in ("bin", "idx")]
+
+
+def dictionary(dataset: Dataset, language: str) -> str:
+    """The file name of a language's dictionary."""
+    return "dict.txt" if dataset.target is None else f"dict.{language}.txt"
+
+
+def _check_types(dataset: Dataset, folder: Path, *, accept: bool) -> None:
+    for language, expected in dataset.binarise.expected_types.items():
+        got = count_lines(folder / dictionary(dataset, language)) + SPECIAL_TYPES
+        if got == expected:
+            continue
+        message = (
+            f"{dictionary(dataset, language)}: got {got:,} types, expected {expected:,} "
+            f"({dataset.file}: binarise.expected_types)"
+        )
+        if not accept:
+            raise UserError(
+                f"{message}; the text is not that of the recorded run: see counts.json, or, if it is what you mean to "
+                "use, go on with --accept-counts"
+            )
+        print(f"note: {message}; going on as --accept-counts says", flush=True)
+
+
+@contextmanager
+def _ticking(show: Callable[[], None]) -> Iterator[None]:
+    """Call ``show`` twice a second: fairseq-preprocess says nothing until a part is done."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(0.5):
+            show()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _check_input(dataset: Dataset, prepared: Path) -> None:
     """fairseq-preprocess takes unequal and empty files without a word; training then fails much later."""
     for part in SPLITS:
-        counts = {language: len(read_lines(prepared / f"{part}.{language}")) for language in dataset.languages}
+        counts = {language: count_lines(prepared / f"{part}.{language}") for language in dataset.languages}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             got = ", ".join(f"{part}.{language} {count} lines" for language, count in counts.items())
             raise UserError(f"{prepared}: got {got}; expected equal numbers above 0; run data_prep/prepare.py again")
@@ -58,12 +131,22 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="folder that prepare.py wrote")
     parser.add_argument("--workers", metavar="N", type=positive, default=1, help="fairseq's processes (default: 1)")
+    parser.add_argument("--accept-counts", action="store_true", help="go on where a dictionary has another size")
     arguments = parser.parse_args()
+    interruptible()
     dataset = load_dataset(arguments.dataset)
-    binarise(dataset, prepared=arguments.prepared, out=arguments.out, workers=arguments.workers)
+    binarise(
+        dataset,
+        prepared=arguments.prepared,
+        out=arguments.out,
+        workers=arguments.workers,
+        accept=arguments.accept_counts,
+    )
     for language in dataset.languages:
-        types = len(read_lines(arguments.out / f"dict.{language}.txt"))
-        print(f"{arguments.out}: dict.{language}.txt has {types:,} entries (and fairseq's 4 special ones)")
+        types = count_lines(arguments.out / dictionary(dataset, language)) + SPECIAL_TYPES
+        print(
+            f"{arguments.out}: {dictionary(dataset, language)} has {types:,} types, fairseq's 4 special ones included"
+        )
 
 
 if __name__ == "__main__":

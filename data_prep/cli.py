@@ -1,6 +1,7 @@
 """What the three commands have in common on their command line."""
 
 import argparse
+import os
 from pathlib import Path
 
 from scripts.common.errors import UserError
@@ -12,6 +13,25 @@ def command_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write, or to write anew")
     return parser
+
+
+def add_prepare_options(parser: argparse.ArgumentParser) -> None:
+    """What preparation can be told, wherever it is started from."""
+    cores = available_processors()
+    parser.add_argument(
+        "--workers", metavar="N", type=positive, default=cores, help=f"processes (default: one a core, {cores} here)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep what every step made, beside the prepared folder")
+    parser.add_argument(
+        "--accept-counts",
+        action="store_true",
+        help="go on where a step leaves another number of lines than the dataset expects; the report says so",
+    )
+
+
+def available_processors() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def positive(text: str) -> int:

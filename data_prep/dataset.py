@@ -1,61 +1,88 @@
 """What a file of datasets/ says, as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
-import dataclasses
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from data_prep.schema import build, read_yaml
 from scripts.common.errors import UserError
 
 FOLDER = Path(__file__).resolve().parent / "datasets"
+SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Debian:
-    """For ``kind: debian``: which package archives count, by what their Release files say."""
+    """For ``kind: debian``: which package archives count, by what their Release files say, and what is made of them."""
 
     origins: tuple[str, ...] = ("Debian", "Ubuntu")
     components: tuple[str, ...] = ("main", "universe")
+    task: str = "translation"
+    """``translation``; ``summarization``, English descriptions to their synopses; ``language_modeling``, English."""
+    min_words: int = 30
+    """Of a description that is summarised."""
+    max_words: int = 150
+    """A description that is summarised is cut after so many; longer lines for a language model are left out."""
+    valid_percent: int = 2
+    """Of the families of descriptions (text/families.py) that are split for summaries and language models."""
+    test_percent: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clean:
-    """Which pairs stay; words are what spaces part in the untokenised text."""
+class File:
+    """A file to fetch; its name is its key under ``files``."""
 
-    min_words: int = 1
-    max_words: int = 100
-    max_ratio: float = 2.5
-    """The longer side has fewer than this many times the words of the shorter."""
-    deduplicate: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """How one corpus is parted by hash; not used where train, valid and test come as they are."""
-
-    by: str
-    """The language whose lower-cased line is hashed."""
-    valid_percent: int
-    test_percent: int
+    urls: tuple[str, ...] = ()
+    """In order of preference; http, https, ftp or file. None: it comes by hand alone."""
+    bytes: int | None = None
+    sha256: str | None = None
+    md5: str | None = None
+    by_hand: str | None = None
+    """How a person gets the file where no URL answers: a sentence for the error message."""
+    member_md5: str | None = None
+    """A file beside the YAML, as md5sum writes it: checksums of archive members, by the end of their path."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenise:
-    """Options of the Moses tokeniser."""
+class Source:
+    """A piece of a part: which members of a file hold which language."""
 
-    escape: bool = False
-    """Write ``&amp;`` for ``&`` and so on, as Moses does by default."""
+    file: str
+    members: dict[str, str]
+    """Language to member. With ``numbers``, ``{n}`` (or ``{n:05}``) in them stands for each number in turn."""
+    reader: str = "plain"
+    """How lines are found in the members; the readers are in steps/registry.py."""
+    numbers: tuple[int, ...] = ()
+    """First and last of the numbers: as many sources, one after the other."""
+    invalid: str = "error"
+    """What happens to lines that are not UTF-8: ``error``, ``replace`` (with U+FFFD) or ``drop`` (the pair)."""
+
+    def each(self) -> list["Source"]:
+        """The sources that ``numbers`` stand for; itself where there are none."""
+        if not self.numbers:
+            return [self]
+        first, last = self.numbers
+        return [
+            Source(
+                file=self.file,
+                members={language: member.format(n=n) for language, member in self.members.items()},
+                reader=self.reader,
+                invalid=self.invalid,
+            )
+            for n in range(first, last + 1)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bpe:
-    """Byte-pair encoding, learnt on both languages of train together."""
+class Step:
+    """A step of preparation: its name in steps/registry.py and its parameters."""
 
-    merges: int
+    name: str
+    parts: tuple[str, ...] = ()
+    """The parts it applies to; none named: all there are when it runs."""
+    languages: tuple[str, ...] = ()
+    """For steps that work on lines: the languages it applies to; none named: all."""
+    parameters: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +92,24 @@ class Binarise:
     joined_dictionary: bool = False
     threshold_source: int = 0
     threshold_target: int = 0
+    nwords_source: int | None = None
+    """fairseq counts its 4 special types in; none given: all types."""
+    nwords_target: int | None = None
+    expected_types: dict[str, int] = field(default_factory=dict)
+    """The size of each language's dictionary, fairseq's 4 special types included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """How many pairs preparation must give."""
+    """How many lines parts must have after a step."""
 
-    train: int
-    valid: int
-    test: int
+    after: str
+    """The step's name; where it stands several times, its last time. ``end``: what is binarised."""
+    lines: dict[str, int]
     tolerance: float = 0.0
-    """How far off a count may be, as a fraction of it: for a corpus that moves."""
+    """How far off a count may be, as a fraction of it: for a corpus that moves, or another tool's rounding."""
+    status: str
+    """Where the numbers come from, for the report: published, third party, measured here, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +121,23 @@ class Dataset:
     kind: str
     """Where the text comes from; the kinds are in sources/__init__.py."""
     source: str
-    target: str
-    bpe: Bpe
+    target: str | None = None
+    """None: text of one language, for a language model."""
+    about: str = ""
+    """A paragraph for --list and the report."""
+    licence: str = ""
+    """Licence and terms of the text, as far as known."""
     debian: Debian = field(default_factory=Debian)
-    clean: Clean = field(default_factory=Clean)
-    split: Split | None = None
-    tokenise: Tokenise = field(default_factory=Tokenise)
+    files: dict[str, File] = field(default_factory=dict)
+    parts: dict[str, tuple[Source, ...]] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
     binarise: Binarise = field(default_factory=Binarise)
-    expected: Expected | None = None
+    expected: tuple[Expected, ...] = ()
 
     @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target."""
-        return self.source, self.target
+    def languages(self) -> tuple[str, ...]:
+        """Source and, if there is one, target."""
+        return (self.source,) if self.target is None else (self.source, self.target)
 
 
 def load_dataset(name: str) -> Dataset:
@@ -112,78 +150,75 @@ def load_dataset(name: str) -> Dataset:
     if "/" in name or name.endswith((".yaml", ".yml")):
         file = Path(name)
     if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
-        raise UserError(f"no dataset {name!r} ({file} is not a file); give one of {known}, or the path of a YAML file")
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
-    dataset = _build(Dataset, data, file=file, key="", given={"name": file.stem, "file": file})
+        raise UserError(
+            f"no dataset {name!r} ({file} is not a file); give one of {', '.join(names())}, or the path of a YAML file"
+        )
+    data = read_yaml(file)
+    if isinstance(data, dict) and "steps" in data:
+        data = {**data, "steps": _steps(data["steps"], file)}
+    dataset = build(Dataset, data, file=file, given={"name": file.stem, "file": file})
     _check(dataset)
     return dataset
 
 
+def names() -> list[str]:
+    """The datasets in datasets/."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def _steps(data: object, file: Path) -> list[dict[str, Any]]:
+    """``- name`` or ``- name: {key: value}``; ``parts`` and ``languages`` say where, all other keys are the step's."""
+    if not isinstance(data, list):
+        raise UserError(f"{file}: steps: got {data!r}, expected a list")
+    steps = []
+    for place, item in enumerate(data):
+        given = {item: {}} if isinstance(item, str) else item
+        parameters = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else None
+        if not isinstance(parameters, dict):
+            raise UserError(f"{file}: steps[{place}]: got {item!r}, expected a step's name, or `name: {{key: value}}`")
+        rest = dict(parameters)
+        where = {key: rest.pop(key) for key in ("parts", "languages") if key in rest}
+        steps.append({"name": next(iter(given)), **where, "parameters": rest})
+    return steps
+
+
 def _check(dataset: Dataset) -> None:
     """What the types alone do not say."""
-    clean, split = dataset.clean, dataset.split
-    rules = [
-        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages"),
-        (dataset.bpe.merges > 0, "bpe.merges", dataset.bpe.merges, "a number above 0"),
-        (0 < clean.min_words <= clean.max_words, "clean.min_words", clean.min_words, "1 to clean.max_words"),
-        (clean.max_ratio > 1, "clean.max_ratio", clean.max_ratio, "a number above 1"),
+    rules: list[tuple[bool, str, object, str]] = [
+        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages")
     ]
-    if split is not None:
-        percents = f"{split.valid_percent} and {split.test_percent}"
+    for part, sources in dataset.parts.items():
+        rules += [(bool(sources), f"parts.{part}", "no source", "one or more")]
+        for place, source in enumerate(sources):
+            key = f"parts.{part}[{place}]"
+            languages = ", ".join(dataset.languages)
+            numbers = source.numbers
+            rules += [
+                (source.file in dataset.files, f"{key}.file", repr(source.file), "a key of files"),
+                (set(source.members) == set(dataset.languages), f"{key}.members", list(source.members), languages),
+                (
+                    not numbers or (len(numbers) == 2 and 0 <= numbers[0] <= numbers[1]),
+                    f"{key}.numbers",
+                    list(numbers),
+                    "the first and the last number",
+                ),
+                (
+                    source.invalid in ("error", "replace", "drop"),
+                    f"{key}.invalid",
+                    repr(source.invalid),
+                    "error, replace or drop",
+                ),
+            ]
+    for place, step in enumerate(dataset.steps):
+        unknown = set(step.languages) - set(dataset.languages)
         rules += [
-            (split.by in dataset.languages, "split.by", repr(split.by), f"one of {', '.join(dataset.languages)}"),
-            (
-                min(split.valid_percent, split.test_percent) > 0 and split.valid_percent + split.test_percent < 100,
-                "split.valid_percent and split.test_percent",
-                percents,
-                "numbers above 0 whose sum is below 100",
-            ),
+            (not unknown, f"steps[{place}].languages", sorted(unknown), f"some of {', '.join(dataset.languages)}")
         ]
-    for holds, key, got, expected in rules:
+    steps = {step.name for step in dataset.steps} | {"read", "end"}
+    for place, expected in enumerate(dataset.expected):
+        rules += [
+            (expected.after in steps, f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}")
+        ]
+    for holds, key, got, wanted in rules:
         if not holds:
-            raise UserError(f"{dataset.file}: {key}: got {got}, expected {expected}")
-
-
-def _build(cls: type, data: object, *, file: Path, key: str, given: dict[str, Any] | None = None) -> Any:
-    """An instance of a dataclass from a mapping, nested ones included."""
-    given = given or {}
-    if not isinstance(data, dict):
-        raise UserError(f"{file}: {key or 'the file'}: got {data!r}, expected keys with values")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in given}
-    prefix = f"{key}." if key else ""
-    for name in data:
-        if name not in fields:
-            raise UserError(f"{file}: unknown key {prefix}{name}; expected some of {', '.join(fields)}")
-    values = dict(given)
-    for name, f in fields.items():
-        if name in data:
-            values[name] = _value(hints[name], data[name], file=file, key=prefix + name)
-        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise UserError(f"{file}: the key {prefix}{name} is missing")
-    return cls(**values)
-
-
-def _value(hint: Any, data: object, *, file: Path, key: str) -> Any:
-    """A value of a key, if it has the type the dataclass gives it."""
-    if isinstance(hint, types.UnionType):  # X | None: leaving the key out is the way to say None
-        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), data, file=file, key=key)
-    if typing.get_origin(hint) is tuple:
-        if isinstance(data, list) and all(isinstance(item, str) for item in data):
-            return tuple(data)
-        raise UserError(f"{file}: {key}: got {data!r}, expected a list of words")
-    if hint is float and type(data) is int:
-        return float(data)
-    if type(data) is not hint:  # exactly: to Python True is an int
-        hint_for_no = " (YAML reads no and on as false and true: quote them)" if isinstance(data, bool) else ""
-        raise UserError(f"{file}: {key}: got {data!r}, expected {_TYPE_NAMES[hint]}{hint_for_no}")
-    return data
-
-
-_TYPE_NAMES = {str: "a word", int: "a whole number", float: "a number", bool: "true or false"}
+            raise UserError(f"{dataset.file}: {key}: got {got}, expected {wanted}")

@@ -4,7 +4,6 @@ example: python data_prep/download.py debian_en_de --out work/debian/raw
 """
 
 import hashlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,22 @@ from data_prep.cli import check_out, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from scripts.common.errors import run_command
-from scripts.common.files import atomic_folder
+from scripts.common.files import atomic_folder, write_json
+from scripts.common.lock import folder_lock
 
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
-    check_out(out, mark="manifest.json")
     kind = kind_of(dataset)
-    with atomic_folder(out) as folder:
+    if not kind.resumes:  # such a kind adds files and replaces none
+        check_out(out, mark="manifest.json")
+    with folder_lock(out) if kind.resumes else atomic_folder(out) as given:
+        folder = given or out
         notes = kind.fetch(dataset, raw, folder)
-        files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
+        names = dataset.files if kind.resumes else sorted(path.name for path in folder.iterdir())
+        files = {name: _describe(folder / name) for name in names}
         manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes, "files": files}
-        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-        (folder / "manifest.json").write_text(text, encoding="utf-8")
+        write_json(folder / "manifest.json", manifest)
     return manifest
 
 

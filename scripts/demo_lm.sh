@@ -1,27 +1,15 @@
 #!/usr/bin/env bash
-# A small DynamicConv language model with adaptive input and softmax on the English package descriptions of the demo,
-# in words, sentences independent, Nesterov momentum and one cosine cycle as in the paper; ends with its perplexity.
-# usage: scripts/demo_lm.sh [options of scripts/reproduce.py for its data, such as --raw DIR where there is no apt]
+# A small DynamicConv language model with adaptive input and softmax on the English package descriptions of Debian, in
+# words, lines independent, Nesterov momentum and one cosine cycle as in the paper; ends with its perplexity.
+# usage: scripts/demo_lm.sh [options of python -m data_prep for its data, such as --raw DIR where there is no apt]
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup.sh"
 python=${VENV:-$root/.venv}/bin/python
-work=$root/work/debian_en_lm
+work=$root/work/debian_lm
 export OMP_WAIT_POLICY=PASSIVE
-"$python" "$root/scripts/reproduce.py" "$root/configs/debian_en_de/dynamicconv.yaml" --to prepare "$@"
-
-# whole words again: an adaptive softmax is for vocabularies with a long tail
-if [ ! -e "$work/binarised/dict.txt" ]; then
-  rm -rf "$work/words" "$work/binarised.partial"
-  mkdir -p "$work/words"
-  for split in train valid test; do
-    sed -r 's/@@( |$)//g' "$root/work/debian_en_de/prepared/$split.en" >"$work/words/$split"
-  done
-  "$python" -m fairseq_cli.preprocess --only-source --thresholdsrc 2 --destdir "$work/binarised.partial" \
-    --trainpref "$work/words/train" --validpref "$work/words/valid" --testpref "$work/words/test" >"$work/preprocess.log" 2>&1
-  mv "$work/binarised.partial" "$work/binarised"
-fi
+PYTHONPATH=$root "$python" -m data_prep debian_descriptions --task language_modeling --out "$work" "$@"
 
 device=$("$python" -c 'import torch; print("" if torch.cuda.is_available() else "--cpu")')
 # fairseq resumes from checkpoint_last.pt, and finds nothing to do where training is complete

@@ -1,8 +1,8 @@
-"""Score translations: BLEU on tokenised text, as the paper counts it, and sacreBLEU on detokenised text.
+"""Score translations with BLEU, or summaries with ROUGE where the configuration says `score: {metric: rouge}`.
 
 Tokenised BLEU is what multi-bleu.perl gives: hypothesis against reference as tokenised by the preparation, case kept.
 The sacreBLEU figure detokenises the hypothesis (sacremoses) and compares it with the untouched reference, so it does
-not depend on how the data was tokenised. DIR gets scores.json and hypotheses.detok.
+not depend on how the data was tokenised. ROUGE compares the same two. DIR gets scores.json and hypotheses.detok.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from scripts.common.config import Config, load_config
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.record import git_state, read_dataset
+from scripts.common.rouge import NAMES, rouge
 
 Score = dict[str, Any]
 
@@ -29,7 +30,8 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Scor
 
 def detokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
     """sacreBLEU with its own tokeniser, on text as people write it."""
-    return _bleu(hypotheses, references, tokenize={"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a"))
+    tokenisers = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+    return _bleu(hypotheses, references, tokenize=tokenisers.get(language.partition("_")[0], "13a"))  # zh of zh_CN
 
 
 def _bleu(hypotheses: Sequence[str], references: Sequence[str], **settings: Any) -> Score:
@@ -58,8 +60,14 @@ def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[st
     """Moses' detokenisation; ``escaped``: the preparation wrote ``&amp;`` for ``&`` and so on, which is undone."""
     from sacremoses import MosesDetokenizer
 
-    detokenizer = MosesDetokenizer(lang=language)
+    detokenizer = MosesDetokenizer(lang=language.partition("_")[0])  # en of en_summary
     return [detokenizer.detokenize(line.split(), unescape=escaped) for line in lines]
+
+
+def _escaped(dataset: dict[str, Any]) -> bool:
+    """Whether the dataset's tokeniser writes ``&amp;``, which is Moses' default."""
+    steps = [step if isinstance(step, dict) else {step: {}} for step in dataset.get("steps") or []]
+    return any((step["tokenise"] or {}).get("escape", True) for step in steps if "tokenise" in step)
 
 
 def signature(config: Config) -> str:
@@ -98,17 +106,23 @@ def main() -> None:
     subset = config.generate.get("gen-subset", "test")
     untouched = read_lines(arguments.prepared / "raw" / f"{subset}.{language}")
 
-    text = detokenise(tokenised, language, escaped=bool((dataset.get("tokenise") or {}).get("escape", False)))
-    scores: dict[str, Any] = {
-        "tokenised": tokenised_bleu(tokenised, reference),
-        "sacrebleu": detokenised_bleu(text, untouched, language),
-        "signature": signature(config),
-    }
+    text = detokenise(tokenised, language, escaped=_escaped(dataset))
+    scores: dict[str, Any]
+    if config.score.get("metric") == "rouge":
+        scores = {"rouge": rouge(text, untouched)}
+        lines = [", ".join(f"{what} {scores['rouge'][name]:.2f}" for name, what in NAMES.items())]
+        lines[0] += f"  {scores['rouge']['signature']}"
+    else:
+        scores = {
+            "tokenised": tokenised_bleu(tokenised, reference),
+            "sacrebleu": detokenised_bleu(text, untouched, language),
+        }
+        shown = (("tokenised", "BLEU (tokenised)"), ("sacrebleu", "sacreBLEU"))
+        lines = [f"{what} {scores[name]['bleu']:.2f}  {scores[name]['signature']}" for name, what in shown]
+    scores["signature"] = signature(config)
     write_lines(arguments.out / "hypotheses.detok", text)
     write_json(arguments.out / "scores.json", scores)
-    for name, what in (("tokenised", "BLEU (tokenised)"), ("sacrebleu", "sacreBLEU")):
-        print(f"{what} {scores[name]['bleu']:.2f}  {scores[name]['signature']}")
-    print(scores["signature"])
+    print("\n".join([*lines, scores["signature"]]))
 
 
 if __name__ == "__main__":

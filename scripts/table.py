@@ -8,12 +8,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.common.config import METRICS
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json
+from scripts.common.rouge import NAMES
 from scripts.common.terminal import aligned
 
-HEADER = ("model", "data", "parameters", "paper", "BLEU (tokenised)", "sacreBLEU", "sentences/s")
 EMPTY = "-"
+_SCORES = {"tokenised": "tokenised", "sacrebleu": "sacreBLEU", "rouge": "ROUGE"}
+BLEU = ("BLEU (tokenised)", "sacreBLEU")
+ROUGE = tuple(NAMES.values())
+
+
+def header(metric: str) -> tuple[str, ...]:
+    """The columns of a table: scores of different tasks do not stand under one another."""
+    return ("model", "data", "parameters", "paper", *(ROUGE if metric == "rouge" else BLEU), "sentences/s")
 
 
 def row(record: dict[str, Any]) -> list[str]:
@@ -24,15 +33,25 @@ def row(record: dict[str, Any]) -> list[str]:
 
     config, scores = record["config"], record["scores"] or {}
     generation = record["generation"] or {}
-    return [
-        record["model"],
-        config["dataset"],
-        cell(record["parameters"], ",d"),
-        cell(config["paper"].get("bleu"), ""),
-        cell(scores.get("tokenised", {}).get("bleu"), ".2f"),
-        cell(scores.get("sacrebleu", {}).get("bleu"), ".2f"),
-        cell(generation.get("sentences_per_second"), ".1f"),
-    ]
+    paper = config["paper"]
+    if _metric(record) == "rouge":
+        published = [paper.get(key) for key in ("rouge1", "rouge2", "rougeL")]
+        cells = [
+            EMPTY if None in published else " / ".join(map(str, published)),
+            *(cell(scores.get("rouge", {}).get(name), ".2f") for name in NAMES),
+        ]
+    else:
+        cells = [
+            cell(paper.get("bleu"), ""),
+            cell(scores.get("tokenised", {}).get("bleu"), ".2f"),
+            cell(scores.get("sacrebleu", {}).get("bleu"), ".2f"),
+        ]
+    speed = cell(generation.get("sentences_per_second"), ".1f")
+    return [record["model"], config["dataset"], cell(record["parameters"], ",d"), *cells, speed]
+
+
+def _metric(record: dict[str, Any]) -> str:
+    return (record["config"].get("score") or {}).get("metric", "bleu")
 
 
 def signatures(record: dict[str, Any]) -> list[str]:
@@ -41,17 +60,21 @@ def signatures(record: dict[str, Any]) -> list[str]:
     if scores is None:
         return [f"{record['model']}: not scored yet"]
     backend = ",".join(f"{op}={name}" for op, name in (record["backend"] or {}).items()) or "unknown"
+    measured = [(name, scores[key]["signature"]) for key, name in _SCORES.items() if key in scores]
     return [
         f"{record['model']}: {scores['signature']}|backend:{backend}",
-        f"  tokenised {scores['tokenised']['signature']}",
-        f"  sacreBLEU {scores['sacrebleu']['signature']}",
+        *(f"  {name} {how}" for name, how in measured),
     ]
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
-    """The whole table as aligned text."""
-    lines = aligned([HEADER, *(row(record) for record in records)], left=2, rule=True)
-    return "\n".join([*lines, "", *(line for record in records for line in signatures(record))])
+    """The whole table as aligned text; two of them where some records are of summaries."""
+    blocks = []
+    for metric in METRICS:
+        rows = [row(record) for record in records if _metric(record) == metric]
+        if rows:
+            blocks += [*aligned([header(metric), *rows], left=2, rule=True), ""]
+    return "\n".join([*blocks, *(line for record in records for line in signatures(record))])
 
 
 def main() -> None:

@@ -1,29 +1,39 @@
-"""Where text comes from. A kind of dataset is two functions; a new kind is one line in KINDS."""
+"""Where text comes from. A kind of dataset is how its files are fetched and read; a new kind is one line in KINDS."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
-from data_prep.sources import debian, text
-from data_prep.sources.corpus import Corpus
+from data_prep.sources import archives, cnn_dm, debian, text
+from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
+
+Rows = Iterator[tuple[str, Sequence[str]]]
+"""The part, and a line a language."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How a kind of dataset is fetched and read."""
+    """How a kind of dataset is fetched and read, the latter in one of two ways."""
 
     fetch: Callable[[Dataset, Path | None, Path], dict[str, Any]]
     """Fill a folder with the raw files, from the folder the user gives if any; returns notes for the manifest."""
-    read: Callable[[Dataset, Path], Corpus]
-    """The pairs in such a folder."""
+    resumes: bool = False
+    """``fetch`` finds what an interrupted run left in the folder and goes on; otherwise the folder comes empty."""
+    pieces: Callable[[Dataset, Path], list[Piece]] | None = None
+    """The members of files that hold the text as it is."""
+    rows: Callable[[Dataset, Path, dict[str, Any]], Rows] | None = None
+    """The text, where it has to be made from the files; fills a report of plain data."""
 
 
 KINDS = {
-    "debian": Kind(fetch=debian.fetch, read=debian.read),
-    "text": Kind(fetch=text.fetch, read=text.read),
+    "archives": Kind(fetch=archives.fetch, pieces=archives.pieces, resumes=True),
+    "cnn_dm": Kind(fetch=archives.fetch_files, rows=cnn_dm.anonymised_rows, resumes=True),
+    "cnn_dm_plain": Kind(fetch=archives.fetch_files, rows=cnn_dm.plain_rows, resumes=True),
+    "debian": Kind(fetch=debian.fetch, rows=debian.rows),
+    "text": Kind(fetch=text.fetch, pieces=text.pieces),
 }
 
 

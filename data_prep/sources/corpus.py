@@ -1,11 +1,10 @@
-"""What every kind of source shares: what it hands over, and how files that people supply are copied."""
+"""What kinds of sources share: how files that people supply are copied."""
 
 import bz2
 import gzip
 import lzma
 import shutil
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,16 +13,6 @@ from scripts.common.errors import UserError
 Pair = tuple[str, str]
 
 SUFFIXES = ("", ".gz", ".bz2", ".xz")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """Pairs as the source has them, uncleaned."""
-
-    parts: dict[str, list[Pair]]
-    """Either ``all``, still to be split, or ``train``, ``valid`` and ``test``."""
-    report: dict[str, Any]
-    """What was found on the way, for counts.json."""
 
 
 def copy_plain(path: Path, to: IO[bytes]) -> None:

@@ -2,26 +2,51 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.dataset import Dataset
+from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources import apt
-from data_prep.sources.corpus import SUFFIXES, Corpus, copy_plain, require_folder
-from data_prep.text.debian import pair, parse
+from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
+from data_prep.text.debian import Description, pair, parse, summary
+from data_prep.text.families import parts_by_family
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
 
+DESCRIPTIONS = "debian_descriptions"
+TASKS = ("translation", "summarization", "language_modeling")
+_PAIRS = {"en-de": "debian_en_de", "en-fr": "debian_en_fr", "en-zh": "debian_en_zh"}
+
+
+def dataset_name(*, pair: str | None = None, task: str | None = None) -> str:
+    """The file of datasets/ that ``DESCRIPTIONS`` stands for with ``--pair`` or ``--task``.
+
+    Raises:
+        UserError: there is none.
+    """
+    task = task or "translation"
+    if task not in TASKS:
+        raise UserError(f"--task {task}: expected one of {', '.join(TASKS)}")
+    if task == "translation":
+        if (pair or "en-de") not in _PAIRS:
+            raise UserError(f"--pair {pair}: expected one of {', '.join(_PAIRS)}")
+        return _PAIRS[pair or "en-de"]
+    if pair is not None:
+        raise UserError(f"--task {task} takes the English text alone; leave out --pair {pair}")
+    return {"summarization": "debian_summaries", "language_modeling": "debian_lm"}[task]
+
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
-    """Write ``Translation-<language>`` for both languages, several sources parted by an empty line."""
+    """Write ``Translation-<language>`` for the languages needed, several sources parted by an empty line."""
+    languages = _languages(dataset)
     if raw is None:
         return apt.fetch_translations(
-            dataset.languages, origins=dataset.debian.origins, components=dataset.debian.components, out=out
+            languages, origins=dataset.debian.origins, components=dataset.debian.components, out=out
         )
     require_folder(raw)
     taken = {}
-    for language in dataset.languages:
+    for language in languages:
         files = _find(raw, language)
         with (out / f"Translation-{language}").open("wb") as f:
             for path in files:
@@ -31,22 +56,78 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     return {"taken from the folder given with --raw": taken}
 
 
-def read(dataset: Dataset, raw: Path) -> Corpus:
-    """The pairs of both languages."""
-    found, report = [], {}
-    for language in dataset.languages:
-        problems: Counter[str] = Counter()
-        descriptions = parse(read_lines(raw / f"Translation-{language}"), language=language, problems=problems)
-        if not descriptions:
-            raise UserError(
-                f"{raw / f'Translation-{language}'} holds no description in {language!r} ({_listed(problems)}); "
-                "give a Translation file of the Debian archive"
-            )
-        found.append(descriptions)
-        report[language] = {"descriptions": len(descriptions), "left out": dict(problems)}
-    paired: Counter[str] = Counter()
-    pairs = pair(found[0], found[1], report=paired)
-    return Corpus(parts={"all": pairs}, report={**report, "paired": dict(paired)})
+def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
+    """What the dataset's task makes of the descriptions; a translation's pairs all in train, still to be split."""
+    found = [_parse(raw, language, report) for language in _languages(dataset)]
+    if dataset.debian.task == "translation":
+        paired: Counter[str] = Counter()
+        pairs = pair(found[0], found[1], report=paired)
+        report["paired"] = dict(paired)
+        yield from (("train", each) for each in pairs)
+    elif dataset.debian.task == "summarization":
+        yield from _summaries(dataset, found[0], report)
+    else:
+        yield from _lines(dataset, found[0], report)
+
+
+def _summaries(
+    dataset: Dataset, descriptions: Sequence[Description], report: dict[str, Any]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    options = dataset.debian
+    short = 0
+    for part, description in _in_parts(dataset, descriptions):
+        summarised = summary(description, min_words=options.min_words, max_words=options.max_words)
+        if summarised is None:
+            short += 1
+        else:
+            yield part, summarised
+    report[f"descriptions of fewer than {options.min_words} words"] = short
+
+
+def _lines(
+    dataset: Dataset, descriptions: Sequence[Description], report: dict[str, Any]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Every synopsis and paragraph once, in test before valid before train: short ones go round between families."""
+    seen: set[str] = set()
+    counts: Counter[str] = Counter()
+    in_parts = list(_in_parts(dataset, descriptions))
+    for name in reversed(SPLITS):
+        for description in (description for part, description in in_parts if part == name):
+            for line in (description.synopsis, *description.paragraphs):
+                if line.lower() in seen:
+                    counts["repeated"] += 1
+                elif len(line.split()) > dataset.debian.max_words:
+                    counts[f"more than {dataset.debian.max_words} words"] += 1
+                else:
+                    seen.add(line.lower())
+                    yield name, (line,)
+    report["lines left out"] = dict(counts)
+
+
+def _in_parts(dataset: Dataset, descriptions: Sequence[Description]) -> Iterator[tuple[str, Description]]:
+    """Each description with the part its family is in."""
+    options = dataset.debian
+    parts = parts_by_family(descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent)
+    yield from zip(parts, descriptions, strict=True)
+
+
+def _languages(dataset: Dataset) -> tuple[str, ...]:
+    """The Translation files a dataset is made from."""
+    if dataset.debian.task not in TASKS:
+        raise UserError(f"{dataset.file}: debian.task: got {dataset.debian.task!r}, expected one of {', '.join(TASKS)}")
+    return dataset.languages if dataset.debian.task == "translation" else ("en",)
+
+
+def _parse(raw: Path, language: str, report: dict[str, Any]) -> list[Description]:
+    problems: Counter[str] = Counter()
+    descriptions = parse(read_lines(raw / f"Translation-{language}"), language=language, problems=problems)
+    if not descriptions:
+        raise UserError(
+            f"{raw / f'Translation-{language}'} holds no description in {language!r} ({_listed(problems)}); "
+            "give a Translation file of the Debian archive"
+        )
+    report[language] = {"descriptions": len(descriptions), "left out": dict(problems)}
+    return descriptions
 
 
 def _find(raw: Path, language: str) -> list[Path]:

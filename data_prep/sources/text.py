@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from data_prep.dataset import Dataset
-from data_prep.sources.corpus import SUFFIXES, Corpus, copy_plain, require_folder
-from data_prep.text.split import SPLITS
+from data_prep.dataset import SPLITS, Dataset
+from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
+from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
-from scripts.common.files import read_lines
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
@@ -19,7 +18,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     for part in SPLITS:
         found = {language: _find(raw, f"{part}.{language}") for language in dataset.languages}
         missing = [f"{part}.{language}" for language, path in found.items() if path is None]
-        if len(missing) == 2 and part != "train":
+        if len(missing) == len(found) and part != "train":
             continue
         if missing:
             raise UserError(f"{raw} has no {' and no '.join(missing)}; put both sides of {part} there")
@@ -32,13 +31,15 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     return {"taken from the folder given with --raw": taken}
 
 
-def read(dataset: Dataset, raw: Path) -> Corpus:
-    """The pairs, checked for equal line counts."""
+def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
+    """The files of a folder that ``fetch`` filled."""
     present = {part for part in SPLITS if any((raw / f"{part}.{language}").exists() for language in dataset.languages)}
     present.add("train")  # whose absence is then reported with its path
-    pairs = {part: _read_pairs(raw, part, dataset) for part in _parts(raw, present)}
-    report = {f"pairs in {part}": len(lines) for part, lines in pairs.items()}
-    return Corpus(parts={"all": pairs["train"]} if len(pairs) == 1 else pairs, report=report)
+    return [
+        Piece(part, 0, language, raw / f"{part}.{language}", f"{part}.{language}")
+        for part in _parts(raw, present)
+        for language in dataset.languages
+    ]
 
 
 def _parts(raw: Path, present: set[str]) -> list[str]:
@@ -49,17 +50,6 @@ def _parts(raw: Path, present: set[str]) -> list[str]:
             "give train, valid and test, or train alone, which is then split"
         )
     return [part for part in SPLITS if part in present]
-
-
-def _read_pairs(raw: Path, part: str, dataset: Dataset) -> list[tuple[str, str]]:
-    sides = [read_lines(raw / f"{part}.{language}") for language in dataset.languages]
-    if len(sides[0]) != len(sides[1]):
-        counts = " but ".join(
-            f"{part}.{language} has {len(lines)} lines"
-            for language, lines in zip(dataset.languages, sides, strict=True)
-        )
-        raise UserError(f"{raw}: {counts}; line n of one must translate line n of the other: mend the files")
-    return list(zip(*sides, strict=True))
 
 
 def _find(raw: Path, name: str) -> Path | None:

@@ -1,9 +1,8 @@
-"""Leave out the pairs that would teach nothing: empty, very long, unevenly long, or seen before."""
+"""Leave out the pairs that would teach nothing: empty, very long or unevenly long."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 
-Pair = tuple[str, str]
+from scripts.common.errors import UserError
 
 
 def normalise_space(line: str) -> str:
@@ -15,35 +14,42 @@ def normalise_space(line: str) -> str:
     return " ".join(line.split())
 
 
-def clean(
-    pairs: Iterable[Pair],
-    *,
-    min_words: int,
-    max_words: int,
-    max_ratio: float,
-    deduplicate: bool,
-    dropped: Counter[str],
-) -> list[Pair]:
-    """Keep pairs with ``min_words`` to ``max_words`` words a side and a length ratio below ``max_ratio``, in order.
+def space_normaliser() -> Callable[[str], str]:
+    """``normalise_space`` as a step."""
+    return normalise_space
 
-    Words are what spaces part. ``dropped`` counts the others, each by the first reason that applies.
+
+def pair_filter(
+    *, min_words: int = 1, max_words: int = 100, max_ratio: float = 2.5
+) -> Callable[[str, str], str | None]:
+    """Why a pair is dropped, if it has not ``min_words`` to ``max_words`` words a side and a length ratio below
+    ``max_ratio``; words are what spaces part.
+
+    Raises:
+        UserError: no pair could meet these.
     """
-    kept: list[Pair] = []
-    seen: set[Pair] = set()
-    for raw_source, raw_target in pairs:
-        pair = normalise_space(raw_source), normalise_space(raw_target)
-        shorter, longer = sorted(len(side.split()) for side in pair)
+    for holds, got in (
+        (0 < min_words <= max_words, f"min_words {min_words}, max_words {max_words}"),
+        (max_ratio > 1, f"max_ratio {max_ratio:g}"),
+    ):
+        if not holds:
+            raise UserError(f"clean: got {got}, expected 1 <= min_words <= max_words and max_ratio above 1")
+
+    def reason(source: str, target: str) -> str | None:
+        shorter, longer = sorted((len(source.split()), len(target.split())))
         if shorter == 0:
-            dropped["empty"] += 1
-        elif shorter < min_words:
-            dropped[f"fewer than {min_words} words"] += 1
-        elif longer > max_words:
-            dropped[f"more than {max_words} words"] += 1
-        elif longer >= max_ratio * shorter:
-            dropped[f"length ratio of {max_ratio:g} or more"] += 1
-        elif deduplicate and pair in seen:
-            dropped["duplicate"] += 1
-        else:
-            seen.add(pair)
-            kept.append(pair)
-    return kept
+            return "empty"
+        if shorter < min_words:
+            return f"fewer than {min_words} words"
+        if longer > max_words:
+            return f"more than {max_words} words"
+        if longer >= max_ratio * shorter:
+            return f"length ratio of {max_ratio:g} or more"
+        return None
+
+    return reason
+
+
+def apostrophe_straightener() -> Callable[[str], str]:
+    """Writes ``’`` as ``'``, as the published recipes do with test sets, which they do not normalise otherwise."""
+    return lambda line: line.replace("’", "'")

@@ -99,14 +99,10 @@ def pair(source: Iterable[Description], target: Iterable[Description], *, report
     return pairs
 
 
-def summaries(descriptions: Iterable[Description], *, min_words: int = 30) -> list[Pair]:
-    """(body, synopsis) for every description whose body has ``min_words`` words or more: a summarisation corpus."""
-    pairs = []
-    for description in descriptions:
-        body = description.body
-        if len(body.split()) >= min_words:
-            pairs.append((body, description.synopsis))
-    return pairs
+def summary(description: Description, *, min_words: int = 30, max_words: int = 150) -> Pair | None:
+    """(the first ``max_words`` words of the body, synopsis), or None where the body has fewer than ``min_words``."""
+    words = description.body.split()
+    return (" ".join(words[:max_words]), description.synopsis) if len(words) >= min_words else None
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:

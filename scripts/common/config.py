@@ -21,10 +21,10 @@ SECTIONS: dict[str, frozenset[str] | None] = {
     "average": frozenset({"by", "last"}),
     "generate": None,
     "score": frozenset({"metric"}),
-    "paper": frozenset({"table", "row", "bleu", "params"}),
+    "paper": frozenset({"table", "row", "bleu", "rouge1", "rouge2", "rougeL", "params"}),
 }
 TOP_LEVEL = ("base", "dataset", "seed", *SECTIONS)
-METRICS = ("bleu",)
+METRICS = ("bleu", "rouge")
 
 # Flags that the commands set themselves: two homes for one value would part.
 RESERVED = {

@@ -76,6 +76,19 @@ def read_lines(path: Path) -> list[str]:
     return text
 
 
+def count_lines(path: Path) -> int:
+    """How many lines a file has, in memory that does not grow with it.
+
+    Raises:
+        UserError: the file is missing or unreadable.
+    """
+    try:
+        with open(path, "rb") as f:
+            return sum(block.count(b"\n") for block in iter(lambda: f.read(1 << 20), b""))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> int:
     """Write lines as UTF-8 with LF, atomically; returns how many."""
     count = 0

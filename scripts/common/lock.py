@@ -1,4 +1,4 @@
-"""Locks on folders, so that two runs never write one folder. They vanish with the processes that hold them."""
+"""Locks, so that two runs never write one folder or file. They vanish with the processes that hold them."""
 
 import fcntl
 import os
@@ -22,26 +22,63 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
     Raises:
         UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    at_work, instead = f"in {folder}", "choose another folder"
+    with file_lock(folder / ".lock", at_work=at_work, instead=instead, shared=shared, patience=patience):
+        yield
+
+
+@contextmanager
+def file_lock(
+    path: Path, *, at_work: str, instead: str | None = None, shared: bool = False, patience: float | None = None
+) -> Iterator[None]:
+    """Hold a lock that is the file ``path``, made if need be, with its folder, and left behind.
+
+    Args:
+        path: the lock.
+        at_work: on what the other run is at work, for the message: "in work/x", "fetching a.tgz".
+        instead: what can be done other than waiting.
+        shared: many may hold it together.
+        patience: seconds to wait for another run.
+
+    Raises:
+        UserError: another run holds it and did not let go of it in ``patience`` seconds.
+    """
+    deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
+    descriptor = _open(path)
     try:
-        os.set_inheritable(descriptor, True)
-        deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
         while True:
             try:
                 fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                break
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
                     raise UserError(
-                        f"another run (process {holder}) is at work in {folder}; "
-                        "wait until it has ended, or give another folder with --work"
+                        f"another run (process {holder}) is at work {at_work}; "
+                        f"wait until it has ended{', or ' + instead if instead else ''}"
                     ) from error
                 time.sleep(0.1)
+                continue
+            if _is_at(path, descriptor):
+                break
+            os.close(descriptor)  # the run that held it has cleared the folder away, and the lock with it
+            descriptor = _open(path)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    os.set_inheritable(descriptor, True)
+    return descriptor
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

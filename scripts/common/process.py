@@ -1,6 +1,7 @@
 """Running other programs so that they end with us, and so that what they say is kept."""
 
 import ctypes
+import functools
 import os
 import selectors
 import signal
@@ -33,16 +34,12 @@ def python_module(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
-def _end_with_parent(parent: int) -> Callable[[], None]:
-    """What the new process does first. Linux only: have it told to end when we are killed outright."""
-
-    def arrange() -> None:
-        if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:  # we died before the arrangement was made
-                os._exit(1)
-
-    return arrange
+def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
+    """What a new process does first. Linux only: have it sent ``signum`` when its parent is killed outright."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signum)
+        if os.getppid() != parent:  # it died before the arrangement was made
+            os._exit(1)
 
 
 @contextmanager
@@ -56,7 +53,7 @@ def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen]:
         stdin=subprocess.DEVNULL,
         process_group=0,
         close_fds=False,
-        preexec_fn=_end_with_parent(os.getpid()),
+        preexec_fn=functools.partial(end_with_parent, os.getpid()),
         **options,
     )
     try:

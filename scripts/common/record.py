@@ -13,7 +13,7 @@ from scripts.common.errors import UserError
 from scripts.common.fairseq import CHECKOUT
 from scripts.common.files import read_json
 
-PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt")
+PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
 
 
 def dataset_file(dataset: str) -> Path:

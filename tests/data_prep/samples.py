@@ -63,16 +63,22 @@ DATASET = """\
 kind: {kind}
 source: en
 target: de
-split: {{by: en, valid_percent: 5, test_percent: 5}}
-bpe: {{merges: 60}}
+steps:
+  - normalise_space
+  - clean: {clean}
+  - deduplicate: {{parts: [train]}}
+  - split_by_hash: {{by: en, valid_percent: 5, test_percent: 5}}
+  - save_raw
+  - tokenise: {{escape: false}}
+  - bpe: {{merges: 60}}
 binarise: {{joined_dictionary: true}}
 {more}
 """
 
 
-def dataset_file(folder: Path, *, kind: str = "debian", more: str = "") -> Path:
+def dataset_file(folder: Path, *, kind: str = "debian", clean: str = "{parts: [train]}", more: str = "") -> Path:
     file = folder / "tiny.yaml"
-    file.write_text(DATASET.format(kind=kind, more=more), encoding="utf-8")
+    file.write_text(DATASET.format(kind=kind, clean=clean, more=more), encoding="utf-8")
     return file
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.text.debian import Description, join_lines, pair, parse, summaries
+from data_prep.text.debian import Description, join_lines, pair, parse, summary
 from tests.data_prep.samples import block, key
 
 ENGLISH = [
@@ -138,13 +138,13 @@ def test_a_cut_md5_joins_nothing():
     assert problems == {"no Description-md5": 1}
 
 
-def test_summaries_are_body_to_synopsis_above_a_length():
-    long = block("a", "en", "short text", *["five words stand on each"] * 3, ".", *["and in another paragraph too"] * 3)
-    found = parse(lines_of([long, block("b", "en", "tiny", "one two")]), language="en")
-    (only,) = summaries(found, min_words=30)
-    assert only == (" ".join(["five words stand on each"] * 3 + ["and in another paragraph too"] * 3), "short text")
-    assert summaries(found, min_words=31) == []
-    assert len(summaries(found, min_words=2)) == 2
+def test_a_summary_is_body_to_synopsis_above_a_length():
+    body = [*["five words stand on each"] * 3, ".", *["and in another paragraph too"] * 3]
+    (found,) = parse(lines_of([block("a", "en", "short text", *body)]), language="en")
+    whole = " ".join(["five words stand on each"] * 3 + ["and in another paragraph too"] * 3)
+    assert summary(found, min_words=30) == (whole, "short text")
+    assert summary(found, min_words=31) is None
+    assert summary(found, min_words=2, max_words=6) == ("five words stand on each five", "short text")
 
 
 text = st.text(alphabet="aäß&|*-: ", min_size=1, max_size=20).map(lambda s: " ".join(("x" + s).split()))

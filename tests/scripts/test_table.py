@@ -39,6 +39,19 @@ def test_columns_stand_under_one_another_and_what_is_missing_is_a_dash():
     assert lines[-1] == "x: not scored yet"
 
 
+def test_summaries_stand_in_a_table_of_their_own():
+    other = copy.deepcopy(RECORD) | {"model": "x"}
+    paper = {"rouge1": 39.84, "rouge2": 16.25, "rougeL": 36.73}
+    other["config"] = {"dataset": "news", "paper": paper, "score": {"metric": "rouge"}}
+    rouge = {"rouge1": 40.123, "rouge2": 17.0, "rougeLsum": 37.0, "signature": "f1"}
+    other["scores"] = {"signature": "beam:4", "rouge": rouge}
+    lines = table([other, RECORD]).splitlines()
+    assert lines[0].split()[-3:] == ["(tokenised)", "sacreBLEU", "sentences/s"]
+    assert lines[4].split() == ["model", "data", "parameters", "paper", "ROUGE-1", "ROUGE-2", "ROUGE-L", "sentences/s"]
+    assert lines[6].split()[3:] == ["39.84", "/", "16.25", "/", "36.73", "40.12", "17.00", "37.00", "12.3"]
+    assert lines[8:10] == ["x: beam:4|backend:dynamic_conv=reference", "  ROUGE f1"]
+
+
 def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "record.json"
     monkeypatch.setattr("sys.argv", ["table.py", str(path)])

@@ -1,0 +1,198 @@
+"""From nothing to what fairseq trains on, in one command: fetch, prepare, binarise, and a report to judge it by.
+
+  DIR/raw        the files as fetched, each checked
+  DIR/prepared   text after the dataset's steps, with counts.json (see data_prep/prepare.py --help)
+  DIR/binarised  what fairseq-train reads, with dictionaries
+  DIR/report.md  where it comes from, what every step dropped and why, lengths, vocabulary, examples, checksums
+
+The same command again goes on where it was interrupted, down to the byte of a download and the shard of a step, and
+does nothing that is done. Files that no server gives any more, or that need a registration, go into a folder for --raw.
+
+examples:
+  python -m data_prep --list
+  python -m data_prep iwslt14_de_en --out work/iwslt14
+  python -m data_prep debian_descriptions --pair en-fr --out work/debian_en_fr
+  python -m data_prep debian_descriptions --task summarization --out work/debian_summaries
+  python -m data_prep own_text --src my.en --tgt my.de --out work/my
+"""
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from data_prep.binarise import binarise
+from data_prep.cli import add_prepare_options
+from data_prep.dataset import Dataset, load_dataset, names
+from data_prep.download import download
+from data_prep.prepare import prepare
+from data_prep.report import write_report
+from data_prep.sources import debian, kind_of
+from data_prep.steps.plan import plan
+from scripts.common.errors import UserError, run_command
+from scripts.common.lock import folder_lock
+from scripts.common.process import interruptible
+from scripts.common.stamp import (
+    Stamp,
+    fingerprint,
+    missing_files,
+    new_id,
+    read_stamp,
+    remove_stamp,
+    sizes,
+    write_stamp,
+)
+from scripts.common.terminal import clock
+
+STAGES = ("download", "prepare", "binarise", "report")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage with a folder of its own: what it is made from, beside the stage before, and what makes it."""
+
+    folder: Path
+    inputs: dict[str, Any]
+    run: Callable[[], Any]
+
+
+def stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) -> dict[str, Stage]:
+    """All but the report, in order."""
+    raw, prepared, binarised = (arguments.out / name for name in ("raw", "prepared", "binarised"))
+    facts = asdict(dataset)
+    options = facts.pop("binarise")
+    for key in ("file", "about", "licence", "expected"):
+        del facts[key]
+    fetched = {key: facts[key] for key in ("kind", "source", "target", "debian", "files")}
+    accept = arguments.accept_counts
+    return {
+        "download": Stage(raw, {**fetched, "given": _listing(given)}, lambda: download(dataset, raw=given, out=raw)),
+        "prepare": Stage(
+            prepared,
+            facts,
+            lambda: prepare(
+                dataset, raw=raw, out=prepared, workers=arguments.workers, keep=arguments.keep, accept_counts=accept
+            ),
+        ),
+        "binarise": Stage(
+            binarised,
+            options,
+            lambda: binarise(dataset, prepared=prepared, out=binarised, workers=arguments.workers, accept=accept),
+        ),
+    }
+
+
+def run_stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) -> None:
+    """Run what is not done yet, up to ``arguments.last``."""
+    before = None
+    todo = STAGES[: STAGES.index(arguments.last) + 1]
+    for name, stage in stages(dataset, arguments, given).items():
+        if name not in todo:
+            return
+        made_from = fingerprint({"stage": name, "inputs": stage.inputs, "before": before})
+        stamp = read_stamp(stage.folder)
+        if stamp is None or stamp.fingerprint != made_from or missing_files(stage.folder, stamp):
+            print(f"== {name}: {stage.folder}", flush=True)
+            remove_stamp(stage.folder)
+            start = time.monotonic()
+            stage.run()
+            seconds = round(time.monotonic() - start, 1)
+            finished = datetime.now(UTC).isoformat(timespec="seconds")
+            stamp = Stamp(new_id(), made_from, None, seconds, finished, None, sizes(stage.folder))
+            write_stamp(stage.folder, stamp)
+            print(f"== {name}: done in {clock(seconds)}", flush=True)
+        else:
+            print(f"== {name}: nothing has changed, skipped", flush=True)
+        before = stamp.id
+    if arguments.last == "report":
+        print(f"== report: {write_report(dataset, arguments.out)}", flush=True)
+
+
+def _listing(folder: Path | None) -> dict[str, list[int]] | None:
+    """The files a user gives: name, size, time; their content is checked where they are taken."""
+    if folder is None:
+        return None
+    if not folder.is_dir():
+        raise UserError(f"--raw {folder} is not a folder; give the folder that holds the raw files")
+    found = sorted(path for path in folder.iterdir() if path.is_file())
+    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
+
+
+def link_sides(dataset: Dataset, out: Path, source: Path, target: Path | None) -> Path:
+    """A folder in which the user's files have the names that ``kind: text`` looks for."""
+    files = {dataset.source: source} | ({dataset.target: target} if dataset.target and target else {})
+    if dataset.kind != "text" or set(files) != set(dataset.languages):
+        raise UserError(
+            f"--src and --tgt are for your own text in {' and '.join(dataset.languages)}; {dataset.name} is of kind "
+            f"{dataset.kind}: give own_text, or a copy of data_prep/datasets/own_text.yaml"
+        )
+    folder = out / "given"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for language, path in files.items():
+        if not path.is_file():
+            raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
+        suffix = path.suffix if path.suffix in (".gz", ".bz2", ".xz") else ""
+        os.symlink(path.resolve(), folder / f"train.{language}{suffix}")
+    return folder
+
+
+def list_datasets() -> str:
+    """Each dataset's name, languages and what it says about itself."""
+    entries = []
+    for name in names():
+        dataset = load_dataset(name)
+        size = sum(file.bytes or 0 for file in dataset.files.values())
+        fetched = f", {size / 1e9:.1f} GB and more to fetch" if size > 1e8 else ""
+        entries.append(f"{name}  ({' to '.join(dataset.languages)}{fetched})\n    {' '.join(dataset.about.split())}")
+    return "\n".join(entries)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("dataset", metavar="DATASET", nargs="?", help="a name that --list shows, or a YAML file's path")
+    parser.add_argument("--list", action="store_true", help="show the datasets there are, and end")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for everything that is made")
+    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder with files fetched by hand; never changed")
+    parser.add_argument("--src", metavar="FILE", type=Path, help="own text: the source side, one sentence a line")
+    parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
+    parser.add_argument("--pair", metavar="S-T", help="debian_descriptions: which translation (default: en-de)")
+    parser.add_argument(
+        "--task", metavar="TASK", help=f"debian_descriptions: {', '.join(debian.TASKS)} (default: {debian.TASKS[0]})"
+    )
+    parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"end with: {', '.join(STAGES)}")
+    add_prepare_options(parser)
+    arguments = parser.parse_args()
+    if arguments.list:
+        print(list_datasets())
+        return
+    if arguments.dataset is None or arguments.out is None:
+        parser.error("DATASET and --out DIR are needed; --list shows the datasets")
+    if arguments.last not in STAGES:
+        raise UserError(f"--to {arguments.last}: unknown stage; the stages are {', '.join(STAGES)}")
+    if arguments.raw is not None and arguments.src is not None:
+        raise UserError("--raw and --src both say where the text lies; give one of them")
+    interruptible()
+    if arguments.dataset == debian.DESCRIPTIONS:
+        arguments.dataset = debian.dataset_name(pair=arguments.pair, task=arguments.task)
+    elif arguments.pair is not None or arguments.task is not None:
+        raise UserError(f"--pair and --task are for {debian.DESCRIPTIONS}; {arguments.dataset} is one pair and task")
+    dataset = load_dataset(arguments.dataset)
+    kind_of(dataset)
+    plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
+    with folder_lock(arguments.out):
+        given = arguments.raw
+        if arguments.src is not None:
+            given = link_sides(dataset, arguments.out, arguments.src, arguments.tgt)
+        run_stages(dataset, arguments, given)
+
+
+if __name__ == "__main__":
+    run_command(main)

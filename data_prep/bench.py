@@ -1,0 +1,135 @@
+"""How fast preparation is and how much memory it takes, on any parallel text, and what that means for a large corpus.
+
+The lines given are repeated up to --lines; each time round, a line meets another of the other side, so that no pair
+occurs twice.
+
+example: python -m data_prep.bench --src train.en --tgt train.de --lines 1000000 --workers 1 2
+"""
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_prep.cli import positive
+from data_prep.dataset import load_dataset
+from data_prep.prepare import prepare
+from scripts.common.errors import run_command
+from scripts.common.files import read_json
+from scripts.common.terminal import aligned, clock
+
+EN_FR_PAIRS = 40_800_000
+
+_YAML = """\
+kind: text
+source: en
+target: de
+steps:
+  - normalise_space
+  - tokenise
+  - clean: {{parts: [train], max_words: 175, max_ratio: 9}}
+  - deduplicate: {{parts: [train]}}
+  - hold_out: {{parts: [train], into: heldout, every: 1333}}
+  - bpe: {{merges: {merges}}}
+"""
+
+
+class Memory:
+    """The most memory that this process and all it started had at a time (resident, shared pages counted once each)."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+
+    def look(self) -> None:
+        """Take a sample."""
+        self.peak = max(self.peak, sum(_resident(process) for process in [os.getpid(), *_children(os.getpid())]))
+
+
+def _children(parent: int) -> Iterator[int]:
+    try:
+        tasks = list(Path(f"/proc/{parent}/task").iterdir())
+        found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:  # it ended meanwhile
+        return
+    for child in found:
+        yield child
+        yield from _children(child)
+
+
+def _resident(process: int) -> int:
+    """Bytes of a process, pages it shares with others divided among them."""
+    try:
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+@contextmanager
+def sampled() -> Iterator[Memory]:
+    """Look at memory five times a second until the block ends."""
+    memory, ended = Memory(), threading.Event()
+
+    def run() -> None:
+        while not ended.wait(0.2):
+            memory.look()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield memory
+    finally:
+        ended.set()
+        thread.join()
+
+
+def repeated(path: Path, lines: int, out: Path, *, shift: int = 0) -> None:
+    """Write so many lines of a file, as often round as need be, each time ``shift`` lines further round."""
+    given = path.read_bytes().split(b"\n")[:-1]
+    with open(out, "wb") as f:
+        for number in range(lines):
+            turn, place = divmod(number, len(given))
+            f.write(given[(place + shift * turn) % len(given)] + b"\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--src", metavar="FILE", type=Path, required=True, help="English text")
+    parser.add_argument("--tgt", metavar="FILE", type=Path, required=True, help="German text")
+    parser.add_argument("--lines", metavar="N", type=positive, default=1_000_000)
+    parser.add_argument("--merges", metavar="N", type=positive, default=32_000)
+    parser.add_argument("--workers", metavar="N", type=positive, nargs="+", default=[1, 2])
+    arguments = parser.parse_args()
+    rows = [("workers", "pass", "seconds", "pairs a second", "peak memory", f"{EN_FR_PAIRS / 1e6:.1f}M pairs")]
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        (folder / "raw").mkdir()
+        repeated(arguments.src, arguments.lines, folder / "raw" / "train.en")
+        repeated(arguments.tgt, arguments.lines, folder / "raw" / "train.de", shift=1)
+        for part in ("valid", "test"):
+            for side, path in (("en", arguments.src), ("de", arguments.tgt)):
+                repeated(path, 100, folder / "raw" / f"{part}.{side}")
+        (folder / "bench.yaml").write_text(_YAML.format(merges=arguments.merges))
+        dataset = load_dataset(str(folder / "bench.yaml"))
+        for workers in arguments.workers:
+            start = time.monotonic()
+            with sampled() as memory:
+                prepare(dataset, raw=folder / "raw", out=folder / "out", workers=workers)
+            seconds = time.monotonic() - start
+            passes = {**read_json(folder / "out" / "timings.json"), "all": seconds}
+            for each, taken in passes.items():
+                rate = arguments.lines / max(taken, 0.1)
+                peak = f"{memory.peak / 1e6:,.0f} MB" if each == "all" else ""
+                projected = clock(EN_FR_PAIRS / rate)
+                rows.append((str(workers), each, f"{taken:,.1f}", f"{rate:,.0f}", peak, projected))
+    print("\n".join(aligned(rows, left=2, rule=True)))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,132 @@
+"""Members of archives as streams, without unpacking to disk and in memory that does not grow with the archive.
+
+The kind of an archive is told by its name: .tar, .tgz, .tar.gz, .tbz2, .tar.bz2, .txz, .tar.xz, .zip. Any other file
+holds one member, itself: ``a.txt`` holds ``a.txt``, and ``a.txt.gz`` holds ``a.txt.gz``, read decompressed like every
+member whose name ends in .gz, .bz2 or .xz.
+
+A tar is read in one pass in its own order: it has no table of contents. Two members that are to be read side by side,
+such as the two languages of a corpus, need ``open_member`` twice.
+"""
+
+import difflib
+import zipfile
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from data_prep.fetch.member import Member
+from data_prep.fetch.packed import BUFFER, damage_told, open_unpacked
+from data_prep.fetch.tars import tar_members, tar_packing
+from data_prep.fetch.zips import zip_members
+from scripts.common.errors import UserError
+
+_NAMES_KEPT = 10_000  # of an archive's names, for the message about one that is missing
+
+
+def iterate_members(archive: Path, wanted: Callable[[str], bool]) -> Generator[tuple[str, BinaryIO], None, None]:
+    """The members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
+
+    Names have no leading ``./`` and ``/`` as separator. Folders are not members. A stream is closed when the next
+    member is asked for; what was not read of it is skipped. Only a pass that goes to the end has seen all of the
+    archive, the checksum of its compression included.
+
+    Raises:
+        UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted,
+            occurs twice, or its name leads out of the folder it would be unpacked into.
+    """
+    seen: set[str] = set()
+    with closing(_members(archive)) as members:
+        for member in members:
+            if not wanted(member.name):
+                continue
+            if member.name in seen:
+                raise UserError(f"{archive} has two members {member.name}; pack it anew with the one that is meant")
+            seen.add(member.name)
+            with member.open() as stream:
+                yield member.name, stream
+
+
+def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, BinaryIO], None, None]:
+    """Exactly these members, in the archive's order, in one pass that ends with the last of them.
+
+    Of a member that occurs twice this is the first: what comes after the last of ``names`` is not looked at.
+
+    Raises:
+        UserError: as ``iterate_members``, and when one is missing, with the names that are nearest to it.
+    """
+    missing = set(names)
+    bases = {PurePosixPath(name).name for name in names}
+    there: list[str] = []
+    with closing(_members(archive)) as members:
+        for member in members:
+            if member.name in missing:
+                missing.remove(member.name)
+                with member.open() as stream:
+                    yield member.name, stream
+                if not missing:
+                    return
+            elif len(there) < _NAMES_KEPT or PurePosixPath(member.name).name in bases:
+                there.append(member.name)
+    if missing:
+        raise UserError(_not_there(archive, sorted(missing), there))
+
+
+@contextmanager
+def open_member(archive: Path, member: str) -> Iterator[BinaryIO]:
+    """Open one member for reading; a tar is read from its beginning up to it.
+
+    Raises:
+        UserError: as ``named_members``.
+    """
+    with closing(named_members(archive, [member])) as members:
+        yield next(members)[1]
+
+
+def check_archive(archive: Path, name: str | None = None) -> None:
+    """Read an archive or a compressed file to its end; a file of another kind passes.
+
+    ``name`` is the name that it is to have, if it still has another.
+
+    Raises:
+        UserError: it is damaged or cut short. In a tar without compression only headers and the length can show that.
+    """
+    name = name or archive.name
+    packing = tar_packing(name)
+    if name.endswith(".zip"):
+        with damage_told(str(archive)), zipfile.ZipFile(archive) as file:
+            bad = file.testzip()
+        if bad is not None:
+            raise UserError(f"{archive}, member {bad} is damaged; delete the archive and fetch it again")
+    elif packing is not None:
+        for _ in tar_members(archive, packing):
+            pass
+    else:
+        with open_unpacked(archive, name) as stream:
+            while stream.read(BUFFER):
+                pass
+
+
+def _members(archive: Path) -> Generator[Member, None, None]:
+    if not archive.is_file():
+        raise UserError(f"{archive} is missing, or not a file; fetch it first")
+    packing = tar_packing(archive.name)
+    if archive.name.endswith(".zip"):
+        yield from zip_members(archive)
+    elif packing is not None:
+        yield from tar_members(archive, packing)
+    else:
+        yield Member(archive.name, partial(open_unpacked, archive))
+
+
+def _not_there(archive: Path, missing: list[str], there: list[str]) -> str:
+    base = PurePosixPath(missing[0]).name
+    near = [name for name in there if PurePosixPath(name).name == base]
+    near.extend(difflib.get_close_matches(missing[0], there[:_NAMES_KEPT], n=8, cutoff=0.3))
+    shown = list(dict.fromkeys(near))[:8] or there[:8]
+    listing = "".join(f"\n  {name}" for name in shown) or "\n  (nothing)"
+    return (
+        f"{archive} has no member {' and no '.join(missing)}; nearest to the first are:{listing}\n"
+        "See that the file is the one that the dataset's YAML means, or mend the name there"
+    )

@@ -1,0 +1,103 @@
+"""The members of a tar, in one forward pass, with nothing left out silently.
+
+tarfile takes a damaged header, and a file cut off between two members, for the end of the archive: the corpus would
+just be shorter. Here both are errors.
+"""
+
+import tarfile
+from collections.abc import Generator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from data_prep.fetch.member import Member, open_content, plain_name
+from data_prep.fetch.packed import BUFFER, OPENERS, damage_told
+
+_PACKING = {
+    ".tar": "",
+    ".tar.gz": ".gz",
+    ".tgz": ".gz",
+    ".tar.bz2": ".bz2",
+    ".tbz2": ".bz2",
+    ".tar.xz": ".xz",
+    ".txz": ".xz",
+}
+
+
+def tar_packing(name: str) -> str | None:
+    """How a tar of this name is compressed: a suffix, nothing for a plain tar, None if it is no tar."""
+    return next((packing for suffix, packing in _PACKING.items() if name.endswith(suffix)), None)
+
+
+def tar_members(archive: Path, packing: str) -> Generator[Member, None, None]:
+    """Every member that is not a folder; what is not read of one is skipped when the next is asked for."""
+    what = str(archive)
+    with ExitStack() as stack:
+        with damage_told(what):
+            data: IO[bytes] = stack.enter_context(archive.open("rb"))
+            if packing:
+                data = stack.enter_context(OPENERS[packing](data))
+            try:
+                # "r:", not "r|": all seeking goes forward here, which the compressed streams do by reading on
+                tar = stack.enter_context(tarfile.open(fileobj=data, mode="r:", tarinfo=_StrictTarInfo))
+            except _NoEndMark:
+                raise tarfile.ReadError("it is empty") from None
+        while (info := _next(what, tar, data, packing)) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
+            if not info.isdir():
+                name = plain_name(info.name)
+                yield Member(
+                    name, partial(open_content, archive, name, _link_or_device(info), partial(tar.extractfile, info))
+                )
+        _see_the_end(what, data)
+
+
+class _NoEndMark(Exception):
+    """The file ended where a header, or the block of zeros that ends every tar, was due."""
+
+
+class _StrictTarInfo(tarfile.TarInfo):
+    """A header as tarfile reads it, except that a bad one is an error wherever it stands, not only at the beginning."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "_StrictTarInfo":
+        if not buf:
+            raise _NoEndMark
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise  # the mark of the end
+            raise tarfile.ReadError(f"bad header: {error}") from error
+
+
+def _next(what: str, tar: tarfile.TarFile, data: IO[bytes], packing: str) -> tarfile.TarInfo | None:
+    with damage_told(what):
+        try:
+            return tar.next()
+        except _NoEndMark:
+            # A compressed stream has an end of its own, so that nothing is missing, unless amid a member's two headers.
+            if packing and data.tell() == tar.offset:
+                return None
+            raise tarfile.ReadError("the blocks of zeros that end a tar are missing") from None
+
+
+def _see_the_end(what: str, data: IO[bytes]) -> None:
+    """Read what follows the mark of the end: the compression's own checksum stands there.
+
+    Zeros fill the last record; old programs left their memory's rubbish in it. More than a record of anything else is
+    the rest of an archive whose header was overwritten by zeros.
+    """
+    with damage_told(what):
+        after = 0
+        while block := data.read(BUFFER):
+            after += len(block)
+            if after > tarfile.RECORDSIZE and block.strip(b"\0"):
+                raise tarfile.ReadError("more data follows the mark of its end")
+
+
+def _link_or_device(info: tarfile.TarInfo) -> str | None:
+    if info.issym() or info.islnk():
+        return f"a {'symbolic' if info.issym() else 'hard'} link to {info.linkname}"
+    return None if info.isfile() else "a device or a pipe"

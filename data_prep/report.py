@@ -1,0 +1,188 @@
+"""report.md: what a reader needs to judge a corpus, and to tell whether his own is the same."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from data_prep.binarise import SPECIAL_TYPES, dictionary
+from data_prep.dataset import SPLITS, Dataset
+from scripts.common.files import atomic_file, read_json, write_lines
+
+EXAMPLES = 5
+SEED = 1
+_UNKNOWN = re.compile(r": (\d+) sents, (\d+) tokens, (\S+)% replaced")
+
+
+def write_report(dataset: Dataset, out: Path) -> Path:
+    """Write ``out/report.md`` and its picture from what the stages left in ``out``; returns the report's path."""
+    counts = read_json(out / "prepared" / "counts.json")
+    lines = [f"# {dataset.name}", "", " ".join(dataset.about.split()), ""]
+    lines += [f"Licence and terms: {' '.join(dataset.licence.split()) or 'see the source'}", ""]
+    lines += _sources(out) + _steps(counts) + _expected(counts) + _sizes(dataset, out, counts)
+    lines += _lengths(dataset, out) + _vocabulary(dataset, out) + _examples(dataset, out, counts) + _digests(counts)
+    versions = ", ".join(f"{name} {found or 'absent'}" for name, found in counts["versions"].items())
+    lines += ["## Versions", "", versions]
+    write_lines(out / "report.md", lines)
+    return out / "report.md"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table and an empty line; numbers with thousands marked, to the right."""
+    body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    rule = ["---:" if body and row_is_number(column) else "---" for column in zip(*body, strict=True)] if body else []
+    rows_of_text = [list(header), rule or ["---"] * len(header), *body]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows_of_text] + [""]
+
+
+def row_is_number(column: Sequence[str]) -> bool:
+    """Whether all cells of a column are figures."""
+    return all(re.fullmatch(r"[\d,.%-]*", cell) for cell in column)
+
+
+def _sources(out: Path) -> list[str]:
+    manifest = read_json(out / "raw" / "manifest.json")
+    rows = [(name, each["bytes"], f"`{each['sha256']}`") for name, each in manifest["files"].items()]
+    notes = [
+        f"- {key}: {value}" for key, value in manifest.items() if key not in ("dataset", "kind", "files", "licence")
+    ]
+    return ["## Sources", "", *table(("file", "bytes", "SHA-256"), rows), *notes, ""]
+
+
+def _steps(counts: dict[str, Any]) -> list[str]:
+    rows = []
+    for entry in counts["steps"]:
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in entry.get("dropped", {}).items())
+        moved = ", ".join(f"{part} {lines:,}" for part, lines in entry.get("moved", {}).items())
+        learnt = f"{entry['merges']:,} merges in {entry['codes']}" if "merges" in entry else ""
+        said = "; ".join(part for part in (reasons, moved and f"gives {moved}", learnt) if part)
+        rows.append((entry["step"], entry["part"], entry.get("in", ""), entry.get("out", ""), said))
+    return ["## Steps", "", *table(("step", "part", "lines in", "lines out", "dropped, and why"), rows)]
+
+
+def _expected(counts: dict[str, Any]) -> list[str]:
+    if not counts["expected"]:
+        return []
+    rows = [
+        (each["after"], each["part"], each["got"], each["expected"], "yes" if each["holds"] else "NO", each["status"])
+        for each in counts["expected"]
+    ]
+    return ["## Known counts", "", *table(("after", "part", "got", "expected", "met", "from where"), rows)]
+
+
+def _sizes(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
+    log = (out / "binarised" / "preprocess.log").read_text(encoding="utf-8", errors="replace")
+    said = [match.groups() for match in _UNKNOWN.finditer(log)]
+    rows = []
+    for number, (language, part) in enumerate((language, part) for language in dataset.languages for part in SPLITS):
+        found = counts["files"][f"{part}.{language}"]
+        _, tokens, unknown = said[number]  # fairseq reports in this order
+        rows.append((part, language, found["lines"], int(tokens), f"{unknown}%"))
+    header = ("part", "language", "lines", "tokens (with one end of sentence a line)", "unknown")
+    return ["## Sizes, as binarised", "", *table(header, rows)]
+
+
+def _histogram(path: Path) -> Counter[int]:
+    lengths: Counter[int] = Counter()
+    with open(path, "rb") as f:
+        for line in f:
+            lengths[len(line.split())] += 1
+    return lengths
+
+
+def _lengths(dataset: Dataset, out: Path) -> list[str]:
+    histograms = {
+        (part, language): _histogram(out / "prepared" / f"{part}.{language}")
+        for part in SPLITS
+        for language in dataset.languages
+    }
+    figure, axes = pyplot.subplots(1, len(SPLITS), figsize=(12, 3.2), layout="constrained")
+    for axis, part in zip(axes, SPLITS, strict=True):
+        for language in dataset.languages:
+            histogram = histograms[part, language]
+            shown = sorted(length for length in histogram if length <= _quantile(histogram, 0.995))
+            total = sum(histogram.values())
+            axis.step(shown, [100 * histogram[length] / total for length in shown], where="mid", label=language)
+        axis.set_title(part)
+        axis.set_xlabel("tokens a line")
+        axis.legend()
+    axes[0].set_ylabel("% of lines")
+    with atomic_file(out / "lengths.png", "wb") as f:
+        figure.savefig(f, format="png", dpi=100, metadata={"Software": None})
+    pyplot.close(figure)
+    rows = [
+        (
+            part,
+            language,
+            f"{sum(n * count for n, count in lengths.items()) / max(1, sum(lengths.values())):.1f}",
+            *(_quantile(lengths, share) for share in (0.5, 0.95, 0.99)),
+            max(lengths),
+            lengths[0],
+        )
+        for (part, language), lengths in histograms.items()
+    ]
+    header = ("part", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
+    return ["## Lengths in tokens", "", *table(header, rows), "![lengths](lengths.png)", ""]
+
+
+def _quantile(histogram: Counter[int], share: float) -> int:
+    lengths = sorted(histogram)
+    below = list(accumulate(histogram[length] for length in lengths))
+    return next(length for length, count in zip(lengths, below, strict=True) if count >= share * below[-1])
+
+
+def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
+    rows, frequent = [], []
+    files = {language: dictionary(dataset, language) for language in dataset.languages}
+    for language, name in files.items():
+        with open(out / "binarised" / name, encoding="utf-8", newline="\n") as f:
+            entries = [line.rstrip("\n").rsplit(" ", 1) for line in f]
+        types = [(word, int(count)) for word, count in entries if int(count) > 0]
+        below = list(accumulate(count for _, count in types))
+        covering = [next(n for n, b in enumerate(below, 1) if b >= share * below[-1]) for share in (0.9, 0.99)]
+        rows.append((name, len(entries) + SPECIAL_TYPES, len(types), *covering, types[-1][1]))
+        frequent.append(f"- {language}: {' '.join(f'`{word}` {count:,}' for word, count in types[:20])}")
+    header = ("dictionary", "types in all", "seen", "make 90% of the tokens", "make 99%", "rarest type's count")
+    return ["## Vocabulary", "", *table(header, rows), "Most frequent:", "", *frequent, ""]
+
+
+def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
+    said = ["## Lines drawn at random", ""]
+    for part in ("train", "test"):
+        total = counts["files"][f"{part}.{dataset.source}"]["lines"]
+        chosen = sorted(random.Random(SEED).sample(range(total), min(EXAMPLES, total)))
+        sides = [_lines_at(out / "prepared" / f"{part}.{language}", chosen) for language in dataset.languages]
+        for place, number in enumerate(chosen):
+            said += [f"{part}, line {number + 1:,}", "```"]
+            said += [f"{name}: {side[place]}" for name, side in zip(dataset.languages, sides, strict=True)]
+            said += ["```"]
+    return [*said, ""]
+
+
+def _lines_at(path: Path, numbers: Sequence[int]) -> list[str]:
+    wanted, found = set(numbers), []
+    with open(path, "rb") as f:
+        for number, line in enumerate(f):
+            if number in wanted:
+                found.append(line.decode("utf-8").rstrip("\n")[:1000])
+    return found
+
+
+def _digests(counts: dict[str, Any]) -> list[str]:
+    rows = []
+    before: dict[str, str] = {}
+    for each in counts["passes"]:
+        for name, digest in each["sha256"].items():
+            if before.get(name) != digest:
+                rows.append((each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`"))
+        before = each["sha256"]
+    said = "SHA-256 over all lines of a part in one language, where a pass changed it; after the last one, of the file."
+    return ["## Checksums after each pass", "", said, "", *table(("pass", "part", "lines", "SHA-256"), rows)]

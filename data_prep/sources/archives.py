@@ -1,0 +1,76 @@
+"""Corpora that come as archives on the network: which files, and which of their members are which part."""
+
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import Dataset
+from data_prep.fetch import RemoteFile
+from data_prep.fetch import fetch as fetch_file
+from data_prep.steps.extract import Piece
+from scripts.common.errors import UserError
+
+LEDGER = "ledger.json"
+
+
+def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
+    """Fetch all files into ``out``, each checked; those that are there and right already stay."""
+    _check(dataset)
+    return fetch_files(dataset, raw, out)
+
+
+def fetch_files(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
+    """``fetch`` for kinds that find the text in the files in a way of their own."""
+    for name, file in dataset.files.items():
+        remote = RemoteFile(
+            name=name, urls=file.urls, bytes=file.bytes, sha256=file.sha256, md5=file.md5, by_hand=file.by_hand
+        )
+        fetch_file(remote, out, raw=raw, ledger=out / LEDGER)
+    return {"licence": dataset.licence}
+
+
+def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
+    """The members that the dataset's parts name."""
+    _check(dataset)
+    md5: dict[str, dict[str, str]] = {}
+    for name, file in dataset.files.items():
+        if not (raw / name).is_file():
+            raise UserError(f"{raw} has no {name}; run data_prep/download.py {dataset.name} again")
+        md5[name] = _member_md5(dataset, file.member_md5) if file.member_md5 is not None else {}
+    found = []
+    for part, sources in dataset.parts.items():
+        each = [one for source in sources for one in source.each()]
+        for place, source in enumerate(each):
+            for language in dataset.languages:
+                member = source.members[language]
+                checksum = next(
+                    (sum for end, sum in md5[source.file].items() if f"/{member}".endswith(f"/{end}")), None
+                )
+                if md5[source.file] and checksum is None:
+                    table = dataset.files[source.file].member_md5
+                    raise UserError(f"{dataset.file}: parts.{part}: {table} has no checksum for {member}")
+                found.append(
+                    Piece(part, place, language, raw / source.file, member, source.reader, source.invalid, checksum)
+                )
+    members = [(piece.archive, piece.member) for piece in found]
+    for archive, member in members:
+        if members.count((archive, member)) > 1:
+            raise UserError(f"{dataset.file}: parts: {member} of {archive.name} stands in two places")
+    return found
+
+
+def _member_md5(dataset: Dataset, name: str) -> dict[str, str]:
+    path = dataset.file.parent / name
+    if not path.is_file():
+        raise UserError(f"{dataset.file}: member_md5: there is no {path}")
+    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    return {end: checksum for checksum, end in lines}
+
+
+def _check(dataset: Dataset) -> None:
+    for key, value in (("files", dataset.files), ("parts", dataset.parts)):
+        if not value:
+            raise UserError(f"{dataset.file}: the key {key} is missing; a dataset of kind archives has it")
+    if missing := [part for part in ("train", "valid", "test") if part not in dataset.parts]:
+        held_out = [step.parameters.get("into") for step in dataset.steps if step.name == "hold_out"]
+        if missing := [part for part in missing if part not in held_out]:
+            raise UserError(f"{dataset.file}: parts: there is no {' and no '.join(missing)}, nor does a step make it")

@@ -1,0 +1,238 @@
+"""CNN-DailyMail, rebuilt from the archives of stories, with entities anonymised (as in the paper) or as written.
+
+The archives' files are keyed by the SHA-1 of the story's address:
+
+    {cnn,dailymail}_stories.tgz   {cnn,dailymail}/stories/<sha1>.story
+    data.tar.gz                   data/{cnn,dailymail}/{tokens,entities}/<sha1>.txt
+                                  data/{cnn,dailymail}/wayback_{training,validation,test}_urls.txt
+    all_{train,val,test}.txt      addresses, both collections together: the split of the text as written
+
+Archives hold their files in no useful order, and a gigabyte of them is too many small files for most disks: they go
+through one SQLite file beside the archives, which vanishes with the process. Memory holds the lists of addresses only.
+"""
+
+import hashlib
+import re
+import sqlite3
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import Dataset
+from data_prep.fetch import iterate_members
+from data_prep.text.cnn_dm import (
+    UNITS,
+    Evidence,
+    Pair,
+    Unusable,
+    anonymised_pair,
+    parse_entities,
+    parse_tokens,
+    plain_pair,
+)
+from scripts.common.errors import UserError
+from scripts.common.terminal import StatusLine
+
+CORPORA = ("cnn", "dailymail")
+MAX_UNUSABLE = 0.01
+"""Share of the listed stories that may be missing, empty or unlike their offsets; published counts differ by 0.1%."""
+ENOUGH = 1000
+"""Stories with letters beyond ASCII that are looked at to tell how offsets count."""
+
+_MEMBER = re.compile(r"(?:.*/)?(cnn|dailymail)/(stories|tokens|entities)/([0-9a-f]{40})\.(?:story|txt)")
+_LIST = re.compile(r"(?:.*/)?(cnn|dailymail)/wayback_(training|validation|test)_urls\.txt")
+_PARTS = {"training": "train", "validation": "valid", "test": "test"}
+_MISSING = {
+    "stories": "listed, but not in the archive",
+    "tokens": "no file of tokens",
+    "entities": "no file of entities",
+}
+_PLAIN_LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt"}
+
+
+def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
+    """(part, (article, summary)) of every usable story, tokenised, entities as ``@entityN``, in the lists' order.
+
+    Raises:
+        UserError: an archive cannot be read, lists are missing, the offsets do not fit the stories, or too many stories
+            are unusable.
+    """
+    counts: Counter[str] = Counter()
+    with _store(raw) as store:
+        lists: dict[tuple[str, str], list[str]] = {}
+        for name in dataset.files:
+            store.add(raw / name, lists, counts)
+        missing = [f"{corpus}/wayback_{p}_urls.txt" for p in _PARTS for corpus in CORPORA if (corpus, p) not in lists]
+        if missing:
+            raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
+        units = {corpus: _unit(store, corpus, lists, report) for corpus in CORPORA}
+
+        def pair(corpus: str, key: str) -> Pair:
+            story, tokens, entities = (store.text(corpus, kind, key) for kind in ("stories", "tokens", "entities"))
+            return anonymised_pair(
+                story, parse_tokens(tokens), parse_entities(entities), unit=units[corpus], report=counts
+            )
+
+        listed = [(_PARTS[p], corpus, key) for p in _PARTS for corpus in CORPORA for key in lists[corpus, p]]
+        yield from _usable(store, listed, pair, counts)
+    report["stories"] = dict(counts)
+
+
+def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
+    """(part, (article, summary)) of every usable story, as written, in the order of the lists beside the archives.
+
+    Raises:
+        UserError: an archive or a list cannot be read, or too many stories are unusable.
+    """
+    counts: Counter[str] = Counter()
+    with _store(raw) as store:
+        for name in dataset.files:
+            if name not in _PLAIN_LISTS.values():
+                store.add(raw / name, {}, counts)
+        listed = []
+        for part, name in _PLAIN_LISTS.items():
+            try:
+                addresses = (raw / name).read_bytes()
+            except OSError as error:
+                raise UserError(f"cannot read {raw / name}: {error.strerror}; fetch the lists again") from error
+            for key in _keys(addresses):
+                listed.append((part, "cnn" if store.has("cnn", "stories", key) else "dailymail", key))
+        yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)), counts)
+    report["stories"] = dict(counts)
+
+
+def _usable(
+    store: "_Store", listed: Iterable[tuple[str, str, str]], pair: Callable[[str, str], Pair], report: Counter[str]
+) -> Iterator[tuple[str, Pair]]:
+    """The pairs that can be made of the listed stories; the others are counted, and too many of them refused."""
+    seen: set[str] = set()
+    reasons: Counter[str] = Counter()
+    status = StatusLine()
+    for part, corpus, key in listed:
+        if key in seen:
+            report["listed more than once"] += 1
+            continue
+        seen.add(key)
+        try:
+            usable = pair(corpus, key)
+        except Unusable as error:
+            reasons[f"{corpus}: {error}"] += 1
+            continue
+        report[f"{corpus}: stories in {part}"] += 1
+        yield part, usable
+        status.update(f"{len(seen):,} stories")
+    status.close()
+    absent = sum(count for reason, count in reasons.items() if reason.endswith(_MISSING["stories"]))
+    report["stories in no list"] = store.count("stories") - (len(seen) - absent)
+    report.update(reasons)
+    unusable = sum(reasons.values())
+    if unusable > MAX_UNUSABLE * len(seen):
+        listing = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
+        raise UserError(
+            f"{unusable:,} of {len(seen):,} listed stories cannot be used, expected at most {MAX_UNUSABLE:.0%}: "
+            f"{listing}; see that the archives are whole and belong together"
+        )
+
+
+def _wanted(name: str) -> bool:
+    return bool(_MEMBER.fullmatch(name) or _LIST.fullmatch(name))
+
+
+def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]], report: dict[str, Any]) -> str:
+    """Whether the offsets of a corpus count bytes or characters, by which of the two fits its stories."""
+    evidence = Evidence()
+    for key in (key for part in _PARTS for key in lists[corpus, part]):
+        try:
+            evidence.add(store.text(corpus, "stories", key), parse_tokens(store.text(corpus, "tokens", key)))
+        except Unusable:
+            continue  # counted with its reason when it is its turn
+        if evidence.stories == ENOUGH:
+            break
+    unit = evidence.unit(corpus)
+    report[f"{corpus}: offsets"] = {
+        "count": unit,
+        "stories that tell": evidence.stories,
+        "tokens in them": evidence.tokens,
+        **{f"out of place as {name}": evidence.misplaced[name] for name in UNITS},
+    }
+    return unit
+
+
+def _keys(addresses: bytes) -> list[str]:
+    """The SHA-1 of every line."""
+    return [
+        hashlib.sha1(line.rstrip(b"\r"), usedforsecurity=False).hexdigest()
+        for line in addresses.split(b"\n")
+        if line.strip()
+    ]
+
+
+@contextmanager
+def _store(folder: Path) -> Iterator["_Store"]:
+    """A store in ``folder``, in a file that has no name any more: nothing is left of it whatever ends this process."""
+    with tempfile.TemporaryDirectory(prefix=".stories-", dir=folder) as temporary:
+        database = sqlite3.connect(Path(temporary) / "files.sqlite")
+        store = _Store(database)
+    with closing(database):
+        yield store
+
+
+class _Store:
+    """The archives' small files by corpus, kind and key."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        database.execute("PRAGMA journal_mode = OFF")  # a run that is cut short starts anew
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute("CREATE TABLE files (name TEXT PRIMARY KEY, data BLOB)")
+        self._database = database
+
+    def add(self, archive: Path, lists: dict[tuple[str, str], list[str]], report: Counter[str]) -> None:
+        """Take in an archive in one pass; lists of addresses go to ``lists``."""
+        status = StatusLine()
+        found = 0
+        for name, stream in iterate_members(archive, _wanted):
+            if listed := _LIST.fullmatch(name):
+                lists[listed[1], listed[2]] = _keys(stream.read())
+                continue
+            member = _MEMBER.fullmatch(name)
+            assert member is not None
+            row = ("/".join(member.groups()), zlib.compress(stream.read(), 1))
+            added = self._database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", row).rowcount
+            report["files that an archive holds twice"] += 1 - added
+            found += 1
+            status.update(f"{archive.name}: {found:,} files")
+        status.close()
+        if not found:
+            raise UserError(f"{archive} holds no story and no offsets of CNN or the Daily Mail; fetch it again")
+
+    def has(self, corpus: str, kind: str, key: str) -> bool:
+        return self._row(corpus, kind, key) is not None
+
+    def count(self, kind: str) -> int:
+        """How many files of a kind there are."""
+        return int(
+            self._database.execute("SELECT COUNT(*) FROM files WHERE name LIKE ?", (f"%/{kind}/%",)).fetchone()[0]
+        )
+
+    def text(self, corpus: str, kind: str, key: str) -> str:
+        """The text of a file.
+
+        Raises:
+            Unusable: there is none, or it is not UTF-8.
+        """
+        row = self._row(corpus, kind, key)
+        if row is None:
+            raise Unusable(_MISSING[kind])
+        try:
+            return zlib.decompress(row).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Unusable("not UTF-8") from error
+
+    def _row(self, corpus: str, kind: str, key: str) -> bytes | None:
+        query = "SELECT data FROM files WHERE name = ?"
+        row = self._database.execute(query, (f"{corpus}/{kind}/{key}",)).fetchone()
+        return None if row is None else row[0]

@@ -1,0 +1,70 @@
+"""What a step that runs between shards is given, and the pass over all shards of some parts that it is built from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from data_prep.steps.pool import Pool
+from data_prep.steps.shards import Shard, Text
+from data_prep.steps.write import outputs, read_marker, remove
+
+
+class ShardTask(Protocol):
+    """A task that makes something of one shard."""
+
+    @property
+    def shard(self) -> Shard: ...
+
+
+Task = TypeVar("Task", bound=ShardTask)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where and with what a step works."""
+
+    work: Path
+    folder: str
+    """The step's own folder in ``work``."""
+    languages: tuple[str, ...]
+    pool: Pool
+    keep: bool
+    """Keep the shards that a step has read."""
+
+    @property
+    def path(self) -> Path:
+        """The step's own folder."""
+        return self.work / self.folder
+
+    def rewrite(
+        self, text: Text, shards: Sequence[Shard], make: Callable[[Shard], Task], run: Callable[[Task], None], what: str
+    ) -> tuple[Text, dict[Shard, Any]]:
+        """Run a task for each shard that has no marker yet, and put what comes out in the place of what went in.
+
+        A shard is removed as soon as what came of it is complete: intermediates take the disk once, not twice.
+
+        Returns:
+            the text afterwards, in which parts of ``shards`` are replaced and new parts added; and what each shard's
+            marker says.
+        """
+        said: dict[Shard, Any] = {}
+        for shard in shards:
+            if (marker := read_marker(self.work, self.folder, shard)) is not None:
+                said[shard] = marker
+                self._remove(shard)
+        pending = [make(shard) for shard in shards if shard not in said]
+        done = sum(shard.lines for shard in said)
+        lines = sum(shard.lines for shard in shards)
+        for task, _ in self.pool.run(run, pending, what=what, lines=lines, done=done):
+            said[task.shard] = read_marker(self.work, self.folder, task.shard)
+            self._remove(task.shard)
+        new: dict[str, list[Shard]] = {shard.part: [] for shard in shards}
+        for shard in shards:
+            for output in outputs(self.folder, shard, said[shard]):
+                new.setdefault(output.part, []).append(output)
+        return text.replace(new), {shard: said[shard] for shard in shards}
+
+    def _remove(self, shard: Shard) -> None:
+        if not self.keep:
+            remove(self.work, shard, self.languages)

@@ -1,0 +1,114 @@
+"""Leave out pairs that occurred before, exactly, in memory that hardly grows with the corpus: one byte a line.
+
+Each shard gives a file of (128-bit hash, place in the part) sorted by hash. Ranges of hashes small enough for memory
+are then looked through one after the other, over all these files: pairs with one hash are one pair (that two different
+ones meet is as likely as one in 10^23 for 40 million), and all but the first are dropped.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.dataset import Step
+from data_prep.steps.context import Context
+from data_prep.steps.pool import tick
+from data_prep.steps.shards import Shard, Text, read_chunks
+from data_prep.steps.write import shard_writer
+from scripts.common.files import atomic_file
+
+_ENTRY = np.dtype([("high", ">u8"), ("low", ">u8"), ("place", "<u8")])
+_IN_MEMORY = 2_000_000  # entries of 24 bytes at a time
+
+
+@dataclass(frozen=True)
+class _Task:
+    shard: Shard
+    folder: str
+    work: Path
+    languages: tuple[str, ...]
+    start: int  # lines of the part before this shard
+
+    @property
+    def hashes(self) -> Path:
+        return self.work / self.folder / f"{self.shard.part}.{self.shard.number:08}.hashes"
+
+    @property
+    def dropped(self) -> Path:
+        return self.work / self.folder / f"{self.shard.part}.dropped"
+
+
+def deduplicate(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
+    """Drop all but the first of equal pairs within each part; order stays."""
+    log = []
+    for part in step.parts or tuple(text.parts):
+        tasks, start = [], 0
+        for shard in text.parts[part]:
+            tasks.append(_Task(shard, context.folder, context.work, context.languages, start))
+            start += shard.lines
+        if tasks and not tasks[0].dropped.exists():
+            pending = [task for task in tasks if not task.hashes.exists()]
+            for _ in context.pool.run(_hash, pending, what=f"{step.name} {part}: hashing", lines=start):
+                pass
+            _find(tasks, start)
+        by_shard = {task.shard: task for task in tasks}
+        new, _ = context.rewrite(text, text.parts[part], by_shard.__getitem__, _filter, f"{step.name} {part}")
+        for task in tasks:
+            task.hashes.unlink(missing_ok=True)
+        gone = start - new.lines(part)
+        entry = {"step": step.name, "part": part, "in": start, "out": new.lines(part)}
+        log.append({**entry, "dropped": {"duplicate": gone} if gone else {}})
+        text = new
+    return text, log
+
+
+def _hash(task: _Task) -> None:
+    entries = np.empty(task.shard.lines, _ENTRY)
+    count = 0
+    for blocks in zip(*(read_chunks(task.shard.path(task.work, name)) for name in task.languages), strict=True):
+        digests = b"".join(
+            hashlib.blake2b(b"\n".join(row), digest_size=16).digest() for row in zip(*blocks, strict=True)
+        )
+        halves = np.frombuffer(digests, ">u8").reshape(-1, 2)
+        block = entries[count : count + len(halves)]
+        block["high"], block["low"] = halves[:, 0], halves[:, 1]
+        count += len(halves)
+        tick(len(halves))
+    entries["place"] = np.arange(task.start, task.start + count)
+    entries.sort(order=["high", "low", "place"])
+    with atomic_file(task.hashes, "wb") as f:
+        f.write(entries.tobytes())
+
+
+def _find(tasks: list[_Task], lines: int) -> None:
+    """Write one byte a line: whether it is dropped."""
+    dropped = np.zeros(lines, np.bool_)
+    files = [np.memmap(task.hashes, _ENTRY, "r") for task in tasks]
+    ranges = -(-lines // _IN_MEMORY)
+    edges = [place * (2**64 // ranges) for place in range(1, ranges)]
+    starts = [0] * len(files)
+    for edge in [*edges, None]:
+        ends = [len(file) if edge is None else int(np.searchsorted(file["high"], np.uint64(edge))) for file in files]
+        entries = np.concatenate([file[start:end] for file, start, end in zip(files, starts, ends, strict=True)])
+        entries.sort(order=["high", "low", "place"])
+        again = (entries["high"][1:] == entries["high"][:-1]) & (entries["low"][1:] == entries["low"][:-1])
+        dropped[entries["place"][1:][again]] = True
+        starts = ends
+    with atomic_file(tasks[0].dropped, "wb") as f:
+        f.write(dropped.tobytes())
+
+
+def _filter(task: _Task) -> None:
+    dropped = np.memmap(task.dropped, np.bool_, "r")
+    place = task.start
+    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
+        for blocks in zip(*(read_chunks(task.shard.path(task.work, name)) for name in task.languages), strict=True):
+            keep = ~dropped[place : place + len(blocks[0])]
+            place += len(keep)
+            writer.write(
+                task.shard.part,
+                [[line for line, stays in zip(block, keep, strict=True) if stays] for block in blocks],
+            )
+            tick(len(keep))

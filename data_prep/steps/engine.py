@@ -1,0 +1,251 @@
+"""Run a dataset's passes, each on what the one before left, and go on where an earlier run was interrupted.
+
+In the work folder::
+
+    plan.json            what is being made, from what; another plan begins anew
+    00-read/             shards; removed one by one as the next pass has read them
+    00-read.json         the pass is complete: its shards, counts, digests
+    01-tokenise/ ...     as many as there are passes
+    raw/, codes*         what steps leave for the end
+"""
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import SPLITS, Dataset, Step
+from data_prep.steps import linewise
+from data_prep.steps.context import Context
+from data_prep.steps.extract import Piece, extract
+from data_prep.steps.plan import BETWEEN_SHARDS, Pass, plan
+from data_prep.steps.pool import Pool
+from data_prep.steps.shards import Text, digest
+from data_prep.steps.write import write_rows
+from scripts.common.errors import UserError
+from scripts.common.files import read_json, write_json
+from scripts.common.terminal import clock
+
+READ = "00-read"
+
+
+@dataclass(frozen=True)
+class State:
+    """What is known when a pass is complete."""
+
+    text: Text
+    log: list[dict[str, Any]]
+    """For each step and part of this pass: lines in and out, and how many were dropped why."""
+    words: dict[str, int]
+    """By ``<part>.<language>``; since when a pass has counted them."""
+    sha256: dict[str, str]
+    """By ``<part>.<language>``: of all its lines, as sha256sum says it."""
+    seconds: float
+    report: dict[str, Any]
+    """What the source found on the way (the first pass)."""
+
+
+class Engine:
+    """One run of one dataset in one work folder, whose lock the caller holds."""
+
+    def __init__(self, dataset: Dataset, *, work: Path, pool: Pool, keep: bool, accept_counts: bool) -> None:
+        self.dataset, self.work, self._pool = dataset, work, pool
+        self._keep, self._accept = keep, accept_counts
+        self.passes = plan(dataset, work)
+
+    def begin(self, made_from: dict[str, Any]) -> None:
+        """Make the work folder ready for ``made_from``, plain data; what was made from anything else is removed."""
+        for path in self.work.rglob("*.partial*"):  # half-written by a run that was killed
+            path.unlink()
+        path = self.work / "plan.json"
+        if path.exists() and read_json(path) == made_from:
+            self._pool.say(f"going on with what {self.work} holds")
+        else:
+            for old in self.work.iterdir():
+                if old.name != ".lock":
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+            write_json(path, made_from)
+
+    def read(self, source: Sequence[Piece] | Iterable[tuple[str, Sequence[str]]], report: dict[str, Any]) -> State:
+        """The first pass: pieces of archives, or rows that a kind of its own makes; ``report`` fills on the way."""
+        done = self._done(READ)
+        if done is None:
+            start = time.monotonic()
+            (self.work / READ).mkdir(exist_ok=True)
+            if isinstance(source, Sequence):
+                text = extract(source, work=self.work, folder=READ, pool=self._pool)
+            else:
+                text = write_rows(self.work, READ, source, self.dataset.languages)
+            log = [{"step": "read", "part": part, "out": text.lines(part)} for part in text.parts]
+            done = self._complete(READ, text, log, {}, start, report)
+        self._check(done, {"read"})
+        return done
+
+    def run(self, state: State) -> list[State]:
+        """All passes after ``state``, which is what ``read`` returned; the states after each."""
+        states = [state]
+        for each in self.passes:
+            states.append(self._run_pass(each, states[-1]))
+            self._check(states[-1], {step.name for step in each.steps})
+        self._check(states[-1], {"end"})
+        return states
+
+    def _run_pass(self, each: Pass, before: State) -> State:
+        done = self._done(each.folder)
+        if done is not None:
+            return done
+        start = time.monotonic()
+        (self.work / each.folder).mkdir(exist_ok=True)
+        context = Context(self.work, each.folder, self.dataset.languages, self._pool, self._keep)
+        if each.between:
+            (step,) = each.steps
+            self._check_parts(step, before.text)
+            run = BETWEEN_SHARDS[step.name].make
+            text, log = run(context, before.text, step, **step.parameters)
+            words = {key: count for key, count in before.words.items() if text.parts == before.text.parts}
+        else:
+            text, log, words = self._run_lines(context, each, before)
+        sha256 = before.sha256 if text == before.text else None
+        return self._complete(each.folder, text, log, words, start, {}, sha256)
+
+    def _run_lines(
+        self, context: Context, each: Pass, before: State
+    ) -> tuple[Text, list[dict[str, Any]], dict[str, int]]:
+        of_part: dict[str, tuple[Step, ...]] = {}
+        for step in each.steps:
+            self._check_parts(step, before.text)
+        for part in before.text.parts:
+            steps = tuple(step for step in each.steps if not step.parts or part in step.parts)
+            if steps:
+                of_part[part] = steps
+        shards = [shard for part in of_part for shard in before.text.parts[part]]
+        languages = self.dataset.languages
+
+        def make(shard: Any) -> linewise.Task:
+            return linewise.Task(shard, each.folder, self.work, languages, of_part[shard.part])
+
+        what = ", ".join(dict.fromkeys(step.name for step in each.steps))
+        text, said = context.rewrite(before.text, shards, make, linewise.run, what)
+        log: list[dict[str, Any]] = []
+        words = dict(before.words)
+        for part, steps in of_part.items():
+            markers = [marker for shard, marker in said.items() if shard.part == part]
+            undecodable = sum(marker["undecodable"] for marker in markers)
+            if undecodable:
+                entry = {"step": "read", "part": part, "in": before.text.lines(part)}
+                entry |= {"out": before.text.lines(part) - undecodable, "dropped": {linewise.NOT_UTF8: undecodable}}
+                log.append(entry)
+            log += [
+                {"step": step.name, "part": part, **linewise.total(markers, place)} for place, step in enumerate(steps)
+            ]
+            for language in languages:
+                key = f"{part}.{language}"
+                words[key] = sum(marker["words"].get(key, 0) for marker in markers)
+        return text, log, words
+
+    def _check_parts(self, step: Step, text: Text) -> None:
+        for part in step.parts:
+            if part not in text.parts:
+                raise UserError(
+                    f"{self.dataset.file}: {step.name}.parts: there is no part {part} when this step runs; "
+                    f"there are {', '.join(text.parts)}"
+                )
+
+    def _complete(
+        self,
+        folder: str,
+        text: Text,
+        log: list[dict[str, Any]],
+        words: dict[str, int],
+        start: float,
+        report: dict[str, Any],
+        sha256: dict[str, str] | None = None,
+    ) -> State:
+        languages = self.dataset.languages
+        tasks = [
+            (f"{part}.{language}", tuple(shard.path(self.work, language) for shard in shards))
+            for part, shards in text.parts.items()
+            for language in languages
+        ]
+        if sha256 is None:
+            found = {name: digest for (name, _), digest in self._pool.run(_digest, tasks, what=f"{folder}: checksums")}
+            sha256 = {name: found[name] for name, _ in tasks}
+        seconds = round(time.monotonic() - start, 1)
+        state = State(text, log, words, sha256, seconds, dict(report))
+        _check_none_empty(state)
+        write_json(
+            self.work / f"{folder}.json",
+            {
+                "text": text.to_json(),
+                "log": log,
+                "words": words,
+                "sha256": state.sha256,
+                "seconds": seconds,
+                "report": state.report,
+            },
+        )
+        counts = ", ".join(f"{part} {text.lines(part):,}" for part in text.parts)
+        self._pool.say(f"{folder}: done in {clock(seconds)}; {counts} lines")
+        return state
+
+    def _done(self, folder: str) -> State | None:
+        path = self.work / f"{folder}.json"
+        if not path.exists():
+            return None
+        said = read_json(path)
+        return State(**{**said, "text": Text.from_json(said["text"])})
+
+    def _check(self, state: State, steps: set[str]) -> None:
+        for found in check_counts(self.dataset, state, steps):
+            if found["holds"]:
+                continue
+            message = (
+                f"after {found['after']}, {found['part']}: got {found['got']:,} lines, expected {found['expected']} "
+                f"({self.dataset.file}: expected; {found['status']})"
+            )
+            if not self._accept:
+                raise UserError(
+                    f"{message}; the raw text or a tool is not that of the recorded run: look at the report, fetch the "
+                    "files again, or, if these are what you mean to use, go on with --accept-counts"
+                )
+            self._pool.say(f"note: {message}; going on as --accept-counts says")
+
+
+def check_counts(dataset: Dataset, state: State, steps: set[str]) -> list[dict[str, Any]]:
+    """What the dataset expects after some of the steps, and what there is."""
+    found = []
+    for expected in dataset.expected:
+        if expected.after not in steps:
+            continue
+        for part, number in expected.lines.items():
+            got = state.text.lines(part)
+            for entry in state.log:  # within a pass that has further steps after this one
+                if entry["step"] == expected.after and entry["part"] == part and "moved" not in entry:
+                    got = entry["out"]
+            slack = int(number * expected.tolerance)
+            wanted = f"{number:,}" if slack == 0 else f"{number - slack:,} to {number + slack:,}"
+            holds = abs(got - number) <= slack
+            entry = {"after": expected.after, "part": part, "got": got, "expected": wanted, "status": expected.status}
+            found.append({**entry, "holds": holds})
+    return found
+
+
+def _check_none_empty(state: State) -> None:
+    empty = [part for part in state.text.parts if part in SPLITS and state.text.lines(part) == 0]
+    if empty:
+        reasons: Counter[str] = Counter()
+        for entry in state.log:
+            reasons.update(entry.get("dropped", {}))
+        said = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common()) or "nothing was dropped"
+        counts = ", ".join(f"{part} {state.text.lines(part):,}" for part in state.text.parts)
+        raise UserError(
+            f"empty corpus: no line is left of {' and '.join(empty)} ({counts}; {said}); "
+            "look at the raw text and at the steps in the dataset's YAML, or give more text"
+        )
+
+
+def _digest(task: tuple[str, tuple[Path, ...]]) -> str:
+    return digest(task[1])

@@ -1,0 +1,83 @@
+"""From the last shards to the files that binarise reads: a file a part and language, whole and checked."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+from data_prep.steps import raw
+from data_prep.steps.engine import READ, Engine, State, check_counts
+from scripts.common.errors import UserError
+from scripts.common.files import count_lines, write_json
+
+
+def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[str, Any]) -> dict[str, Any]:
+    """Fill ``folder``; returns what counts.json says.
+
+    Raises:
+        UserError: a line holds a carriage return, at which fairseq would break it; or a part of which the untokenised
+            lines were saved has other numbers of lines now.
+    """
+    dataset, work, last = engine.dataset, engine.work, states[-1]
+    files: dict[str, dict[str, Any]] = {}
+    (folder / raw.FOLDER).mkdir()
+    for part in last.text.parts:
+        for language in dataset.languages:
+            name = f"{part}.{language}"
+            untokenised = part.startswith(raw.PREFIX)
+            place = folder / raw.FOLDER / name.removeprefix(raw.PREFIX) if untokenised else folder / name
+            files[name] = _join([shard.path(work, language) for shard in last.text.parts[part]], place)
+            expected = (last.text.lines(part), last.sha256[name])
+            if (files[name]["lines"], files[name]["sha256"]) != expected:
+                raise UserError(f"{work}: the shards of {name} have changed since they were made; remove the folder")
+            files[name]["words"] = last.words.get(name)
+    for path in sorted((work / raw.FOLDER).glob("*")):
+        shutil.copyfile(path, folder / raw.FOLDER / path.name)
+    for path in sorted((folder / raw.FOLDER).iterdir()):
+        lines, part = count_lines(path), path.name.partition(".")[0]
+        if lines != last.text.lines(part):
+            raise UserError(
+                f"raw/{path.name} was saved with {lines:,} lines, but {part} has {last.text.lines(part):,} now: a "
+                f"step after save_raw in {dataset.file} drops lines of {part}; name other parts for it"
+            )
+    for path in sorted(work.glob("codes*")):
+        shutil.copyfile(path, folder / path.name)
+    passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}
+    expectations = [check_counts(dataset, state, {entry["step"] for entry in state.log}) for state in states]
+    counts = {
+        "dataset": dataset.name,
+        "source": states[0].report,
+        "steps": [entry for state in states for entry in state.log],
+        "files": files,
+        "expected": [entry for found in [*expectations, check_counts(dataset, last, {"end"})] for entry in found],
+        "passes": [
+            {"after": name, "steps": steps, "lines": _line_counts(state), "sha256": state.sha256}
+            for (name, steps), state in zip(passes.items(), states, strict=True)
+        ],
+        "versions": versions,
+    }
+    write_json(folder / "counts.json", counts)
+    write_json(folder / "timings.json", {name: state.seconds for name, state in zip(passes, states, strict=True)})
+    return counts
+
+
+def _line_counts(state: State) -> dict[str, int]:
+    return {part: state.text.lines(part) for part in state.text.parts}
+
+
+def _join(shards: list[Path], out: Path) -> dict[str, Any]:
+    total, lines, returns = hashlib.sha256(), 0, 0
+    with open(out, "wb") as f:
+        for shard in shards:
+            with open(shard, "rb") as part:
+                while block := part.read(1 << 20):
+                    total.update(block)
+                    lines += block.count(b"\n")
+                    returns += block.count(b"\r")
+                    f.write(block)
+    if returns:
+        raise UserError(
+            f"{out.name}: {returns:,} carriage returns, at which fairseq would break the lines; "
+            "put the step normalise_space into the dataset's YAML"
+        )
+    return {"lines": lines, "sha256": total.hexdigest()}

@@ -1,0 +1,116 @@
+"""Steps that look at one line or one pair at a time, fused: a shard is read once, goes through all, is written once."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import Step
+from data_prep.steps.pool import tick
+from data_prep.steps.registry import INNER, LINE, STEPS
+from data_prep.steps.shards import Shard, read_chunks
+from data_prep.steps.write import shard_writer
+
+NOT_UTF8 = "not UTF-8"
+_ALL = STEPS | INNER
+
+
+@dataclass(frozen=True)
+class Task:
+    """One shard and what is to be done with it."""
+
+    shard: Shard
+    folder: str
+    work: Path
+    languages: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def run(task: Task) -> None:
+    """Write what the steps make of a shard, with its marker: for each step lines in, out, and dropped by reason."""
+    steps = [_Running(step, task.languages) for step in task.steps]
+    facts: dict[str, Any] = {}
+    undecodable = 0
+    with shard_writer(task.work, task.folder, task.shard, task.languages, facts) as writer:
+        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
+        for blocks in zip(*files, strict=True):
+            columns, bad = _decode(blocks)
+            undecodable += bad
+            for step in steps:
+                columns = step(columns)
+            writer.write(task.shard.part, [[line.encode() for line in column] for column in columns])
+            tick(len(blocks[0]))
+        facts["steps"] = [step.facts() for step in steps]
+        facts["undecodable"] = undecodable
+
+
+def _decode(blocks: Sequence[list[bytes]]) -> tuple[list[list[str]], int]:
+    """Lines as text. Pairs with bytes that are not UTF-8 are left out: reading let none pass but to be dropped here."""
+    try:
+        return [[line.decode() for line in block] for block in blocks], 0
+    except UnicodeDecodeError:
+        rows = [_decode_row(row) for row in zip(*blocks, strict=True)]
+        good = [row for row in rows if row is not None]
+        return [[row[place] for row in good] for place in range(len(blocks))], len(rows) - len(good)
+
+
+def _decode_row(row: Sequence[bytes]) -> list[str] | None:
+    try:
+        return [line.decode() for line in row]
+    except UnicodeDecodeError:
+        return None
+
+
+class _Running:
+    """A step at work on columns of lines, and its counts."""
+
+    def __init__(self, step: Step, languages: Sequence[str]) -> None:
+        self._name = step.name
+        self._dropped: Counter[str] = Counter()
+        self._lines_in = self._lines_out = 0
+        parameters = json.dumps(step.parameters, sort_keys=True)
+        self._on_lines = _ALL[step.name].kind == LINE
+        if self._on_lines:
+            wanted = step.languages or tuple(languages)
+            self._of_lines = [_made(step.name, name, parameters) if name in wanted else None for name in languages]
+        else:
+            self._of_pair = _made(step.name, None, parameters)
+
+    def __call__(self, columns: list[list[str]]) -> list[list[str]]:
+        self._lines_in += len(columns[0])
+        if self._on_lines:
+            columns = [
+                list(map(function, column)) if function is not None else column
+                for function, column in zip(self._of_lines, columns, strict=True)
+            ]
+        else:
+            reasons = list(map(self._of_pair, *columns))
+            if any(reasons):
+                self._dropped.update(reason for reason in reasons if reason is not None)
+                columns = [
+                    [line for line, reason in zip(column, reasons, strict=True) if reason is None] for column in columns
+                ]
+        self._lines_out += len(columns[0])
+        return columns
+
+    def facts(self) -> dict[str, Any]:
+        return {"step": self._name, "in": self._lines_in, "out": self._lines_out, "dropped": dict(self._dropped)}
+
+
+@lru_cache(maxsize=64)
+def _made(name: str, language: str | None, parameters: str) -> Callable[..., Any]:
+    """A step's function, once a process: tokenisers and merge tables take a moment to make and remember words."""
+    return _ALL[name].build(language, json.loads(parameters))
+
+
+def total(markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
+    """What the markers of all shards of a part say of the step at ``place``."""
+    said = [marker["steps"][place] for marker in markers]
+    dropped: Counter[str] = Counter()
+    for each in said:
+        dropped.update(each["dropped"])
+    entry = {"in": sum(each["in"] for each in said), "out": sum(each["out"] for each in said)}
+    return {**entry, "dropped": dict(dropped.most_common())}

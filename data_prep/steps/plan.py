@@ -1,0 +1,113 @@
+"""From the steps a dataset lists to passes over its text, every mistake in them found before work begins."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import SPLITS, Dataset, Step
+from data_prep.steps import bpe, deduplicate, raw, split
+from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
+from scripts.common.errors import UserError
+
+BETWEEN_SHARDS: dict[str, Registered] = {
+    "hold_out": Registered(BETWEEN, split.hold_out),
+    "split_by_hash": Registered(BETWEEN, split.split_by_hash),
+    "deduplicate": Registered(BETWEEN, deduplicate.deduplicate),
+    "save_raw": Registered(BETWEEN, raw.save),
+    "bpe": Registered(BETWEEN, bpe.learn),
+}
+_GIVEN = ("context", "text", "step", "language")  # what the engine gives a step, beside the YAML's parameters
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass: line-wise steps fused, or one step between."""
+
+    folder: str
+    steps: tuple[Step, ...]
+    between: bool
+
+
+def plan(dataset: Dataset, work: Path) -> list[Pass]:
+    """The passes, in order.
+
+    Raises:
+        UserError: a step or reader is unknown, lacks a parameter, or has one it does not know; file and key are named.
+    """
+    _check_readers(dataset)
+    groups: list[tuple[bool, list[Step]]] = []
+
+    def add(step: Step, *, between: bool) -> None:
+        if between or not groups or groups[-1][0]:
+            groups.append((between, []))
+        groups[-1][1].append(step)
+
+    if any(source.invalid == "drop" for sources in dataset.parts.values() for source in sources):
+        add(Step(name=DECODE), between=False)
+    for place, step in enumerate(dataset.steps):
+        known = {**STEPS, **BETWEEN_SHARDS}
+        key = f"{dataset.file}: steps[{place}]"
+        if step.name not in known:
+            raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
+        _check_step(key, step, known[step.name], dataset)
+        if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
+            add(Step(name=SQUEEZE, parts=step.parts), between=False)
+        add(step, between=step.name in BETWEEN_SHARDS)
+        if step.name == "bpe":
+            for apply in bpe.apply_steps(step, dataset.languages, work):
+                add(apply, between=False)
+    return [
+        Pass(f"{place:02}-{steps[0].name}", tuple(steps), between) for place, (between, steps) in enumerate(groups, 1)
+    ]
+
+
+def _check_readers(dataset: Dataset) -> None:
+    for part, sources in dataset.parts.items():
+        for place, source in enumerate(sources):
+            if source.reader != "plain" and source.reader not in READERS:
+                known = ", ".join(["plain", *sorted(READERS)])
+                raise UserError(
+                    f"{dataset.file}: parts.{part}[{place}].reader: got {source.reader!r}, expected one of {known}"
+                )
+
+
+def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) -> None:
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(registered.make).parameters.items()
+        if name not in _GIVEN
+    }
+    for name, value in step.parameters.items():
+        if name not in parameters:
+            known = ", ".join(["parts", "languages", *parameters])
+            raise UserError(f"{key}: unknown key {step.name}.{name}; expected some of {known}")
+        _check_type(f"{key}: {step.name}.{name}", parameters[name].annotation, value)
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in step.parameters:
+            raise UserError(f"{key}: the key {step.name}.{name} is missing")
+    parts = {*dataset.parts, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
+    for part in step.parts:
+        if part not in parts:
+            raise UserError(
+                f"{key}: {step.name}.parts: got {part!r}, expected some of {', '.join(sorted(filter(None, parts)))}"
+            )
+    if step.languages and registered.kind != LINE:
+        raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
+    if registered.kind == PAIR and dataset.target is None:
+        raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
+    if step.name == "hold_out" and len(step.parts) != 1:
+        raise UserError(f"{key}: hold_out.parts: got {list(step.parts)}, expected the one part it takes lines from")
+    if registered.kind != BETWEEN:  # a wrong value, or a package that is missing: now, not after a night of fetching
+        try:
+            for language in step.languages or dataset.languages:
+                registered.build(language, step.parameters)
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from error
+
+
+def _check_type(key: str, annotation: Any, value: object) -> None:
+    accepted = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}.get(annotation)
+    if accepted is not None and type(value) not in accepted:
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+        raise UserError(f"{key}: got {value!r}, expected {names[annotation]}")

@@ -1,0 +1,64 @@
+"""The steps and readers that a dataset's YAML may name, and what each name stands for."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from data_prep.text import bpe, characters, chinese, clean, moses_clean, punctuation, readers, tokenise, truncate
+
+LINE, PAIR, BETWEEN = "line", "pair", "between"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A step. ``make`` makes, from the parameters the YAML gives, a function of a line or of a pair."""
+
+    kind: str
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``between``: see engine.py."""
+    make: Callable[..., Any]
+
+    def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
+        """The function for a language (of a line) or for pairs."""
+        if "language" in inspect.signature(self.make).parameters:
+            return self.make(language=language, **parameters)
+        return self.make(**parameters)
+
+
+Reader = Callable[[Iterable[str]], Iterator[str]]
+
+READERS: dict[str, Callable[[], Reader]] = {
+    "sgm": readers.sgm,
+    "iwslt_tags": readers.iwslt_tags,
+    # as it stands in the file, for save_raw; the step straighten_apostrophes does the rest
+    "iwslt_xml": partial(readers.iwslt_xml, plain_apostrophe=False),
+}
+"""From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
+
+DECODE = "decode"
+APPLY_BPE = "apply_bpe"
+CLEAN_CORPUS = "clean_corpus"
+SQUEEZE = "squeeze"
+
+STEPS: dict[str, Registered] = {
+    "normalise_space": Registered(LINE, clean.space_normaliser),
+    "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
+    "remove_non_printing": Registered(LINE, characters.non_printing_remover),
+    "strip_control": Registered(LINE, chinese.control_remover),
+    "straighten_apostrophes": Registered(LINE, clean.apostrophe_straightener),
+    "tokenise": Registered(LINE, tokenise.tokeniser),
+    "segment_chinese": Registered(LINE, chinese.segmenter),
+    "lowercase": Registered(LINE, characters.lowercaser),
+    "truncate": Registered(LINE, truncate.truncater),
+    "clean": Registered(PAIR, clean.pair_filter),
+    CLEAN_CORPUS: Registered(PAIR, moses_clean.moses_filter),
+    "clean_scripts": Registered(PAIR, chinese.script_filter),
+}
+
+INNER: dict[str, Registered] = {
+    DECODE: Registered(LINE, lambda: str),
+    SQUEEZE: Registered(LINE, moses_clean.line_cleaner),
+    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+}
+"""Line-wise steps that are parts of others and have no name in a YAML."""

@@ -1,0 +1,96 @@
+"""Where text lies between steps: parts in shards, a file a language, each written whole or not at all.
+
+A shard of a part is the files ``<part>.<language>.<number>`` of equal line counts; a part's shards in order of their
+numbers, one after the other, are the part. Numbers may have gaps. Lines are UTF-8 and end with LF, which is the only
+thing that ends a line: carriage returns and the like inside a line stay there.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+CHUNK = 1_000  # lines in memory at a time
+_SMALL, _LARGE = 5_000, 50_000  # lines of a source's first shards, and of all others
+_SMALL_ONES = 20
+
+
+def capacity(place: int) -> int:
+    """How many lines a source's shard at ``place`` takes.
+
+    The first ones are small, so that 30,000 lines keep several cores busy; the others so large that a corpus of 40
+    million lines is some thousand files, and so small that an interruption loses little.
+    """
+    return _SMALL if place < _SMALL_ONES else _LARGE
+
+
+def spread(lines: int) -> list[int]:
+    """The lines of each of the shards that so many lines of a source make."""
+    sizes: list[int] = []
+    while lines > 0:
+        sizes.append(min(lines, capacity(len(sizes))))
+        lines -= sizes[-1]
+    return sizes
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """One shard: ``folder`` is a step's folder, relative to the work folder."""
+
+    part: str
+    number: int
+    folder: str
+    lines: int
+
+    def path(self, work: Path, language: str) -> Path:
+        """The file of one language."""
+        return work / self.folder / f"{self.part}.{language}.{self.number:08}"
+
+
+@dataclass(frozen=True)
+class Text:
+    """All there is at a point between two steps: the shards of each part in order."""
+
+    parts: Mapping[str, tuple[Shard, ...]]
+
+    def lines(self, part: str) -> int:
+        """How many lines, or pairs of lines, a part has."""
+        return sum(shard.lines for shard in self.parts.get(part, ()))
+
+    def shards(self) -> Iterator[Shard]:
+        """Every shard of every part."""
+        for shards in self.parts.values():
+            yield from shards
+
+    def replace(self, new: Mapping[str, Iterable[Shard]]) -> "Text":
+        """With other shards for some parts."""
+        changed = {part: tuple(sorted(shards, key=lambda shard: shard.number)) for part, shards in new.items()}
+        return Text({**self.parts, **changed})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for a state file."""
+        return {part: [asdict(shard) for shard in shards] for part, shards in self.parts.items()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Text":
+        """The inverse of ``to_json``."""
+        return Text({part: tuple(Shard(**shard) for shard in shards) for part, shards in data.items()})
+
+
+def read_chunks(path: Path, size: int = CHUNK) -> Iterator[list[bytes]]:
+    """The lines of a file without their LF, ``size`` at a time."""
+    with open(path, "rb") as f:
+        while lines := [line.removesuffix(b"\n") for line in islice(f, size)]:
+            yield lines
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """The SHA-256 of files as if they were one: what sha256sum says of the whole part."""
+    total = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as f:
+            while block := f.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()

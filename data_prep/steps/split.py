@@ -1,0 +1,165 @@
+"""Part a corpus: every n-th line into another part, or by a hash of the line, so that parts stay put as it grows."""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import SPLITS, Step
+from data_prep.steps.context import Context
+from data_prep.steps.pool import tick
+from data_prep.steps.shards import Shard, Text, read_chunks
+from data_prep.steps.write import shard_writer
+from data_prep.text.split import part_of
+from scripts.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Task:
+    shard: Shard
+    folder: str
+    work: Path
+    languages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _EveryTask(_Task):
+    start: int  # lines of the part before this shard
+    into: str
+    every: int
+
+
+def hold_out(context: Context, text: Text, step: Step, *, into: str, every: int) -> tuple[Text, list[dict[str, Any]]]:
+    """Move lines ``every``, 2 * ``every``, ... of a part (counted from 1, over all its sources) to the part ``into``.
+
+    As awk's ``NR % every == 0`` does in the published scripts.
+    """
+    (part,) = step.parts
+    if into in text.parts:
+        raise UserError(f"{step.name}: the part {into} is there already; give `into` another name")
+    starts, start = {}, 0
+    for shard in text.parts[part]:
+        starts[shard] = start
+        start += shard.lines
+
+    def make(shard: Shard) -> _EveryTask:
+        return _EveryTask(shard, context.folder, context.work, context.languages, starts[shard], into, every)
+
+    new, _ = context.rewrite(text, text.parts[part], make, _every, f"{step.name} {part}")
+    moved = {name: new.lines(name) for name in (part, into) if name in new.parts}
+    return new, [{"step": step.name, "part": part, "in": start, "out": start, "moved": moved}]
+
+
+def _every(task: _EveryTask) -> None:
+    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
+        number = task.start
+        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
+        for blocks in zip(*files, strict=True):
+            out = [(number + place) % task.every == 0 for place in range(1, len(blocks[0]) + 1)]
+            number += len(out)
+            for part, held in ((task.shard.part, False), (task.into, True)):
+                writer.write(
+                    part,
+                    [[line for line, is_out in zip(block, out, strict=True) if is_out is held] for block in blocks],
+                )
+            tick(len(out))
+
+
+@dataclass(frozen=True)
+class _HashTask(_Task):
+    side: int
+    valid_percent: int
+    test_percent: int
+
+
+@dataclass(frozen=True)
+class _ApartTask(_Task):
+    side: int
+    taken: tuple[Path, ...]
+
+
+def split_by_hash(
+    context: Context, text: Text, step: Step, *, by: str, valid_percent: int, test_percent: int
+) -> tuple[Text, list[dict[str, Any]]]:
+    """Part ``train`` into train, valid and test by the MD5 of each pair's lower-cased line of the language ``by``.
+
+    No sentence, whatever its case, is in two parts: the hash sees to that for one side. Of the other side, where two
+    sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes a worker
+    for each line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
+    """
+    if by not in context.languages:
+        raise UserError(f"{step.name}: by: got {by!r}, expected one of {', '.join(context.languages)}")
+    if not (min(valid_percent, test_percent) > 0 and valid_percent + test_percent < 100):
+        raise UserError(
+            f"{step.name}: valid_percent and test_percent: got {valid_percent} and {test_percent}, expected numbers "
+            "above 0 whose sum is below 100"
+        )
+    if set(SPLITS) <= set(text.parts):
+        return text, []
+    side = context.languages.index(by)
+    before = text.lines("train")
+
+    def route(shard: Shard) -> _HashTask:
+        return _HashTask(shard, context.folder, context.work, context.languages, side, valid_percent, test_percent)
+
+    text, _ = context.rewrite(text, text.parts["train"], route, _route, f"{step.name}")
+    text = text.replace({part: text.parts.get(part, ()) for part in SPLITS})
+    dropped: Counter[str] = Counter()
+    if len(context.languages) > 1:
+        other = context.languages[1 - side]
+        taken: list[Path] = [shard.path(context.work, other) for shard in text.parts["test"]]
+        for part in ("valid", "train"):
+            apart = replace(context, folder=f"{context.folder}-{part}")
+            before_part = text.parts[part]
+
+            def check(shard: Shard, folder: str = apart.folder, paths: tuple[Path, ...] = tuple(taken)) -> _ApartTask:
+                return _ApartTask(shard, folder, context.work, context.languages, 1 - side, paths)
+
+            after, _ = apart.rewrite(text, before_part, check, _keep_apart, f"{step.name} {part}")
+            if gone := text.lines(part) - after.lines(part):
+                dropped[f"{part}: its translation is in another part"] += gone
+            text = after
+            taken += [shard.path(context.work, other) for shard in text.parts[part]]
+    after_all = sum(text.lines(part) for part in SPLITS)
+    moved = {part: text.lines(part) for part in SPLITS}
+    entry = {"step": step.name, "part": "train", "in": before, "out": after_all, "dropped": dict(dropped)}
+    return text, [{**entry, "moved": moved}]
+
+
+def _route(task: _HashTask) -> None:
+    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
+        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
+        for blocks in zip(*files, strict=True):
+            parts = [
+                part_of(line.decode(), valid_percent=task.valid_percent, test_percent=task.test_percent)
+                for line in blocks[task.side]
+            ]
+            for name in SPLITS:
+                writer.write(
+                    name, [[line for line, part in zip(block, parts, strict=True) if part == name] for block in blocks]
+                )
+            tick(len(parts))
+
+
+def _keep_apart(task: _ApartTask) -> None:
+    taken = _keys(task.taken)
+    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
+        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
+        for blocks in zip(*files, strict=True):
+            keep = [_key(line) not in taken for line in blocks[task.side]]
+            writer.write(
+                task.shard.part,
+                [[line for line, stays in zip(block, keep, strict=True) if stays] for block in blocks],
+            )
+            tick(len(keep))
+
+
+@lru_cache(maxsize=1)  # the same for all shards of a part
+def _keys(paths: tuple[Path, ...]) -> frozenset[bytes]:
+    return frozenset(_key(line) for path in paths for chunk in read_chunks(path) for line in chunk)
+
+
+def _key(line: bytes) -> bytes:
+    return hashlib.blake2b(line.decode().lower().encode(), digest_size=16).digest()

@@ -1,0 +1,79 @@
+"""``clean-corpus-n.perl``: Moses's rules for which pairs stay, and what it does to their text."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from data_prep.text.characters import SPACE
+from scripts.common.errors import UserError
+
+_SPACES = re.compile(f"[{SPACE}]+")
+_BLANK_FACTOR = re.compile(r"[ |]\|")
+
+
+def has_factors(source: str, target: str) -> bool:
+    """Whether this, a corpus's first pair, makes Moses take ``|`` for a separator of factors in all of it."""
+    return "|" in source or "|" in target
+
+
+def line_cleaner(*, factors: bool = False) -> Callable[[str], str]:
+    """What Moses does to the text of each side before it judges the pair: one space between tokens, and no ``|``.
+
+    Args:
+        factors: keep ``|``. Moses does so where the first pair of the corpus has one, see ``has_factors``. Text that was
+            tokenised with escaping has none.
+    """
+    return partial(_clean, factors=factors)
+
+
+def _clean(line: str, *, factors: bool) -> str:
+    if not factors and "|" in line:
+        line = line.replace("|", "")
+    if line.isprintable():  # the only space in it is U+0020
+        return " ".join(line.split())
+    return _SPACES.sub(" ", line).strip(" ")
+
+
+def moses_filter(
+    *, min_tokens: int, max_tokens: int, ratio: float = 9.0, max_characters: int = 1000
+) -> Callable[[str, str], str | None]:
+    """Why a pair of lines, as ``line_cleaner`` leaves them, is dropped, or None; the order of languages does not matter.
+
+    Args:
+        min_tokens, max_tokens: a side, both included.
+        ratio: the longer side has at most this many times the tokens of the shorter.
+        max_characters: of a token, or of a factor.
+
+    Raises:
+        UserError: no pair could meet these; later, a pair has an empty factor, at which Moses stops.
+    """
+    if not (1 <= min_tokens <= max_tokens and ratio >= 1 and max_characters >= 1):
+        raise UserError(
+            f"clean: got min_tokens {min_tokens}, max_tokens {max_tokens}, ratio {ratio:g}, max_characters "
+            f"{max_characters}; expected 1 <= min_tokens <= max_tokens, ratio and max_characters 1 or more"
+        )
+    too_long = re.compile(f"[^{SPACE}|]{{{max_characters + 1}}}")
+    fewer, more = f"fewer than {min_tokens} tokens", f"more than {max_tokens} tokens"
+    uneven, wide = f"length ratio above {ratio:g}", f"a token of more than {max_characters} characters"
+
+    def reason(source: str, target: str) -> str | None:
+        if not source or not target:
+            return "empty"
+        sources, targets = source.count(" ") + 1, target.count(" ") + 1
+        if sources > max_tokens or targets > max_tokens:
+            return more
+        if sources < min_tokens or targets < min_tokens:
+            return fewer
+        if sources / targets > ratio or targets / sources > ratio:
+            return uneven
+        for line in (source, target):
+            if len(line) > max_characters and too_long.search(line):
+                return wide
+            if "|" in line and _BLANK_FACTOR.search(line):
+                raise UserError(
+                    f"clean: a token has an empty factor: {line[:200]!r}; where | is text and no separator of factors, "
+                    "set factors: false, or escape it when tokenising"
+                )
+        return None
+
+    return reason

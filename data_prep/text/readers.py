@@ -1,0 +1,92 @@
+"""From the lines of a file to the lines of text in it: SGM, and the two formats of IWSLT.
+
+Readers take and give lines without their ends; they split nowhere else than the file was split, at ``\\n``.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from scripts.common.errors import UserError
+
+Reader = Callable[[Iterable[str]], Iterator[str]]
+
+_LONGEST_SEGMENT = 100_000  # characters
+_BYTE_SPACE = "[\t-\r ]"  # Perl's \s where it reads bytes, as all of these scripts do
+_OPENED = re.compile(f"<seg[^>]+>{_BYTE_SPACE}*\\Z", re.IGNORECASE | re.ASCII)
+_BEGUN = re.compile("<seg[^>]+>", re.IGNORECASE | re.ASCII)
+_SEGMENT = re.compile(f"<seg[^>]+>{_BYTE_SPACE}*(.*){_BYTE_SPACE}*</seg>", re.IGNORECASE | re.ASCII)
+_SPACES = re.compile(f"{_BYTE_SPACE}+")
+
+_XML_OPEN = re.compile('<seg id="[0-9]*">' + _BYTE_SPACE + "*")
+_XML_CLOSE = re.compile(_BYTE_SPACE + "*</seg>" + _BYTE_SPACE + "*")
+
+_LEFT_OUT = ("<url>", "<talkid>", "<keywords>")
+_TAGS = ("<title>", "</title>", "<description>", "</description>")
+
+
+def plain() -> Reader:
+    """Every line is text."""
+    return iter
+
+
+def sgm() -> Reader:
+    """``input-from-sgm.perl``: the text of each ``<seg ...>``, on one line however many it takes in the file.
+
+    Raises:
+        UserError: the file ends within a segment; there Moses's script never ends.
+    """
+    return _sgm
+
+
+def _sgm(lines: Iterable[str]) -> Iterator[str]:
+    rest = iter(lines)
+    for line in rest:
+        if _BEGUN.search(line) is None:
+            continue
+        while _OPENED.search(line):  # to an opening tag belongs what follows, whatever it holds
+            line += _following(rest, line)
+        while (segment := _SEGMENT.search(line)) is None:
+            line += _following(rest, line)
+        yield _SPACES.sub(" ", segment[1]).strip(" ")
+
+
+def _following(rest: Iterator[str], line: str) -> str:
+    following = next(rest, None)
+    if following is None or len(line) > _LONGEST_SEGMENT:
+        raise UserError(f"a <seg> has no </seg> in {len(line):,} characters: {line[:200]!r}; fetch the file again")
+    return following
+
+
+def iwslt_xml(*, plain_apostrophe: bool = True) -> Reader:
+    """``IWSLT14.TED.*.xml``: the text of each line with ``<seg id``.
+
+    Args:
+        plain_apostrophe: write ``’`` as ``'``, as the recipe of the published IWSLT'14 results does.
+    """
+    return partial(_iwslt_xml, plain_apostrophe=plain_apostrophe)
+
+
+def _iwslt_xml(lines: Iterable[str], *, plain_apostrophe: bool) -> Iterator[str]:
+    for line in lines:
+        if "<seg id" in line:
+            text = _XML_CLOSE.sub("", _XML_OPEN.sub("", line))
+            yield text.replace("’", "'") if plain_apostrophe else text
+
+
+def iwslt_tags() -> Reader:
+    """``train.tags.*``: all lines but addresses, numbers and keywords of talks; of titles and descriptions, the text.
+
+    Other lines of tags (speakers, reviewers, translators) pass, as in the recipe of the published results: cleaning
+    drops most of them.
+    """
+    return _iwslt_tags
+
+
+def _iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if not any(tag in line for tag in _LEFT_OUT):
+            if "<" in line:
+                for tag in _TAGS:
+                    line = line.replace(tag, "")
+            yield line

@@ -1,0 +1,100 @@
+"""Small archives of CNN and Daily Mail stories, laid out as the real ones."""
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+LISTS = {"training": "train", "validation": "val", "test": "test"}
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def key(address: str) -> str:
+    return hashlib.sha1(address.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Story:
+    """A story, and which of its words are entities."""
+
+    address: str
+    paragraphs: tuple[str, ...]
+    highlights: tuple[str, ...]
+    entities: dict[str, int]
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(self.paragraphs) + "".join(f"\n\n@highlight\n\n{line}" for line in self.highlights)
+
+    def tokens(self, unit: str = "bytes") -> str:
+        """The token file: the last character is number start + length."""
+        rows = []
+        for found in _TOKEN.finditer(self.text):
+            start, end = found.span()
+            if unit == "bytes":
+                start, end = (len(self.text[:place].encode()) for place in (start, end))
+            rows.append(f"{start},{end - start - 1}")
+        return ";".join(rows)
+
+    def entity_file(self) -> str:
+        tokens = _TOKEN.findall(self.text)
+        rows = []
+        for name, number in self.entities.items():
+            words = name.split()
+            for at in range(len(tokens)):
+                if tokens[at : at + len(words)] == words:
+                    rows.append(f"{number},{at},{at + len(words) - 1}")
+        return ";".join(reversed(rows))  # in no order, as the reader must not rely on one
+
+
+def story(corpus: str, number: int) -> Story:
+    """Accents from the first word on, so that bytes and characters part early."""
+    return Story(
+        address=f"http://web.archive.org/web/{corpus}/{number}",
+        paragraphs=(f"José Müller visited Zürich {number} times .", "He said “it’s naïve” – twice ."),
+        highlights=(f"Müller went to Zürich {number} times", "It was naïve"),
+        entities={"José Müller": 4, "Müller": 4, "Zürich": 11},
+    )
+
+
+def tar(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+class Collection:
+    """Stories of both newspapers, split 8 : 1 : 1, whose files a test may change before they are written."""
+
+    def __init__(self, *, unit: str = "bytes", count: int = 10) -> None:
+        self.stories: dict[str, bytes] = {}
+        self.metadata: dict[str, bytes] = {}
+        self.plain_lists = dict.fromkeys(LISTS.values(), b"")
+        for corpus in ("cnn", "dailymail"):
+            lists: dict[str, list[str]] = {name: [] for name in LISTS}
+            for number in range(count):
+                one = story(corpus, number)
+                name = {count - 2: "validation", count - 1: "test"}.get(number, "training")
+                lists[name].append(one.address)
+                self.stories[f"{corpus}/stories/{key(one.address)}.story"] = one.text.encode()
+                for kind, data in (("tokens", one.tokens(unit)), ("entities", one.entity_file())):
+                    self.metadata[f"data/{corpus}/{kind}/{key(one.address)}.txt"] = data.encode()
+            for name, addresses in lists.items():
+                listing = "".join(f"{address}\n" for address in addresses).encode()
+                self.metadata[f"data/{corpus}/wayback_{name}_urls.txt"] = listing
+                self.plain_lists[LISTS[name]] += listing
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for corpus in ("cnn", "dailymail"):
+            names = [name for name in self.stories if f"{corpus}/" in name]
+            tar(folder / f"{corpus}_stories.tgz", ((name, self.stories[name]) for name in names))
+        tar(folder / "data.tar.gz", self.metadata.items())
+        for name, listing in self.plain_lists.items():
+            (folder / f"all_{name}.txt").write_bytes(listing)
+        return folder

@@ -1,0 +1,126 @@
+"""What debian_descriptions stands for, and its tasks from Translation files to what is binarised."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.dataset import load_dataset
+from data_prep.sources.debian import TASKS, dataset_name
+from scripts.common.errors import UserError
+from tests.data_prep.samples import ROOT, block
+
+SEED = 3
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "task", "languages"),
+    [
+        ({}, "debian_en_de", "translation", ("en", "de")),
+        ({"pair": "en-fr"}, "debian_en_fr", "translation", ("en", "fr")),
+        ({"pair": "en-zh", "task": "translation"}, "debian_en_zh", "translation", ("en", "zh_CN")),
+        ({"task": "summarization"}, "debian_summaries", "summarization", ("en_description", "en_synopsis")),
+        ({"task": "language_modeling"}, "debian_lm", "language_modeling", ("en",)),
+    ],
+)
+def test_each_choice_is_a_dataset(options: dict[str, str], name: str, task: str, languages: tuple[str, ...]):
+    assert dataset_name(**options) == name
+    dataset = load_dataset(name)
+    assert (dataset.kind, dataset.debian.task, dataset.languages) == ("debian", task, languages)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pair": "en-xx"}, "--pair en-xx: expected one of en-de, en-fr, en-zh"),
+        ({"task": "parsing"}, f"--task parsing: expected one of {', '.join(TASKS)}"),
+        ({"task": "summarization", "pair": "en-de"}, "leave out --pair en-de"),
+    ],
+)
+def test_choices_there_are_not(options: dict[str, str], message: str):
+    with pytest.raises(UserError, match=message):
+        dataset_name(**options)
+
+
+def english(folder: Path, count: int = 400) -> Path:
+    """Translation-en: source packages of two binary packages each, whose descriptions share a long sentence."""
+    rng = random.Random(SEED)
+    words = [f"{a}{b}" for a in ("ba", "ce", "di", "fo", "gu") for b in ("l", "m", "n", "r", "s", "t")]
+
+    def sentence(length: int) -> str:
+        return " ".join(rng.choices(words, k=length)) + "."
+
+    blocks = []
+    for n in range(count // 2):
+        shared = sentence(20)
+        for kind in ("lib", "dev"):
+            body = [shared, ".", sentence(9), sentence(5)] if n % 4 else [shared]
+            blocks.append(block(f"{kind}{n}", "en", f"{kind} of {sentence(6)}", *body, ".", "Short."))
+    folder.mkdir(parents=True)
+    (folder / "Translation-en").write_text("\n".join(blocks), encoding="utf-8")
+    return folder
+
+
+def data_prep(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "data_prep", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
+
+
+def made(tmp_path: Path, task: str) -> Path:
+    out = tmp_path / "out"
+    raw = english(tmp_path / "raw")
+    done = data_prep(
+        "debian_descriptions", "--task", task, "--raw", raw, "--out", out, "--accept-counts", "--workers", 1
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@pytest.mark.slow
+def test_summaries(tmp_path: Path):
+    out = made(tmp_path, "summarization")
+    sides = {
+        part: [lines(out / "prepared" / f"{part}.{side}") for side in ("en_description", "en_synopsis")]
+        for part in ("train", "valid", "test")
+    }
+    assert sum(len(descriptions) for descriptions, _ in sides.values()) == 300  # a quarter is too short
+    first_words = {
+        part: {" ".join(line.replace("@@ ", "").split()[:20]) for line in descriptions}
+        for part, (descriptions, _) in sides.items()
+    }
+    assert len(set().union(*first_words.values())) == sum(map(len, first_words.values())) == 150
+    raw = [lines(out / "prepared" / "raw" / f"test.{side}") for side in ("en_description", "en_synopsis")]
+    assert [len(side) for side in raw] == [len(side) for side in sides["test"]]
+    assert all(len(description.split()) == 35 for description in raw[0])
+    assert all(synopsis.startswith(("lib of ", "dev of ")) for synopsis in raw[1])
+    assert (out / "binarised" / "test.en_description-en_synopsis.en_synopsis.bin").stat().st_size > 0
+    counts = json.loads((out / "prepared" / "counts.json").read_text(encoding="utf-8"))
+    assert counts["source"]["descriptions of fewer than 30 words"] == 100
+
+
+@pytest.mark.slow
+def test_lines_for_a_language_model(tmp_path: Path):
+    out = made(tmp_path, "language_modeling")
+    parts = {part: lines(out / "prepared" / f"{part}.en") for part in ("train", "valid", "test")}
+    together = [line for part in parts.values() for line in part]
+    assert len(together) == len(set(together))
+    assert "Short ." in parts["test"]  # in every description, so in the first part only
+    assert (out / "binarised" / "test.bin").stat().st_size > 0
+    counts = json.loads((out / "prepared" / "counts.json").read_text(encoding="utf-8"))
+    # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own
+    assert counts["source"]["lines left out"] == {"repeated": 399 + 200}
+
+
+def test_options_of_debian_descriptions_are_for_it_alone(tmp_path: Path):
+    done = data_prep("own_text", "--pair", "en-fr", "--out", tmp_path / "out")
+    assert done.returncode != 0
+    assert "--pair and --task are for debian_descriptions" in done.stderr

@@ -1,0 +1,62 @@
+"""Descriptions that repeat one another stay in one part."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.text.debian import Description
+from data_prep.text.families import LARGEST, SENTENCE_WORDS, families, parts_by_family
+
+SHARED = "This library reads and writes images of many kinds on many systems."  # 12 words
+
+
+def described(package: str, synopsis: str, *paragraphs: str) -> Description:
+    return Description(package, "", synopsis, paragraphs)
+
+
+def test_a_shared_long_sentence_or_synopsis_makes_a_family():
+    assert len(SHARED.split()) == SENTENCE_WORDS
+    found = families(
+        [
+            described("libpng-dev", "PNG - headers", f"{SHARED} These are the headers.", "Short one."),
+            described("libpng", "PNG - library", "It is fast.", SHARED.upper()),
+            described("other", "something else", "Short one.", "It is fast."),
+            described("again", "Something Else", "Nothing in common."),
+            described("through-both", "png - library", "Another text."),
+        ]
+    )
+    assert found == ["libpng", "libpng", "again", "again", "libpng"]
+
+
+def test_a_family_stays_together_and_goes_by_its_name_alone():
+    alone = [described(f"p{n}", f"thing {n}") for n in range(400)]
+    before = parts_by_family(alone, valid_percent=20, test_percent=20)
+    assert {"train", "valid", "test"} == set(before)
+    twins = [described(f"p{n}-doc", f"thing {n}") for n in range(400)]
+    after = parts_by_family(alone + twins, valid_percent=20, test_percent=20)
+    assert after == before + before
+
+
+def test_a_family_that_would_be_most_of_a_test_set_trains():
+    many = [described(f"haskell-{n}", "the same") for n in range(20)]
+    others = [described(f"p{n}", f"thing {n}") for n in range(980)]
+    assert len(many) > LARGEST * 1000
+    for percent in (40, 1):  # whatever the hash says
+        parts = parts_by_family(many + others, valid_percent=percent, test_percent=percent)
+        assert Counter(parts[:20]) == {"train": 20}
+
+
+texts = st.lists(st.sampled_from("ABCDEF"), max_size=3).map(
+    lambda marks: [" ".join([mark] * SENTENCE_WORDS) for mark in marks]
+)
+
+
+@given(st.lists(texts, max_size=40))
+def test_no_long_sentence_is_in_two_families(paragraphs: list[list[str]]):
+    found = [described(f"p{n}", f"thing {n}", *each) for n, each in enumerate(paragraphs)]
+    of: dict[str, set[str]] = {}
+    for name, description in zip(families(found), found, strict=True):
+        for sentence in description.paragraphs:
+            of.setdefault(sentence, set()).add(name)
+    assert all(len(names) == 1 for names in of.values())

@@ -1,0 +1,217 @@
+"""Members of whole archives: every kind, one pass, bounded memory, and what is refused."""
+
+import gzip
+import io
+import tarfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from data_prep.fetch.archives import check_archive, iterate_members, named_members, open_member
+from scripts.common.errors import UserError
+from tests.data_prep.archive_samples import FILES, KINDS, PACK, READ, TARS, build, special, tar_bytes, zip_bytes
+
+
+def everything(archive: Path) -> dict[str, bytes]:
+    return {name: stream.read() for name, stream in iterate_members(archive, lambda name: True)}
+
+
+@pytest.mark.parametrize("prefix", ["", "./"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_every_member(tmp_path, kind, prefix):
+    archive = build(tmp_path, kind, prefix=prefix)
+    assert everything(archive) == READ
+    check_archive(archive)
+    for name, content in READ.items():
+        with open_member(archive, name) as stream:
+            assert stream.read() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == [kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_is_wanted_in_the_archives_order_read_or_not(tmp_path, kind):
+    archive = build(tmp_path, kind)
+    wanted = ["set/a.xz", "set/train.en", "set/a.bz2"]
+    order = [name for name in FILES if name in wanted]
+    assert [name for name, _ in iterate_members(archive, wanted.__contains__)] == order
+    assert [name for name, stream in named_members(archive, wanted) if stream.read(1)] == order
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_members_side_by_side(tmp_path, kind):
+    archive = build(tmp_path, kind)
+    with open_member(archive, "set/train.en") as english, open_member(archive, "set/train.de.gz") as german:
+        assert (english.readline(), german.readline()) == (b"line 0 of the text\n", b"ein\n")
+        assert (english.readline(), german.readline()) == (b"line 1 of the text\n", b"zwei\n")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz"])
+def test_a_file_that_is_no_archive_holds_itself(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACK.get(suffix, bytes)(b"text\n"))
+    assert everything(path) == {path.name: b"text\n"}
+    check_archive(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_member_is_told_with_its_nearest(tmp_path, kind):
+    archive = build(tmp_path, kind)
+    with pytest.raises(UserError, match=r"a\.\w+(\.\w+)? has no member other/train\.en; nearest.*:\n  set/train\.en\n"):
+        open_member(archive, "other/train.en").__enter__()
+    with pytest.raises(UserError, match=r"no member set/trian\.en and no x;.*\n  set/train\.en\n"):
+        list(named_members(archive, ["set/trian.en", "x", "set/empty"]))
+
+
+def test_an_archive_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"a\.tgz is missing"):
+        everything(tmp_path / "a.tgz")
+
+
+@pytest.mark.parametrize(
+    ("member", "because"),
+    [
+        (special("/etc/text"), "leads out of the folder"),
+        (special("../text"), "leads out of the folder"),
+        (special("set/../../text"), "leads out of the folder"),
+        (special("set/text", tarfile.SYMTYPE, to="/etc/passwd"), "symbolic link to /etc/passwd"),
+        (special("set/text", tarfile.LNKTYPE, to="set/first"), "hard link to set/first"),
+        (special("set/text", tarfile.CHRTYPE), "device"),
+        (special("set/text", tarfile.BLKTYPE), "device"),
+        (special("set/text", tarfile.FIFOTYPE), "pipe"),
+    ],
+)
+def test_a_tar_member_that_leads_elsewhere_is_refused_when_wanted(tmp_path, member, because):
+    archive = tmp_path / "a.tgz"
+    content = b"x" if member.isreg() else None
+    parts = [(special("set/first"), b"1"), (member, content), (special("set/last"), b"2")]
+    archive.write_bytes(tar_bytes("w:gz", *parts))
+    with pytest.raises(UserError, match=because):
+        everything(archive)
+    with pytest.raises(UserError, match=because):
+        open_member(archive, member.name).__enter__()
+    with open_member(archive, "set/last") as stream:
+        assert stream.read() == b"2"
+
+
+@pytest.mark.parametrize("name", ["/etc/text", "../text", "set\\..\\..\\text"])
+def test_a_zip_member_that_leads_elsewhere_is_refused(tmp_path, name):
+    archive = tmp_path / "a.zip"
+    archive.write_bytes(zip_bytes({name: b"x"}))
+    with pytest.raises(UserError, match="leads out of the folder"):
+        everything(archive)
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
+    info = zipfile.ZipInfo("link")
+    info.create_system = 3
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(info, "/etc/passwd")
+    with pytest.raises(UserError, match="a link"):
+        everything(tmp_path / "a.zip")
+
+
+def test_a_member_that_occurs_twice_is_refused(tmp_path):
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(tar_bytes("w:", (special("a"), b"1"), (special("a"), b"2")))
+    with pytest.raises(UserError, match="two members a;"):
+        everything(archive)
+
+
+def test_zip64_and_windows_separators_and_many_members(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for n in range(70_000):  # more than the old format counts
+            archive.writestr(zipfile.ZipInfo(f"set\\{n}"), b"")
+        with archive.open("set/big", "w", force_zip64=True) as f:
+            f.write(b"big")
+    with open_member(path, "set/69999") as stream:
+        assert stream.read() == b""
+    with open_member(path, "set/big") as stream:
+        assert stream.read() == b"big"
+
+
+def test_encrypted_members_and_unknown_compression(tmp_path):
+    path = tmp_path / "a.zip"
+    whole = zip_bytes({"a": b"text"}, zipfile.ZIP_STORED)
+    local, central = whole.rindex(b"PK\x03\x04"), whole.rindex(b"PK\x01\x02")  # the two headers of the last member
+    encrypted = bytearray(whole)
+    encrypted[local + 6] |= 1
+    encrypted[central + 8] |= 1
+    path.write_bytes(encrypted)
+    with pytest.raises(UserError, match=r"member a is damaged.*(encrypted|password)"):
+        everything(path)
+    unknown = bytearray(whole)
+    unknown[local + 8] = unknown[central + 10] = 99
+    path.write_bytes(unknown)
+    with pytest.raises(UserError, match=r"member a .*compression"):
+        everything(path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TARS if kind != "a.tar"])
+def test_compressed_tars_are_decompressed_once(tmp_path, kind, monkeypatch):
+    read = 0
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer):
+            nonlocal read
+            count = super().readinto(buffer)
+            read += count
+            return count
+
+        def read(self, size=-1):
+            nonlocal read
+            block = super().read(size)
+            read += len(block)
+            return block
+
+    noise = {f"set/{n}": bytes((n * i * i) % 251 for i in range(40_000)) for n in range(12)}
+    archive = build(tmp_path, kind, noise)
+    monkeypatch.setattr(Path, "open", lambda self, mode: Counted(self))
+    for _, stream in iterate_members(archive, lambda name: name in ("set/3", "set/9")):
+        stream.read(20_000)
+    assert read == archive.stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["a.tgz", "a.zip"])
+def test_memory_does_not_grow_with_a_member(tmp_path, kind):
+    archive = build(tmp_path, kind, {"set/zeros": bytes(64 << 20)})
+    tracemalloc.start()
+    with open_member(archive, "set/zeros") as stream:
+        total = 0
+        while block := stream.read(1 << 20):
+            total += len(block)
+        peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert total == 64 << 20
+    assert peak < 12 << 20
+
+
+def test_memory_does_not_grow_with_the_number_of_members(tmp_path):
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(tar_bytes("w:", *((special(f"set/{n}"), b"") for n in range(6_000))))
+    tracemalloc.start()
+    assert sum(1 for _ in iterate_members(archive, lambda name: name == "set/5999")) == 1
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 << 19
+
+
+def test_a_readers_own_errors_stay_its_own(tmp_path):
+    archive = build(tmp_path, "a.tgz")
+    with pytest.raises(EOFError, match="mine"), open_member(archive, "set/train.en"):
+        raise EOFError("mine")
+    with pytest.raises(OSError, match="mine"), open_member(archive, "set/train.de.gz"):
+        raise OSError("mine")
+
+
+def test_a_compressed_tar_without_the_blocks_of_zeros_is_whole(tmp_path):
+    whole = tar_bytes("w:", (special("a"), b"1"))
+    archive = tmp_path / "a.tgz"
+    archive.write_bytes(gzip.compress(whole[:1024]))
+    assert everything(archive) == {"a": b"1"}
+    archive.write_bytes(gzip.compress(b""))
+    with pytest.raises(UserError, match="empty"):
+        everything(archive)

@@ -1,0 +1,208 @@
+"""Each dataset of the paper the whole way, from a web server on this machine to what fairseq-train takes."""
+
+import json
+import logging
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep import __main__ as command
+from data_prep import binarise
+from tests.data_prep import corpora
+from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
+from tests.data_prep.web import serving
+
+Parts = dict[str, list[Pair]]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    """The command, and fairseq-preprocess too, in this process: to start them takes longer than all they do here."""
+    monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
+    monkeypatch.setattr(command, "interruptible", lambda: None)
+    monkeypatch.setattr(binarise, "run_logged", preprocess)
+    command.main()
+
+
+def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> None:
+    """Stands for the process: the same arguments, the same log."""
+    from fairseq_cli import preprocess as fairseq
+
+    options = line[line.index("fairseq_cli.preprocess") + 1 :]
+    handler = logging.FileHandler(log)
+    fairseq.logger.addHandler(handler)
+    fairseq.logger.setLevel(logging.INFO)
+    try:
+        fairseq.main(fairseq.options.get_preprocessing_parser().parse_args(options))
+    finally:
+        fairseq.logger.removeHandler(handler)
+        handler.close()
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, Parts, dict[str, Any]]]:
+    """Makes a dataset from small archives; returns its folder, the pairs of its parts and counts.json."""
+
+    def make(name: str, build: Callable[[Path], Any], *, ranges: bool = True) -> tuple[Path, Parts, dict[str, Any]]:
+        archives, out = tmp_path / "archives", tmp_path / "out"
+        parts = build(archives)
+        with serving() as site:
+            for path in archives.iterdir():
+                site.add(f"/{path.name}", path.read_bytes(), ranges=ranges)
+            file = local_copy(name, tmp_path, archives, site.url)
+            if (archives / "gbw.md5").exists():
+                (tmp_path / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
+            run(monkeypatch, file, "--out", out, "--workers", 1)
+            asked = len(site.asked)
+            assert asked >= len(list(archives.glob("*.t*"))), "everything came from the server"
+            run(monkeypatch, file, "--out", out, "--workers", 1)  # nothing is fetched or made twice
+            assert len(site.asked) == asked
+        return out, parts, json.loads((out / "prepared" / "counts.json").read_text())
+
+    return make
+
+
+def good(rows: list[Pair]) -> list[int]:
+    """The numbers of the pairs that no recipe drops, first occurrences only."""
+    found = [int(re.findall(r"\d{5,}", side)[0]) for row in rows for side in [row[0] or row[1]]]
+    return [number for number in dict.fromkeys(found) if number < BAD]
+
+
+def check(out: Path, part: str, expected: list[int], languages: tuple[str, ...]) -> None:
+    """All languages of a prepared part have the pairs expected, in order, and fairseq has as many lines."""
+    for language in languages:
+        assert numbers(lines_of(out / "prepared" / f"{part}.{language}")) == expected, (part, language)
+    name = f"{part}.idx" if len(languages) == 1 else f"{part}.{'-'.join(languages)}.{languages[0]}.idx"
+    header = (out / "binarised" / name).read_bytes()[:26]
+    assert struct.unpack("<Q", header[18:26])[0] == len(expected)  # fairseq's index: magic, version, type, count
+
+
+def check_raw(out: Path, part: str, rows: list[Pair], languages: tuple[str, ...]) -> None:
+    """The untokenised lines are those of the archive."""
+    for side, language in enumerate(languages):
+        assert lines_of(out / "prepared" / "raw" / f"{part}.{language}") == [row[side] for row in rows]
+
+
+def test_wmt16(made):
+    out, parts, counts = made("wmt16_en_de", corpora.wmt16)
+    languages = ("en", "de")
+    for part in ("train", "valid", "test"):
+        check(out, part, good(parts[part]), languages)
+    for part in ("valid", "test"):
+        check_raw(out, part, parts[part], languages)
+    text = " ".join(lines_of(out / "prepared" / "train.en")).replace("@@ ", "")
+    assert " &amp; " in text
+    assert "well-known" in text  # hyphens stay
+    assert (out / "binarised" / "dict.en.txt").read_bytes() == (out / "binarised" / "dict.de.txt").read_bytes()
+    (cleaning,) = [entry for entry in counts["steps"] if entry["step"] == "clean_corpus"]
+    assert (cleaning["part"], cleaning["in"] - cleaning["out"]) == ("train", 4)
+    check_report(out)
+
+
+def check_report(out: Path) -> None:
+    """What a reader needs is in it."""
+    report = (out / "report.md").read_text(encoding="utf-8")
+    for heading in ("Sources", "Steps", "Sizes", "Lengths", "Vocabulary", "Lines drawn", "Checksums", "Versions"):
+        assert f"\n## {heading}" in report
+    archive = json.loads((out / "raw" / "manifest.json").read_text())["files"]["dev.tgz"]
+    assert archive["sha256"] in report
+    assert "| clean_corpus | train | 94 | 90 |" in report
+    assert re.search(r"\| train \| en \| 90 \| [\d,]+ \| 0.0% \|", report)
+    assert (out / "lengths.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wmt16_google(made):
+    out, parts, _ = made("wmt16_en_de_google", corpora.wmt16_google)
+    for part in ("train", "valid", "test"):
+        check(out, part, good(parts[part]), ("en", "de"))
+    check_raw(out, "test", parts["test"], ("en", "de"))
+    assert lines_of(out / "prepared" / "train.de") == [row[1] for row in parts["train"]]
+
+
+def test_wmt14(made):
+    out, parts, _ = made("wmt14_en_fr", corpora.wmt14, ranges=False)
+    languages = ("en", "fr")
+    every = [int(re.findall(r"\d{5,}", row[0] or row[1])[0]) for row in parts["train"]]
+    held_out = every[6::7]  # before cleaning, as published
+    train = [number for place, number in enumerate(every, 1) if place % 7 and number < BAD]
+    check(out, "train", train, languages)
+    assert numbers(lines_of(out / "prepared" / "sampled.fr")) == [number for number in held_out if number < BAD]
+    for part in ("valid", "test"):
+        check(out, part, good(parts[part]), languages)
+        check_raw(out, part, parts[part], languages)
+    train_text = " ".join(lines_of(out / "prepared" / "train.fr")).replace("@@ ", "")
+    test_text = " ".join(lines_of(out / "prepared" / "test.fr")).replace("@@ ", "")
+    assert "bien @-@ connu" in train_text
+    assert "«" not in train_text  # normalised, which a test set is not
+    assert "«" in test_text
+    assert "l&apos; ami" in test_text
+    assert "’" not in test_text + train_text
+
+
+def test_wmt17(made):
+    pytest.importorskip("jieba")
+    out, parts, counts = made("wmt17_zh_en", corpora.wmt17)
+    languages = ("zh", "en")
+    check(out, "train", [number for number in good(parts["train"]) if not 60_000 < number < 60_010], languages)
+    for part in ("valid", "test"):
+        check(out, part, good(parts[part]), languages)
+        check_raw(out, part, parts[part], languages)
+    assert (out / "prepared" / "codes.zh").read_bytes() != (out / "prepared" / "codes.en").read_bytes()
+    assert (out / "binarised" / "dict.zh.txt").read_bytes() != (out / "binarised" / "dict.en.txt").read_bytes()
+    dropped = {entry["step"]: entry["dropped"] for entry in counts["steps"] if entry.get("dropped")}
+    assert dropped["deduplicate"] == {"duplicate": 3}
+    assert b"\r" not in (out / "prepared" / "train.zh").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["iwslt14_de_en", "iwslt14_de_en_2018"])
+def test_iwslt14(made, name: str):
+    out, parts, _ = made(name, corpora.iwslt14)
+    languages = ("de", "en")
+    survivors = good(parts["train"])
+    check(out, "train", [number for place, number in enumerate(survivors, 1) if place % 7], languages)
+    check(out, "valid", survivors[6::7], languages)  # after cleaning, as published
+    check(out, "test", good(parts["test"]), languages)
+    check_raw(out, "test", parts["test"], languages)
+    text = " ".join(lines_of(out / "prepared" / "train.de")).replace("@@ ", "")
+    assert text == text.lower()
+    assert "<" not in text
+    if name == "iwslt14_de_en":
+        train(out / "binarised")
+
+
+def train(data: Path) -> None:
+    """Two updates."""
+    line = [sys.executable, "-m", "fairseq_cli.train", data, "--arch", "transformer_iwslt_de_en", "--cpu", "--no-save"]
+    line += ["--optimizer", "adam", "--lr", "0.001", "--max-update", "2", "--max-tokens", "400", "--num-workers", "0"]
+    line += ["--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16", "--decoder-embed-dim", "16"]
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "num_updates 2" in done.stdout + done.stderr
+
+
+def test_gbw(made):
+    out, parts, _ = made("gbw", corpora.gbw)
+    for part, lines in parts.items():
+        check(out, part, numbers(lines), ("en",))
+        assert lines_of(out / "prepared" / f"{part}.en") == lines
+    words = [line.split(" ")[0] for line in lines_of(out / "binarised" / "dict.txt")]
+    assert "house" in words
+    assert "10010" not in words  # seen once
+
+
+def test_a_damaged_download_is_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    archives = tmp_path / "archives"
+    corpora.iwslt14(archives)
+    with serving() as site:
+        site.add("/de-en.tgz", (archives / "de-en.tgz").read_bytes()[:-100])
+        file = local_copy("iwslt14_de_en", tmp_path, archives, site.url)
+        with pytest.raises(command.UserError, match=r"de-en.tgz"):
+            run(monkeypatch, file, "--out", tmp_path / "out", "--workers", 1)
+    assert not (tmp_path / "out" / "prepared").exists()
+    run(monkeypatch, file, "--out", tmp_path / "out", "--workers", 1, "--raw", archives, "--to", "prepare")
+    assert (tmp_path / "out" / "prepared" / "train.de").exists()

@@ -1,0 +1,110 @@
+"""The steps between shards: splits by number and by hash, duplicates, word counts."""
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.dataset import SPLITS, load_dataset
+from data_prep.prepare import prepare
+from data_prep.steps import bpe, deduplicate, shards
+from data_prep.text.split import part_of
+from tests.data_prep.corpora import Pair, lines_of
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many shards, several ranges of hashes, several rounds of merging."""
+    monkeypatch.setattr(shards, "_SMALL", 60)
+    monkeypatch.setattr(deduplicate, "_IN_MEMORY", 300)
+    monkeypatch.setattr(bpe, "_GROUP", 2)
+    monkeypatch.setattr(bpe, "_MERGED", 3)
+
+
+def made(folder: Path, rows: list[Pair], steps: str, *, sides: int = 2) -> tuple[dict[str, list[tuple[str, ...]]], Any]:
+    """The parts that steps make of a corpus in one piece, and counts.json."""
+    languages = ("en", "de")[:sides]
+    (folder / "raw").mkdir()
+    for side, language in enumerate(languages):
+        (folder / "raw" / f"train.{language}").write_text("".join(f"{row[side]}\n" for row in rows))
+    target = "target: de\n" if sides == 2 else ""
+    (folder / "own.yaml").write_text(f"kind: text\nsource: en\n{target}steps: [{steps}]\n")
+    out = folder / "out"
+    counts = prepare(load_dataset(str(folder / "own.yaml")), raw=folder / "raw", out=out, workers=1)
+    found = {}
+    for part in counts["passes"][-1]["lines"]:
+        found[part] = list(zip(*(lines_of(out / f"{part}.{language}") for language in languages), strict=True))
+    return found, counts
+
+
+def drawn(count: int, words: int = 40) -> list[Pair]:
+    """Pairs of few different sentences, so that there are repeats of pairs, of one side, and in another case."""
+    dice = random.Random(1)
+    sides = [f"{case(f'Word {n} is here')}" for n in range(words) for case in (str, str.lower)]
+    return [(dice.choice(sides), dice.choice(sides)) for _ in range(count)]
+
+
+def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
+    rows = drawn(900, words=400)
+    parts, counts = made(tmp_path, rows, "{split_by_hash: {by: en, valid_percent: 10, test_percent: 10}}")
+    assert set(parts) == set(SPLITS)
+    for side in (0, 1):
+        sets = [{row[side].lower() for row in part} for part in parts.values()]
+        assert len(set().union(*sets)) == sum(map(len, sets))
+    where = [part_of(row[0], valid_percent=10, test_percent=10) for row in rows]
+    assert parts["test"] == [row for row, part in zip(rows, where, strict=True) if part == "test"]
+    taken = {row[1].lower() for row in parts["test"]}
+    valid = [row for row, part in zip(rows, where, strict=True) if part == "valid" and row[1].lower() not in taken]
+    assert parts["valid"] == valid
+    (entry,) = [entry for entry in counts["steps"] if entry["step"] == "split_by_hash"]
+    assert entry["in"] - sum(entry["dropped"].values()) == entry["out"] == sum(map(len, parts.values()))
+    assert entry["moved"] == {part: len(found) for part, found in parts.items()}
+
+
+def test_a_split_by_hash_leaves_given_parts_alone(tmp_path: Path):
+    (tmp_path / "raw").mkdir()
+    rows = drawn(50)
+    for part in SPLITS:
+        for side, language in enumerate(("en", "de")):
+            (tmp_path / "raw" / f"{part}.{language}").write_text("".join(f"{row[side]}\n" for row in rows))
+    file = tmp_path / "own.yaml"
+    step = "{split_by_hash: {by: en, valid_percent: 10, test_percent: 10}}"
+    file.write_text(f"kind: text\nsource: en\ntarget: de\nsteps: [{step}]\n")
+    prepare(load_dataset(str(file)), raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
+    assert len(lines_of(tmp_path / "out" / "train.en")) == 50
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
+    rows = drawn(1000)
+    parts, counts = made(tmp_path, rows, "deduplicate", sides=sides)
+    assert parts["train"] == list(dict.fromkeys(row[:sides] for row in rows))
+    assert counts["steps"][-1]["dropped"] == {"duplicate": 1000 - len(parts["train"])}
+
+
+def test_sides_are_no_one_line(tmp_path: Path):
+    rows = [("a b", "c"), ("a", "b c"), ("a b", "c")]
+    assert made(tmp_path, rows, "deduplicate")[0]["train"] == rows[:2]
+
+
+@pytest.mark.parametrize("every", [2, 7, 60, 1333])
+def test_every_nth_line_counts_over_all_shards(tmp_path: Path, every: int):
+    rows = [(f"{n}", f"{n}") for n in range(1, 2001)]
+    parts, _ = made(tmp_path, rows, f"{{hold_out: {{parts: [train], into: rest, every: {every}}}}}")
+    assert parts["rest"] == [row for row in rows if int(row[0]) % every == 0]
+    assert parts["train"] == [row for row in rows if int(row[0]) % every]
+
+
+def test_words_are_counted_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = drawn(700)
+    seen = {}
+
+    def learn(counts: Any, *, merges: int) -> str:
+        seen.update(dict(counts))
+        return "#version: 0.2\na b\n"
+
+    monkeypatch.setattr("data_prep.text.bpe.learn_from_counts", learn)
+    made(tmp_path, rows, "{bpe: {merges: 5}}")
+    assert seen == Counter(word for row in rows for side in row for word in side.split())
