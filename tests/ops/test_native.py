@@ -145,11 +145,11 @@ def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(bad, padding_l)
     shared = convolve(x, weight[0, 0].expand_as(weight), padding_l)
     for _ in every_width_of_vector():
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            tolerance = dict(zip(("rtol", "atol"), TOLERANCES[dtype], strict=True))
+            rtol, atol = TOLERANCES[dtype]
             got = native.dynamic_conv(x.to(dtype), weight.to(dtype), padding_l=padding_l)
-            torch.testing.assert_close(got.double(), expected, equal_nan=True, **tolerance)
+            torch.testing.assert_close(got.double(), expected, equal_nan=True, rtol=rtol, atol=atol)
             got = native.light_conv(x.to(dtype), weight[0, 0].to(dtype), padding_l=padding_l)
-            torch.testing.assert_close(got.double(), shared, equal_nan=True, **tolerance)
+            torch.testing.assert_close(got.double(), shared, equal_nan=True, rtol=rtol, atol=atol)
         # the gradient's way back: position t of x is seen by t + padding_l - j, tap j
         grad_bad = grad.clone()
         grad_bad[31, 1, 5] = bad
