@@ -1,7 +1,7 @@
 """Punctuation as Moses normalises it: ``normalize-punctuation.perl`` and ``replace-unicode-punctuation.perl``.
 
-The first script reads bytes, which shows: only ASCII letters and digits count as such, and the line's end is a character
-like others. sacremoses' normaliser differs in both.
+The first script reads bytes, which shows: only ASCII letters and digits count as such. And the line's end is to it a
+character like others. sacremoses' normaliser differs in both.
 """
 
 import re
@@ -47,7 +47,7 @@ _DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
 
 def punctuation_normaliser(*, language: str, moses: str = "2018-10", penn: bool = False) -> Callable[[str], str]:
-    """``normalize-punctuation.perl -l LANGUAGE``: plain quotes, dashes and spaces, a comma or stop before or after them.
+    """``normalize-punctuation.perl -l LANGUAGE``: plain quotes, dashes and spaces, commas and stops before or after.
 
     It leaves line separators other than ``\\n`` where they are, as Moses does, but for carriage returns, which go.
 

@@ -2,24 +2,25 @@
 
 ``Rules`` is the definition: Moses's substitutions over a whole line. No rule but two looks across a space, so what
 becomes of a word depends on nothing but whether it is the first or the last of its line, and ``Tokeniser`` remembers
-that for every word it has seen. The two are a final dot, which stays where the next word begins in lower case (or, after
-``No.`` and the like, with a digit), and an apostrophe on both sides of one space; lines with these take a longer way.
+that for every word it has seen. The two are a final dot, which stays where the next word begins in lower case (or,
+after ``No.`` and the like, with a digit), and an apostrophe on both sides of one space.
 
 Not implemented, as no dataset uses them: Penn style, protected patterns, and passing over lines of XML.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 from sacremoses.corpus import NonbreakingPrefixes
 
 from data_prep.text.characters import SPACE, Classes
+from data_prep.text.chunks import in_chunks
 from data_prep.text.moses import check_version, moses_language
+from data_prep.text.remembered import Remembered
 
 _REMEMBERED = 400_000  # words of each place in a line: some 100 MB
-_LONGEST = 60  # characters of a word worth remembering
 
 _SPACES = re.compile(f"[{SPACE}]+")
 _CONTROL = re.compile("[\0-\x1f]")
@@ -176,10 +177,10 @@ class Tokeniser:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._first = _Words(rules, first=True, last=False)
-        self._inner = _Words(rules, first=False, last=False)
-        self._last = _Words(rules, first=False, last=True)
-        self._only = _Words(rules, first=True, last=True)
+        self._first, self._inner, self._last, self._only = (
+            Remembered(partial(self._tokens, first=first, last=last), words=_REMEMBERED)
+            for first, last in ((True, False), (False, False), (False, True), (True, True))
+        )
 
     def __call__(self, line: str) -> str:
         if line.isprintable():  # the only space in it is U+0020
@@ -205,41 +206,20 @@ class Tokeniser:
                     pieces[place] = piece[_kind(words[place + 1])]
         return " ".join(pieces)  # type: ignore[arg-type]
 
-
-class _Words(dict[str, str | Sequence[str]]):
-    """The tokens of words that stand first, last or elsewhere; three versions where the next word decides: see _kind.
-
-    Forgets everything when full, so memory is bounded whatever the text.
-    """
-
-    def __init__(self, rules: Rules, *, first: bool, last: bool) -> None:
-        super().__init__()
-        self._rules, self._is_first, self._is_last = rules, first, last
-
-    def __missing__(self, word: str) -> str | Sequence[str]:
-        tokens = self._tokens(word)
-        if len(word) <= _LONGEST:
-            if len(self) >= _REMEMBERED:
-                self.clear()
-            self[word] = tokens
-        return tokens
-
-    def _tokens(self, word: str) -> str | Sequence[str]:
+    def _tokens(self, word: str, *, first: bool, last: bool) -> str | Sequence[str]:
+        """The tokens of a word; three versions where the next word decides between them: see _kind."""
         if word.isascii() and word.isalnum() and "MULTI" not in word:
             return word
         rules = self._rules
-        text = rules.separate(f"{'' if self._is_first else ' '}{word}{'' if self._is_last else ' '}")
-        text = text[0 if self._is_first else 1 : None if self._is_last else -1]
-        words = (text.rstrip(" ") if self._is_last else text).split(" ")
+        text = rules.separate(f"{'' if first else ' '}{word}{'' if last else ' '}")
+        text = text[0 if first else 1 : None if last else -1]
+        words = (text.rstrip(" ") if last else text).split(" ")
         parts = [rules.with_dot(part, following) if part.endswith(".") else part for part, following in pairwise(words)]
-        last = words[-1]
-        endings = [last]
-        if last.endswith("."):
-            endings = [rules.with_dot(last, each) for each in ([None] if self._is_last else _KINDS)]
+        endings = [words[-1]]
+        if words[-1].endswith("."):
+            endings = [rules.with_dot(words[-1], each) for each in ([None] if last else _KINDS)]
         texts = [" ".join(part for part in (*parts, ending) if part) for ending in endings]
-        if self._is_last:
-            texts = [rules.end(text) for text in texts]
-        texts = [rules.finish(text) for text in texts]
+        texts = [rules.finish(rules.end(text) if last else text) for text in texts]
         return texts[0] if len(set(texts)) == 1 else texts
 
 
@@ -284,3 +264,17 @@ def _mark_dots(text: str) -> str:
             text = re.sub(r"DOTMULTI\.([^.])", r"DOTDOTMULTI \1", text).replace("DOTMULTI.", "DOTDOTMULTI")
         return text
     return _DOTS.sub(lambda dots: f" {'DOT' * len(dots[0])}MULTI{' ' if dots.end() < len(text) else ''}", text)
+
+
+def tokenise(lines: Sequence[str], *, language: str, escape: bool, workers: int = 1) -> list[str]:
+    """Tokenise lines as Moses of 2018-10 does, on several processes if there are enough."""
+    return in_chunks(partial(_tokenise, language=language, escape=escape), lines, workers=workers)
+
+
+@cache
+def _tokeniser(language: str, escape: bool) -> Callable[[str], str]:
+    return tokeniser(language=language, escape=escape)
+
+
+def _tokenise(lines: Sequence[str], *, language: str, escape: bool) -> list[str]:
+    return list(map(_tokeniser(language, escape), lines))
