@@ -78,7 +78,7 @@ class Rules:
     def __call__(self, line: str) -> str:
         text = _CONTROL.sub("", _SPACES.sub(" ", line))
         text = " ".join(word for word in text.split(" ") if word)
-        words = self._of_any(text).rstrip(" ").split(" ")
+        words = self.separate(text).rstrip(" ").split(" ")
         last = len(words) - 1
         words = [
             self.with_dot(word, words[place + 1] if place < last else None) if word.endswith(".") else word
@@ -245,7 +245,8 @@ def _any_lower() -> re.Pattern[str]:
 
 def _prefixes(language: str, moses: str) -> tuple[frozenset[str], frozenset[str]]:
     """Words after which a dot is no end: always, and before digits."""
-    always, before_digits = set(), set()
+    always: set[str] = set()
+    before_digits: set[str] = set()
     for line in NonbreakingPrefixes().words(language):
         word, marker, _ = line.partition("#NUMERIC_ONLY#")
         (before_digits if marker else always).add(word.strip())
