@@ -42,6 +42,7 @@ _FULLWIDTH = dict(
     zip("，、”“∶：？《》）！（；」「０３２５６９７８４～’━〈〉【】％", ',,""::?"")!(;""032569784~\'-<>[]%', strict=True)
 )
 _FULLWIDTH["…"] = "..."
+_REPLACED = re.compile(f"[。．１{''.join(_FULLWIDTH)}]")
 
 _DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
@@ -125,9 +126,14 @@ def unicode_punctuation_replacer(*, moses: str = "2018-10") -> Callable[[str], s
     Raises:
         UserError: there is no such state of Moses.
     """
-    table = {**_FULLWIDTH, "１": "1" if check_version(moses) >= "2019-11" else '"'}
-    return partial(_replace, table=str.maketrans(table))
+    one = "1" if check_version(moses) >= "2019-11" else '"'
+    return partial(_replace, table=(*_FULLWIDTH.items(), ("１", one)))
 
 
-def _replace(line: str, *, table: dict[int, str]) -> str:
-    return line if line.isascii() else _FULL_STOP.sub(". ", line).translate(table)
+def _replace(line: str, *, table: tuple[tuple[str, str], ...]) -> str:
+    if line.isascii() or _REPLACED.search(line) is None:
+        return line
+    line = _FULL_STOP.sub(". ", line)
+    for character, plain in table:
+        line = line.replace(character, plain)
+    return line

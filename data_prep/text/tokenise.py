@@ -10,12 +10,12 @@ Not implemented, as no dataset uses them: Penn style, protected patterns, and pa
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 from sacremoses.corpus import NonbreakingPrefixes
 
-from data_prep.text.characters import SPACE, Classes
+from data_prep.text.characters import BEYOND, SPACE, Classes
 from data_prep.text.chunks import in_chunks
 from data_prep.text.moses import check_version, moses_language
 from data_prep.text.remembered import Remembered
@@ -72,8 +72,9 @@ class Rules:
         self._parts_last_dot = check_version(moses) >= "2018-11"
         self._escape = escape
         self._prefixes, self._numeric_prefixes = _prefixes(language, moses)
-        self._of_ascii = _Separation(Classes.of_ascii(), language, aggressive)
-        self._of_any = _Separation(Classes.of_any(), language, aggressive)
+        self._separate_ascii = _Separation(Classes.of_ascii(), language, aggressive)
+        self._separate_16_bits = _Separation(Classes.of_16_bits(), language, aggressive)
+        self._options = language, aggressive
 
     def __call__(self, line: str) -> str:
         text = _CONTROL.sub("", _SPACES.sub(" ", line))
@@ -88,7 +89,13 @@ class Rules:
 
     def separate(self, text: str) -> str:
         """Put spaces between tokens, but before final dots; ``text`` has single spaces between words."""
-        return self._of_ascii(text) if text.isascii() else self._of_any(text)
+        if text.isascii():
+            return self._separate_ascii(text)
+        return self._separate_16_bits(text) if BEYOND.search(text) is None else self._separate_any(text)
+
+    @cached_property
+    def _separate_any(self) -> "_Separation":
+        return _Separation(Classes.of_any(), *self._options)
 
     def with_dot(self, word: str, following: str | None) -> str:
         """A word that ends in a dot as it is or as two tokens, given the next word of the line (None: it has none)."""
