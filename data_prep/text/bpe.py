@@ -17,7 +17,6 @@ from subword_nmt.apply_bpe import BPE, isolate_glossary
 from subword_nmt.learn_bpe import learn_bpe
 
 from data_prep.text import fastbpe
-from data_prep.text.chunks import in_chunks
 from data_prep.text.remembered import Remembered
 from scripts.common.errors import UserError
 

@@ -16,7 +16,6 @@ from itertools import pairwise
 from sacremoses.corpus import NonbreakingPrefixes
 
 from data_prep.text.characters import BEYOND, SPACE, Classes
-from data_prep.text.chunks import in_chunks
 from data_prep.text.moses import check_version, moses_language
 from data_prep.text.remembered import Remembered
 
@@ -272,17 +271,3 @@ def _mark_dots(text: str) -> str:
             text = re.sub(r"DOTMULTI\.([^.])", r"DOTDOTMULTI \1", text).replace("DOTMULTI.", "DOTDOTMULTI")
         return text
     return _DOTS.sub(lambda dots: f" {'DOT' * len(dots[0])}MULTI{' ' if dots.end() < len(text) else ''}", text)
-
-
-def tokenise(lines: Sequence[str], *, language: str, escape: bool, workers: int = 1) -> list[str]:
-    """Tokenise lines as Moses of 2018-10 does, on several processes if there are enough."""
-    return in_chunks(partial(_tokenise, language=language, escape=escape), lines, workers=workers)
-
-
-@cache
-def _tokeniser(language: str, escape: bool) -> Callable[[str], str]:
-    return tokeniser(language=language, escape=escape)
-
-
-def _tokenise(lines: Sequence[str], *, language: str, escape: bool) -> list[str]:
-    return list(map(_tokeniser(language, escape), lines))
