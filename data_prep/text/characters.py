@@ -12,14 +12,19 @@ SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Perl's ``\\s``, for use between the brackets of a regular expression; Python's has U+001C to U+001F as well."""
 
 
+BEYOND = re.compile("[\U00010000-\U0010ffff]")
+"""Characters of more than 16 bits. Regular expressions try the ranges above these one by one for each character that
+is in none, so text without them is better served by classes without them."""
+
+
 @cache
-def properties() -> dict[str, str]:
-    """Every property of unicode_14.txt, for use between the brackets of a regular expression."""
+def properties(last: int = 0x10FFFF) -> dict[str, str]:
+    """Every property of unicode_14.txt up to a code point, for use between the brackets of a regular expression."""
     found: dict[str, list[str]] = {}
     for paragraph in _TABLE.read_text(encoding="ascii").split("\n\n")[1:]:
         name, *lines = paragraph.splitlines()
-        ranges = (ends.split("-") for line in lines for ends in line.split())
-        found[name] = ["-".join(f"\\U{int(end, 16):08x}" for end in ends) for ends in ranges]
+        ranges = ([int(end, 16) for end in ends.split("-")] for line in lines for ends in line.split())
+        found[name] = ["-".join(f"\\U{min(end, last):08x}" for end in ends) for ends in ranges if ends[0] <= last]
     return {name: "".join(ranges) for name, ranges in found.items()}
 
 
@@ -44,10 +49,18 @@ class Classes:
         return Classes(alpha="A-Za-z", alnum="A-Za-z0-9", number="0-9", lower="a-z", lowercase_letter="a-z")
 
     @staticmethod
+    def of_16_bits() -> "Classes":
+        """The classes within the first 65,536 characters."""
+        return Classes._of(properties(0xFFFF))
+
+    @staticmethod
     @cache
     def of_any() -> "Classes":
         """The classes within Unicode."""
-        found = properties()
+        return Classes._of(properties())
+
+    @staticmethod
+    def _of(found: dict[str, str]) -> "Classes":
         return Classes(
             alpha=found["Alphabetic"],
             alnum=found["Alphabetic"] + found["Decimal_Number"],
@@ -69,6 +82,8 @@ def remove_non_printing(line: str) -> str:
     """See ``non_printing_remover``."""
     if line.isascii() and line.isprintable():
         return line
+    if _suspect().search(line) is None:
+        return line
     return _other().sub(" ", line)
 
 
@@ -85,3 +100,9 @@ def lowercase(line: str) -> str:
 @cache
 def _other() -> re.Pattern[str]:
     return re.compile(f"[{properties()['Other']}]")
+
+
+@cache
+def _suspect() -> re.Pattern[str]:
+    """What may be of _other: quick to look for."""
+    return re.compile(f"[{properties(0xFFFF)['Other']}\U00010000-\U0010ffff]")

@@ -20,8 +20,8 @@ def line_cleaner(*, factors: bool = False) -> Callable[[str], str]:
     """What Moses does to the text of each side before it judges the pair: one space between tokens, and no ``|``.
 
     Args:
-        factors: keep ``|``. Moses does so where the first pair of the corpus has one, see ``has_factors``. Text that was
-            tokenised with escaping has none.
+        factors: keep ``|``. Moses does so where the first pair of the corpus has one, see ``has_factors``. Text that
+            was tokenised with escaping has none.
     """
     return partial(_clean, factors=factors)
 
@@ -37,7 +37,7 @@ def _clean(line: str, *, factors: bool) -> str:
 def moses_filter(
     *, min_tokens: int, max_tokens: int, ratio: float = 9.0, max_characters: int = 1000
 ) -> Callable[[str, str], str | None]:
-    """Why a pair of lines, as ``line_cleaner`` leaves them, is dropped, or None; the order of languages does not matter.
+    """Why a pair of lines, as ``line_cleaner`` leaves them, is dropped, or None, whichever side is the source.
 
     Args:
         min_tokens, max_tokens: a side, both included.

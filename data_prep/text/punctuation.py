@@ -1,7 +1,7 @@
 """Punctuation as Moses normalises it: ``normalize-punctuation.perl`` and ``replace-unicode-punctuation.perl``.
 
-The first script reads bytes, which shows: only ASCII letters and digits count as such, and the line's end is a character
-like others. sacremoses' normaliser differs in both.
+The first script reads bytes, which shows: only ASCII letters and digits count as such. And the line's end is to it a
+character like others. sacremoses' normaliser differs in both.
 """
 
 import re
@@ -42,12 +42,13 @@ _FULLWIDTH = dict(
     zip("，、”“∶：？《》）！（；」「０３２５６９７８４～’━〈〉【】％", ',,""::?"")!(;""032569784~\'-<>[]%', strict=True)
 )
 _FULLWIDTH["…"] = "..."
+_REPLACED = re.compile(f"[。．１{''.join(_FULLWIDTH)}]")
 
 _DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
 
 def punctuation_normaliser(*, language: str, moses: str = "2018-10", penn: bool = False) -> Callable[[str], str]:
-    """``normalize-punctuation.perl -l LANGUAGE``: plain quotes, dashes and spaces, a comma or stop before or after them.
+    """``normalize-punctuation.perl -l LANGUAGE``: plain quotes, dashes and spaces, commas and stops before or after.
 
     It leaves line separators other than ``\\n`` where they are, as Moses does, but for carriage returns, which go.
 
@@ -125,9 +126,14 @@ def unicode_punctuation_replacer(*, moses: str = "2018-10") -> Callable[[str], s
     Raises:
         UserError: there is no such state of Moses.
     """
-    table = {**_FULLWIDTH, "１": "1" if check_version(moses) >= "2019-11" else '"'}
-    return partial(_replace, table=str.maketrans(table))
+    one = "1" if check_version(moses) >= "2019-11" else '"'
+    return partial(_replace, table=(*_FULLWIDTH.items(), ("１", one)))
 
 
-def _replace(line: str, *, table: dict[int, str]) -> str:
-    return line if line.isascii() else _FULL_STOP.sub(". ", line).translate(table)
+def _replace(line: str, *, table: tuple[tuple[str, str], ...]) -> str:
+    if line.isascii() or _REPLACED.search(line) is None:
+        return line
+    line = _FULL_STOP.sub(". ", line)
+    for character, plain in table:
+        line = line.replace(character, plain)
+    return line

@@ -2,24 +2,24 @@
 
 ``Rules`` is the definition: Moses's substitutions over a whole line. No rule but two looks across a space, so what
 becomes of a word depends on nothing but whether it is the first or the last of its line, and ``Tokeniser`` remembers
-that for every word it has seen. The two are a final dot, which stays where the next word begins in lower case (or, after
-``No.`` and the like, with a digit), and an apostrophe on both sides of one space; lines with these take a longer way.
+that for every word it has seen. The two are a final dot, which stays where the next word begins in lower case (or,
+after ``No.`` and the like, with a digit), and an apostrophe on both sides of one space.
 
 Not implemented, as no dataset uses them: Penn style, protected patterns, and passing over lines of XML.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 from sacremoses.corpus import NonbreakingPrefixes
 
-from data_prep.text.characters import SPACE, Classes
+from data_prep.text.characters import BEYOND, SPACE, Classes
 from data_prep.text.moses import check_version, moses_language
+from data_prep.text.remembered import Remembered
 
 _REMEMBERED = 400_000  # words of each place in a line: some 100 MB
-_LONGEST = 60  # characters of a word worth remembering
 
 _SPACES = re.compile(f"[{SPACE}]+")
 _CONTROL = re.compile("[\0-\x1f]")
@@ -71,13 +71,14 @@ class Rules:
         self._parts_last_dot = check_version(moses) >= "2018-11"
         self._escape = escape
         self._prefixes, self._numeric_prefixes = _prefixes(language, moses)
-        self._of_ascii = _Separation(Classes.of_ascii(), language, aggressive)
-        self._of_any = _Separation(Classes.of_any(), language, aggressive)
+        self._separate_ascii = _Separation(Classes.of_ascii(), language, aggressive)
+        self._separate_16_bits = _Separation(Classes.of_16_bits(), language, aggressive)
+        self._options = language, aggressive
 
     def __call__(self, line: str) -> str:
         text = _CONTROL.sub("", _SPACES.sub(" ", line))
         text = " ".join(word for word in text.split(" ") if word)
-        words = self._of_any(text).rstrip(" ").split(" ")
+        words = self.separate(text).rstrip(" ").split(" ")
         last = len(words) - 1
         words = [
             self.with_dot(word, words[place + 1] if place < last else None) if word.endswith(".") else word
@@ -87,7 +88,13 @@ class Rules:
 
     def separate(self, text: str) -> str:
         """Put spaces between tokens, but before final dots; ``text`` has single spaces between words."""
-        return self._of_ascii(text) if text.isascii() else self._of_any(text)
+        if text.isascii():
+            return self._separate_ascii(text)
+        return self._separate_16_bits(text) if BEYOND.search(text) is None else self._separate_any(text)
+
+    @cached_property
+    def _separate_any(self) -> "_Separation":
+        return _Separation(Classes.of_any(), *self._options)
 
     def with_dot(self, word: str, following: str | None) -> str:
         """A word that ends in a dot as it is or as two tokens, given the next word of the line (None: it has none)."""
@@ -176,10 +183,10 @@ class Tokeniser:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._first = _Words(rules, first=True, last=False)
-        self._inner = _Words(rules, first=False, last=False)
-        self._last = _Words(rules, first=False, last=True)
-        self._only = _Words(rules, first=True, last=True)
+        self._first, self._inner, self._last, self._only = (
+            Remembered(partial(self._tokens, first=first, last=last), words=_REMEMBERED)
+            for first, last in ((True, False), (False, False), (False, True), (True, True))
+        )
 
     def __call__(self, line: str) -> str:
         if line.isprintable():  # the only space in it is U+0020
@@ -205,41 +212,20 @@ class Tokeniser:
                     pieces[place] = piece[_kind(words[place + 1])]
         return " ".join(pieces)  # type: ignore[arg-type]
 
-
-class _Words(dict[str, str | Sequence[str]]):
-    """The tokens of words that stand first, last or elsewhere; three versions where the next word decides: see _kind.
-
-    Forgets everything when full, so memory is bounded whatever the text.
-    """
-
-    def __init__(self, rules: Rules, *, first: bool, last: bool) -> None:
-        super().__init__()
-        self._rules, self._is_first, self._is_last = rules, first, last
-
-    def __missing__(self, word: str) -> str | Sequence[str]:
-        tokens = self._tokens(word)
-        if len(word) <= _LONGEST:
-            if len(self) >= _REMEMBERED:
-                self.clear()
-            self[word] = tokens
-        return tokens
-
-    def _tokens(self, word: str) -> str | Sequence[str]:
+    def _tokens(self, word: str, *, first: bool, last: bool) -> str | Sequence[str]:
+        """The tokens of a word; three versions where the next word decides between them: see _kind."""
         if word.isascii() and word.isalnum() and "MULTI" not in word:
             return word
         rules = self._rules
-        text = rules.separate(f"{'' if self._is_first else ' '}{word}{'' if self._is_last else ' '}")
-        text = text[0 if self._is_first else 1 : None if self._is_last else -1]
-        words = (text.rstrip(" ") if self._is_last else text).split(" ")
+        text = rules.separate(f"{'' if first else ' '}{word}{'' if last else ' '}")
+        text = text[0 if first else 1 : None if last else -1]
+        words = (text.rstrip(" ") if last else text).split(" ")
         parts = [rules.with_dot(part, following) if part.endswith(".") else part for part, following in pairwise(words)]
-        last = words[-1]
-        endings = [last]
-        if last.endswith("."):
-            endings = [rules.with_dot(last, each) for each in ([None] if self._is_last else _KINDS)]
+        endings = [words[-1]]
+        if words[-1].endswith("."):
+            endings = [rules.with_dot(words[-1], each) for each in ([None] if last else _KINDS)]
         texts = [" ".join(part for part in (*parts, ending) if part) for ending in endings]
-        if self._is_last:
-            texts = [rules.end(text) for text in texts]
-        texts = [rules.finish(text) for text in texts]
+        texts = [rules.finish(rules.end(text) if last else text) for text in texts]
         return texts[0] if len(set(texts)) == 1 else texts
 
 
@@ -265,7 +251,8 @@ def _any_lower() -> re.Pattern[str]:
 
 def _prefixes(language: str, moses: str) -> tuple[frozenset[str], frozenset[str]]:
     """Words after which a dot is no end: always, and before digits."""
-    always, before_digits = set(), set()
+    always: set[str] = set()
+    before_digits: set[str] = set()
     for line in NonbreakingPrefixes().words(language):
         word, marker, _ = line.partition("#NUMERIC_ONLY#")
         (before_digits if marker else always).add(word.strip())

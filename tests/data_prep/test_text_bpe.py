@@ -1,0 +1,130 @@
+"""BPE against subword-nmt itself, with either engine; sentencepiece; and the measuring of speeds."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
+
+from data_prep.text import bpe, fastbpe, sentencepiece
+from data_prep.text.remembered import Remembered
+from data_prep.text.speed import measure, steps_of
+from scripts.common.errors import UserError
+
+SAMPLES = Path(__file__).with_name("text_samples")
+TEXT = [line for name in ("en", "de") for line in (SAMPLES / f"{name}.txt").read_text(encoding="utf-8").split("\n")]
+CODES = bpe.learn(TEXT, merges=400)
+UNITS = frozenset(unit for line in map(bpe.encoder(codes=CODES), TEXT[::3]) for unit in line.split())
+GLOSSARIES = ["@entity[0-9]+", "<[a-z]+>"]
+HARD = [" a  b \r", "", "  ", "@entity12 x@entity3y @entity", "<b>bold</b>", "dé\u2028jà\x85vu", "a@@ b", "x" * 3000]
+ENGINES = [
+    pytest.param("subword-nmt"),
+    pytest.param("fastBPE", marks=pytest.mark.skipif(not fastbpe.installed(), reason="fastBPE is not installed")),
+]
+
+
+def reference(line: str, *, units: frozenset[str] | None = None, glossaries: list[str] | None = None) -> str:
+    return BPE(io.StringIO(CODES), vocab=units, glossaries=glossaries).process_line(line)
+
+
+def test_merges_learnt_from_counts_are_those_of_subword_nmt_from_text():
+    codes = io.StringIO()
+    learn_bpe(TEXT, codes, 400)
+    assert codes.getvalue() == CODES
+    counts = sorted(bpe.count_words(TEXT).items())
+    assert bpe.count_merges(bpe.learn_from_counts(counts, merges=400)) == 400
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("units", [None, UNITS], ids=["all", "vocabulary"])
+@pytest.mark.parametrize("glossaries", [[], GLOSSARIES], ids=["plain", "glossaries"])
+def test_segmentation_is_that_of_subword_nmt(engine: str, units: frozenset[str] | None, glossaries: list[str]):
+    encode = bpe.encoder(codes=CODES, units=units, glossaries=glossaries, engine=engine)
+    for line in TEXT[:100] + HARD:
+        assert encode(line) == reference(line, units=units, glossaries=glossaries), line
+
+
+@given(st.text(alphabet="ab @1é\r<>", max_size=20))
+def test_any_line_is_segmented_as_by_subword_nmt(line: str):
+    assert bpe.encoder(codes=CODES, glossaries=GLOSSARIES)(line) == reference(line, glossaries=GLOSSARIES)
+
+
+def test_glossaries_stay_whole():
+    encode = bpe.encoder(codes=CODES, glossaries=GLOSSARIES)
+    assert encode("@entity123456") == "@entity123456"
+    assert "@entity7@@ " in encode("@entity7abc")
+
+
+def test_files(tmp_path: Path):
+    (tmp_path / "codes").write_text(CODES, encoding="utf-8")
+    (tmp_path / "vocabulary").write_text("".join(f"{unit} 5\n" for unit in sorted(UNITS)), encoding="utf-8")
+    codes, vocabulary = str(tmp_path / "codes"), str(tmp_path / "vocabulary")
+    below = bpe.encoder_from_file(codes=codes, vocabulary=vocabulary, threshold=5)
+    above = bpe.encoder_from_file(codes=codes, vocabulary=vocabulary, threshold=6)
+    assert [below(line) for line in TEXT[:50]] == [reference(line, units=UNITS) for line in TEXT[:50]]
+    assert [below(line) for line in TEXT[:50]] != [above(line) for line in TEXT[:50]]
+    (tmp_path / "vocabulary").write_text("no count\n")
+    with pytest.raises(UserError, match="got 'no count', expected a unit"):
+        bpe.encoder_from_file(codes=codes, vocabulary=vocabulary)
+    with pytest.raises(UserError, match="no vocabulary"):
+        bpe.encoder_from_file(codes=codes, threshold=5)
+    with pytest.raises(UserError, match="cannot be read"):
+        bpe.encoder_from_file(codes=str(tmp_path / "none"))
+
+
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="'a b c' is no merge"):
+        bpe.encoder(codes="#version: 0.2\na b c\n")
+    with pytest.raises(UserError, match="no regular expression"):
+        bpe.encoder(codes=CODES, glossaries=["("])
+    with pytest.raises(UserError, match="expected one of subword-nmt, fastBPE"):
+        bpe.encoder(codes=CODES, engine="fast")
+    monkeypatch.setitem(sys.modules, "fastBPE", None)
+    with pytest.raises(UserError, match=r"not installed; run scripts/install_fastbpe\.sh"):
+        bpe.encoder(codes=CODES, engine="fastBPE")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match="sentencepiece is not installed"):
+        sentencepiece.encoder_from_file(model="none")
+
+
+def test_sentencepiece(tmp_path: Path):
+    pytest.importorskip("sentencepiece", reason="sentencepiece, an option, is not installed")
+    model = tmp_path / "model"
+    model.write_bytes(sentencepiece.learn(iter(TEXT), units=300))
+    encode = sentencepiece.encoder_from_file(model=str(model))
+    assert encode(TEXT[0]).replace(" ", "").replace("▁", " ").strip() == " ".join(TEXT[0].split())
+    with pytest.raises(UserError, match="cannot learn 9999999 units"):
+        sentencepiece.learn(iter(TEXT), units=9_999_999)
+
+
+def test_words_are_remembered_up_to_a_limit():
+    asked: list[str] = []
+
+    def double(word: str) -> str:
+        asked.append(word)
+        return word * 2
+
+    words = Remembered(double, words=2)
+    assert [words[word] for word in ("a", "a", "b", "c", "a")] == ["aa", "aa", "bb", "cc", "aa"]
+    assert asked == ["a", "b", "c", "a"]
+    assert len(words) == 2
+    assert words["x" * 100] == "x" * 200
+    assert "x" * 100 not in words
+
+
+def test_speeds_are_measured_of_each_step_on_what_the_one_before_made():
+    speeds = measure(steps_of("en"), TEXT)
+    assert list(speeds) == ["normalise punctuation", "remove non-printing", "tokenise", "clean", "lower-case"]
+    assert all(speed.first > 0 and speed.again > 0 for speed in speeds.values())
+    seen: set[str] = set()
+
+    def see(line: str) -> str:
+        seen.add(line)
+        return line
+
+    measure({"upper": str.upper, "see": see}, ["a"])
+    assert seen == {"A"}

@@ -1,0 +1,138 @@
+"""Moses's rules for cleaning, the filters for Chinese, and the readers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.text.chinese import control_remover, script_filter, segmenter
+from data_prep.text.moses_clean import has_factors, line_cleaner, moses_filter
+from data_prep.text.readers import iwslt_tags, iwslt_xml, plain, sgm
+from scripts.common.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("line", "cleaned"),
+    [("a|b | c", "ab c"), (" \ta\u2028\xa0b\x85 ", "a b"), ("a\x1cb", "a\x1cb"), ("|", ""), ("", ""), ("  ", "")],
+)
+def test_lines_are_cleaned_as_by_moses(line: str, cleaned: str):
+    assert line_cleaner()(line) == cleaned
+
+
+def test_pipes_stay_where_the_first_pair_has_one():
+    assert has_factors("a|b", "c")
+    assert has_factors("a", "c|d")
+    assert not has_factors("a", "c")
+    assert line_cleaner(factors=True)("a|b  c") == "a|b c"
+
+
+REASON = moses_filter(min_tokens=2, max_tokens=6, ratio=1.5)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("a b", "c d", None),
+        ("a b c", "d e", None),  # exactly 1.5
+        ("a b c d", "e f", "length ratio above 1.5"),
+        ("e f", "a b c d", "length ratio above 1.5"),
+        ("", "a b", "empty"),
+        ("a b", "", "empty"),
+        ("a", "b c", "fewer than 2 tokens"),
+        ("a b c d e f g", "a b c d e f", "more than 6 tokens"),
+        ("a " + "x" * 1000, "a b", None),
+        ("a " + "x" * 1001, "a b", "a token of more than 1000 characters"),
+        ("a b", "a " + "é" * 1001, "a token of more than 1000 characters"),
+        ("a " + "x" * 1000 + "|" + "y" * 1000, "a b", None),  # two factors
+    ],
+)
+def test_pairs_are_dropped_as_by_moses(source: str, target: str, reason: str | None):
+    assert REASON(source, target) == reason
+
+
+def test_the_default_ratio_is_9():
+    nine = moses_filter(min_tokens=1, max_tokens=80)
+    assert nine("a " * 8 + "a", "b") is None
+    assert nine("a " * 9 + "a", "b") == "length ratio above 9"
+
+
+def test_what_no_pair_can_meet_is_refused():
+    with pytest.raises(UserError, match="got min_tokens 5, max_tokens 4"):
+        moses_filter(min_tokens=5, max_tokens=4)
+    with pytest.raises(UserError, match=r"empty factor: 'a \|b'"):
+        REASON("a |b", "c d")
+
+
+@given(st.text().map(lambda text: text.replace("\n", "")))
+def test_cleaned_lines_have_no_separator(line: str):
+    for factors in (False, True):
+        cleaned = line_cleaner(factors=factors)(line)
+        assert line_cleaner(factors=factors)(cleaned) == cleaned
+        assert not set(cleaned) & set("\t\v\f\r\x85\u2028\u2029\xa0")
+
+
+def test_chinese_control_characters():
+    assert control_remover()("a\tb\x9f\xa0中\u2028") == "ab 中\u2028"
+
+
+def test_chinese_scripts():
+    chinese_first, chinese_last = script_filter(chinese=0), script_filter(chinese=1)
+    assert chinese_first("中文 abc", "Chinese") is None
+    assert chinese_last("Chinese", "𠀀") is None
+    assert chinese_first("abc 123", "Chinese") == "no Chinese character on the Chinese side"
+    assert chinese_last("Chinese 中", "中") == "a Chinese character on the other side"
+    with pytest.raises(UserError, match="got 2, expected 0"):
+        script_filter(chinese=2)
+
+
+def test_chinese_words():
+    words = segmenter()
+    assert words("我来到北京清华大学。 hello  world") == "我 来到 北京 清华大学 。 hello world"
+    assert words("") == ""
+    assert len(words("中\u2028文\x85\x1c国").splitlines()) == 1
+
+
+SGM = """<refset setid="x">
+<doc>
+<seg id="1"> one   two </seg>
+<SEG id="2">
+three
+</SEG>
+<seg id="3">four
+ five</seg> <hl>
+<seg id="4"></seg>
+<p><seg id="5">\xa0six\x85</seg></p>
+<seg>no attribute</seg>
+text outside
+</doc>"""
+
+
+def test_sgm():
+    assert list(sgm()(SGM.split("\n"))) == ["one two", "three", "four five", "", "\xa0six\x85"]
+
+
+@pytest.mark.parametrize("text", ['<seg id="1">', '<seg id="1">a\nb', '<seg id="1">\n\n'])
+def test_sgm_that_ends_within_a_segment_is_refused(text: str):
+    with pytest.raises(UserError, match="has no </seg>"):
+        list(sgm()(text.split("\n")))
+
+
+def test_iwslt_xml():
+    lines = ['<doc docid="1">', '<seg id="12"> It’s so. </seg>', '  <seg id="13">x</seg>  ', "<talkid>1</talkid>"]
+    assert list(iwslt_xml()(lines)) == ["It's so.", "  x"]
+    assert next(iter(iwslt_xml(plain_apostrophe=False)(lines))) == "It’s so."
+    assert list(iwslt_xml()(['<seg id="1">never closed', '<seg id="x">y</seg>'])) == ["never closed", '<seg id="x">y']
+
+
+def test_iwslt_tags():
+    lines = [
+        "<url>http</url>",
+        "<keywords>a</keywords>",
+        "<speaker>Me</speaker>",
+        "<talkid>1</talkid>",
+        "<title>A: B</title>",
+        "<description>C</description>",
+        " text <b> ",
+        "",
+    ]
+    assert list(iwslt_tags()(lines)) == ["<speaker>Me</speaker>", "A: B", "C", " text <b> ", ""]
+    assert list(plain()(lines)) == lines

@@ -1,0 +1,175 @@
+"""Tokenising, normalising and the classes of characters against Perl itself; remembered words against the rules."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.text.characters import Classes, lowercase, remove_non_printing
+from data_prep.text.moses import VERSIONS
+from data_prep.text.punctuation import punctuation_normaliser, unicode_punctuation_replacer
+from data_prep.text.tokenise import Rules, Tokeniser, tokeniser
+from scripts.common.errors import UserError
+from tests.data_prep.moses_scripts import Scripts, needs_perl, run_perl
+
+LANGUAGES = ("en", "de", "fr")
+SAMPLES = Path(__file__).with_name("text_samples")
+HARD = [
+    "the u.s.",
+    "'tis 'twas '90s 1990's o'clock' ' ' 5' '5 a' 'b",
+    ",5 5, ,a,b,,c 1,000, x ,",
+    "etc. and Etc. And No. 5 No. a Mr. X. i.e. foo.",
+    "one.. two... three.... .four.",
+    "DOTMULTI DOTMULTI. DOTDOTMULTI a.DOTMULTI.b",
+    "end.'",
+    "end .'",
+    ".'",
+    "a-b-c -d e- f--g é-ü 5-a",
+    "tab\tnbsp\xa0nel\x85ls\u2028fs\x1ccontrol\x01del\x7f",
+    "x² ٣ ⅷ ª ʰ \u0345 a\u0301 中文。日本 😀",
+    "&amp; <b> [x] | \"q\" 'q'",
+    "l’été «a» « a » ‘x‘y‘ ’ „q“ a—b – … ´´ `x` ''y''",
+    'said "yes", "no". "never."',
+    'neues."',
+    "( a ) (b) .  5 % nº\xa05 20\xa0cm 5\xa0000 a\xa0: b\xa0; c\xa0? 20\xa0ºC",
+    "carriage\rreturn ſ‘K ’",
+]
+
+
+def sample(language: str) -> list[str]:
+    return (SAMPLES / f"{language}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+@needs_perl
+@pytest.mark.parametrize("moses", VERSIONS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tokens_are_those_of_perl(tmp_path: Path, language: str, moses: str):
+    lines = sample(language) + HARD
+    scripts = Scripts(tmp_path / moses, moses)
+    for aggressive in (False, True):
+        for escape in (False, True):
+            options = ["-q", "-l", language, *["-a"] * aggressive, *["-no-escape"] * (not escape)]
+            expected = scripts.run("tokenizer.perl", *options, lines=lines)
+            make = tokeniser(language=language, moses=moses, aggressive=aggressive, escape=escape)
+            assert list(map(make, lines)) == expected
+
+
+@needs_perl
+@pytest.mark.parametrize("moses", VERSIONS)
+@pytest.mark.parametrize("language", [*LANGUAGES, "cs"])
+def test_punctuation_is_that_of_perl(tmp_path: Path, language: str, moses: str):
+    lines = [line for name in LANGUAGES for line in sample(name)] + HARD
+    scripts = Scripts(tmp_path / moses, moses)
+    for penn in (False, True):
+        expected = scripts.run("normalize-punctuation.perl", "-l", language, *["-penn"] * penn, lines=lines)
+        assert list(map(punctuation_normaliser(language=language, moses=moses, penn=penn), lines)) == expected
+
+
+# all but private and never assigned planes
+ALL = [chr(code) for code in (*range(0x32400), *range(0xE0000, 0xE1000)) if not 0xD800 <= code < 0xE000 and code != 10]
+
+
+def require_unicode_14() -> None:
+    version = ["perl", "-MUnicode::UCD", "-e", "print Unicode::UCD::UnicodeVersion()"]
+    if (got := subprocess.run(version, capture_output=True, text=True, check=True).stdout) != "14.0.0":
+        pytest.skip(f"this perl knows Unicode {got}; the table follows 14.0.0")
+
+
+@needs_perl
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("IsAlpha", "alpha"), ("IsAlnum", "alnum"), ("IsN", "number"), ("IsLower", "lower"), ("Ll", "lowercase_letter")],
+)
+def test_classes_are_those_of_perl(name: str, ours: str):
+    require_unicode_14()
+    said = run_perl(["-CSD", "-nle", rf"print /\p{{{name}}}/ ? 1 : 0"], ALL)
+    found = re.compile(f"[{getattr(Classes.of_any(), ours)}]")
+    assert "".join("1" if found.match(character) else "0" for character in ALL) == "".join(said)
+
+
+@needs_perl
+def test_non_printing_and_lower_case_are_those_of_perl():
+    require_unicode_14()
+    lines = [f"a{character}B" for character in ALL]
+    assert list(map(remove_non_printing, lines)) == run_perl(["-CSD", "-ple", r"s/\p{C}/ /g"], lines)
+    assert list(map(lowercase, lines)) == run_perl(["-CSD", "-ple", "$_ = lc"], lines)
+
+
+def test_the_two_cases_in_which_sacremoses_normalises_otherwise():
+    assert punctuation_normaliser(language="fr")("l’été l’ete") == "l\"été l'ete"
+    assert punctuation_normaliser(language="de")('neues."') == 'neues".'
+
+
+def test_the_final_dot_before_and_after_november_2018():
+    assert tokeniser(language="en", moses="2018-10")("the u.s.") == "the u.s."
+    assert tokeniser(language="en", moses="2018-11")("the u.s.") == "the u.s ."
+    with pytest.raises(UserError, match="got '2018-12', expected one of 2018-10"):
+        tokeniser(language="en", moses="2018-12")
+
+
+def test_fullwidth_punctuation():
+    assert unicode_punctuation_replacer()("你好。  世界，１２％（…）～") == '你好. 世界,"2%(...)~'
+    assert unicode_punctuation_replacer(moses="2019-11")("１") == "1"
+
+
+ALPHABET = list(" .,'-:&|\"(<aZsé5²٣中\x85\xa0\x01\t\u2028ªⅷ😀`’")
+ALPHABET += ["..", "''", "Mr.", "No.", "i.e.", "DOTMULTI", "MULTI"]
+LINES = st.lists(st.sampled_from(ALPHABET), max_size=14).map("".join)
+TOKENISERS = {
+    (language, aggressive): Rules(language=language, moses=moses, aggressive=aggressive, escape=True)
+    for language, moses in (
+        ("en", "2018-10"),
+        ("de", "2018-11"),
+        ("fr", "2018-10"),
+        ("fi", "2018-10"),
+        ("so", "2019-11"),
+    )
+    for aggressive in (False, True)
+}
+REMEMBERING = {key: Tokeniser(rules) for key, rules in TOKENISERS.items()}
+
+
+@given(st.sampled_from(list(TOKENISERS)), LINES | st.text(max_size=30).map(lambda text: text.replace("\n", "")))
+def test_remembered_words_give_what_the_rules_give(key: tuple[str, bool], line: str):
+    expected = TOKENISERS[key](line)
+    assert REMEMBERING[key](line) == (expected if expected.strip(" ") or line.strip() else "")
+    assert REMEMBERING[key](line) == REMEMBERING[key](line)
+
+
+@given(st.sampled_from(list(TOKENISERS)), LINES)
+def test_the_rules_for_fewer_characters_are_those_for_all(key: tuple[str, bool], line: str):
+    rules = TOKENISERS[key]
+    for last, separate in (("\x7f", rules._separate_ascii), ("\uffff", rules._separate_16_bits)):
+        text = "".join(character for character in line if " " <= character <= last)
+        assert separate(text) == rules._separate_any(text)
+
+
+@given(LINES)
+def test_nothing_that_ends_a_line_is_left(line: str):
+    for tokenise in REMEMBERING.values():
+        assert len(tokenise(line).splitlines()) <= 1
+
+
+@pytest.mark.parametrize("line", ["", "   ", "\t\x85\u2028"])
+def test_a_blank_line_stays_a_line(line: str):
+    assert tokeniser(language="en")(line) == ""
+
+
+@pytest.mark.parametrize("piece", ["a", ".", ",", "'", "a. ", "' ", "中", "\x01", "a-"])
+def test_a_very_long_line(piece: str):
+    line = piece * (200_000 // len(piece))
+    tokens = tokeniser(language="en", aggressive=True)(line)
+    assert len(tokens) >= len(line.replace("\x01", "")) - 1
+    for step in (punctuation_normaliser(language="de"), remove_non_printing, lowercase):
+        assert len(step(line)) > 0
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("data_prep.text.tokenise._REMEMBERED", 10)
+    small = Tokeniser(Rules(language="en", moses="2018-10", aggressive=False, escape=True))
+    assert [small(f"w{n}. X{n}, y") for n in range(100)] == [f"w{n} . X{n} , y" for n in range(100)]
+    assert len(small._inner) <= 10
+    assert len(small._first) + len(small._last) <= 20
