@@ -51,8 +51,12 @@ def parse() -> argparse.Namespace:
             command.add_argument("--causal", action="store_true", help="pad on the left only, as a decoder does")
         if name in ("ops", "memory", "decode"):
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
-        if name == "train":
+        if name in ("train", "decode"):
             command.add_argument("--types", type=int, default=10_000, help="words of the dictionary")
+        if name == "decode":
+            command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
+            command.add_argument("--length", type=int, default=30, help="words of a source and of a hypothesis")
+        if name == "train":
             command.add_argument("--tokens", type=int, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
     return parser.parse_args()
@@ -65,27 +69,29 @@ class Table:
     header: Sequence[str]
     records: Iterator[dict[str, Any]]
     cells: Callable[[dict[str, Any]], list[str]]
+    left: int = 1  # columns of words, the others are figures
 
 
-def table(args: argparse.Namespace) -> Table:
-    """The table's head, its records one by one, and how a record is printed."""
+def tables(args: argparse.Namespace) -> Iterator[Table]:
+    """What the command measures."""
     import torch
 
-    from scripts.benchmarks import memory, operators, training
+    from scripts.benchmarks import decoding, memory, operators, training
 
     device = torch.device(args.device)
     if args.what in ("ops", "memory"):
-        unknown = set(args.operators.split(",")) - set(OPERATORS)
+        chosen = args.operators.split(",")
+        unknown = set(chosen) - set(OPERATORS)
         if unknown:
             raise UserError(f"no operator {', '.join(sorted(unknown))}; choose from {', '.join(OPERATORS)}")
         options = {key: getattr(args, key) for key in ("tokens", "channels", "heads", "kernel", "causal")}
         options |= {"dtype": getattr(torch, args.dtype), "device": device}
         if args.what == "memory":
-            found = memory.measure(args.operators.split(","), args.lengths, **options)
-            return Table(memory.HEADER, found, memory.cells)
-        found = operators.measure(args.operators.split(","), args.lengths, **options, seconds=args.seconds)
-        return Table(operators.HEADER, found, operators.cells)
-    if args.what == "train":
+            yield Table(memory.HEADER, memory.measure(chosen, args.lengths, **options), memory.cells)
+        else:
+            found = operators.measure(chosen, args.lengths, **options, seconds=args.seconds)
+            yield Table(operators.HEADER, found, operators.cells, left=2)
+    elif args.what == "train":
         found = training.measure(
             training.small_models(),
             types=args.types,
@@ -94,8 +100,14 @@ def table(args: argparse.Namespace) -> Table:
             flags=args.flags.split(),
             seconds=args.seconds,
         )
-        return Table(training.HEADER, found, training.cells)
-    raise NotImplementedError(args.what)
+        yield Table(training.HEADER, found, training.cells)
+    else:
+        steps = decoding.measure_steps(getattr(torch, args.dtype), device, seconds=args.seconds)
+        yield Table(decoding.STEP_HEADER, steps, decoding.step_cells)
+        found = decoding.measure_search(
+            args.sentences, types=args.types, length=args.length, device=device, seconds=args.seconds
+        )
+        yield Table(decoding.SEARCH_HEADER, found, decoding.search_cells, left=2)
 
 
 def main() -> None:
@@ -116,16 +128,17 @@ def main() -> None:
     missing = library.load()
     if missing is not None:
         raise UserError(f"there is nothing to measure: {missing}")
-    measured = table(args)
-    status = StatusLine()
-    records = []
-    for record in measured.records:
-        records.append(record)
-        status.update("measured " + " ".join(str(value) for value in list(record.values())[:3]))
-    status.close()
-    left = 1 + (args.what == "ops")
     print(f"{args.what} on {machine(torch.device(args.device))}")
-    print("\n".join(aligned([measured.header, *map(measured.cells, records)], left=left, rule=True)))
+    records = []
+    for table in tables(args):
+        status = StatusLine()
+        rows = []
+        for record in table.records:
+            records.append(record)
+            rows.append(table.cells(record))
+            status.update("measured " + " ".join(str(value) for value in list(record.values())[:3]))
+        status.close()
+        print("\n".join(aligned([table.header, *rows], left=table.left, rule=True)) + "\n")
     if args.what in ("ops", "memory") and args.device.startswith("cuda"):
         absent = [name for name in ("lightconv_cuda", "dynamicconv_cuda") if importlib.util.find_spec(name) is None]
         if absent:

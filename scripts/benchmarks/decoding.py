@@ -1,0 +1,157 @@
+"""``bench.py decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from lightconv_plugin import ops
+from scripts.benchmarks.timing import interleaved
+from scripts.common.models import Translation, translation
+
+STEP_HEADER = ("operator", "rows", "C", "ours ms", "fairseq ms", "ratio", "GB/s")
+SEARCH_HEADER = ("model", "task", "sentences", "sentences/s", "ms a token", "to fairseq's transformer")
+WIDTH, BEAM = 31, 4
+
+
+def measure_steps(dtype: torch.dtype, device: torch.device, *, seconds: float) -> Iterator[dict[str, Any]]:
+    """The operator alone (kernels given), K = 31, state full, re-ordered after every step."""
+    for operator in ("light", "dynamic"):
+        for rows, channels in ((128, 512), (128, 1024), (1024, 512), (1024, 1024)):
+            heads = channels // 64
+            x = torch.randn(1, rows, channels, device=device, dtype=dtype)
+            shape = (heads, WIDTH) if operator == "light" else (1, rows, heads, WIDTH)
+            logits = torch.randn(shape, device=device, dtype=dtype)
+            order = torch.arange(0, rows, BEAM).repeat_interleave(BEAM) + torch.randint(BEAM, (rows,))
+            cases = {
+                "ours": _our_step(x, logits, order.to(device)),
+                "fairseq": _fairseq_step(operator, x, logits, order.to(device)),
+            }
+            with torch.no_grad():
+                for _ in range(WIDTH):
+                    for case in cases.values():
+                        case()
+                times = interleaved(cases, device, seconds=seconds)
+            yield {
+                "operator": operator,
+                "rows": rows,
+                "channels": channels,
+                "ours_ms": times["ours"] * 1e3,
+                "fairseq_ms": times["fairseq"] * 1e3,
+                "ratio": times["fairseq"] / times["ours"],
+                "gbytes": WIDTH * x.numel() * x.element_size() / times["ours"] / 1e9,
+            }
+
+
+def step_cells(record: dict[str, Any]) -> list[str]:
+    """A record as a row of the table under ``STEP_HEADER``."""
+    return [
+        record["operator"], str(record["rows"]), str(record["channels"]), f"{record['ours_ms']:.2f}",
+        f"{record['fairseq_ms']:.2f}", f"{record['ratio']:.1f}x", f"{record['gbytes']:.1f}",
+    ]  # fmt: skip
+
+
+def _our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:
+    state: dict[str, torch.Tensor] | None = None
+
+    def step() -> None:
+        nonlocal state
+        _, state = ops.conv_step(x, logits, state)
+        state = ops.reorder_state(state, order)
+
+    return step
+
+
+def _fairseq_step(operator: str, x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:
+    from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
+    from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
+
+    from scripts.benchmarks.peers import Given
+
+    channels, heads = x.shape[2], logits.shape[-2]
+    options = {"padding_l": WIDTH - 1, "num_heads": heads, "weight_softmax": True, "bias": False}
+    if operator == "light":
+        module = LightweightConv1dTBC(channels, WIDTH, **options).to(x).eval()
+    else:
+        module = DynamicConv1dTBC(channels, WIDTH, **options).to(x).eval()
+        module.weight_linear = Given(logits)
+    state: dict[str, Any] = {}
+
+    def step() -> None:
+        module(x, incremental_state=state)
+        module.reorder_incremental_state(state, order)
+
+    return step
+
+
+def measure_search(
+    batches: list[int], *, types: int, length: int, device: torch.device, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words."""
+    lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
+    entries: list[tuple[str, str, list[str]]] = [
+        ("transformer_iwslt_de_en", "translation", []),
+        ("lightconv_iwslt_de_en", "translation", lightweight),
+        ("pla_lightconv_iwslt_de_en", "translation", []),
+        ("pla_lightconv_iwslt_de_en", "pla_translation", []),
+        ("pla_dynamicconv_iwslt_de_en", "translation", []),
+        ("pla_dynamicconv_iwslt_de_en", "pla_translation", []),
+    ]
+    searches = {
+        (arch, task): _search(translation(arch, types, flags, task=task), length, device)
+        for arch, task, flags in entries
+    }
+    for sentences in batches:
+        cases = {f"{arch} {task}": _run(search, sentences, length) for (arch, task), search in searches.items()}
+        times = interleaved(cases, device, seconds=seconds)
+        baseline = times["transformer_iwslt_de_en translation"]
+        for arch, task, _ in entries:
+            taken = times[f"{arch} {task}"]
+            yield {
+                "model": arch,
+                "task": task,
+                "sentences": sentences,
+                "sentences_a_second": sentences / taken,
+                "token_ms": taken / (length + 1) * 1e3,
+                "to_transformer": baseline / taken,
+            }
+
+
+def search_cells(record: dict[str, Any]) -> list[str]:
+    """A record as a row of the table under ``SEARCH_HEADER``."""
+    return [
+        record["model"], record["task"], str(record["sentences"]), f"{record['sentences_a_second']:.2f}",
+        f"{record['token_ms']:.1f}", f"{record['to_transformer']:.2f}x",
+    ]  # fmt: skip
+
+
+Search = tuple[Translation, Any, torch.device]
+
+
+def _search(built: Translation, length: int, device: torch.device) -> Search:
+    from argparse import Namespace
+
+    built.model.to(device).eval()
+    built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
+    options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
+    return built, built.task.build_generator([built.model], options), device
+
+
+def _run(search: Search, sentences: int, length: int) -> Callable[[], None]:
+    built, generator, device = search
+    words = built.task.source_dictionary
+    source = torch.randint(words.nspecial, len(words), (sentences, length), generator=torch.Generator().manual_seed(1))
+    source[:, -1] = words.eos()
+    lengths = torch.full((sentences,), length)
+    sample = {
+        "id": torch.arange(sentences),
+        "net_input": {"src_tokens": source.to(device), "src_lengths": lengths.to(device)},
+    }
+
+    def run() -> None:
+        with torch.no_grad():
+            for hypotheses in generator.generate([built.model], sample):
+                if len(hypotheses[0]["tokens"]) != length + 1:
+                    raise RuntimeError(f"a hypothesis of {len(hypotheses[0]['tokens'])} words, not {length + 1}")
+
+    return run
