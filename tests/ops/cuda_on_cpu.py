@@ -6,6 +6,7 @@ What is compiled is kept in the cache folder of the native library under a name 
 import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -60,11 +61,15 @@ def fake_nvrtc() -> Path:
     return compile_shared(folder() / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
 
 
-def launcher(driver: str) -> ctypes.CDLL:
-    """The launcher behind plain C functions, with ``driver`` in place of libcuda.so.1."""
+def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
+    """The launcher behind plain C functions, with ``driver`` in place of libcuda.so.1.
+
+    ``own``: a folder for a copy, which shares nothing with what this process has loaded before.
+    """
     name = "launcher-" + hashlib.sha256(driver.encode()).hexdigest()[:8] + ".so"
     sources = [SHIM / "harness.cpp", *(CUDA / f"{name}.cpp" for name in LAUNCHER)]
-    library = ctypes.CDLL(str(compile_shared(folder() / name, sources, f'-DLIGHTCONV_LIBCUDA="{driver}"')))
+    path = compile_shared(folder() / name, sources, f'-DLIGHTCONV_LIBCUDA="{driver}"')
+    library = ctypes.CDLL(str(path if own is None else shutil.copy(path, own)))
     for function in ("conv_forward", "conv_backward", "run_glu", "run_step", "compile_only"):
         getattr(library, function).restype = ctypes.c_char_p
     return library
@@ -81,9 +86,9 @@ class FlatConv(ctypes.Structure):
 class Machine:
     """A pretended GPU; its capability, 90 for sm_90, is also its number among the pretended driver's devices."""
 
-    def __init__(self, capability: int = 90, cache: Path | None = None) -> None:
+    def __init__(self, capability: int = 90, cache: Path | None = None, own: Path | None = None) -> None:
         self.driver = ctypes.CDLL(str(fake_driver()))
-        self.library = launcher(str(fake_driver()))
+        self.library = launcher(str(fake_driver()), own)
         self.capability = capability
         self.set_up(cache or folder() / "kernels")
 

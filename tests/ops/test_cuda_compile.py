@@ -44,14 +44,14 @@ def attributes(cubin: bytes) -> dict[int, int]:
 
 
 def compiled(kit: cuda.Toolkit, capability: int, folder: Path) -> Iterator[tuple[Machine, Path]]:
-    """A machine whose kernels come from NVRTC; modules are kept by device and case, so each call takes a fresh copy."""
-    machine = Machine(capability)
-    cache = folder / str(next(NAMES))
+    """A machine whose kernels come from NVRTC, its launcher its own: another would go on with the pretended NVRTC."""
+    own = folder / str(next(NAMES))
+    cache = own / "cache"
     cache.mkdir(parents=True)
+    machine = Machine(capability, own=own)
     words = (build.SOURCES, kit.include, kit.nvrtc, cache, str(cache))
     machine.library.set_up(*(str(word).encode() for word in words))
     yield machine, cache
-    machine.set_up(folder / "shim")
 
 
 def run_conv(machine: Machine, dtype: torch.dtype, dynamic: bool, K: int, p: float, H: int) -> None:

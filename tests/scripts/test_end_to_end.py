@@ -99,7 +99,7 @@ def test_from_binarised_data_to_a_row(tmp_path):
     assert bleu == pytest.approx(record["generation"]["fairseq_bleu"], abs=0.01)
     assert record["scores"]["sacrebleu"]["bleu"] > 50
     assert f"{bleu:.2f}" in out
-    assert record["backend"] == {"dynamic_conv": "reference"}
+    assert record["backend"] == {"dynamic_conv": "native"}
     assert record["parameters"] > 10_000
     assert record["training"]["updates"] == 160
     assert record["training"]["valid_loss"] < 1
