@@ -1,0 +1,43 @@
+"""``python -m lightconv_plugin.info``: with all there is, without a compiler, and with a backend that is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightconv_plugin import info
+from lightconv_plugin.ops import native
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def run(**environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lightconv_plugin.info"]
+    return subprocess.run(command, cwd=CHECKOUT, env=os.environ | environment, capture_output=True, text=True)
+
+
+def test_with_a_compiler():
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert "native, cpu  ready: vectors of" in done.stdout
+    assert done.stdout.count(", ok") >= 9
+    assert "WRONG" not in done.stdout
+
+
+def test_without_a_compiler_it_says_what_to_install(tmp_path):
+    done = run(CXX="/nonexistent", PATH=str(tmp_path), LIGHTCONV_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert "reference  ready" in done.stdout
+    assert "native, cpu  not available" in done.stdout
+    assert "apt install g++" in done.stdout
+
+
+def test_a_backend_that_computes_something_else_is_found_out(monkeypatch, capsys):
+    right = native.light_conv
+    monkeypatch.setattr(native, "light_conv", lambda *args, **options: 1.01 * right(*args, **options))
+    monkeypatch.setattr(sys, "argv", ["info"])
+    with pytest.raises(SystemExit, match="do not train with this backend"):
+        info.main()
+    assert "light_conv, K = 31, float32: largest error" in capsys.readouterr().out
