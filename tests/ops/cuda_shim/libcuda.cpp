@@ -2,7 +2,7 @@
 // of a real GPU is taken too; launching it does nothing.
 #include <dlfcn.h>
 #include <elf.h>
-#include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -63,13 +63,10 @@ int cuModuleLoadData(void** module, const void* image) {
   if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 200;
   const size_t size = header->e_shoff + static_cast<size_t>(header->e_shnum) * header->e_shentsize;
   if (header->e_machine == EM_CUDA) return *module = &nothing, 0;
-  char path[] = "/tmp/lightconv-module-XXXXXX";
-  const int file = mkstemp(path);
+  const int file = memfd_create("module", 0);  // a file in memory, which dlopen takes by its path
   const bool written = file >= 0 && write(file, image, size) == static_cast<ssize_t>(size);
-  close(file);
-  *module = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
-  unlink(path);
-  return *module == nullptr ? 200 : 0;
+  *module = written ? dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+  return *module == nullptr ? 200 : 0;  // the file stays open: its number, and so the module's path, is its alone
 }
 
 int cuModuleGetFunction(void** function, void* module, const char*) {

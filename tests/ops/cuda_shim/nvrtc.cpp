@@ -2,9 +2,10 @@
 // SHIM_COMMAND is the compiler with its flags. NVRTC_LOG, if set, names a file that gets a line for each compilation.
 #include <unistd.h>
 
-#include <cstdio>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -43,9 +44,11 @@ int nvrtcDestroyProgram(void** program) {
 
 int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
   Program& program = *program_of(handle);
-  char folder[] = "/tmp/lightconv-shim-XXXXXX";
-  if (mkdtemp(folder) == nullptr) return 1;
-  const std::string base = std::string(folder) + "/kernel", object = base + ".so", log = base + ".log";
+  static std::atomic<int> count_so_far{0};
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() /
+      ("lightconv-shim-" + std::to_string(getpid()) + "-" + std::to_string(count_so_far++));
+  if (!std::filesystem::create_directory(folder)) return 1;
+  const std::string base = (folder / "kernel").string(), object = base + ".so", log = base + ".log";
   std::ofstream(base + ".cpp") << "#include \"shim.h\"\n" << program.source
       << "extern \"C\" __attribute__((visibility(\"default\"))) void shim_run(unsigned blocks, int threads, int bytes, "
          "const void* args) {\n  shim::run(blocks, threads, bytes, [](const void* at) { shim::call(&entry, at); }, args);\n}\n";
@@ -57,8 +60,7 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
   program.log = read(log);
   program.image = read(object);
   if (const char* record = std::getenv("NVRTC_LOG")) std::ofstream(record, std::ios::app) << "compiled\n";
-  for (const std::string& path : {base + ".cpp", object, log}) std::remove(path.c_str());
-  rmdir(folder);
+  std::filesystem::remove_all(folder);
   return failed == 0 ? 0 : 6;
 }
 
