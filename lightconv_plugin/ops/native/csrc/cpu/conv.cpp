@@ -7,13 +7,14 @@
 
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "cpu/kernels.h"
+#include "cpu/scalar.h"
 #include "random.h"
 
 namespace lightconv {
@@ -33,6 +34,8 @@ const Kernels& widest() {
 }
 
 std::atomic<const Kernels*> chosen{nullptr};
+
+#include "cpu/bf16.h"
 
 }  // namespace
 
@@ -70,36 +73,14 @@ double cpu_fma(int64_t iterations) {
   return total;
 }
 
-Scalar scalar_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float: return Scalar::f32;
-    case ScalarType::Double: return Scalar::f64;
-    case ScalarType::BFloat16: return Scalar::bf16;
-    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float64 or bfloat16 on a CPU");
-  }
-}
-
 Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
               const std::optional<Tensor>& seed) {
-  STD_TORCH_CHECK(x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
-                  "lightconv: expected x (T, B, C) and weight (H, K) or (T, B, H, K)");
-  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: x and weight differ in type");
+  const ConvSizes sizes = check_conv(x, weight, padding_l, dropconnect, seed);
   Conv conv{};
-  conv.T = x.size(0), conv.B = x.size(1), conv.C = x.size(2);
-  conv.dynamic = weight.dim() == 4;
-  conv.H = weight.size(conv.dynamic ? 2 : 0), conv.K = weight.size(conv.dynamic ? 3 : 1);
-  STD_TORCH_CHECK(!conv.dynamic || (weight.size(0) == conv.T && weight.size(1) == conv.B),
-                  "lightconv: weight (T, B, H, K) has another T or B than x");
-  STD_TORCH_CHECK(conv.H > 0 && conv.C % conv.H == 0, "lightconv: the heads do not divide the channels");
-  STD_TORCH_CHECK(padding_l >= 0 && padding_l < conv.K, "lightconv: padding_l is outside 0..K-1");
-  STD_TORCH_CHECK(dropconnect >= 0.0 && dropconnect < 1.0, "lightconv: dropconnect is outside [0, 1)");
-  conv.padding_l = padding_l, conv.softmax = softmax;
+  conv.T = sizes.T, conv.B = sizes.B, conv.C = sizes.C, conv.H = sizes.H, conv.K = sizes.K;
+  conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax;
   conv.dropconnect = static_cast<float>(dropconnect);
-  if (dropconnect > 0.0) {
-    STD_TORCH_CHECK(seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long,
-                    "lightconv: DropConnect needs a seed, one int64");
-    conv.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
-  }
+  if (dropconnect > 0.0) conv.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
   conv.type = scalar_of(x);
   conv.x = x.const_data_ptr(), conv.weight = weight.const_data_ptr();
   return conv;
@@ -108,10 +89,7 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
 double number(Scalar type, const void* data, int64_t i) {
   if (type == Scalar::f64) return static_cast<const double*>(data)[i];
   if (type == Scalar::f32) return static_cast<const float*>(data)[i];
-  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  return float_of(static_cast<const Bf16*>(data)[i]);
 }
 
 // LightConv's kernels, normalised, (H, K) in float64: few numbers, made once a call.
@@ -187,7 +165,7 @@ void finish_light(const Conv& conv, const Units& units, const std::vector<A>& pa
     else if (conv.type == Scalar::f32)
       static_cast<float*>(grad_weight)[i] = static_cast<float>(total[i]);
     else
-      static_cast<torch::headeronly::BFloat16*>(grad_weight)[i] = static_cast<float>(total[i]);
+      static_cast<Bf16*>(grad_weight)[i] = bf16_of(static_cast<float>(total[i]));
   }
 }
 

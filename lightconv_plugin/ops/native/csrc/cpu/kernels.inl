@@ -11,6 +11,7 @@
 namespace lightconv {
 namespace {
 
+#include "cpu/bf16.h"
 #include "cpu/vector.h"
 #include "cpu/weights.h"
 #include "cpu/tile.h"

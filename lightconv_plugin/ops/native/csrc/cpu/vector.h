@@ -87,21 +87,8 @@ inline Vec<double> exp_of(Vec<double> x) {
   return x;
 }
 
-// bfloat16 as it lies in memory
-struct Bf16 {
-  uint16_t bits;
-};
-
-inline void assign(float& to, Bf16 from) {
-  const uint32_t bits = static_cast<uint32_t>(from.bits) << 16;
-  __builtin_memcpy(&to, &bits, sizeof to);
-}
-inline void assign(Bf16& to, float from) {  // to nearest, ties to even; NaN stays NaN
-  uint32_t bits;
-  __builtin_memcpy(&bits, &from, sizeof bits);
-  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-  to.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? (bits >> 16) | 0x40 : rounded);
-}
+inline void assign(float& to, Bf16 from) { to = float_of(from); }
+inline void assign(Bf16& to, float from) { to = bf16_of(from); }
 inline void assign(float& to, float from) { to = from; }
 inline void assign(double& to, double from) { to = from; }
 

@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "cuda/symbols.h"
+
 namespace lightconv::cuda {
 namespace {
 
@@ -44,10 +46,7 @@ const Nvrtc& nvrtc() {
     if (library == nullptr) throw std::runtime_error(std::string("lightconv: NVRTC cannot be loaded: ") + dlerror());
     Nvrtc nvrtc{};
     const auto find = [&](auto& function, const char* name) {
-      void* symbol = dlsym(library, name);
-      if (symbol == nullptr)
-        throw std::runtime_error("lightconv: " + chosen.nvrtc + " has no " + name + "; CUDA 12.8 or later is expected");
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+      find_symbol(library, name, chosen.nvrtc + ", where CUDA 12.8 or later is expected, has no", function);
     };
     find(nvrtc.nvrtcVersion, "nvrtcVersion");
     find(nvrtc.nvrtcGetNumSupportedArchs, "nvrtcGetNumSupportedArchs");

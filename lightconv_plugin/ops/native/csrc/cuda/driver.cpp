@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "cuda/symbols.h"
+
 #ifndef LIGHTCONV_LIBCUDA
 #define LIGHTCONV_LIBCUDA "libcuda.so.1"
 #endif
@@ -21,10 +23,7 @@ Driver open_driver() {
   if (library == nullptr) throw std::runtime_error("lightconv: no NVIDIA driver: libcuda.so.1 is not there");
   Driver driver{};
   const auto find = [&](auto& function, const char* name) {
-    void* symbol = dlsym(library, name);
-    if (symbol == nullptr)
-      throw std::runtime_error(std::string("lightconv: the NVIDIA driver is too old: it has no ") + name);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    find_symbol(library, name, "the NVIDIA driver is too old: it has no", function);
   };
   find(driver.cuInit, "cuInit");
   find(driver.cuDeviceGet, "cuDeviceGet");

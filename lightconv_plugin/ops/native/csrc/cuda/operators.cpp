@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "cuda/compiler.h"
 #include "cuda/launch.h"
 
@@ -70,23 +71,12 @@ void check_same(const Tensor& x, const Tensor& other, const char* name) {
 
 Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
               const std::optional<Tensor>& seed) {
-  STD_TORCH_CHECK(x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
-                  "lightconv: expected x (T, B, C) and weight (H, K) or (T, B, H, K)");
-  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: x and weight differ in type");
+  const ConvSizes sizes = check_conv(x, weight, padding_l, dropconnect, seed);
   check_same(x, weight, "weight");
   Conv conv{};
-  conv.T = x.size(0), conv.B = x.size(1), conv.padding_l = padding_l;
-  conv.dynamic = weight.dim() == 4, conv.softmax = softmax, conv.dropconnect = dropconnect;
-  conv.H = weight.size(conv.dynamic ? 2 : 0), conv.K = weight.size(conv.dynamic ? 3 : 1);
-  STD_TORCH_CHECK(!conv.dynamic || (weight.size(0) == conv.T && weight.size(1) == conv.B),
-                  "lightconv: weight (T, B, H, K) has another T or B than x");
-  STD_TORCH_CHECK(conv.H > 0 && x.size(2) % conv.H == 0, "lightconv: the heads do not divide the channels");
-  STD_TORCH_CHECK(padding_l >= 0 && padding_l < conv.K, "lightconv: padding_l is outside 0..K-1");
-  STD_TORCH_CHECK(dropconnect >= 0.0 && dropconnect < 1.0, "lightconv: dropconnect is outside [0, 1)");
-  conv.R = x.size(2) / conv.H;
+  conv.T = sizes.T, conv.B = sizes.B, conv.H = sizes.H, conv.R = sizes.C / sizes.H, conv.K = sizes.K;
+  conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax, conv.dropconnect = dropconnect;
   if (dropconnect > 0.0) {
-    STD_TORCH_CHECK(seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long,
-                    "lightconv: DropConnect needs a seed, one int64");
     check_same(x, *seed, "seed");
     conv.seed = static_cast<const long long*>(seed->const_data_ptr());
   }
@@ -166,29 +156,14 @@ Tensor glu_mask_backward(const Tensor& grad_any, const Tensor& x_any, std::optio
 Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Tensor ancestors, Tensor position,
                  bool softmax) {
   const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
-  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && (weight.dim() == 2 || weight.dim() == 4),
-                  "conv_step: expected x (1, N, C) and weight (H, K) or (1, N, H, K)");
-  Step s{};
-  s.N = x.size(1), s.dynamic = weight.dim() == 4, s.softmax = softmax;
-  s.H = weight.size(s.dynamic ? 2 : 0), s.K = weight.size(s.dynamic ? 3 : 1);
-  STD_TORCH_CHECK(!s.dynamic || (weight.size(0) == 1 && weight.size(1) == s.N),
-                  "conv_step: weight (1, N, H, K) has other rows than x (1, N, C)");
-  STD_TORCH_CHECK(s.K > 0 && s.H > 0 && x.size(2) % s.H == 0, "conv_step: the heads do not divide the channels");
-  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) == s.K && ring.size(1) >= s.N && ring.size(2) == x.size(2),
-                  "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
-  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == s.K && ancestors.size(1) == s.N &&
-                      ancestors.scalar_type() == ScalarType::Int,
-                  "conv_step: expected ancestors (K, N), int32");
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "conv_step: expected position (1,), int64");
-  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.scalar_type() == ring.scalar_type(),
-                  "conv_step: x, weight and ring differ in type");
-  STD_TORCH_CHECK(ring.is_contiguous() && ancestors.is_contiguous(), "conv_step: the state is not contiguous");
+  const StepSizes sizes = check_step(x, weight, ring, ancestors, position);
   check_same(x, weight, "weight");
   check_same(x, ring, "ring");
   check_same(x, ancestors, "ancestors");
   check_same(x, position, "position");
-  s.M = ring.size(1), s.A = s.N, s.R = x.size(2) / s.H, s.type = type_of(x);
+  Step s{};
+  s.N = s.A = sizes.N, s.M = sizes.M, s.H = sizes.H, s.R = sizes.C / sizes.H, s.K = sizes.K;
+  s.dynamic = sizes.dynamic, s.softmax = softmax, s.type = type_of(x);
   Tensor out = torch::stable::new_empty(x, x.sizes());
   s.x = x.const_data_ptr(), s.logits = weight.const_data_ptr(), s.ring = ring.mutable_data_ptr();
   s.ancestors = static_cast<int*>(ancestors.mutable_data_ptr());

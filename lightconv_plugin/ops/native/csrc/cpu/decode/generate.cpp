@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/decode/kernels.h"
+#include "cpu/scalar.h"
 
 namespace lightconv {
 namespace {
@@ -46,12 +47,7 @@ Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values,
   for (int64_t n = 0; n < a.N; ++n)
     STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,
                     "attend: a row names a sentence that there is not");
-  switch (query.scalar_type()) {
-    case ScalarType::Float: a.type = Scalar::f32; break;
-    case ScalarType::Double: a.type = Scalar::f64; break;
-    case ScalarType::BFloat16: a.type = Scalar::bf16; break;
-    default: STD_TORCH_CHECK(false, "attend: expected float32, float64 or bfloat16");
-  }
+  a.type = scalar_of(query);
   Tensor out = torch::stable::new_empty(query, query.sizes());
   a.query = query.const_data_ptr(), a.keys = keys.const_data_ptr(), a.values = values.const_data_ptr();
   a.padding = padding.has_value() ? static_cast<const bool*>(padding->const_data_ptr()) : nullptr;

@@ -8,6 +8,7 @@
 namespace lightconv {
 namespace {
 
+#include "cpu/bf16.h"
 #include "cpu/decode/numbers.inl"
 #include "cpu/decode/attention.inl"
 #include "cpu/decode/linear.inl"
@@ -17,13 +18,13 @@ namespace {
 void step(const Step& s, void* scratch, int64_t begin, int64_t end) {
   if (s.type == Scalar::f32) step_rows<float, float>(s, scratch, begin, end);
   if (s.type == Scalar::f64) step_rows<double, double>(s, scratch, begin, end);
-  if (s.type == Scalar::bf16) step_rows<bf16, float>(s, scratch, begin, end);
+  if (s.type == Scalar::bf16) step_rows<Bf16, float>(s, scratch, begin, end);
 }
 
 void attend(const Attention& a, void* scratch, int64_t begin, int64_t end) {
   if (a.type == Scalar::f32) attend_rows<float, float>(a, scratch, begin, end);
   if (a.type == Scalar::f64) attend_rows<double, double>(a, scratch, begin, end);
-  if (a.type == Scalar::bf16) attend_rows<bf16, float>(a, scratch, begin, end);
+  if (a.type == Scalar::bf16) attend_rows<Bf16, float>(a, scratch, begin, end);
 }
 
 }  // namespace

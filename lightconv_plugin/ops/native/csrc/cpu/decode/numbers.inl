@@ -1,19 +1,12 @@
 // Numbers of every type, the exponential, and reductions; for the kernels of decoding, in their unnamed namespace.
 
-struct bf16 {
-  uint16_t bits;
-};
-
 inline float load(float x) { return x; }
 inline double load(double x) { return x; }
-inline float load(bf16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
+inline float load(Bf16 x) { return float_of(x); }
 
 inline void store(float& to, float x) { to = x; }
 inline void store(double& to, double x) { to = x; }
-inline void store(bf16& to, float x) {  // to the nearest, ties to even; NaN stays NaN
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  to.bits = x != x ? 0x7FC0 : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
+inline void store(Bf16& to, float x) { to = bf16_of(x); }
 
 inline double exponential(double x) { return std::exp(x); }
 
@@ -90,7 +83,7 @@ A dot(const A* x, const A* y, int64_t size) {
 }
 
 template <class A>
-A dot(const A* x, const bf16* y, int64_t size) {
+A dot(const A* x, const Bf16* y, int64_t size) {
   A sum = 0;
   for (int64_t i = 0; i < size; ++i) sum += x[i] * load(y[i]);
   return sum;

@@ -9,7 +9,9 @@
 #include <cstring>
 #include <vector>
 
+#include "checks.h"
 #include "cpu/decode/kernels.h"
+#include "cpu/scalar.h"
 
 namespace lightconv {
 
@@ -26,37 +28,12 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-Scalar scalar_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float: return Scalar::f32;
-    case ScalarType::Double: return Scalar::f64;
-    case ScalarType::BFloat16: return Scalar::bf16;
-    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float64 or bfloat16 on a CPU");
-  }
-}
-
 Step describe(const Tensor& x, const Tensor& weight, const Tensor& ring, const Tensor& ancestors,
               const Tensor& position, bool softmax) {
-  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && (weight.dim() == 2 || weight.dim() == 4),
-                  "conv_step: expected x (1, N, C) and weight (H, K) or (1, N, H, K)");
+  const StepSizes sizes = check_step(x, weight, ring, ancestors, position);
   Step step{};
-  step.N = x.size(1), step.C = x.size(2);
-  step.dynamic = weight.dim() == 4, step.softmax = softmax;
-  step.H = weight.size(step.dynamic ? 2 : 0), step.K = weight.size(step.dynamic ? 3 : 1);
-  STD_TORCH_CHECK(!step.dynamic || (weight.size(0) == 1 && weight.size(1) == step.N),
-                  "conv_step: weight (1, N, H, K) has other rows than x (1, N, C)");
-  STD_TORCH_CHECK(step.K > 0 && step.H > 0 && step.C % step.H == 0, "conv_step: the heads do not divide the channels");
-  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) == step.K && ring.size(1) >= step.N && ring.size(2) == step.C,
-                  "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
-  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == step.K && ancestors.size(1) == step.N &&
-                      ancestors.scalar_type() == ScalarType::Int,
-                  "conv_step: expected ancestors (K, N), int32");
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "conv_step: expected position (1,), int64");
-  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.scalar_type() == ring.scalar_type(),
-                  "conv_step: x, weight and ring differ in type");
-  STD_TORCH_CHECK(ring.is_contiguous() && ancestors.is_contiguous(), "conv_step: the state is not contiguous");
-  step.M = ring.size(1);
+  step.N = sizes.N, step.M = sizes.M, step.C = sizes.C, step.H = sizes.H, step.K = sizes.K;
+  step.dynamic = sizes.dynamic, step.softmax = softmax;
   step.type = scalar_of(x);
   step.x = x.const_data_ptr(), step.weight = weight.const_data_ptr();
   step.ring = ring.mutable_data_ptr();

@@ -1,0 +1,71 @@
+// What the operators ask of their arguments, in the same words on CPUs and GPUs.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace lightconv {
+
+// Sizes of a convolution: x (T, B, C), weight (H, K) or, dynamic, (T, B, H, K).
+struct ConvSizes {
+  int64_t T, B, C, H, K;
+  bool dynamic;
+};
+
+inline ConvSizes check_conv(const torch::stable::Tensor& x, const torch::stable::Tensor& weight, int64_t padding_l,
+                            double dropconnect, const std::optional<torch::stable::Tensor>& seed) {
+  STD_TORCH_CHECK(x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
+                  "lightconv: expected x (T, B, C) and weight (H, K) or (T, B, H, K)");
+  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: x and weight differ in type");
+  const bool dynamic = weight.dim() == 4;
+  const ConvSizes sizes{x.size(0), x.size(1), x.size(2), weight.size(dynamic ? 2 : 0), weight.size(dynamic ? 3 : 1),
+                        dynamic};
+  STD_TORCH_CHECK(!dynamic || (weight.size(0) == sizes.T && weight.size(1) == sizes.B),
+                  "lightconv: weight (T, B, H, K) has another T or B than x");
+  STD_TORCH_CHECK(sizes.H > 0 && sizes.C % sizes.H == 0, "lightconv: the heads do not divide the channels");
+  STD_TORCH_CHECK(padding_l >= 0 && padding_l < sizes.K, "lightconv: padding_l is outside 0..K-1");
+  STD_TORCH_CHECK(dropconnect >= 0.0 && dropconnect < 1.0, "lightconv: dropconnect is outside [0, 1)");
+  STD_TORCH_CHECK(dropconnect == 0.0 || (seed.has_value() && seed->numel() == 1 &&
+                                         seed->scalar_type() == torch::headeronly::ScalarType::Long),
+                  "lightconv: DropConnect needs a seed, one int64");
+  return sizes;
+}
+
+// Sizes of a decoding step: x (1, N, C), weight (H, K) or, dynamic, (1, N, H, K), and a state whose ring has M rows.
+struct StepSizes {
+  int64_t N, M, C, H, K;
+  bool dynamic;
+};
+
+inline StepSizes check_step(const torch::stable::Tensor& x, const torch::stable::Tensor& weight,
+                            const torch::stable::Tensor& ring, const torch::stable::Tensor& ancestors,
+                            const torch::stable::Tensor& position) {
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && (weight.dim() == 2 || weight.dim() == 4),
+                  "conv_step: expected x (1, N, C) and weight (H, K) or (1, N, H, K)");
+  STD_TORCH_CHECK(ring.dim() == 3 && ancestors.dim() == 2, "conv_step: expected ring (K, M, C) and ancestors (K, N)");
+  const bool dynamic = weight.dim() == 4;
+  const StepSizes sizes{x.size(1), ring.size(1), x.size(2), weight.size(dynamic ? 2 : 0), weight.size(dynamic ? 3 : 1),
+                        dynamic};
+  STD_TORCH_CHECK(!dynamic || (weight.size(0) == 1 && weight.size(1) == sizes.N),
+                  "conv_step: weight (1, N, H, K) has other rows than x (1, N, C)");
+  STD_TORCH_CHECK(sizes.K > 0 && sizes.H > 0 && sizes.C % sizes.H == 0,
+                  "conv_step: the heads do not divide the channels");
+  STD_TORCH_CHECK(ring.size(0) == sizes.K && sizes.M >= sizes.N && ring.size(2) == sizes.C,
+                  "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
+  STD_TORCH_CHECK(ancestors.size(0) == sizes.K && ancestors.size(1) == sizes.N &&
+                      ancestors.scalar_type() == ScalarType::Int,
+                  "conv_step: expected ancestors (K, N), int32");
+  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                  "conv_step: expected position (1,), int64");
+  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.scalar_type() == ring.scalar_type(),
+                  "conv_step: x, weight and ring differ in type");
+  STD_TORCH_CHECK(ring.is_contiguous() && ancestors.is_contiguous(), "conv_step: the state is not contiguous");
+  return sizes;
+}
+
+}  // namespace lightconv
