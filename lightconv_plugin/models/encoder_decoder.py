@@ -16,7 +16,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.resolve import add_arguments, resolve
-from lightconv_plugin.modules import IncrementalState
+from lightconv_plugin.modules import Dropout, IncrementalState
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -25,6 +25,7 @@ class LightConvEncoder(TransformerEncoderBase):
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module) -> None:
         self._kernel_sizes = iter(cfg.encoder.kernel_size_list)  # the parent builds the blocks in order
         super().__init__(cfg, dictionary, embed_tokens)
+        self.dropout_module = Dropout(cfg.dropout, self)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         return EncoderBlock(cfg, next(self._kernel_sizes))
@@ -39,6 +40,7 @@ class LightConvDecoder(TransformerDecoderBase):
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
+        self.dropout_module = Dropout(cfg.dropout, self)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         return DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn)

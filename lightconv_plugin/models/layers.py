@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout, LayerNorm
+from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
 from lightconv_plugin.models.mixers import build_mixer
-from lightconv_plugin.modules import IncrementalState, SourceAttention, linear
+from lightconv_plugin.modules import Dropout, IncrementalState, SourceAttention, linear
 
 
 class Residual(nn.Module):
@@ -18,7 +18,7 @@ class Residual(nn.Module):
     def __init__(self, dim: int, *, dropout: float, normalize_before: bool) -> None:
         super().__init__()
         self.layer_norm = LayerNorm(dim)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, self)
         self.normalize_before = normalize_before
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -34,7 +34,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.fc1 = linear(dim, hidden)
         self.fc2 = linear(hidden, dim)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, self)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.dropout(F.relu(self.fc1(x))))

@@ -3,6 +3,7 @@
 from lightconv_plugin.modules.average_attention import AverageAttention
 from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
 from lightconv_plugin.modules.conv_module import ConvModule
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear, linear
 from lightconv_plugin.modules.self_attention import SelfAttention
 from lightconv_plugin.modules.source_attention import SourceAttention
@@ -12,6 +13,7 @@ from lightconv_plugin.modules.window import IncrementalState, InputWindow, StepB
 __all__ = [
     "AverageAttention",
     "ConvModule",
+    "Dropout",
     "DynamicConv",
     "IncrementalState",
     "InputWindow",

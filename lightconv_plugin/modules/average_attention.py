@@ -2,9 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor
 
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import linear
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
@@ -28,7 +28,7 @@ class AverageAttention(StepByStep):
         self.fc1 = linear(embed_dim, hidden)
         self.fc2 = linear(hidden, embed_dim)
         self.gate = linear(2 * embed_dim, 2 * embed_dim)
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, self)
 
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None

@@ -1,10 +1,10 @@
 """The LightConv and DynamicConv modules of Figure 2: project, gate, convolve, project."""
 
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.conv import TimeConv
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import linear
 from lightconv_plugin.modules.window import IncrementalState
 
@@ -34,7 +34,7 @@ class ConvModule(nn.Module):
     ) -> None:
         super().__init__()
         self.glu = glu
-        self.input_dropout = FairseqDropout(input_dropout, module_name=type(self).__name__)
+        self.input_dropout = Dropout(input_dropout, self)
         self.in_proj = linear(embed_dim, conv.channels * (2 if glu else 1))
         self.query_proj = linear(embed_dim, query_dim) if query_dim is not None else None
         self.conv = conv

@@ -1,10 +1,10 @@
 """Self-attention, over all positions or within a window: the baselines of Table 3."""
 
 import torch
-import torch.nn.functional as F
-from fairseq.modules import FairseqDropout
 from torch import Tensor
 
+from lightconv_plugin import ops
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import linear
 from lightconv_plugin.modules.window import IncrementalState, InputWindow
 
@@ -26,7 +26,7 @@ class SelfAttention(InputWindow):
     def __init__(self, embed_dim: int, heads: int, *, window: int | None, causal: bool, dropout: float = 0.0) -> None:
         super().__init__(window, causal=causal)
         self.heads = heads
-        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.dropout = Dropout(dropout, self)
         self.q_proj = linear(embed_dim, embed_dim)
         self.k_proj = linear(embed_dim, embed_dim)
         self.v_proj = linear(embed_dim, embed_dim)
@@ -59,11 +59,11 @@ class SelfAttention(InputWindow):
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.view(*x.shape[:2], self.heads, -1).permute(1, 2, 0, 3)
 
-        out = F.scaled_dot_product_attention(
+        out, _ = ops.attention(
             split(self.q_proj(queries)),
             split(self.k_proj(inputs)),
             split(self.v_proj(inputs)),
-            attn_mask=seen,
-            dropout_p=self.dropout.p if self.training else 0.0,
+            seen,
+            self.dropout.probability,
         )
         return self.out_proj(out.permute(2, 0, 1, 3).reshape(queries.shape))

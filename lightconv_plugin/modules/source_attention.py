@@ -1,13 +1,11 @@
 """Attention of a decoder to the source: fairseq's, with steps that never copy what they know of the source."""
 
-import math
-
 import torch
-import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.window import IncrementalState
 
 
@@ -23,6 +21,7 @@ class SourceAttention(MultiheadAttention):
         super().__init__(
             embed_dim, heads, kdim=source_dim, vdim=source_dim, dropout=dropout, encoder_decoder_attention=True
         )
+        self.dropout_module = Dropout(dropout, self)
 
     def forward(
         self,
@@ -73,17 +72,9 @@ class SourceAttention(MultiheadAttention):
 
         q, k, v = split(self.q_proj(query)), split(self.k_proj(key)), split(self.v_proj(value))
         seen = None if padding is None else ~padding.bool()[:, None, None, :]
-        weights: Tensor | None = None
-        if need_weights:
-            logits = q @ k.transpose(2, 3) * self.scaling
-            if seen is not None:
-                logits = logits.masked_fill(~seen, -math.inf)
-            weights = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
-            out = self.dropout_module(weights).to(v.dtype) @ v
+        out, weights = ops.attention(q, k, v, seen, self.dropout_module.probability, need_weights=need_weights)
+        if weights is not None:
             weights = weights.transpose(0, 1)
-        else:
-            dropout = self.dropout_module.p if self.training else 0.0
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
         return out.permute(2, 0, 1, 3).reshape(query.shape), weights
 
     def _step(

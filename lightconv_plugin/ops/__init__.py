@@ -4,19 +4,23 @@ from lightconv_plugin.ops import reference, window
 from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv
 from lightconv_plugin.ops.generation import attend, attend_with_weights, beam_candidates, linear
 from lightconv_plugin.ops.step import conv_step, reorder_state
+from lightconv_plugin.ops.training import attention, dropout, smoothed_nll
 
 __all__ = [
     "BACKENDS",
     "attend",
     "attend_with_weights",
+    "attention",
     "beam_candidates",
     "choose_backend",
     "conv_step",
+    "dropout",
     "dynamic_conv",
     "glu_mask",
     "light_conv",
     "linear",
     "reference",
     "reorder_state",
+    "smoothed_nll",
     "window",
 ]

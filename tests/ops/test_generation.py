@@ -18,17 +18,6 @@ def native(monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
 
 
-@pytest.fixture(params=[128, 256, 512])
-def vector_bits(request):
-    """Kernels of one vector width, where this machine has it."""
-    ops.native.library.load()
-    widest = torch.ops.lightconv.cpu_vector_bits(0)
-    if torch.ops.lightconv.cpu_vector_bits(request.param) != request.param:
-        pytest.skip(f"this machine has vectors of {widest} bits")
-    yield
-    torch.ops.lightconv.cpu_vector_bits(widest)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, generation.FEW_ROWS, generation.FEW_ROWS + 1])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (17, 3), (64, 65), (130, 257)])
@@ -142,3 +131,16 @@ def test_torch_knows_the_operators():
         torch.ops.lightconv.beam_candidates(torch.zeros(2, 5), None, 2, 11, 1.0, 1, 3, 0.0, -1, -1)
     with pytest.raises(RuntimeError, match=r"expected x \(\.\.\., in\)"):
         torch.ops.lightconv.few_rows_linear(torch.zeros(2, 5), torch.zeros(3, 4), None)
+
+
+@torch.no_grad()
+def test_opcheck_of_the_raw_operators():
+    ops.native.library.load()
+    raw, checks = torch.ops.lightconv, ["test_schema", "test_faketensor"]
+    x, weight, bias = torch.randn(1, 3, 6), torch.randn(4, 6), torch.randn(4)
+    torch.library.opcheck(raw.few_rows_linear.default, (x, weight, bias), test_utils=checks)
+    keys, sentence = torch.randn(2, 5, 6), torch.tensor([0, 0, 1])
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    torch.library.opcheck(raw.attend.default, (x, keys, keys + 1, padding, sentence, 2), test_utils=checks)
+    search = (torch.randn(4, 9), torch.randn(4), 2, 3, 1.0, 0, 1, 0.0, -1, -1)
+    torch.library.opcheck(raw.beam_candidates.default, search, test_utils=checks)

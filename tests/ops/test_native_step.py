@@ -19,16 +19,6 @@ def loaded():
     assert library.load() is None
 
 
-@pytest.fixture(params=[128, 256, 512])
-def vector_bits(request):
-    """Kernels of one vector width, where this machine has it."""
-    widest = torch.ops.lightconv.cpu_vector_bits(0)
-    if torch.ops.lightconv.cpu_vector_bits(request.param) != request.param:
-        pytest.skip(f"this machine has vectors of {widest} bits")
-    yield
-    torch.ops.lightconv.cpu_vector_bits(widest)
-
-
 class Decoder:
     """Steps of the native backend beside the whole history of each hypothesis, for the reference to convolve."""
 

@@ -65,6 +65,23 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     return torch.ops.lightconv.glu_mask(x, padding_mask)
 
 
+def dropout(x: Tensor, p: float) -> Tensor:
+    """See ``ops.dropout``; on a CPU. Gradients are of first order.
+
+    Raises:
+        ValueError: what ``refusal`` says.
+    """
+    seed = torch.randint(2**62, (1,))
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Dropout.apply(x, p, seed)
+    return torch.ops.lightconv.dropout(x, p, seed)
+
+
+def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+    """See ``ops.smoothed_nll``; on a CPU. The first result has a gradient, of first order."""
+    return _SmoothedNll.apply(logits, target, smoothing, ignore)
+
+
 def _conv(operator: Any, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float) -> Tensor:
     refused = refusal(x)
     if refused is not None:
@@ -119,3 +136,41 @@ class _GluMask(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         x, padding_mask = ctx.saved_tensors
         return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
+
+
+class _Dropout(torch.autograd.Function):
+    """Keeps the seed alone: the mask is computed again for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, seed: Tensor) -> Tensor:
+        ctx.p, ctx.seed = p, seed
+        return torch.ops.lightconv.dropout(x, p, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return torch.ops.lightconv.dropout(grad, ctx.p, ctx.seed), None, None
+
+
+class _SmoothedNll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+        sums, log_sums = torch.ops.lightconv.smoothed_nll(logits, target, ignore)
+        share = smoothing / (logits.shape[1] - 1)
+        ctx.save_for_backward(logits, target, log_sums)
+        ctx.shares, ctx.ignore = (1 - smoothing - share, share), ignore
+        nll, everything = sums.to(torch.promote_types(logits.dtype, torch.float32))
+        ctx.mark_non_differentiable(nll)
+        return ctx.shares[0] * nll + ctx.shares[1] * everything, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, target, log_sums = ctx.saved_tensors
+        scales = (share * float(grad) for share in ctx.shares)
+        return (
+            torch.ops.lightconv.smoothed_nll_backward(logits, target, log_sums, *scales, ctx.ignore),
+            None,
+            None,
+            None,
+        )

@@ -75,6 +75,47 @@ def _register_fakes() -> None:
     def glu_mask_backward(grad: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
+    def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    def smoothed_nll(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+        return logits.new_empty(2, dtype=torch.float64), logits.new_empty(len(logits), dtype=torch.float64)
+
+    def smoothed_nll_backward(
+        logits: Tensor, target: Tensor, log_sums: Tensor, nll_scale: float, all_scale: float, ignore: int
+    ) -> Tensor:
+        return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+    torch.library.register_fake("lightconv::smoothed_nll", smoothed_nll)
+    torch.library.register_fake("lightconv::smoothed_nll_backward", smoothed_nll_backward)
+
+    def attend(
+        query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int
+    ) -> Tensor:
+        return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+    def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+    def beam_candidates(
+        logits: Tensor,
+        scores: Tensor | None,
+        beams: int,
+        count: int,
+        temperature: float,
+        pad: int,
+        unk: int,
+        unk_penalty: float,
+        banned: int,
+        only: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        best = logits.new_empty(logits.shape[0] // beams, count)
+        return best, best.new_empty(best.shape, dtype=torch.int64), best.new_empty(best.shape, dtype=torch.int64)
+
+    torch.library.register_fake("lightconv::attend", attend)
+    torch.library.register_fake("lightconv::few_rows_linear", few_rows_linear)
+    torch.library.register_fake("lightconv::beam_candidates", beam_candidates)
+    torch.library.register_fake("lightconv::dropout", dropout)
     torch.library.register_fake("lightconv::glu_mask", glu_mask)
     torch.library.register_fake("lightconv::glu_mask_backward", glu_mask_backward)
     torch.library.register_fake("lightconv::conv_step", conv_step)

@@ -12,6 +12,10 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
            "-> Tensor",
            "reorder_ancestors(Tensor ancestors, Tensor order) -> Tensor",
+           "dropout(Tensor x, float p, Tensor seed) -> Tensor",
+           "smoothed_nll(Tensor logits, Tensor target, int ignore) -> (Tensor, Tensor)",
+           "smoothed_nll_backward(Tensor logits, Tensor target, Tensor log_sums, float nll_scale, float all_scale, "
+           "int ignore) -> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cpu_fma(int iterations) -> float",
        })

@@ -42,11 +42,26 @@ struct Gradients {
   void* light_partials;  // LightConv: zeros (Units::partials, H, K) of type A; null: not wanted
 };
 
+// Rows of logits (N, V), and the type that each row should give; negative: the row does not count.
+struct LossTask {
+  int64_t V;
+  Scalar type;
+  const void* logits;
+  const int64_t* target;
+};
+
 struct Kernels {
   int vector_bits;
   Units (*units)(const Conv&, bool backward);
   void (*forward)(const Conv&, const Units&, void* out, void* scratch, int64_t begin, int64_t end);
   void (*backward)(const Conv&, const Units&, const Gradients&, void* scratch, int64_t begin, int64_t end);
+  // numbers 64 * begin .. 64 * end of `count`, see mask.h
+  void (*dropout)(Scalar, const void* x, void* y, int64_t count, float probability, uint64_t seed, int64_t begin,
+                  int64_t end);
+  // see loss.h; four numbers a row
+  void (*loss_rows)(const LossTask&, double* rows, int64_t begin, int64_t end);
+  void (*loss_gradient)(const LossTask&, const double* log_sums, double scale, double share, double extra,
+                        void* gradient, int64_t begin, int64_t end);
   double (*fma)(int64_t iterations, float* sink);
 };
 

@@ -94,31 +94,35 @@ inline void by_vectors(int64_t L, Call call) {
   }
 }
 
+// Blocks of words side by side in vectors: counters c[word][block] become random words.
+template <int Blocks>
+inline void philox_lanes(uint32_t (&c)[4][Blocks], uint64_t seed) {
+  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    for (int l = 0; l < Blocks; ++l) {
+      const uint64_t a = static_cast<uint64_t>(kPhiloxA) * c[0][l], b = static_cast<uint64_t>(kPhiloxB) * c[2][l];
+      c[0][l] = static_cast<uint32_t>(b >> 32) ^ c[1][l] ^ key0;
+      c[1][l] = static_cast<uint32_t>(b);
+      c[2][l] = static_cast<uint32_t>(a >> 32) ^ c[3][l] ^ key1;
+      c[3][l] = static_cast<uint32_t>(a);
+    }
+    key0 += kPhiloxKeyA, key1 += kPhiloxKeyB;
+  }
+}
+
 // DropConnect's factors of the kernel at n = (t * B + b) * H + h: 0 or 1 / (1 - p). L numbers are written.
 template <class A>
 void keep_row(uint64_t seed, uint64_t n, float probability, int L, A* to) {
-  constexpr int kBlocks = 8;  // blocks of four words, side by side in vectors
+  constexpr int kBlocks = 8;
   const uint32_t threshold = static_cast<uint32_t>(static_cast<double>(probability) * 4294967296.0 + 0.5);
   const A kept = 1 / (1 - static_cast<A>(probability));
   for (int first = 0; first < L; first += 4 * kBlocks) {
     uint32_t words[4][kBlocks];
-    uint32_t c0[kBlocks], c1[kBlocks], c2[kBlocks], c3[kBlocks];
     for (int l = 0; l < kBlocks; ++l) {
-      c0[l] = static_cast<uint32_t>(n), c1[l] = static_cast<uint32_t>(n >> 32);
-      c2[l] = static_cast<uint32_t>(first / 4 + l), c3[l] = 0;
+      words[0][l] = static_cast<uint32_t>(n), words[1][l] = static_cast<uint32_t>(n >> 32);
+      words[2][l] = static_cast<uint32_t>(first / 4 + l), words[3][l] = 0;
     }
-    uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      for (int l = 0; l < kBlocks; ++l) {
-        const uint64_t a = static_cast<uint64_t>(kPhiloxA) * c0[l], b = static_cast<uint64_t>(kPhiloxB) * c2[l];
-        c0[l] = static_cast<uint32_t>(b >> 32) ^ c1[l] ^ key0;
-        c1[l] = static_cast<uint32_t>(b);
-        c2[l] = static_cast<uint32_t>(a >> 32) ^ c3[l] ^ key1;
-        c3[l] = static_cast<uint32_t>(a);
-      }
-      key0 += kPhiloxKeyA, key1 += kPhiloxKeyB;
-    }
-    for (int l = 0; l < kBlocks; ++l) words[0][l] = c0[l], words[1][l] = c1[l], words[2][l] = c2[l], words[3][l] = c3[l];
+    philox_lanes<kBlocks>(words, seed);
     const int count = L - first < 4 * kBlocks ? L - first : 4 * kBlocks;
     for (int j = 0; j < count; ++j) to[first + j] = words[j % 4][j / 4] >= threshold ? kept : 0;
   }

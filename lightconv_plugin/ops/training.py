@@ -1,0 +1,70 @@
+"""What training needs beside the convolutions: defined by PyTorch, faster where the native library takes it."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightconv_plugin.ops import native
+from lightconv_plugin.ops.dispatch import choose_backend
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """x with each number set to 0 with probability p, and else divided by 1 - p; any shape.
+
+    PyTorch draws its masks on a CPU one number after the other; the native library draws them in parallel, from a seed
+    that torch's generator gives.
+
+    Raises:
+        ValueError: p outside 0..1.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout: p is {p}; expected 0 <= p <= 1")
+    if p in (0.0, 1.0) or x.device.type != "cpu" or choose_backend("dropout", "auto", x) is not native:
+        return F.dropout(x, p)
+    return native.dropout(x, p)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, p: float, *, need_weights: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Scaled dot-product attention (Vaswani et al., 2017) whose weights are dropped with probability p.
+
+    Args:
+        q: (B, H, T, R).
+        k, v: (B, H, S, R).
+        seen: broadcast to (B, H, T, S), true where a query sees a key; None: everywhere.
+
+    Returns:
+        (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64.
+    """
+    if not need_weights and (p == 0.0 or q.device.type != "cpu"):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p), None
+    logits = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # PyTorch does the same on a CPU where weights are dropped
+    if seen is not None:
+        logits = logits.masked_fill(~seen, -math.inf)
+    weights = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+    return dropout(weights, p).to(v.dtype) @ v, weights if need_weights else None
+
+
+def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+    """The label-smoothed loss of rows of logits (Szegedy et al., 2016), as fairseq defines it, summed over the rows.
+
+    With s = smoothing / (V - 1): (1 - smoothing - s) * -log p(target) + s * sum over all types of -log p.
+
+    Args:
+        logits: (N, V), V > 1.
+        target: (N,) int64; rows whose target is ``ignore`` do not count.
+        smoothing: the probability that goes to types other than the target.
+
+    Returns:
+        the loss, and the sum of -log p(target), which has no gradient; numbers, in float32 or float64.
+    """
+    if logits.device.type == "cpu" and choose_backend("smoothed_nll", "auto", logits) is native:
+        return native.smoothed_nll(logits, target, smoothing, ignore)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    log_p = torch.log_softmax(wide, dim=-1)[target != ignore]
+    nll = -log_p.gather(1, target[target != ignore].unsqueeze(1)).sum()
+    share = smoothing / (logits.shape[1] - 1)
+    return (1 - smoothing - share) * nll - share * log_p.sum(), nll.detach()
