@@ -6,12 +6,14 @@ from typing import Any
 import torch
 
 from lightconv_plugin import ops
+from scripts.benchmarks import ctranslate2
 from scripts.benchmarks.timing import interleaved
 from scripts.common.models import Translation, translation
 
 STEP_HEADER = ("operator", "rows", "C", "ours ms", "fairseq ms", "ratio", "GB/s")
 SEARCH_HEADER = ("model", "task", "sentences", "sentences/s", "ms a token", "to fairseq's transformer")
 WIDTH, BEAM = 31, 4
+BASELINE = ("transformer_iwslt_de_en", "translation")
 
 
 def measure_steps(dtype: torch.dtype, device: torch.device, *, seconds: float) -> Iterator[dict[str, Any]]:
@@ -90,7 +92,7 @@ def measure_search(
     """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words."""
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
     entries: list[tuple[str, str, list[str]]] = [
-        ("transformer_iwslt_de_en", "translation", []),
+        (*BASELINE, []),
         ("lightconv_iwslt_de_en", "translation", lightweight),
         ("pla_lightconv_iwslt_de_en", "translation", []),
         ("pla_lightconv_iwslt_de_en", "pla_translation", []),
@@ -101,19 +103,22 @@ def measure_search(
         (arch, task): _search(translation(arch, types, flags, task=task), length, device)
         for arch, task, flags in entries
     }
+    built = searches[BASELINE][0]
+    peer = ctranslate2.translator(built, device) if ctranslate2.installed() else None
     for sentences in batches:
-        cases = {f"{arch} {task}": _run(search, sentences, length) for (arch, task), search in searches.items()}
+        source = _source(built, sentences, length)
+        cases = {key: _run(search, source, length) for key, search in searches.items()}
+        if peer is not None:
+            cases[BASELINE[0], "CTranslate2"] = ctranslate2.run(peer, built, source, beam=BEAM, length=length)
         times = interleaved(cases, device, seconds=seconds)
-        baseline = times["transformer_iwslt_de_en translation"]
-        for arch, task, _ in entries:
-            taken = times[f"{arch} {task}"]
+        for (arch, task), taken in times.items():
             yield {
                 "model": arch,
                 "task": task,
                 "sentences": sentences,
                 "sentences_a_second": sentences / taken,
                 "token_ms": taken / (length + 1) * 1e3,
-                "to_transformer": baseline / taken,
+                "to_transformer": times[BASELINE] / taken,
             }
 
 
@@ -137,14 +142,19 @@ def _search(built: Translation, length: int, device: torch.device) -> Search:
     return built, built.task.build_generator([built.model], options), device
 
 
-def _run(search: Search, sentences: int, length: int) -> Callable[[], None]:
-    built, generator, device = search
+def _source(built: Translation, sentences: int, length: int) -> torch.Tensor:
+    """(sentences, length) random words, the last one the end."""
     words = built.task.source_dictionary
     source = torch.randint(words.nspecial, len(words), (sentences, length), generator=torch.Generator().manual_seed(1))
     source[:, -1] = words.eos()
-    lengths = torch.full((sentences,), length)
+    return source
+
+
+def _run(search: Search, source: torch.Tensor, length: int) -> Callable[[], None]:
+    built, generator, device = search
+    lengths = torch.full((len(source),), length)
     sample = {
-        "id": torch.arange(sentences),
+        "id": torch.arange(len(source)),
         "net_input": {"src_tokens": source.to(device), "src_lengths": lengths.to(device)},
     }
 

@@ -2,12 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import torch
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
+Name = TypeVar("Name", bound=Hashable)
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -18,8 +20,8 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 
 def interleaved(
-    cases: Mapping[str, Callable[[], object]], device: torch.device, *, seconds: float = 1.0
-) -> dict[str, float]:
+    cases: Mapping[Name, Callable[[], object]], device: torch.device, *, seconds: float = 1.0
+) -> dict[Name, float]:
     """Seconds a call of each case: the median over turns that all cases take one after the other.
 
     Args:
@@ -36,7 +38,7 @@ def interleaved(
         case()
         wait()
         calls[name] = max(1, round(TURN_SECONDS / max(time.perf_counter() - start, 1e-7)))
-    turns: dict[str, list[float]] = {name: [] for name in cases}
+    turns: dict[Name, list[float]] = {name: [] for name in cases}
     deadline = time.perf_counter() + seconds * len(cases)
     while min(map(len, turns.values())) < MIN_TURNS or time.perf_counter() < deadline:
         for name, case in cases.items():

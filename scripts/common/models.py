@@ -1,6 +1,7 @@
 """Models and tasks as fairseq's own command line makes them, for the commands that run no training of their own."""
 
 import logging
+import warnings
 from argparse import Namespace
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -11,7 +12,12 @@ PLUGIN = Path(__file__).resolve().parents[2] / "lightconv_plugin"
 
 def load_plugin() -> None:
     """Register the models as ``--user-dir`` does."""
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # not what optional packages fairseq would like
+    for name in ("fairseq", "hydra"):  # neither which optional packages they would like nor what they set
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # fairseq calls hydra and torch as their older versions wanted it
+    warnings.filterwarnings("ignore", module="hydra")
+    warnings.filterwarnings("ignore", message=r"\s*'config' is validated")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="fairseq")
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(PLUGIN)))
@@ -32,6 +38,7 @@ def complete(args: Namespace) -> None:
 class Translation:
     """A translation task over invented words, with a model of random weights."""
 
+    args: Namespace
     cfg: Any
     task: Any
     model: Any
@@ -56,4 +63,4 @@ def translation(arch: str, types: int, flags: list[str], *, task: str = "transla
     for number in range(types - len(words)):
         words.add_symbol(f"w{number}")
     built = TASK_REGISTRY[task](cfg.task, words, words)
-    return Translation(cfg, built, built.build_model(cfg.model))
+    return Translation(args, cfg, built, built.build_model(cfg.model))

@@ -39,6 +39,7 @@ def test_dropout_and_its_gradient_are_those_under_the_mask(dtype, count, p, vect
     out = native._Dropout.apply(x, p, torch.tensor([SEED]))
     out.backward(grad)
     assert_close(out.detach(), x.detach().double() * factors(count, p, SEED))
+    assert x.grad is not None
     assert_close(x.grad, grad.double() * factors(count, p, SEED))
 
 
@@ -128,6 +129,7 @@ def test_attention_is_pytorchs(batch, heads, queries, keys, width, masked):
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     out, weights = ops.attention(q, k, v, seen, 0.0, need_weights=True)
     assert_close(out.detach(), expected.detach())
+    assert weights is not None
     assert_close((weights @ v).detach(), expected.detach())
     assert ops.attention(q, k, v, seen, 0.0)[1] is None
     grad = torch.randn_like(out)
@@ -138,6 +140,7 @@ def test_attention_drops_weights_and_not_those_it_returns():
     q, k = torch.randn(2, 1, 2, 50, 4)
     v = torch.eye(50).expand(1, 2, 50, 50)
     out, weights = ops.attention(q, k, v, None, 0.25, need_weights=True)
+    assert weights is not None
     dropped = out == 0
     assert 0.2 < dropped.double().mean() < 0.3
     assert_close(out[~dropped], weights[~dropped] / 0.75)
