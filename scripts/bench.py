@@ -76,7 +76,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     """What the command measures."""
     import torch
 
-    from scripts.benchmarks import decoding, memory, operators, training
+    from scripts.benchmarks import decoding, memory, operators, peers, training
 
     device = torch.device(args.device)
     if args.what in ("ops", "memory"):
@@ -84,12 +84,15 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         unknown = set(chosen) - set(OPERATORS)
         if unknown:
             raise UserError(f"no operator {', '.join(sorted(unknown))}; choose from {', '.join(OPERATORS)}")
-        options = {key: getattr(args, key) for key in ("tokens", "channels", "heads", "kernel", "causal")}
-        options |= {"dtype": getattr(torch, args.dtype), "device": device}
+        shapes = [
+            peers.Shape(T, max(1, args.tokens // T), args.channels, args.heads, args.kernel, args.causal)
+            for T in args.lengths
+        ]
+        dtype = getattr(torch, args.dtype)
         if args.what == "memory":
-            yield Table(memory.HEADER, memory.measure(chosen, args.lengths, **options), memory.cells)
+            yield Table(memory.HEADER, memory.measure(chosen, shapes, dtype=dtype, device=device), memory.cells)
         else:
-            found = operators.measure(chosen, args.lengths, **options, seconds=args.seconds)
+            found = operators.measure(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
             yield Table(operators.HEADER, found, operators.cells, left=2)
     elif args.what == "train":
         found = training.measure(

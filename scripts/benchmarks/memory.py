@@ -17,20 +17,14 @@ PEERS = (OURS, "fairseq band", "fairseq unfold", "fairseq cuda", "sdpa")
 
 def measure(
     operators: list[str],
-    lengths: list[int],
+    shapes: list[Shape],
     *,
-    tokens: int,
-    channels: int,
-    heads: int,
-    kernel: int,
-    causal: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[dict[str, Any]]:
-    """One record for each operator and length; fairseq's frugal mode is the one that is compared."""
+    """One record for each operator and shape; fairseq's frugal mode is the one that is compared."""
     for operator in operators:
-        for length in lengths:
-            shape = Shape(length, max(1, tokens // length), channels, heads, kernel, causal)
+        for shape in shapes:
             taken = {name: _peak(operator, shape, dtype, device, name) for name in PEERS}
             known = {name: value for name, value in taken.items() if value is not None}
             theirs = {n.removeprefix("fairseq "): v for n, v in known.items() if n.startswith("fairseq")}

@@ -17,28 +17,22 @@ LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is
 
 def measure(
     operators: list[str],
-    lengths: list[int],
+    shapes: list[Shape],
     *,
-    tokens: int,
-    channels: int,
-    heads: int,
-    kernel: int,
-    causal: bool,
     dtype: torch.dtype,
     device: torch.device,
     seconds: float,
 ) -> Iterator[dict[str, Any]]:
-    """One record for each operator, length and pass; T * B = ``tokens`` throughout.
+    """One record for each operator, shape and pass.
 
     ``ratio`` is the time of fairseq's fastest mode over this project's, ``conv1d`` and ``sdpa`` likewise.
     """
     flops, bandwidth = peak_flops(device), peak_bytes(device)
     for operator in operators:
-        for length in lengths:
-            shape = Shape(length, max(1, tokens // length), channels, heads, kernel, causal)
+        for shape in shapes:
             built = cases(operator, shape, dtype, device)
             element = torch.empty((), dtype=dtype).element_size()
-            if shape.B * heads * length * (length + kernel) * element > LARGEST_BAND:
+            if shape.B * shape.H * shape.T * (shape.T + shape.K) * element > LARGEST_BAND:
                 built.pop("fairseq band", None)
             for backward in (False, True):
                 wrap = forward_backward if backward else forward
