@@ -87,7 +87,7 @@ def check_values(path: Path, merged: Mapping[str, Any]) -> None:
     dataset, seeds = merged.get("dataset"), merged.get("seeds")
     named = isinstance(dataset, str) and bool(re.fullmatch(r"[\w.-]+", dataset)) and not dataset.startswith(".")
     expect("dataset", dataset, named, "the name of a file in data_prep/datasets, without .yaml")
-    expect("seeds", seeds, _several(seeds) and all(_whole(n, 0) for n in seeds), "a list of different whole numbers")
+    expect("seeds", seeds, _several(seeds, 0), "a list of different whole numbers")
 
     train, batch, average = (merged.get(name, {}) for name in ("train", "batch", "average"))
     expect("train.arch", train.get("arch"), isinstance(train.get("arch"), str), "the name of a model architecture")
@@ -116,7 +116,7 @@ def _check_tune(expect: Any, tune: Mapping[str, Any], metric: str, averaged: boo
         if metric == "perplexity":
             expect("tune", list(tune), key == "last", "`last` alone: the perplexity depends on nothing else")
     if "last" in tune:
-        expect("tune.last", tune["last"], all(_whole(n, 1) for n in tune["last"]), "whole numbers from 1 on")
+        expect("tune.last", tune["last"], _several(tune["last"], 1), "whole numbers from 1 on")
         expect("average", {}, averaged, "a section with `by` and `last`, since `tune.last` stands for average.last")
 
 
@@ -135,6 +135,8 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _several(values: Any) -> bool:
-    """Whether it is a list of one value or more, none of them twice."""
-    return isinstance(values, list) and bool(values) and len(set(map(str, values))) == len(values)
+def _several(values: Any, least: int | None = None) -> bool:
+    """Whether it is a list of one value or more, none of them twice; with ``least``, of whole numbers from it on."""
+    if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
+        return False
+    return least is None or all(_whole(value, least) for value in values)
