@@ -1,11 +1,10 @@
 """Every configuration of the paper's tables: what the paper says, and fairseq's own parsers, about its settings.
 
-That fairseq knows the flags of `train`, and that the models have the published sizes: tests/models/test_parameters.py.
+That the models have the published sizes: tests/models/test_parameters.py.
 """
 
 import functools
-import itertools
-import json
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,14 @@ import yaml
 from fairseq import options
 
 import lightconv_plugin  # noqa: F401  registers the models and tasks
-from scripts.common.config import flags, load_config, merge, read_yaml
+from scripts.common import show
+from scripts.common.commands import generate_command, generation_settings, train_command
+from scripts.common.config import load_config, merge, read_yaml
+from scripts.common.devices import Devices, share_out
+from scripts.common.layout import build_run
 from scripts.common.published import CONFIGS, read_tables
+from scripts.common.record import read_dataset
+from scripts.common.stages import NAMES
 
 DATASETS = {path.stem: path for path in (CONFIGS.parent / "data_prep" / "datasets").glob("*.yaml")}
 TABLES = read_tables()
@@ -125,24 +130,87 @@ def test_the_arithmetic_of_its_comments(path):
         assert config.generate["lenpen"] in config.tune["lenpen"]
 
 
+PARSERS = {
+    "fairseq_cli.train": options.get_training_parser,
+    "fairseq_cli.generate": options.get_generation_parser,
+    "fairseq_cli.eval_lm": options.get_eval_lm_parser,
+}
+
+
 @functools.cache
-def parse_generation(task: str, arguments: str) -> None:
-    language_model = task == "language_modeling"
-    parser = options.get_eval_lm_parser() if language_model else options.get_generation_parser()
-    options.parse_args_and_arch(parser, ["no-data", "--path=model.pt", f"--task={task}", *json.loads(arguments)])
+def parse(module: str, *arguments: str) -> Namespace:
+    """What fairseq's command makes of its arguments; it ends the process for one that it does not know."""
+    parsed: Namespace = options.parse_args_and_arch(PARSERS[module](), list(arguments))
+    return parsed
+
+
+def parse_command(command: list[str]) -> Namespace:
+    """One of fairseq's commands, without what starts it and what only says where files are."""
+    place = next(number for number, word in enumerate(command) if word in PARSERS)
+    elsewhere = ("--user-dir=", "--save-dir=", "--path=", "--seed=")
+    given = [word for word in command[place + 2 :] if not word.startswith(elsewhere)]
+    path = [] if command[place].endswith("train") else ["--path=model.pt"]
+    return parse(command[place], "no-data", *path, *given)
 
 
 @pytest.mark.parametrize("path", MODELS, ids=name)
-def test_fairseq_knows_the_flags_of_generation_and_every_candidate(path):
+def test_every_stage_can_be_shown_and_fairseq_knows_the_flags(path, tmp_path):
     config = load_config(path)
-    candidates = {key: values for key, values in config.tune.items() if key != "last"}
-    for values in itertools.zip_longest(*candidates.values()):
-        tried = {key: value for key, value in zip(candidates, values, strict=True) if value is not None}
-        parse_generation(config.train["task"], json.dumps(flags(config.generate | tried)))
-    parse_generation(config.train["task"], json.dumps(flags(config.generate)))
+    run = build_run(config, read_dataset(config.dataset), tmp_path, CONFIGS.parent)
+    text = show.to_do(run, config.seeds, NAMES)
+    assert text.count("# fairseq-train ") == len(config.seeds)
+    used = {"fairseq_cli.train", "fairseq_cli.eval_lm" if config.metric == "perplexity" else "fairseq_cli.generate"}
+    commands = [command for stage in run.stages.values() for command in stage.fairseq()]
+    assert {word for command in commands for word in command if word in PARSERS} == used
+    for command in commands:
+        parsed = parse_command(command)
+        if "fairseq_cli.train" in command:
+            assert parsed.arch == config.train["arch"]
+            assert parsed.max_update == (config.train.get("max-update") or 0)
+            assert parsed.max_epoch == (config.train.get("max-epoch") or 0)
+            assert parsed.lr == [config.train["lr"]]
+        elif "fairseq_cli.generate" in command:
+            assert (parsed.beam, parsed.lenpen) == (config.generate["beam"], config.generate["lenpen"])
+
+
+@pytest.mark.parametrize("path", [path for path in MODELS if load_config(path).generate], ids=name)
+def test_fairseq_knows_the_flags_of_every_candidate(path):
+    config = load_config(path)
+    candidates = [{key: value} for key, values in config.tune.items() if key != "last" for value in values]
+    for tried in candidates:
+        section = generation_settings(config, tried)
+        command = generate_command(config, section, Path("data"), Path("model.pt"), "valid", gpu=False)
+        parsed = vars(parse_command(command))
+        assert all(parsed[key.replace("-", "_")] == value for key, value in tried.items())
+
+
+# section 5.3: GPUs, batches accumulated
+MACHINES = {
+    "wmt16_en_de": (8, 16),
+    "wmt14_en_fr": (8, 16),
+    "wmt17_zh_en": (8, 16),
+    "iwslt14_de_en": (1, 1),
+    "gbw": (32, 1),
+    "cnn_dm": (8, 16),
+}
+
+
+@pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "fconv"], ids=name)
+def test_on_the_paper_s_machine_it_is_the_paper_s_command(path):
+    config = load_config(path)
+    gpus, steps = MACHINES[config.dataset]
+    data, out = Path("data"), Path("out")
+    parsed = parse_command(train_command(config, 1, data, out, Devices(gpu=True, count=gpus)))
+    assert (parsed.max_tokens, parsed.update_freq) == (config.batch["max-tokens"], [steps])
+    assert parsed.fp16 == config.train["fp16"]
+    for fewer in (1, 4):  # the same tokens an update
+        given = share_out(config.batch, fewer)
+        assert fewer * given["max-tokens"] * given["update-freq"] == config.batch["tokens"]
 
 
 def test_a_flag_that_fairseq_does_not_know_ends_the_parsing(capsys):
+    config = load_config(CONFIGS / "iwslt14_de_en" / "lightconv.yaml")
+    command = generate_command(config, {"beams": 5}, Path("data"), Path("model.pt"), "test", gpu=False)
     with pytest.raises(SystemExit):
-        parse_generation("translation", json.dumps(["--beams=5"]))
+        parse_command(command)
     assert "--beams=5" in capsys.readouterr().err
