@@ -77,9 +77,10 @@ def test_paths_into_the_record_are_of_its_form():
                     assert rest[2] in ("best", "mean", "std")
 
 
+COLUMN = {"heading": "A", "dataset": "d", "value": "parameters"}
 GOOD = {
     "title": "t",
-    "columns": {"a": {"heading": "A", "dataset": "d", "value": "parameters"}},
+    "columns": {"a": COLUMN},
     "rows": [{"name": "n"}],
 }
 
@@ -88,8 +89,8 @@ GOOD = {
     ("change", "named"),
     [
         ({"headline": "t"}, "table 9: unknown key `headline`"),
-        ({"columns": {"a": {**GOOD["columns"]["a"], "unit": "M"}}}, "column a: unknown key `unit`"),
-        ({"columns": {"a": {**GOOD["columns"]["a"], "better": "more"}}}, "`better` is 'more'"),
+        ({"columns": {"a": {**COLUMN, "unit": "M"}}}, "column a: unknown key `unit`"),
+        ({"columns": {"a": {**COLUMN, "better": "more"}}}, "`better` is 'more'"),
         ({"rows": [{"name": "n", "b": 3}]}, "row n: unknown key `b`"),
     ],
 )
