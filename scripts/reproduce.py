@@ -1,15 +1,22 @@
 """Run all stages of one configuration, from raw text to a row of the results table.
 
   download, prepare, binarise    work/<dataset>/{raw,prepared,binarised}, shared by all models of a dataset
-  train, average, generate, score    work/<dataset>/<model>/{checkpoints,averaged,hypotheses,scores}
+  train, average or tune, generate, score    work/<dataset>/<model>/seed<N>/..., for each seed of the configuration
+  select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
   table    prints the row from work/<dataset>/<model>/record.json
 
-A stage whose settings and inputs have not changed since it was completed is skipped; the same command again goes on
-where it was interrupted. Without an `average:` section the best checkpoint is used as it is.
+`tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
+`generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
+goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
+
+Several machines (those of a SLURM job: scripts/slurm.sh) train together with --nodes and --rendezvous; --launch starts
+the training on all of them:
+  reproduce.py CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
 """
 
 import argparse
 import functools
+import shlex
 import sys
 import time
 from datetime import UTC, datetime
@@ -17,13 +24,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.common import show
 from scripts.common.config import load_config
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import write_json
+from scripts.common.files import read_json, write_json
+from scripts.common.layout import Launch, build_run, seed_root
 from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible
-from scripts.common.record import build_record, git_state, read_dataset
-from scripts.common.stages import DATA_STAGES, NAMES, Run, build_run, completed
+from scripts.common.record import build_record, git_state, read_dataset, seed_facts
+from scripts.common.stages import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Run, completed
 from scripts.common.stamp import Stamp, fingerprint_files, new_id, remove_stamp, sizes, write_stamp
 from scripts.common.terminal import clock
 
@@ -45,105 +54,116 @@ def choose_stages(first: str, last: str) -> list[str]:
     return list(NAMES[start : end + 1])
 
 
-def run_stage(run: Run, name: str) -> None:
-    """Run one stage as a command and stamp its folder.
+def run_stage(run: Run, key: str) -> None:
+    """Run one stage's commands and stamp its folder.
 
     Raises:
-        UserError: the command failed; it has said why itself.
+        UserError: a command failed; it has said why itself.
     """
-    stage = run.stages[name]
-    made_from = run.fingerprint(name)
-    given = run.given() if run.before(name) is None else None
+    stage = run.stages[key]
+    made_from = run.fingerprint(key)
+    given = run.given() if not stage.before else None
     remove_stamp(stage.folder)
     git = git_state()
     start = time.monotonic()
-    with child([sys.executable, "-P", *stage.command]) as process:
-        status = process.wait()
-    if status != 0:
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise UserError(
-            f"the stage {name} {how}; what was complete before is kept, the same command goes on from there"
-        )
+    for command in stage.commands:
+        with child(show.start(command)) as process:
+            status = process.wait()
+        if status != 0:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise UserError(
+                f"the stage {stage.title} {how}; what was complete before is kept, the same command goes on from there"
+            )
     files = sizes(stage.folder)
     if stage.key_files is not None:
-        files = {key: files[key] for key in stage.key_files}
+        files = {name: files[name] for name in stage.key_files}
     seconds = round(time.monotonic() - start, 1)
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     write_stamp(stage.folder, Stamp(new_id(), made_from, given, seconds, finished, git, files))
-    print(f"== {name}: done in {clock(seconds)}", flush=True)
+    print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
 
 
-def run_if_needed(run: Run, names: list[str]) -> bool:
+def run_if_needed(run: Run, keys: list[str]) -> bool:
     """Run those of the stages that are not done; returns whether there were any."""
     ran = False
-    for name in names:
-        reason = run.why_not_done(name)
+    for key in keys:
+        reason, title = run.why_not_done(key), run.stages[key].title
         if reason is None:
-            print(f"== {name}: nothing has changed, skipped", flush=True)
+            print(f"== {title}: nothing has changed, skipped", flush=True)
         else:
-            run.fingerprint(name)  # refuses if the stage before has not been completed
-            print(f"== {name}: {reason}", flush=True)
-            run_stage(run, name)
+            run.fingerprint(key)  # refuses if a stage before has not been completed
+            print(f"== {title}: {reason}", flush=True)
+            run_stage(run, key)
             ran = True
     return ran
 
 
-def run_stages(run: Run, names: list[str]) -> None:
+def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end."""
-    data = [name for name in names if name in DATA_STAGES]
-    rest = [name for name in names if name in run.stages and name not in DATA_STAGES]
+    data = run.chosen(set(names) & set(DATA_STAGES))
     if data:
         with folder_lock(run.dataset_root, shared=True):
-            pending = any(run.why_not_done(name) for name in data)
+            pending = any(run.why_not_done(key) for key in data)
         with folder_lock(run.dataset_root, shared=not pending):
             run_if_needed(run, data)
-    if names == data:
+    if set(names) <= set(DATA_STAGES):
         return
-    with folder_lock(run.dataset_root, shared=True), folder_lock(run.model_root):
-        warn_about_older(run, names)
-        ran = run_if_needed(run, rest)
-        if ran or not run.record.exists():
-            write_record(run)
-        if names[-1] == "table":
-            if "score" not in completed(run):
-                raise UserError(
-                    f"nothing to show: {run.stages['score'].folder} is missing or incomplete; run --to score first"
-                )
-            print("all stages are done\n", flush=True)
-            table = CHECKOUT / "scripts" / "table.py"
-            with child([sys.executable, "-P", str(table), str(run.record)]) as process:
-                if process.wait() != 0:
-                    raise UserError("the stage table failed; it has said why above")
+    with folder_lock(run.dataset_root, shared=True):
+        warn_about_older(run, names, seeds)
+        for seed in seeds:
+            with folder_lock(seed_root(run.model_root, seed)):
+                try:
+                    run_if_needed(run, run.chosen(set(names) & set(SEED_STAGES), [seed]))
+                finally:  # what was done counts, whatever failed after it
+                    write_record(run)
+        with folder_lock(run.model_root):
+            finish(run, names, seeds)
 
 
-def warn_about_older(run: Run, names: list[str]) -> None:
+def finish(run: Run, names: list[str], seeds: list[int]) -> None:
+    """The stages after all seeds: they wait until every seed has its scores."""
+    keys = run.chosen(set(names) & set(MODEL_STAGES))
+    missing = run.missing("select")
+    if keys and missing and set(seeds) != set(run.config.seeds):
+        print(f"note: {' and '.join(run.stages[key].name for key in keys)} must wait for {', '.join(missing)}")
+        keys = []
+    if run_if_needed(run, keys) or not run.record.exists():
+        write_record(run)
+    if names[-1] != "table":
+        return
+    done = completed(run)
+    if not any(run.stages[key].name == "score" for key in done):
+        raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
+    print("all stages are done\n" if not missing else "the seeds asked for are done\n", flush=True)
+    table = CHECKOUT / "scripts" / "table.py"
+    with child(show.start([str(table), str(run.record)])) as process:
+        if process.wait() != 0:
+            raise UserError("the stage table failed; it has said why above")
+
+
+def warn_about_older(run: Run, names: list[str], seeds: list[int]) -> None:
     """With --from, the stages left out are taken as they are; say so if the configuration has moved on since."""
     done = completed(run)
-    for name in run.stages:
-        if name in names:
-            break
-        if name in done and (reason := run.why_not_done(name)):
-            print(f"note: the stage {name} is left out and used as it is, though {reason}", flush=True)
+    first = min(NAMES.index(name) for name in names)
+    for key, stage in run.stages.items():
+        left_out = NAMES.index(stage.name) < first and (stage.seed is None or stage.seed in seeds)
+        if left_out and key in done and (reason := run.why_not_done(key)):
+            print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
 
 
 def write_record(run: Run) -> None:
     """Write the run record from what the completed stages left behind."""
+    done = completed(run)
     stages = {
-        name: {"seconds": stamp.seconds, "finished": stamp.finished, "git": stamp.git, "fingerprint": stamp.fingerprint}
-        for name, stamp in completed(run).items()
+        key: {"seconds": stamp.seconds, "finished": stamp.finished, "git": stamp.git, "fingerprint": stamp.fingerprint}
+        for key, stamp in done.items()
     }
-    write_json(run.record, build_record(run.config, stages, {name: stage.folder for name, stage in run.stages.items()}))
-
-
-def list_stages(run: Run) -> str:
-    """A line for each stage: its state and its folder."""
-    lines = []
-    changed = False
-    for name, stage in run.stages.items():
-        reason = run.why_not_done(name) or ("a stage before it will run" if changed else None)
-        changed = changed or reason is not None
-        lines.append(f"{name:9} {'to do: ' + reason if reason else 'done':44} {stage.folder}")
-    return "\n".join([*lines, f"{'table':9} {'prints the row':44} {run.record}"])
+    seeds = {}
+    for seed in run.config.seeds:
+        names = {run.stages[key].name for key in done if run.stages[key].seed == seed}
+        seeds[seed] = seed_facts(seed_root(run.model_root, seed), names)
+    speed = read_json(run.stages["speed"].folder / "speed.json") if "speed" in done else None
+    write_json(run.record, build_record(run.config, seeds, speed, stages))
 
 
 def main() -> None:
@@ -153,9 +173,18 @@ def main() -> None:
     parser.add_argument(
         "--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)"
     )
+    parser.add_argument("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
     parser.add_argument("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go")
     parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
-    parser.add_argument("--list", action="store_true", help="show what is done and what is to do, and run nothing")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--list", action="store_true", help="show what is done and what is to do, and run nothing")
+    shown.add_argument("--dry-run", action="store_true", help="show the commands of what is to do, and run nothing")
+    shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
+    machines = parser.add_argument_group("training")
+    machines.add_argument("--devices", type=int, metavar="N", help="N GPUs (default: all), or N processes on the CPU")
+    machines.add_argument("--nodes", type=int, metavar="N", help="N machines, each with as many devices")
+    machines.add_argument("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
+    machines.add_argument("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
     arguments = parser.parse_args()
     interruptible()
     names = choose_stages(arguments.first or NAMES[0], arguments.last)
@@ -164,20 +193,28 @@ def main() -> None:
             f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two"
         )
     config = load_config(arguments.config)
+    seeds = show.chosen_seeds(config, arguments.seeds)
 
     @functools.cache
     def given() -> str | None:
         return fingerprint_files(arguments.raw) if arguments.raw else None
 
-    run = build_run(config, read_dataset(config.dataset), arguments.work, CHECKOUT, arguments.raw, given)
+    passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous")}
+    flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
+    launch = Launch(tuple(shlex.split(arguments.launch)), tuple(flags), **passed)
+    dataset = read_dataset(config.dataset)
+    run = build_run(config, dataset, arguments.work, CHECKOUT, arguments.raw, given, launch)
     if arguments.list:
-        print(list_stages(run))
-    elif "average" in names and "average" not in run.stages and len(names) == 1:
-        raise UserError(
-            f"{config.path} has no `average:` section, so there is no stage average; add one or leave it out"
-        )
+        print(show.list_stages(run, seeds))
+    elif arguments.print:
+        print(show.whole(run, seeds, set(names)))
+    elif arguments.dry_run:
+        print(show.to_do(run, seeds, set(names)))
+    elif not run.chosen(names) and not run.chosen(names, seeds) and names != ["table"]:
+        there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
+        raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
-        run_stages(run, names)
+        run_stages(run, names, seeds)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,17 @@ DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resum
 the facts of the run. If DIR holds checkpoints of other settings or other data, the folder is renamed to DIR.1.old (or
 .2.old, ...), never deleted and never gone on from; when the settings return to those of such a folder, it is taken
 back.
+
+Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
+--nodes N --rendezvous HOST:PORT --node-rank K; scripts/slurm.sh does that. The tokens of an update stay those of the
+configuration (`batch`), also where a training goes on with another number of devices.
 """
 
 import argparse
 import hashlib
 import itertools
 import math
+import os
 import statistics
 import sys
 import time
@@ -19,17 +24,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common import checkpoints
-from scripts.common.config import Config, flags, load_config
+from scripts.common.commands import train_command
+from scripts.common.config import Config, load_config
+from scripts.common.devices import Devices, find_devices, precision
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import check_binarised, device_flags, user_dir
+from scripts.common.fairseq import check_binarised
 from scripts.common.files import read_json, write_json
-from scripts.common.process import interruptible, python_module, run_logged
+from scripts.common.process import interruptible, run_logged
 from scripts.common.terminal import StatusLine, clock
 from scripts.common.trainlog import Progress, TrainLog, read_log
 from scripts.plot_loss import plot_loss
 
 STARTED = "started.json"
-LINES_OF_PROGRESS = 80  # in the log of a whole run, unless the configuration gives log-interval
+DIVERGED = "diverged.json"
 
 
 def digest_data(data: Path) -> str:
@@ -78,6 +85,17 @@ def _identity(folder: Path) -> dict[str, Any] | None:
     return read_json(started) if started.exists() else {}
 
 
+class Diverged(UserError):
+    """A loss that is not a number, at an update."""
+
+    def __init__(self, kind: str, loss: float, update: int) -> None:
+        self.update = update
+        super().__init__(
+            f"the {kind} loss became {loss} at update {update:,}; "
+            "lower train.lr or lengthen train.warmup-updates in the configuration"
+        )
+
+
 class Reporter:
     """Turns fairseq's log lines into one concise line of progress."""
 
@@ -93,10 +111,7 @@ class Reporter:
             return
         loss = progress.values["loss"]
         if not math.isfinite(loss):
-            raise UserError(
-                f"the {progress.kind} loss became {loss} at update {progress.update:,}; "
-                "lower train.lr or lengthen train.warmup-updates in the configuration"
-            )
+            raise Diverged(progress.kind, loss, progress.update)
         if progress.kind == "train_inner":
             self.status.update(self._describe(progress))
         elif progress.kind == "valid":
@@ -115,22 +130,6 @@ class Reporter:
         if self.max_update and done:
             text += f"  ETA {clock((now - self.first[0]) / done * (self.max_update - progress.update))}"
         return text
-
-
-def command(config: Config, data: Path, out: Path) -> list[str]:
-    """The fairseq-train command of a configuration."""
-    max_update = config.train.get("max-update")
-    interval = max(1, max_update // LINES_OF_PROGRESS) if max_update else 100
-    return [
-        *python_module("fairseq_cli.train"),
-        str(data.resolve()),
-        f"--user-dir={user_dir()}",
-        f"--save-dir={out.resolve()}",
-        f"--seed={config.seed}",
-        "--log-format=json",
-        *flags({"log-interval": interval} | config.train),
-        *device_flags(config.train),
-    ]
 
 
 def summary(out: Path) -> dict[str, Any]:
@@ -157,6 +156,44 @@ def summary(out: Path) -> dict[str, Any]:
     }
 
 
+def train_here(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> None:
+    """Train in the folder ``out``, as the first of the machines that take part."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    identity = {"train": config.train, "tokens": config.batch.get("tokens"), "seed": seed, "data": digest_data(data)}
+    for said in (
+        settle_folder(out, identity),
+        checkpoints.repair_last(out),
+        checkpoints.move_position(out, devices.total),
+        precision(config.train, gpu=devices.gpu, bf16=devices.bf16)[1],
+    ):
+        if said:
+            print(f"train: {said}", flush=True)
+    command = train_command(config, seed, data, out, devices)
+    print(f"train: on {devices}{describe_batch(command)}", flush=True)
+    reporter = Reporter(config.train.get("max-update"))
+    log = out / "train.log"
+    (out / DIVERGED).unlink(missing_ok=True)
+    going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
+    try:
+        run_logged(command, log, reporter, what="fairseq-train", append=going_on)
+    except Diverged as error:
+        write_json(out / DIVERGED, {"update": error.update})
+        raise
+    reporter.status.close()
+    facts = summary(out) | {"devices": str(devices), "command": command}
+    plot_loss(log, out / "loss.png")
+    write_json(out / "train.json", facts)
+    print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
+
+
+def describe_batch(command: list[str]) -> str:
+    """The tokens of an update, where the configuration leaves it to the devices how they are shared out."""
+    given = {name: value for name, _, value in (word.partition("=") for word in command)}
+    if "--update-freq" not in given or "--max-tokens" not in given:
+        return ""
+    return f"; each takes at most {int(given['--max-tokens']):,} tokens {given['--update-freq']} times an update"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
@@ -166,24 +203,34 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="the folder for checkpoints, log and curve"
     )
+    parser.add_argument("--seed", type=int, metavar="N", help="(default: the first of the CONFIG's)")
+    parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
+    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines, each started by itself")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first machine")
+    parser.add_argument(
+        "--node-rank",
+        type=int,
+        metavar="K",
+        default=int(os.environ.get("SLURM_NODEID", "0")),
+        help="which of the machines this is, from 0 (default: as SLURM says)",
+    )
     arguments = parser.parse_args()
     interruptible()
     config = load_config(arguments.config)
     check_binarised(arguments.data)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    identity = {"train": config.train, "seed": config.seed, "data": digest_data(arguments.data)}
-    for said in (settle_folder(arguments.out, identity), checkpoints.repair_last(arguments.out)):
-        if said:
-            print(f"train: {said}", flush=True)
-    reporter = Reporter(config.train.get("max-update"))
-    log = arguments.out / "train.log"
-    going_on = (arguments.out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
-    run_logged(command(config, arguments.data, arguments.out), log, reporter, what="fairseq-train", append=going_on)
-    reporter.status.close()
-    facts = summary(arguments.out)
-    plot_loss(log, arguments.out / "loss.png")
-    write_json(arguments.out / "train.json", facts)
-    print(f"trained for {facts['updates']:,} updates; the loss curve is {arguments.out / 'loss.png'}")
+    devices = find_devices(
+        arguments.devices,
+        nodes=arguments.nodes,
+        node_rank=arguments.node_rank if arguments.nodes > 1 else 0,
+        rendezvous=arguments.rendezvous,
+    )
+    seed = config.seeds[0] if arguments.seed is None else arguments.seed
+    if devices.node_rank == 0:
+        train_here(config, seed, arguments.data, arguments.out, devices)
+    else:  # the first machine has the folder, and says how it goes
+        command = train_command(config, seed, arguments.data, arguments.out, devices)
+        log = arguments.out.parent / f"train.node{devices.node_rank}.log"
+        run_logged(command, log, lambda line: None, what="fairseq-train")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerModelBase
+from fairseq.modules import BeamableMM
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
@@ -45,6 +46,8 @@ class BeamSearchGenerator(SequenceGenerator):
             return f"{type(model).__name__}, which has probabilities of its own"
         if getattr(model.decoder, "adaptive_softmax", None) is not None:
             return "an adaptive softmax"
+        if any(isinstance(module, BeamableMM) for module in model.modules()):
+            return f"{type(model).__name__}, whose attention counts on {self.beam_size} rows a sentence at every step"
         if type(self.search) is not BeamSearch:
             return f"{type(self.search).__name__}"
         if self.match_source_len:

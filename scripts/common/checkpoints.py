@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file
+from scripts.common.files import atomic_file, read_json, write_json
 
+DEVICES = "devices.json"  # beside the checkpoints: how many processes their positions in the text are for
 PATTERNS = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 
 
@@ -125,3 +126,32 @@ def repair_last(folder: Path) -> str | None:
     with atomic_file(last, "wb") as target, open(newest, "rb") as source:
         shutil.copyfileobj(source, target, 1 << 20)
     return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"
+
+
+def move_position(folder: Path, devices: int) -> str | None:
+    """Make fairseq go on at the same place of the text where it is now shared out over another number of devices.
+
+    fairseq counts the batches of an epoch that each process has had, and takes the count as it stands for any number of
+    processes: it would repeat or leave out text, or fail. How many processes there were is noted beside the checkpoint.
+
+    Returns:
+        what was done, as a sentence, or None if there was nothing to do.
+    """
+    import torch
+
+    last, noted = folder / "checkpoint_last.pt", folder / DEVICES
+    before = read_json(noted)["devices"] if noted.exists() else devices
+    if not last.exists() or before == devices:
+        write_json(noted, {"devices": devices})
+        return None
+    state = load(last)
+    extra = state.setdefault("extra_state", {})
+    before = extra.get(DEVICES, before)  # a kill may have come between the two writes below
+    place = extra.get("train_iterator") or {}
+    if place.get("iterations_in_epoch") and before != devices:
+        place["iterations_in_epoch"] = place["iterations_in_epoch"] * before // devices
+        extra[DEVICES] = devices
+        with atomic_file(last, "wb") as f:
+            torch.save(state, f)
+    write_json(noted, {"devices": devices})
+    return f"going on with {devices} processes in place of {before}, at the same place of the text"

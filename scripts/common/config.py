@@ -1,11 +1,24 @@
 """A run's configuration: YAML files that state only what differs, merged, checked and turned into fairseq's flags.
 
-A file names the one it builds on with ``base:`` (a path relative to itself; chains are allowed). Sections ``train``
-and ``generate`` are fairseq's own flags without the dashes: ``true`` is a bare flag, ``null`` and ``false`` leave the
-flag out (so a file can take back what its base sets), a list is joined with commas.
+A file names the one it builds on with ``base:`` (a path relative to itself; chains are allowed).
+
+  dataset: a file of data_prep/datasets, without .yaml
+  seeds: [1, 2, 3]   a model is trained with each; the best of them on validation is tested
+  train: {...}       fairseq-train's flags without the dashes: true is a bare flag, null and false leave the flag out,
+                     so that a file can take back what its base sets; a list is joined with commas
+  batch: {tokens: 458752, max-tokens: 3584}   tokens of an update over all devices, and at most how many a device takes
+                     at once: update-freq follows from the devices; in place of train.max-tokens and train.update-freq
+  average: {by: update, last: 10}   without it the best checkpoint is used as it is
+  generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's
+  tune: {last: [5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all combinations of
+                     which are compared on validation, for each seed by itself
+  score: {metric: bleu, compounds: true}   bleu, rouge or perplexity; compounds: BLEU also with compounds split
+  speed: {beam: 4, batch-size: 256, subset: valid, runs: 3, baseline: transformer.yaml}   the speed of generation beside
+                     that of another configuration (a path relative to this one) in the same run
+
+A whole section given as null is taken back.
 """
 
-import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,24 +27,7 @@ from typing import Any
 import yaml
 
 from scripts.common.errors import UserError
-
-# What each section of ours may hold. None: fairseq's flags, which fairseq itself checks.
-SECTIONS: dict[str, frozenset[str] | None] = {
-    "train": None,
-    "average": frozenset({"by", "last"}),
-    "generate": None,
-    "score": frozenset({"metric"}),
-    "paper": frozenset({"table", "row", "bleu", "rouge1", "rouge2", "rougeL", "params"}),
-}
-TOP_LEVEL = ("base", "dataset", "seed", *SECTIONS)
-METRICS = ("bleu", "rouge")
-
-# Flags that the commands set themselves: two homes for one value would part.
-RESERVED = {
-    "train": frozenset({"data", "save-dir", "user-dir", "seed", "log-format", "log-file", "cpu", "restore-file"}),
-    "generate": frozenset({"data", "path", "user-dir", "seed", "results-path", "quiet", "cpu", "log-format", "nbest"}),
-}
-_FLAG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+from scripts.common.schema import OWN, SECTIONS, check_keys, check_values
 
 
 @dataclass(frozen=True)
@@ -41,16 +37,23 @@ class Config:
     path: Path
     name: str
     dataset: str
-    seed: int
+    seeds: list[int]
     train: dict[str, Any] = field(default_factory=dict)
+    batch: dict[str, Any] = field(default_factory=dict)
     average: dict[str, Any] = field(default_factory=dict)
     generate: dict[str, Any] = field(default_factory=dict)
+    tune: dict[str, Any] = field(default_factory=dict)
     score: dict[str, Any] = field(default_factory=dict)
-    paper: dict[str, Any] = field(default_factory=dict)
+    speed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metric(self) -> str:
+        """What the models are compared by: bleu, rouge or perplexity."""
+        return str(self.score.get("metric", "bleu"))
 
     def merged(self) -> dict[str, Any]:
         """All settings as plain data, for the run record."""
-        return {key: getattr(self, key) for key in ("dataset", "seed", *SECTIONS)}
+        return {key: getattr(self, key) for key in ("dataset", "seeds", *SECTIONS)}
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -109,73 +112,19 @@ def load_config(path: Path) -> Config:
         if any(current.resolve() == seen.resolve() for seen, _ in chain):
             raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
         content = read_yaml(current)
-        _check_keys(current, content)
+        check_keys(current, content)
         base = content.pop("base", None)
         chain.append((current, content))
         current = current.parent / base if base is not None else None
     merged: dict[str, Any] = {}
     for _, content in reversed(chain):
         merged = merge(merged, content)
-    _check_values(path, merged)
+    for section in SECTIONS.keys() & merged.keys():
+        given = merged[section] or {}
+        # in fairseq's sections null stays: the run record shows what was taken back
+        merged[section] = {key: value for key, value in given.items() if value is not None or section not in OWN}
+    check_values(path, merged)
     return Config(path=path, name=path.stem, **merged)
-
-
-def _check_keys(path: Path, content: Mapping[str, Any]) -> None:
-    for key, value in content.items():
-        if key not in TOP_LEVEL:
-            raise UserError(f"{path}: unknown key `{key}`; expected one of {', '.join(TOP_LEVEL)}")
-        if key == "base" and not isinstance(value, str):
-            raise UserError(f"{path}: `base` is {value!r}, expected the path of a YAML file")
-        if key not in SECTIONS:
-            continue
-        if not isinstance(value, Mapping):
-            raise UserError(f"{path}: `{key}` is {value!r}, expected a mapping of settings")
-        allowed = SECTIONS[key]
-        for setting, given in value.items():
-            if allowed is not None and setting not in allowed:
-                raise UserError(f"{path}: unknown key `{key}.{setting}`; expected one of {', '.join(sorted(allowed))}")
-            if allowed is None:
-                _check_flag(path, key, setting, given)
-
-
-def _check_flag(path: Path, section: str, name: Any, value: Any) -> None:
-    if not isinstance(name, str) or not _FLAG.fullmatch(name):
-        raise UserError(
-            f"{path}: `{section}.{name}` is not the name of a flag; expected fairseq's name in lower case, "
-            "with hyphens and without leading dashes, such as max-tokens"
-        )
-    if name in RESERVED[section]:
-        raise UserError(f"{path}: `{section}.{name}` is set by scripts/{section}.py itself; take it out")
-    items = value if isinstance(value, list) else [value]
-    if not all(item is None or isinstance(item, str | int | float) for item in items) or (
-        isinstance(value, list) and (not value or any(item is None or isinstance(item, bool) for item in value))
-    ):
-        raise UserError(
-            f"{path}: `{section}.{name}` is {value!r}, expected a number, a text, true, false, null, or a list of these"
-        )
-
-
-def _check_values(path: Path, merged: Mapping[str, Any]) -> None:
-    def expect(key: str, value: Any, good: bool, expected: str) -> None:
-        if not good:
-            raise UserError(f"{path}: `{key}` is {value!r}, expected {expected} (here or in the file it builds on)")
-
-    def whole(value: Any, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    dataset, seed = merged.get("dataset"), merged.get("seed")
-    named = isinstance(dataset, str) and bool(re.fullmatch(r"[\w.-]+", dataset)) and not dataset.startswith(".")
-    expect("dataset", dataset, named, "the name of a file in data_prep/datasets, without .yaml")
-    expect("seed", seed, whole(seed, 0), "a whole number from 0 on")
-    train, average = merged.get("train", {}), merged.get("average", {})
-    expect("train.arch", train.get("arch"), isinstance(train.get("arch"), str), "the name of a model architecture")
-    limits = [train.get(key) for key in ("max-update", "max-epoch")]
-    expect("train.max-update", limits[0], any(whole(n, 1) for n in limits), "a whole number of updates from 1 on")
-    if average:
-        expect("average.by", average.get("by"), average.get("by") in ("update", "epoch"), "update or epoch")
-        expect("average.last", average.get("last"), whole(average.get("last"), 1), "a whole number from 1 on")
-    metric = merged.get("score", {}).get("metric", "bleu")
-    expect("score.metric", metric, metric in METRICS, f"one of {', '.join(METRICS)}")
 
 
 def flags(section: Mapping[str, Any]) -> list[str]:

@@ -1,9 +1,7 @@
 """What every command that starts one of fairseq's has to arrange for it."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from scripts.common.errors import UserError
 
@@ -37,21 +35,3 @@ def check_path(path: Path) -> None:
     """
     if os.pathsep in str(path.resolve()):
         raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
-
-
-def device_flags(section: Mapping[str, Any]) -> list[str]:
-    """``--cpu`` where there is no CUDA device.
-
-    Raises:
-        UserError: the configuration asks for fp16, which fairseq can only do on a CUDA device.
-    """
-    import torch
-
-    if torch.cuda.is_available():
-        return []
-    if section.get("fp16") or section.get("memory-efficient-fp16"):
-        raise UserError(
-            "the configuration asks for fp16 and there is no CUDA device; run it on a machine with a GPU, "
-            "or set fp16: false in a copy of the configuration"
-        )
-    return ["--cpu"]

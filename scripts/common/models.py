@@ -3,7 +3,7 @@
 import logging
 import warnings
 from argparse import Namespace
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,16 @@ def load_plugin() -> None:
     import_user_module(Namespace(user_dir=str(PLUGIN)))
 
 
-def complete(args: Namespace) -> None:
-    """Fill in what fairseq-train does: what the architecture says, then the defaults of the model's options."""
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+def training_arguments(flags: list[str], *, task: str = "translation") -> Namespace:
+    """What fairseq-train makes of these flags: options that it does not know end the process, as there.
 
-    ARCH_CONFIG_REGISTRY[args.arch](args)
-    config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[args.arch])
-    for option in fields(config) if config is not None else ():
-        if option.default is not MISSING and not hasattr(args, option.name):
-            setattr(args, option.name, option.default)
+    ``load_plugin`` comes first for the architectures of the plugin.
+    """
+    from fairseq import options
+
+    parser = options.get_training_parser(default_task=task)
+    parsed: Namespace = options.parse_args_and_arch(parser, ["no-data", *flags])
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,12 @@ def translation(arch: str, types: int, flags: list[str], *, task: str = "transla
 
     ``load_plugin`` comes first for the architectures of the plugin.
     """
-    from fairseq import options
     from fairseq.data import Dictionary
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.tasks import TASK_REGISTRY
 
-    parser = options.get_training_parser(default_task=task)
-    args = options.parse_args_and_arch(
-        parser, ["no-data", "--arch", arch, "--task", task, "--source-lang", "src", "--target-lang", "tgt", *flags]
-    )
-    cfg = convert_namespace_to_omegaconf(args)
+    given = ["--arch", arch, "--task", task, "--source-lang", "src", "--target-lang", "tgt", *flags]
+    cfg = convert_namespace_to_omegaconf(training_arguments(given, task=task))
     words = Dictionary()
     for number in range(types - len(words)):
         words.add_symbol(f"w{number}")

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from scripts.common.config import Config, read_yaml
 from scripts.common.errors import UserError
 from scripts.common.fairseq import CHECKOUT
 from scripts.common.files import read_json
+from scripts.common.selection import numbers, summarise
 
 PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
 
@@ -22,7 +24,8 @@ def dataset_file(dataset: str) -> Path:
 
 
 def read_dataset(dataset: str) -> dict[str, Any]:
-    """A dataset's description, with the two languages that the stages after data_prep rely on.
+    """A dataset's description, with the languages that the stages after data_prep rely on: text for language models
+    has no ``target``.
 
     Raises:
         UserError: there is none of that name, or it does not name its languages.
@@ -33,7 +36,7 @@ def read_dataset(dataset: str) -> dict[str, Any]:
         raise UserError(f"no dataset `{dataset}`: there is no {path}; known: {known}")
     content = read_yaml(path)
     for key in ("source", "target"):
-        if not isinstance(content.get(key), str):
+        if not isinstance(content.get(key), str) and (key == "source" or key in content):
             raise UserError(f"{path}: `{key}` is {content.get(key)!r}, expected a language such as de")
     return content
 
@@ -84,28 +87,70 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": cores, "gpus": gpus}
 
 
-def build_record(config: Config, stages: dict[str, dict[str, Any]], folders: dict[str, Path]) -> dict[str, Any]:
-    """The record of a run so far: what has not been done yet is null.
+def signature(config: Config, settings: dict[str, Any]) -> str:
+    """What a score was measured with, beside the score's own definition: ``settings``, then the versions."""
+    commit = git_state()
+    parts = {
+        "model": config.name,
+        "data": config.dataset,
+        **settings,
+        "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
+        "torch": version("torch"),
+        "fairseq": version("ve-fairseq"),
+    }
+    return "|".join(f"{key}:{value}" for key, value in parts.items())
+
+
+def seed_facts(root: Path, done: Collection[str]) -> dict[str, Any]:
+    """What a seed's stages left behind; what has not been done yet is null.
 
     Args:
-        config: the merged configuration.
-        stages: for each completed stage, when, how long and from which commit it was run.
-        folders: the folders of the stages train, generate and score.
+        root: the folder of the seed.
+        done: the names of its complete stages.
     """
 
     def facts(stage: str, name: str) -> Any:
-        return read_json(folders[stage] / name) if stage in stages else None
+        path = root / name
+        return read_json(path) if stage in done and path.exists() else None
 
-    training = facts("train", "train.json")
+    training, diverged = facts("train", "checkpoints/train.json"), root / "checkpoints" / "diverged.json"
+    if training is None and diverged.exists():
+        training = {"diverged": read_json(diverged)["update"]}
+    tuning = facts("tune", "tuned/tune.json")
+    return {
+        "training": training,
+        "tuned": tuning and tuning["chosen"],
+        "valid": facts("score", "scores/valid/scores.json"),
+        "generation": facts("generate", "hypotheses/generation.json"),
+        "test": facts("score", "scores/test/scores.json"),
+    }
+
+
+def build_record(
+    config: Config, seeds: dict[int, dict[str, Any]], speed: dict[str, Any] | None, stages: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The record of a run so far.
+
+    Args:
+        config: the merged configuration.
+        seeds: of each seed, its ``seed_facts``.
+        speed: what scripts/speed.py measured, if it has.
+        stages: for each completed stage, when, how long and from which commit it was run.
+    """
+    known = [facts["training"] for facts in seeds.values() if facts["training"]]
+
+    def of_any(key: str) -> Any:
+        return next((training[key] for training in known if training.get(key) is not None), None)
+
     return {
         "model": config.name,
+        "dataset": config.dataset,
         "config": config.merged(),
-        "seed": config.seed,
-        "parameters": training and training["parameters"],
-        "backend": training and training["backend"],
-        "training": training,
-        "generation": facts("generate", "generation.json"),
-        "scores": facts("score", "scores.json"),
+        "parameters": of_any("parameters"),
+        "backend": of_any("backend"),
+        "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in seeds.items()},
+        **summarise(config.metric, seeds),
+        "speed": speed,
         "stages": stages,
         "versions": versions(),
         "git": git_state(),

@@ -1,6 +1,7 @@
 """Small models of any architecture, without data on disk."""
 
 from argparse import Namespace
+from dataclasses import MISSING, fields
 from typing import Any
 
 import fairseq.models
@@ -56,3 +57,12 @@ def tokens(batch: int, time: int, types: int = 20, seed: int = 0) -> Tensor:
 def parameters(model: torch.nn.Module) -> int:
     """How many weights, shared ones counted once."""
     return sum(p.numel() for p in model.parameters())
+
+
+def complete(args: Namespace) -> None:
+    """Fill in what fairseq-train does: what the architecture says, then the defaults of the model's options."""
+    fairseq.models.ARCH_CONFIG_REGISTRY[args.arch](args)
+    config = fairseq.models.MODEL_DATACLASS_REGISTRY.get(fairseq.models.ARCH_MODEL_NAME_REGISTRY[args.arch])
+    for option in fields(config) if config is not None else ():
+        if option.default is not MISSING and not hasattr(args, option.name):
+            setattr(args, option.name, option.default)

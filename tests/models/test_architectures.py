@@ -13,7 +13,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from lightconv_plugin.models.architectures import ENCODER_DECODER
-from scripts import params
 from tests.models import common
 from tests.tolerances import assert_close
 
@@ -54,7 +53,7 @@ def build(arch: str, task_: Namespace, **given: Any) -> Any:
     """A tiny model of the architecture, its options completed as by fairseq-train."""
     positions = {"tokens_per_sample": 64, "max_source_positions": 64, "max_target_positions": 64}
     args = Namespace(arch=arch, **{**positions, **options(arch), **given})
-    params.complete(args)
+    common.complete(args)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task_)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scripts.common.config import flags, load_config, merge
 from scripts.common.errors import UserError
 
-GOOD = "dataset: toy\nseed: 3\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
+GOOD = "dataset: toy\nseeds: [3]\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
 
 
 def write(folder: Path, text: str, name: str = "model.yaml") -> Path:
@@ -19,12 +19,20 @@ def write(folder: Path, text: str, name: str = "model.yaml") -> Path:
 def test_a_file_states_only_what_differs_from_its_chain_of_bases(tmp_path):
     write(tmp_path, GOOD, "base.yaml")
     write(tmp_path, "base: base.yaml\ntrain: {lr: 0.2, dropout: 0.3}\n", "middle.yaml")
-    config = load_config(write(tmp_path, "base: middle.yaml\nseed: 4\ntrain: {dropout: null}\n"))
+    config = load_config(write(tmp_path, "base: middle.yaml\nseeds: [4, 5]\ntrain: {dropout: null}\n"))
     assert config.name == "model"
-    assert (config.dataset, config.seed) == ("toy", 4)
+    assert (config.dataset, config.seeds) == ("toy", [4, 5])
     assert config.train == {"arch": "a", "max-update": 10, "lr": 0.2, "dropout": None}
     assert config.average == {"by": "update", "last": 2}
     assert config.merged()["train"]["lr"] == 0.2
+
+
+def test_null_takes_a_section_or_a_setting_back(tmp_path):
+    more = "tune: {last: [1, 2], lenpen: [0.5]}\nspeed: {beam: 1, batch-size: 1, runs: 1, subset: test}\n"
+    write(tmp_path, GOOD + more, "base.yaml")
+    assert load_config(write(tmp_path, "base: base.yaml\n")).tune == {"last": [1, 2], "lenpen": [0.5]}
+    config = load_config(write(tmp_path, "base: base.yaml\naverage: null\ntune: {last: null}\nspeed: null\n"))
+    assert (config.average, config.tune, config.speed) == ({}, {"lenpen": [0.5]}, {})
 
 
 def test_flags_of_each_kind_of_value():
@@ -42,8 +50,21 @@ def test_flags_of_each_kind_of_value():
         (GOOD.replace("lr: 0.1", "save-dir: x"), "`train.save-dir`"),
         (GOOD.replace("lr: 0.1", "lr: {a: 1}"), "`train.lr`"),
         (GOOD.replace("lr: 0.1", "lr: []"), "`train.lr`"),
-        (GOOD.replace("seed: 3", "seed: x"), "`seed` is 'x'"),
-        (GOOD.replace("seed: 3", "seed: 3\nseed: 4"), "'seed' stands here a second time"),
+        (GOOD.replace("[3]", "3"), "`seeds` is 3"),
+        (GOOD.replace("[3]", "[1, 1]"), "`seeds` is [1, 1]"),
+        (GOOD.replace("[3]", "[]"), "`seeds` is []"),
+        (GOOD + "seeds: [4]\n", "'seeds' stands here a second time"),
+        (GOOD + "batch: {tokens: 100}\n", "`batch.max-tokens` is None"),
+        (GOOD.replace("lr: 0.1", "max-tokens: 9") + "batch: {tokens: 9, max-tokens: 9}\n", "`train.max-tokens` is 9"),
+        (GOOD + "generate: {gen-subset: test}\n", "`generate.gen-subset`"),
+        (GOOD + "tune: {lenpen: 1.0}\n", "`tune.lenpen` is 1.0"),
+        (GOOD + "tune: {lenpen: [1.0, 1.0]}\n", "`tune.lenpen` is [1.0, 1.0]"),
+        (GOOD + "tune: {last: [0]}\n", "`tune.last` is [0]"),
+        (GOOD.replace("average:", "# ") + "tune: {last: [1]}\n", "`average` is {}"),
+        (GOOD + "tune: {beam: [1]}\nscore: {metric: perplexity}\n", "`tune` is ['beam']"),
+        (GOOD + "speed: {beam: 4}\n", "`speed.batch-size` is None"),
+        (GOOD + "speed: {beam: 4, batch-size: 2, runs: 1, subset: x}\n", "`speed.subset` is 'x'"),
+        (GOOD + "score: {compounds: 3}\n", "`score.compounds` is 3"),
         (GOOD.replace("dataset: toy", "dataset: ../toy"), "`dataset` is '../toy'"),
         (GOOD.replace("by: update", "by: time"), "`average.by` is 'time'"),
         (GOOD.replace("last: 2", "last: 0"), "`average.last` is 0"),

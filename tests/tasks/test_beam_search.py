@@ -155,6 +155,27 @@ def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(options, name
     assert said == [f"lightconv_plugin: fairseq's own beam search runs, which is slower, for {named}"]
 
 
+def test_convs2s_whose_attention_counts_on_whole_beams_is_searched_by_fairseq(caplog, monkeypatch):
+    """fairseq-generate lets its attention read the source of every beam-th row alone, even if each is a sentence."""
+    monkeypatch.setattr(beam_search, "_said", set())
+    torch.manual_seed(0)
+    layers = {
+        "encoder_embed_dim": 16,
+        "decoder_embed_dim": 16,
+        "encoder_layers": "[(16, 3)] * 2",
+        "decoder_layers": "[(16, 3)] * 2",
+        "decoder_out_embed_dim": 16,
+    }
+    positions = {"max_source_positions": 64, "max_target_positions": 64}
+    built = common.build("fconv", common.task(TYPES), dropout=0.0, **layers, **positions).eval()
+    built.make_generation_fast_(beamable_mm_beam_size=4)
+    theirs, ours = generators([built])
+    batch = sample([7, 3, 5, 6])
+    with caplog.at_level(logging.WARNING, logger="lightconv_plugin"):
+        assert_same(ours.generate([], batch), theirs.generate([], batch))
+    assert "FConvModel, whose attention counts on 4 rows a sentence" in caplog.text
+
+
 def test_prefix_tokens_and_ensembles_are_fairseq_s_own():
     batch = sample([4, 6])
     theirs, ours = generators([model(ARCHITECTURES[0])])

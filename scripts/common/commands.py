@@ -1,0 +1,112 @@
+"""fairseq's commands as a configuration asks for them: one home for what is run and what is shown to people."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.common.config import Config, flags
+from scripts.common.devices import Devices, launcher, precision, share_out
+from scripts.common.fairseq import user_dir
+from scripts.common.process import python_module
+
+LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
+# fairseq leaves out the last sentences of a subset, without a word, where they do not fill a batch of a multiple of 8.
+WHOLE = {"required-batch-size-multiple": 1}
+# the plugin's tasks that give the same translations in less time
+FASTER_TASKS = {"translation": "pla_translation"}
+# what a language model is trained on is what it must be evaluated on; fairseq-eval-lm has other defaults
+LM_TASK = ("sample-break-mode", "tokens-per-sample", "add-bos-token")
+
+
+def train_command(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> list[str]:
+    """fairseq-train, on all devices.
+
+    Raises:
+        UserError: there are more devices than tokens in an update.
+    """
+    max_update = config.train.get("max-update")
+    interval = max(1, max_update // LINES_OF_PROGRESS) if max_update else 100
+    section, _ = precision(config.train, gpu=devices.gpu, bf16=devices.bf16)
+    if config.batch:
+        section |= share_out(config.batch, devices.total)
+    return [
+        *launcher(devices),
+        "-m",
+        "fairseq_cli.train",
+        str(data.resolve()),
+        f"--user-dir={user_dir()}",
+        f"--save-dir={out.resolve()}",
+        f"--seed={seed}",
+        "--log-format=json",
+        *flags({"log-interval": interval} | section),
+        *_device_flags(devices),
+    ]
+
+
+def _device_flags(devices: Devices) -> list[str]:
+    if not devices.gpu:
+        return ["--cpu"]
+    return ["--distributed-world-size=1"] if devices.total == 1 else []  # left alone, fairseq takes all GPUs it sees
+
+
+def generation_settings(config: Config, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """fairseq-generate's flags with the values that tuning has ``chosen``, which may name ``last`` beside them."""
+    return config.generate | {key: value for key, value in chosen.items() if key != "last"}
+
+
+def averaged(config: Config, chosen: Mapping[str, Any]) -> str:
+    """How many checkpoints the model is the mean of, in words, such as "3 by update"."""
+    return f"{chosen.get('last', config.average['last'])} by {config.average['by']}" if config.average else "no"
+
+
+def generate_command(
+    config: Config, settings: Mapping[str, Any], data: Path, model: Path, subset: str, *, gpu: bool
+) -> list[str]:
+    """fairseq-generate with the flags ``settings``."""
+    task = config.train.get("task", "translation")
+    section, _ = precision({**WHOLE, "task": FASTER_TASKS.get(task, task), **settings}, gpu=gpu, bf16=False)
+    return [
+        *python_module("fairseq_cli.generate"),
+        str(data.resolve()),
+        f"--user-dir={user_dir()}",
+        f"--path={model.resolve()}",
+        f"--gen-subset={subset}",
+        "--log-format=none",
+        *flags(section),
+        *([] if gpu else ["--cpu"]),
+    ]
+
+
+def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gpu: bool) -> list[str]:
+    """fairseq-eval-lm, which also says each word's probability."""
+    task = {key: config.train[key] for key in LM_TASK if key in config.train}
+    section, _ = precision(WHOLE | task | config.generate, gpu=gpu, bf16=False)
+    return [
+        *python_module("fairseq_cli.eval_lm"),
+        str(data.resolve()),
+        f"--user-dir={user_dir()}",
+        f"--path={model.resolve()}",
+        f"--gen-subset={subset}",
+        "--log-format=none",
+        "--output-word-probs",
+        *flags(section),
+        *([] if gpu else ["--cpu"]),
+    ]
+
+
+def shell(command: Sequence[str], *, indent: str = "") -> str:
+    """A command as people type it: by the names that pip installs, an argument a line where it is long."""
+    words = list(command)
+    start = [sys.executable, "-P"]
+    if words[:4] == [*start, "-m", "torch.distributed.run"]:
+        words[:4] = ["torchrun"]
+    elif words[:3] == [*start, "-m"]:
+        words[:4] = ["fairseq-" + words[3].removeprefix("fairseq_cli.").replace("_", "-")]
+    elif words[:2] == start:
+        words[:2] = ["python"]
+    text = indent + shlex.join(words)
+    if len(text) <= 120:
+        return text
+    return f" \\\n{indent}  ".join([indent + shlex.join(words[:2]), *(shlex.quote(word) for word in words[2:])])

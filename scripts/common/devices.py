@@ -1,0 +1,128 @@
+"""What training runs on, how the tokens of an update are shared out over it, and in which precision."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scripts.common.errors import UserError
+
+RESTARTS = 3  # how often torchrun starts the processes again, from the last checkpoint, when one of them dies
+_ASK = """
+import torch
+cuda = torch.cuda.is_available()
+print(torch.cuda.device_count() if cuda else 0, cuda and torch.cuda.is_bf16_supported(including_emulation=False))
+"""
+_FP16 = {"fp16": "bf16", "memory-efficient-fp16": "memory-efficient-bf16"}
+
+
+@dataclass(frozen=True)
+class Devices:
+    """``count``: processes on each of ``nodes`` machines, each on a GPU of its own, or all on the CPU."""
+
+    gpu: bool
+    count: int
+    bf16: bool = False
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None  # HOST:PORT of the first machine
+
+    @property
+    def total(self) -> int:
+        """Over all machines."""
+        return self.count * self.nodes
+
+    def __str__(self) -> str:
+        kind = "GPU" if self.gpu else "CPU process"
+        text = f"{self.count} {kind}" + ("" if self.count == 1 else "es" if kind.endswith("s") else "s")
+        return text if self.nodes == 1 else f"{self.nodes} machines of {text}"
+
+
+@functools.cache
+def _installed() -> tuple[int, bool]:
+    """How many GPUs torch sees, and whether they compute in bfloat16. Asked in a process of its own: torch is heavy."""
+    answer = subprocess.run([sys.executable, "-P", "-c", _ASK], capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        raise UserError(f"torch cannot be imported: {answer.stderr.strip().splitlines()[-1]}; run scripts/setup.sh")
+    count, bf16 = answer.stdout.split()
+    return int(count), bf16 == "True"
+
+
+def find_devices(
+    count: int | None = None, *, nodes: int = 1, node_rank: int = 0, rendezvous: str | None = None
+) -> Devices:
+    """The devices of this machine: all its GPUs (CUDA_VISIBLE_DEVICES chooses), or one process on the CPU.
+
+    Args:
+        count: take so many; on the CPU that many processes.
+        nodes: so many machines take part, each with as many devices.
+        node_rank: which of them this is, from 0.
+        rendezvous: HOST:PORT at which they meet, of the machine 0.
+
+    Raises:
+        UserError: there are not so many, or several machines have no place to meet.
+    """
+    gpus, bf16 = _installed()
+    if count is not None and count < 1:
+        raise UserError(f"--devices is {count}, expected a whole number from 1 on")
+    if gpus and count is not None and count > gpus:
+        raise UserError(f"--devices is {count}, but torch sees {gpus} GPUs; ask for at most {gpus}")
+    if nodes > 1 and not (rendezvous and rendezvous.rpartition(":")[2].isdigit()):
+        raise UserError(f"--nodes {nodes} needs --rendezvous HOST:PORT, a port of the first machine; got {rendezvous}")
+    if not 0 <= node_rank < nodes:
+        raise UserError(f"--node-rank is {node_rank}, expected 0 to {nodes - 1}, a different one on each machine")
+    return Devices(gpus > 0, count or gpus or 1, bf16, nodes, node_rank, rendezvous)
+
+
+def share_out(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
+    """fairseq's ``max-tokens`` and ``update-freq`` that keep the tokens of an update whatever the number of devices.
+
+    As few steps as ``batch["max-tokens"]`` allows are accumulated, and all are of one size: the tokens of an update are
+    those of ``batch["tokens"]`` to less than one for each device and step.
+
+    Raises:
+        UserError: there are more devices than tokens.
+    """
+    tokens, most = batch["tokens"], batch["max-tokens"]
+    steps = -(-tokens // (devices * most))
+    if tokens < devices * steps:
+        raise UserError(f"batch.tokens is {tokens}, too few for {devices} devices; take fewer with --devices")
+    return {"max-tokens": tokens // (devices * steps), "update-freq": steps}
+
+
+def precision(section: Mapping[str, Any], *, gpu: bool, bf16: bool) -> tuple[dict[str, Any], str | None]:
+    """fairseq's flags with the paper's fp16 as the devices can do it, and what was changed, as a sentence.
+
+    fp16 becomes bf16, which needs no loss scaling, on GPUs that have it; a CPU computes in float32.
+    """
+    half = [flag for flag in _FP16 if section.get(flag)]
+    if not half or (gpu and not bf16):
+        return dict(section), None
+    if not gpu:
+        return {key: value for key, value in section.items() if key not in half}, "fp16 is for GPUs: float32 instead"
+    return {_FP16.get(key, key): value for key, value in section.items()}, "the GPUs have bfloat16: bf16 for fp16"
+
+
+def launcher(devices: Devices) -> list[str]:
+    """The start of a command that runs a Python module (``-m NAME ...`` follows) on all devices of this machine.
+
+    Several processes are started by torchrun, which starts all of them again when one dies; fairseq then goes on from
+    its last checkpoint.
+    """
+    start = [sys.executable, "-P"]
+    if devices.total == 1:
+        return start
+    torchrun = [*start, "-m", "torch.distributed.run", f"--nproc-per-node={devices.count}"]
+    if devices.nodes == 1:
+        return [*torchrun, "--standalone", f"--max-restarts={RESTARTS}"]
+    host, _, port = str(devices.rendezvous).rpartition(":")
+    return [
+        *torchrun,
+        f"--nnodes={devices.nodes}",
+        f"--node-rank={devices.node_rank}",
+        f"--master-addr={host}",
+        f"--master-port={port}",
+        f"--max-restarts={RESTARTS}",
+    ]

@@ -1,0 +1,153 @@
+"""What fairseq-generate says, read line by line, and hypotheses under another length penalty than it was run with.
+
+The length penalty plays no part in fairseq's search: a hypothesis is as good as the sum of its words' log-probabilities
+until it is finished, and only then, for the order of the finished ones, is the sum divided by length ** penalty
+(``SequenceGenerator.finalize_hypos``). So a list of all that a search finished, with the sums, tells what the search
+would have given with any penalty.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+from scripts.common.files import write_json, write_lines
+from scripts.common.process import run_logged
+from scripts.common.terminal import StatusLine
+
+HYPOTHESES, REFERENCE, SOURCE, FACTS = "hypotheses.tok", "reference.tok", "source.tok", "generation.json"
+_LINE = re.compile(r"([STHP])-(\d+)\t(.*)")
+_LOADED = re.compile(r"loaded ([\d,]+) examples from: .*/([^/.]+)\.[^/]+$")
+_SPEED = re.compile(
+    r"Translated ([\d,]+) sentences \(([\d,]+) tokens\) in ([\d.]+)s \(([\d.]+) sentences/s, ([\d.]+) tokens/s\)"
+)
+_BLEU = re.compile(r"^Generate \S+ with beam=\d+: BLEU4 = ([\d.]+)")
+
+
+@dataclass
+class Hypothesis:
+    """One finished hypothesis: fairseq's score (base 2), how many tokens it has (its end counts), and its text."""
+
+    score: float
+    text: str
+    tokens: int = 0
+
+
+def best_text(hypotheses: Sequence[Hypothesis], lenpen: float) -> str:
+    """The text that fairseq would have put first with this length penalty, from hypotheses found with penalty 0."""
+    return max(hypotheses, key=lambda hypothesis: hypothesis.score / hypothesis.tokens**lenpen).text
+
+
+class GenerationOutput:
+    """Collects what fairseq-generate prints, line by line. ``nbest``: how many hypotheses it may give a sentence."""
+
+    def __init__(self, subset: str, nbest: int = 1) -> None:
+        self.subset = subset
+        self.nbest = nbest
+        self.expected: int | None = None
+        self.hypotheses: dict[int, list[Hypothesis]] = {}
+        self.texts: dict[str, dict[int, str]] = {"S": {}, "T": {}}
+        self.facts: dict[str, Any] = {}
+
+    def read(self, line: str) -> None:
+        """Take in one line.
+
+        Raises:
+            UserError: a sentence comes more often than it should.
+        """
+        if found := _LINE.fullmatch(line):
+            self._take(found[1], int(found[2]), found[3])
+        elif (found := _LOADED.search(line)) and found[2] == self.subset:
+            self.expected = int(found[1].replace(",", ""))
+        elif found := _SPEED.search(line):
+            self.facts |= {
+                "sentences": int(found[1].replace(",", "")),
+                "tokens": int(found[2].replace(",", "")),
+                "seconds": float(found[3]),
+                "sentences_per_second": float(found[4]),
+                "tokens_per_second": float(found[5]),
+            }
+        elif found := _BLEU.search(line):
+            self.facts["fairseq_bleu"] = float(found[1])
+
+    def _take(self, kind: str, number: int, text: str) -> None:
+        if kind == "P":  # a log-probability a token
+            self.hypotheses[number][-1].tokens = len(text.split(" "))
+            return
+        if kind == "H":
+            score, _, words = text.partition("\t")
+            given = self.hypotheses.setdefault(number, [])
+            given.append(Hypothesis(float(score), words))
+            if len(given) <= self.nbest:
+                return
+        elif number not in self.texts[kind]:
+            self.texts[kind][number] = text
+            return
+        often = "twice" if self.nbest == 1 or kind != "H" else f"more than {self.nbest} times"
+        raise UserError(f"fairseq-generate gave sentence {kind}-{number} {often}; expected each exactly once")
+
+    def complete(self) -> None:
+        """Check that fairseq came to its end and left nothing out.
+
+        Raises:
+            UserError: a sentence is missing, or fairseq did not come to its end.
+        """
+        if "sentences" not in self.facts or self.expected is None:
+            raise UserError(f"fairseq-generate did not report on the subset `{self.subset}` to the end; see its log")
+        every = set(range(self.expected))
+        for kind, given in (("H", self.hypotheses.keys()), *((kind, self.texts[kind].keys()) for kind in "TS")):
+            missing = sorted(every - given)
+            if missing or len(given) != self.expected:
+                raise UserError(
+                    f"fairseq-generate gave {len(given)} of the {self.expected} {kind}- lines of `{self.subset}`"
+                    + (f"; the first missing is {kind}-{missing[0]}" if missing else "")
+                    + "; every sentence must be translated: take skip-invalid-size-inputs-valid-test and "
+                    "required-batch-size-multiple out of the section generate; the subset must have both languages"
+                )
+
+    def in_corpus_order(self) -> dict[str, list[str]]:
+        """The lines of each file, by its name, with the hypotheses that fairseq put first.
+
+        Raises:
+            UserError: see ``complete``.
+        """
+        self.complete()
+        numbers = range(self.expected or 0)
+        return {
+            HYPOTHESES: [self.hypotheses[number][0].text for number in numbers],
+            REFERENCE: [self.texts["T"][number] for number in numbers],
+            SOURCE: [self.texts["S"][number] for number in numbers],
+        }
+
+
+def run_generation(
+    command: Sequence[str], subset: str, log: Path, *, nbest: int = 1, label: str = ""
+) -> GenerationOutput:
+    """Run a command of fairseq-generate with its progress shown; everything it says is kept in ``log``.
+
+    Raises:
+        UserError: it failed, or left sentences out.
+    """
+    output = GenerationOutput(subset, nbest)
+    status = StatusLine()
+
+    def on_line(line: str) -> None:
+        output.read(line)
+        done = len(output.hypotheses)
+        if line.startswith("S-") and done % 50 == 0:
+            status.update(f"{label}translated {done:,}/{output.expected or 0:,} sentences")
+
+    run_logged(command, log, on_line, what="fairseq-generate")
+    status.close()
+    output.complete()
+    return output
+
+
+def write_hypotheses(folder: Path, lines: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> None:
+    """A folder as scripts/score.py reads it; the facts are written last and stand for a complete folder."""
+    (folder / FACTS).unlink(missing_ok=True)
+    for name, text in lines.items():
+        write_lines(folder / name, text)
+    write_json(folder / FACTS, dict(facts))

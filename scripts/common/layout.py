@@ -1,0 +1,205 @@
+"""Where the results of a configuration lie, and by which commands they are made.
+
+work/<dataset>/{raw,prepared,binarised}     shared by all models of a dataset
+work/<dataset>/<model>/seed<N>/{checkpoints,averaged or tuned,hypotheses,scores}
+work/<dataset>/<model>/{selection,speed}, record.json
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.common.commands import evaluate_command, generate_command, generation_settings, train_command
+from scripts.common.config import Config, load_config
+from scripts.common.devices import Devices, find_devices
+from scripts.common.errors import UserError
+from scripts.common.files import read_json
+from scripts.common.stages import Run, Stage
+from scripts.common.stamp import read_stamp
+
+
+def is_tuned(config: Config) -> bool:
+    """Whether models are judged on validation: something is to be tuned, or there are seeds to choose from.
+
+    A language model without anything to tune is judged when it is evaluated.
+    """
+    return bool(config.tune) or (len(config.seeds) > 1 and config.metric != "perplexity")
+
+
+def seed_root(model_root: Path, seed: int) -> Path:
+    """The folder of a seed."""
+    return model_root / f"seed{seed}"
+
+
+def model_file(config: Config, root: Path) -> Path:
+    """The model that a seed ends with, ``root`` being the seed's folder; without averaging the best checkpoint."""
+    if not config.average:
+        return root / "checkpoints" / "checkpoint_best.pt"
+    return root / ("tuned" if is_tuned(config) else "averaged") / "model.pt"
+
+
+def tuning_file(config: Config, root: Path) -> Path | None:
+    """Where tuning says what it chose for a seed; None where nothing is tuned."""
+    return root / "tuned" / "tune.json" if is_tuned(config) else None
+
+
+def baseline_config(config: Config) -> Config | None:
+    """The configuration whose speed is measured beside this one's; None if there is none, or it is this one.
+
+    Raises:
+        UserError: it cannot be read, or is of another dataset.
+    """
+    if "baseline" not in config.speed:
+        return None
+    path = config.path.parent / config.speed["baseline"]
+    if path.resolve() == config.path.resolve():
+        return None
+    baseline = load_config(path)
+    if baseline.dataset != config.dataset:
+        raise UserError(
+            f"{config.path}: `speed.baseline` is of the dataset {baseline.dataset}, expected one of {config.dataset}"
+        )
+    return baseline
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the stage train is given beside the configuration: where it runs changes nothing about its result."""
+
+    prefix: tuple[str, ...] = ()  # goes before the command: srun and its flags
+    arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous
+    devices: int | None = None
+    nodes: int | None = None
+    rendezvous: str | None = None
+
+    def find(self) -> Devices:
+        """The devices of the first machine."""
+        return find_devices(self.devices, nodes=self.nodes or 1, rendezvous=self.rendezvous)
+
+
+def build_run(
+    config: Config,
+    dataset: dict[str, Any],
+    work: Path,
+    checkout: Path,
+    raw: Path | None = None,
+    given: Callable[[], str | None] = lambda: None,
+    launch: Launch | None = None,
+) -> Run:
+    """Lay out the folders and commands of a configuration.
+
+    Raises:
+        UserError: the model's name is taken by a folder of the data, or its baseline cannot be read.
+    """
+    root, model = work / config.dataset, work / config.dataset / config.name
+    raw_folder, prepared, binarised = root / "raw", root / "prepared", root / "binarised"
+    if model in (raw_folder, prepared, binarised):
+        raise UserError(
+            f"{config.path}: a model cannot be called {config.name}, the data lie in that folder; rename the file"
+        )
+
+    def data_prep(name: str, *arguments: str) -> list[list[str]]:
+        return [[str(checkout / "data_prep" / f"{name}.py"), config.dataset, *arguments]]
+
+    about = {"dataset": dataset}
+    from_raw = ["--raw", str(raw)] if raw else []
+    stages = [
+        Stage("download", raw_folder, about, data_prep("download", *from_raw, "--out", str(raw_folder))),
+        Stage(
+            "prepare",
+            prepared,
+            about,
+            data_prep("prepare", "--raw", str(raw_folder), "--out", str(prepared)),
+            ("download",),
+        ),
+        Stage(
+            "binarise",
+            binarised,
+            about,
+            data_prep("binarise", "--prepared", str(prepared), "--out", str(binarised)),
+            ("prepare",),
+        ),
+    ]
+    for seed in config.seeds:
+        stages += _seed_stages(config, seed, root, seed_root(model, seed), checkout / "scripts", launch or Launch())
+    scores = tuple(stage.key for stage in stages if stage.name == "score")
+    scripts, path = checkout / "scripts", str(config.path)
+    select = [str(scripts / "select_seed.py"), path, "--run", str(model), "--out", str(model / "selection")]
+    stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
+    if config.speed:
+        baseline = baseline_config(config)
+        chosen = read_stamp(root / baseline.name / "selection") if baseline else None
+        inputs = {"speed": config.speed, "baseline": chosen.id if chosen else None}
+        speed = [str(scripts / "speed.py"), path, "--run", str(model), "--data", str(binarised)]
+        command = [*speed, "--out", str(model / "speed")]
+        stages.append(Stage("speed", model / "speed", inputs, [command], ("select",)))
+    return Run(config, root, model, {stage.key: stage for stage in stages}, given)
+
+
+def _seed_stages(config: Config, seed: int, data: Path, root: Path, scripts: Path, launch: Launch) -> list[Stage]:
+    path, binarised = str(config.path), str(data / "binarised")
+    checkpoints, model, tuned = root / "checkpoints", model_file(config, root), tuning_file(config, root)
+    subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
+
+    def script(name: str, *arguments: object) -> list[str]:
+        return [str(scripts / f"{name}.py"), *map(str, arguments)]
+
+    def trained() -> list[list[str]]:
+        return [train_command(config, seed, data / "binarised", checkpoints, launch.find())]
+
+    def generated() -> list[list[str]]:
+        chosen = read_json(tuned)["chosen"] if tuned and tuned.exists() else {}
+        settings, gpu = generation_settings(config, chosen), find_devices().gpu
+        return [generate_command(config, settings, data / "binarised", model, "test", gpu=gpu)]
+
+    def evaluated() -> list[list[str]]:
+        gpu = find_devices().gpu
+        return [evaluate_command(config, data / "binarised", model, subset, gpu=gpu) for subset in subsets]
+
+    train = script("train", path, "--seed", str(seed), "--data", binarised, "--out", checkpoints, *launch.arguments)
+    settings = {"train": config.train, "tokens": config.batch.get("tokens"), "seed": seed}
+    stages = [
+        Stage(
+            "train",
+            checkpoints,
+            settings,
+            [[*launch.prefix, *train]],
+            ("binarise",),
+            seed,
+            key_files=("train.json",),
+            fairseq=trained,
+        )
+    ]
+
+    def add(name: str, folder: Path, inputs: dict[str, Any], *commands: list[str], **more: Any) -> None:
+        stages.append(Stage(name, folder, inputs, list(commands), (stages[-1].key,), seed, **more))
+
+    of_seed = ["--seed", str(seed), *(["--tuned", str(tuned)] if tuned else [])]
+    if tuned:
+        inputs = {"generate": config.generate, "average": config.average, "tune": config.tune, "metric": config.metric}
+        where = ["--checkpoints", checkpoints, "--data", binarised, "--out", tuned.parent]
+        add("tune", tuned.parent, inputs, script("tune", path, "--seed", str(seed), *where))
+    elif config.average:
+        how = ["--last", str(config.average["last"]), "--by", config.average["by"]]
+        add(
+            "average",
+            model.parent,
+            config.average,
+            script("average", "--checkpoints", checkpoints, "--out", model, *how),
+        )
+    given = ["--data", binarised, "--model", model, *of_seed]
+    scores = root / "scores"
+    if config.metric == "perplexity":
+        commands = [script("evaluate", path, *given, "--subset", name, "--out", scores / name) for name in subsets]
+        add("score", scores, {"score": config.score, "generate": config.generate}, *commands, fairseq=evaluated)
+        return stages
+    hypotheses = {"valid": root / "tuned" / "valid", "test": root / "hypotheses"}
+    command = script("generate", path, *given, "--subset", "test", "--out", hypotheses["test"])
+    add("generate", hypotheses["test"], {"generate": config.generate}, command, fairseq=generated)
+    commands = []
+    for name in subsets:
+        of_subset = ["--hypotheses", hypotheses[name], "--prepared", data / "prepared", "--subset", name]
+        commands.append(script("score", path, *of_subset, "--out", scores / name))
+    add("score", scores, config.score, *commands)
+    return stages

@@ -1,0 +1,99 @@
+"""A run shown to people without being run: what is done, what is to do, and by which commands."""
+
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import yaml
+
+from scripts.common.commands import shell
+from scripts.common.config import Config
+from scripts.common.errors import UserError
+from scripts.common.stages import Run, Stage
+
+
+def start(command: Sequence[str]) -> list[str]:
+    """How a stage's command is run: by this Python, after what stands before the script's name, such as srun."""
+    place = _script(command)
+    return [*command[:place], sys.executable, "-P", *command[place:]]
+
+
+def _script(command: Sequence[str]) -> int:
+    """Where in a stage's command its script stands."""
+    return next(number for number, word in enumerate(command) if word.endswith(".py"))
+
+
+def chosen_seeds(config: Config, given: str | None) -> list[int]:
+    """The seeds that ``--seeds`` names, in the configuration's order; all of them where it is not given.
+
+    Raises:
+        UserError: one is not a seed of the configuration.
+    """
+    if given is None:
+        return config.seeds
+    wanted = given.split(",")
+    known = list(map(str, config.seeds))
+    if odd := [seed for seed in wanted if seed not in known]:
+        raise UserError(f"{config.path} has no seed {', '.join(odd)}; its seeds are {', '.join(known)}")
+    return [seed for seed in config.seeds if str(seed) in wanted]
+
+
+def _shown(run: Run, seeds: Collection[int], names: Collection[str] | None = None) -> list[Stage]:
+    return [
+        stage
+        for stage in run.stages.values()
+        if (stage.seed is None or stage.seed in seeds) and (names is None or stage.name in names)
+    ]
+
+
+def _reasons(run: Run, seeds: Collection[int]) -> dict[str, str | None]:
+    """Why each stage has to run; None if it does not."""
+    reasons: dict[str, str | None] = {}
+    for stage in _shown(run, seeds):
+        after = any(reasons.get(key) for key in stage.before)
+        reasons[stage.key] = run.why_not_done(stage.key) or ("a stage before it will run" if after else None)
+    return reasons
+
+
+def list_stages(run: Run, seeds: Collection[int]) -> str:
+    """A line for each stage: its state and its folder."""
+    lines = [("table", "prints the row", run.record)]
+    for stage, reason in reversed(list(zip(_shown(run, seeds), _reasons(run, seeds).values(), strict=True))):
+        lines.insert(0, (stage.title, f"to do: {reason}" if reason else "done", stage.folder))
+    width = max(len(title) for title, _, _ in lines)
+    return "\n".join(f"{title:{width}} {state:44} {folder}" for title, state, folder in lines)
+
+
+def commands(stage: Stage) -> list[str]:
+    """What is typed to run a stage, and as comments fairseq's commands that it comes down to."""
+    lines = []
+    for command in stage.commands:
+        place = _script(command)
+        lines.append(shlex.join([*command[:place], "python", *command[place:]]))
+    for command in stage.fairseq():
+        lines += [f"# {line}" for line in ("which runs:", *shell(command).split("\n"))]
+    return lines
+
+
+def to_do(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
+    """The commands of the stages that would run now."""
+    reasons = _reasons(run, seeds)
+    blocks = []
+    for stage in _shown(run, seeds, names):
+        if reason := reasons[stage.key]:
+            blocks.append("\n".join([f"# {stage.title}: {reason}", *commands(stage)]))
+    return "\n\n".join(blocks or ["# nothing is to do"])
+
+
+def whole(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
+    """The merged configuration, and the commands of all stages, done or not."""
+    merged = {key: value for key, value in run.config.merged().items() if value not in ({}, None)}
+    text = yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
+    header = [f"# {run.config.path}, merged with what it builds on", *(f"# {line}" for line in text.splitlines())]
+    blocks = ["\n".join(header)]
+    blocks += ["\n".join([f"# {stage.title}", *commands(stage)]) for stage in _shown(run, seeds, names)]
+    if "table" in names:
+        table = Path(run.stages["select"].commands[0][0]).with_name("table.py")
+        blocks.append(f"# table\n{shlex.join(['python', str(table), str(run.record)])}")
+    return "\n\n".join(blocks)

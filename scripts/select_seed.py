@@ -1,0 +1,47 @@
+"""Choose the best seed of a configuration by its scores on validation.
+
+DIR gets selection.json: the best seed, and of each score on valid and test the mean and the standard deviation over the
+seeds, and the best seed's figure. (Not called select.py: Python's own module of that name would be hidden by it.)
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.common.config import load_config
+from scripts.common.errors import UserError, run_command
+from scripts.common.files import write_json
+from scripts.common.layout import seed_root
+from scripts.common.record import seed_facts
+from scripts.common.selection import summarise
+from scripts.common.stages import SEED_STAGES
+from scripts.common.terminal import aligned
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, with all seeds")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for selection.json")
+    arguments = parser.parse_args()
+    config = load_config(arguments.config)
+    seeds = {seed: seed_facts(seed_root(arguments.run, seed), SEED_STAGES) for seed in config.seeds}
+    if missing := [str(seed) for seed, facts in seeds.items() if not facts["test"]]:
+        raise UserError(
+            f"{arguments.run} has no scores of the seeds {', '.join(missing)}; run the stage score for them"
+        )
+    chosen = summarise(config.metric, seeds)
+    write_json(arguments.out / "selection.json", chosen)
+    rows = [["subset", "score", "mean", "deviation", f"seed {chosen['best_seed']}"]]
+    for subset, scores in chosen["summary"].items():
+        for key, over in scores.items():
+            deviation = "-" if over["std"] is None else f"{over['std']:.2f}"
+            rows.append([subset, key, f"{over['mean']:.2f}", deviation, f"{over['best']:.2f}"])
+    print(f"the best of {len(seeds)} seeds on valid is {chosen['best_seed']}")
+    print("\n".join(aligned(rows, left=2, rule=True)))
+
+
+if __name__ == "__main__":
+    run_command(main)

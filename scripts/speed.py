@@ -1,0 +1,144 @@
+"""Measure how fast the best model of a configuration generates, beside a baseline's in the same run.
+
+The settings are those of the CONFIG's section `speed`: beam, batch size, subset, how many runs, and the baseline,
+another configuration of the same dataset. Runs of the two alternate, so that whatever else the machine does falls on
+both; the first of each is not counted. Time is fairseq-generate's own: generation without loading and reading.
+
+A baseline that has not been trained is stood in for by a model of its architecture after one update on almost no text.
+Such a model does not know when to end, so then both generate hypotheses of one fixed length, the mean length of the
+references. speed.json says which it was.
+"""
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.common.commands import generate_command, generation_settings, train_command
+from scripts.common.config import Config, load_config
+from scripts.common.devices import find_devices
+from scripts.common.errors import UserError, run_command
+from scripts.common.fairseq import check_binarised
+from scripts.common.files import read_json, write_json
+from scripts.common.generation import REFERENCE, run_generation
+from scripts.common.layout import baseline_config, model_file, seed_root, tuning_file
+from scripts.common.process import interruptible, run_logged
+
+FIGURES = ("sentences_per_second", "tokens_per_second")
+# of the decoding settings these decide the speed, and are the section's; a fixed length takes the place of the others
+_OWN = ("beam", "batch-size", "max-tokens", "nbest")
+_LENGTHS = ("max-len-a", "max-len-b", "min-len", "match-source-len")
+
+
+@dataclass
+class System:
+    """A model to be timed."""
+
+    config: Config
+    model: Path
+    chosen: dict[str, Any]
+    trained: bool = True
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Mean and standard deviation of each figure over the runs that count."""
+        found: dict[str, Any] = {"model": self.config.name, "trained": self.trained, "runs": self.runs}
+        for key in FIGURES:
+            values = [run[key] for run in self.runs]
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            found[key] = {"mean": statistics.fmean(values), "std": deviation}
+        return found
+
+
+def trained_system(config: Config, run: Path) -> System | None:
+    """The best seed's model of a finished run; None if there is none."""
+    selection = run / "selection" / "selection.json"
+    if not selection.exists():
+        return None
+    root = seed_root(run, read_json(selection)["best_seed"])
+    model, tuning = model_file(config, root), tuning_file(config, root)
+    if not model.exists():
+        return None
+    return System(config, model, read_json(tuning)["chosen"] if tuning and tuning.exists() else {})
+
+
+def untrained_system(config: Config, data: Path, out: Path) -> System:
+    """A model of the configuration's architecture after one small update, made by fairseq-train."""
+    changed = {"max-tokens": 512, "update-freq": 1, "max-update": 1, "save-interval-updates": None}
+    flags = {"disable-validation": True, "no-epoch-checkpoints": None, "skip-invalid-size-inputs-valid-test": True}
+    small = Config(config.path, config.name, config.dataset, config.seeds, config.train | changed | flags)
+    devices = find_devices(1)
+    run_logged(train_command(small, 1, data, out, devices), out / "train.log", lambda line: None, what="fairseq-train")
+    return System(config, out / "checkpoint_last.pt", {}, trained=False)
+
+
+def time_once(system: System, speed: dict[str, Any], data: Path, log: Path, length: int | None) -> dict[str, Any]:
+    """One run of fairseq-generate at the settings of the section ``speed``."""
+    settings = {
+        key: value for key, value in generation_settings(system.config, system.chosen).items() if key not in _OWN
+    }
+    if length is not None:
+        settings = {key: value for key, value in settings.items() if key not in _LENGTHS}
+        settings |= {"max-len-a": 0, "max-len-b": length, "min-len": length}
+    settings |= {key: speed[key] for key in ("beam", "batch-size")}
+    command = generate_command(system.config, settings, data, system.model, speed["subset"], gpu=find_devices().gpu)
+    output = run_generation(command, speed["subset"], log, label=f"{system.config.name}: ")
+    return {key: output.facts[key] for key in ("seconds", *FIGURES)}
+
+
+def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
+    """The mean length of the references in tokens, as the dictionary counts them."""
+    settings = {"beam": 1, "max-len-a": 0, "max-len-b": 1, "batch-size": 64}  # the references are what is wanted
+    command = generate_command(system.config, settings, data, system.model, subset, gpu=find_devices().gpu)
+    lines = run_generation(command, subset, out / "lengths.log").in_corpus_order()
+    return max(1, round(statistics.fmean(len(line.split()) for line in lines[REFERENCE])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, selected")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for speed.json")
+    arguments = parser.parse_args()
+    interruptible()
+    config, out, data = load_config(arguments.config), arguments.out, arguments.data
+    speed = config.speed
+    if not speed:
+        raise UserError(f"{config.path} has no section `speed`; add one, or leave the stage out")
+    check_binarised(data)
+    ours = trained_system(config, arguments.run)
+    if ours is None:
+        raise UserError(f"{arguments.run} has no selected model; run scripts/reproduce.py {config.path} --to select")
+    systems = [ours]
+    if (other := baseline_config(config)) is not None:
+        theirs = trained_system(other, arguments.run.parent / other.name)
+        if theirs is None:
+            print(f"speed: {other.path} has not been trained; a model without training stands in for it", flush=True)
+            theirs = untrained_system(other, data, out / "untrained")
+        systems.append(theirs)
+    random = not all(system.trained for system in systems)
+    length = mean_length(data, ours, speed["subset"], out) if random else None
+    for number in range(speed["runs"] + 1):
+        for system in systems:
+            run = time_once(system, speed, data, out / f"{system.config.name}.run{number}.log", length)
+            if number:  # the first warms up files, caches and compiled operators
+                system.runs.append(run)
+                print(f"{system.config.name}: {run['sentences_per_second']:.1f} sentences/s", flush=True)
+    found, baseline = ours.summary(), systems[1].summary() if len(systems) > 1 else None
+    key = FIGURES[0]
+    ratio = found[key]["mean"] / baseline[key]["mean"] if baseline else None
+    settings = {**{name: speed[name] for name in ("beam", "batch-size", "subset", "runs")}, "fixed_length": length}
+    write_json(out / "speed.json", {**found, "baseline": baseline, "ratio": ratio, "settings": settings})
+    beside = f", {ratio:.2f} times {systems[1].config.name}" if ratio else ""
+    print(f"{found[key]['mean']:.1f} sentences/s, {found[FIGURES[1]]['mean']:.0f} tokens/s{beside}")
+
+
+if __name__ == "__main__":
+    run_command(main)

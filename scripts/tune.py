@@ -1,0 +1,218 @@
+"""Choose the number of averaged checkpoints and the settings of generation for one trained model, on validation alone.
+
+All combinations of the candidates in the CONFIG's section `tune` are compared; without one, the CONFIG's own values
+are taken and validated. For each number of checkpoints and each setting that the search depends on (max-len-b, min-len,
+beam, ...) the validation set is generated once, with all hypotheses that the search finished; length penalties
+(lenpen) only reorder these, so they cost nothing. Translations are chosen by tokenised BLEU, summaries by the mean of
+ROUGE-1, 2 and L, language models by their perplexity; of equals the first.
+
+DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was chosen) and valid/ (its hypotheses). What
+a killed run had generated is used again.
+"""
+
+import argparse
+import csv
+import itertools
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.average import average, choose, save
+from scripts.common.commands import averaged, evaluate_command, generate_command, generation_settings
+from scripts.common.config import Config, load_config
+from scripts.common.devices import find_devices
+from scripts.common.errors import UserError, run_command
+from scripts.common.fairseq import check_binarised, check_path
+from scripts.common.files import atomic_file, read_json, write_json
+from scripts.common.generation import (
+    HYPOTHESES,
+    REFERENCE,
+    SOURCE,
+    Hypothesis,
+    best_text,
+    run_generation,
+    write_hypotheses,
+)
+from scripts.common.perplexity import run_evaluation
+from scripts.common.process import interruptible
+from scripts.common.stamp import fingerprint
+from scripts.common.terminal import aligned
+
+BEAM = 5  # fairseq-generate's default
+Candidate = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate and its score on validation."""
+
+    choice: Candidate
+    score: float
+
+
+def combinations(tune: dict[str, Sequence[Any]]) -> Iterator[Candidate]:
+    """Every choice of one value for each key; one empty choice where there are no keys."""
+    for values in itertools.product(*tune.values()):
+        yield dict(zip(tune, values, strict=True))
+
+
+class Sweep:
+    """The models and searches of one sweep, each made once, in the folder ``out``."""
+
+    def __init__(self, config: Config, checkpoints: Path, data: Path, out: Path) -> None:
+        self.config, self.checkpoints, self.data, self.out = config, checkpoints, data, out
+        self.work = out / "searches"
+        self.gpu = find_devices().gpu
+
+    def begin(self) -> None:
+        """Forget the searches of an earlier run that had other checkpoints, settings or data.
+
+        Raises:
+            UserError: there are fewer checkpoints than a candidate asks for.
+        """
+        if self.config.average:
+            most = max(self.config.tune.get("last", [self.config.average["last"]]))
+            choose(self.checkpoints, most, self.config.average["by"])
+        files = [*self.checkpoints.glob("checkpoint*.pt"), *self.data.iterdir()]
+        made_from = {
+            "generate": self.config.generate,
+            "average": self.config.average,
+            "files": {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files},
+        }
+        noted = self.work / "made_from.json"
+        if not noted.exists() or read_json(noted) != made_from:
+            shutil.rmtree(self.work, ignore_errors=True)
+            write_json(noted, made_from)
+
+    def model(self, candidate: Candidate) -> Path:
+        """The model of a candidate, made if it is not there; one mean is kept at a time."""
+        if not self.config.average:
+            return self.checkpoints / "checkpoint_best.pt"
+        last = candidate.get("last", self.config.average["last"])
+        path = self.work / f"last{last}.pt"
+        if not path.exists():
+            for other in self.work.glob("last*.pt"):
+                other.unlink()
+            print(f"tune: the mean of the last {averaged(self.config, candidate)}", flush=True)
+            save(average(choose(self.checkpoints, last, self.config.average["by"])), path)
+        return path
+
+    def search(self, candidate: Candidate) -> dict[str, Any]:
+        """All hypotheses of the validation set that one search finished, without a length penalty."""
+        settings = generation_settings(self.config, candidate)
+        kept = self.work / f"{fingerprint([candidate.get('last'), settings])[:16]}.json"
+        if not kept.exists():
+            beam = settings.get("beam", BEAM)
+            settings |= {"nbest": beam, "lenpen": 0}
+            command = generate_command(self.config, settings, self.data, self.model(candidate), "valid", gpu=self.gpu)
+            label = "".join(f"{key} {value}, " for key, value in candidate.items())
+            output = run_generation(command, "valid", kept.with_suffix(".log"), nbest=beam, label=label)
+            lines = output.in_corpus_order()
+            hypotheses = [[asdict(one) for one in output.hypotheses[number]] for number in range(len(lines[SOURCE]))]
+            write_json(kept, {"lines": lines, "hypotheses": hypotheses, "facts": output.facts})
+        return read_json(kept)
+
+    def perplexity(self, candidate: Candidate) -> float:
+        """A language model's perplexity on validation."""
+        kept = self.work / f"perplexity{candidate.get('last', '')}.json"
+        if not kept.exists():
+            command = evaluate_command(self.config, self.data, self.model(candidate), "valid", gpu=self.gpu)
+            write_json(kept, run_evaluation(command, kept.with_suffix(".log")).facts)
+        return float(read_json(kept)["perplexity"])
+
+    def keep(self, candidate: Candidate) -> None:
+        """Leave the chosen model behind, and nothing else of the models."""
+        if self.config.average:
+            self.model(candidate).replace(self.out / "model.pt")
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def rescored(found: dict[str, Any], lenpen: float) -> list[str]:
+    """What a search would have given with a length penalty."""
+    return [best_text([Hypothesis(**one) for one in several], lenpen) for several in found["hypotheses"]]
+
+
+def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]], float]) -> list[Tried]:
+    """The score of every candidate; higher is better."""
+    config = sweep.config
+    tune = dict(config.tune)
+    lenpens = tune.pop("lenpen", [None])
+    tried = []
+    for candidate in combinations(tune):
+        found = sweep.search(candidate)
+        for lenpen in lenpens:
+            score = metric(rescored(found, penalty(config, lenpen)), found["lines"][REFERENCE])
+            tried.append(Tried(candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
+    return tried
+
+
+def penalty(config: Config, lenpen: float | None) -> float:
+    """The length penalty in force, ``lenpen`` being the candidate or None."""
+    if config.generate.get("unnormalized"):
+        return 0.0
+    return float(config.generate.get("lenpen", 1.0) if lenpen is None else lenpen)
+
+
+def write_valid(sweep: Sweep, best: Candidate, seed: int | None) -> None:
+    """The hypotheses of the chosen candidate, as scripts/generate.py would have left them."""
+    config = sweep.config
+    found = sweep.search({key: value for key, value in best.items() if key != "lenpen"})
+    lines = found["lines"] | {HYPOTHESES: rescored(found, penalty(config, best.get("lenpen")))}
+    noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **generation_settings(config, best)}
+    facts = {key: value for key, value in found["facts"].items() if key != "fairseq_bleu"}  # of another order
+    write_hypotheses(sweep.out / "valid", lines, facts | {"settings": noted})
+
+
+def write_sweep(out: Path, what: str, tried: list[Tried], best: Tried) -> None:
+    """The whole sweep as tune.json and tune.csv, and as a table for people."""
+    rows = [[*best.choice, what], *([*map(str, one.choice.values()), f"{one.score:.4f}"] for one in tried)]
+    with atomic_file(out / "tune.csv") as f:
+        csv.writer(f, lineterminator="\n").writerows(rows)
+    candidates = [{**one.choice, "score": one.score} for one in tried]
+    content = {"metric": what, "subset": "valid", "candidates": candidates, "chosen": best.choice, "score": best.score}
+    write_json(out / "tune.json", content)
+    marks = ["", *("<- chosen" if one is best else "" for one in tried)]
+    shown = zip(aligned(rows, left=0), marks, strict=True)
+    print("\n".join(f"{line}  {mark}".rstrip() for line, mark in shown), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the sweep and the model")
+    parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
+    arguments = parser.parse_args()
+    interruptible()
+    config, out = load_config(arguments.config), arguments.out
+    check_binarised(arguments.data)
+    check_path(arguments.checkpoints)
+    if not arguments.checkpoints.is_dir():
+        raise UserError(f"no folder {arguments.checkpoints}; expected the checkpoints that scripts/train.py wrote")
+    (out / "tune.json").unlink(missing_ok=True)
+    sweep = Sweep(config, arguments.checkpoints, arguments.data, out)
+    sweep.begin()
+    if config.metric == "perplexity":
+        tried = [Tried(one, sweep.perplexity(one)) for one in combinations(config.tune)]
+        best, what = min(tried, key=lambda one: one.score), "perplexity"
+    else:
+        from scripts.common.metrics import metric
+
+        tried = tune_generation(sweep, metric(config))
+        best = max(tried, key=lambda one: one.score)
+        what = "BLEU (tokenised)" if config.metric == "bleu" else "mean of ROUGE-1, 2 and L"
+        write_valid(sweep, best.choice, arguments.seed)
+    write_sweep(out, what, tried, best)
+    sweep.keep(best.choice)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,216 @@
+"""Every configuration of the paper's tables: what the paper says, and fairseq's own parsers, about its settings.
+
+That the models have the published sizes: tests/models/test_parameters.py.
+"""
+
+import functools
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fairseq import options
+
+import lightconv_plugin  # noqa: F401  registers the models and tasks
+from scripts.common import show
+from scripts.common.commands import generate_command, generation_settings, train_command
+from scripts.common.config import load_config, merge, read_yaml
+from scripts.common.devices import Devices, share_out
+from scripts.common.layout import build_run
+from scripts.common.published import CONFIGS, read_tables
+from scripts.common.record import read_dataset
+from scripts.common.stages import NAMES
+
+DATASETS = {path.stem: path for path in (CONFIGS.parent / "data_prep" / "datasets").glob("*.yaml")}
+TABLES = read_tables()
+IN_TABLES = {path for table in TABLES.values() for path in table.configs()}
+FOLDERS = sorted({path.parent for path in IN_TABLES})
+FILES = [path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))]
+BASES = [path for path in FILES if path.stem.startswith("base")]
+MODELS = [path for path in FILES if path not in BASES]
+
+
+def name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def chain(path: Path) -> dict[str, Any]:
+    """What a file and those that it builds on say together."""
+    content = read_yaml(path)
+    return merge(chain(path.parent / content["base"]), content) if "base" in content else content
+
+
+def test_there_is_one_for_every_cell():
+    assert Counter(path.parent.name for path in MODELS) == {
+        "wmt16_en_de": 26,
+        "wmt14_en_fr": 4,
+        "wmt17_zh_en": 3,
+        "iwslt14_de_en": 4,
+        "gbw": 3,
+        "cnn_dm": 3,
+    }
+    assert set(MODELS) == IN_TABLES
+
+
+def test_a_base_is_no_model_and_is_built_on():
+    used = {(path.parent / read_yaml(path)["base"]).resolve() for path in FILES if "base" in read_yaml(path)}
+    assert used == set(BASES)
+    assert not any("arch" in read_yaml(path).get("train", {}) for path in BASES)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=name)
+def test_it_states_only_what_differs(path):
+    content = read_yaml(path)
+    assert "base" in content
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    base = chain(path.parent / content["base"])
+    repeated = [
+        f"{section}.{key}"
+        for section, settings in content.items()
+        if isinstance(settings, dict)
+        for key, value in settings.items()
+        if key in base.get(section, {}) and base[section][key] == value
+    ]
+    assert not repeated
+
+
+@pytest.mark.parametrize("path", MODELS, ids=name)
+def test_its_data_are_prepared_here_and_fit_its_task(path):
+    config = load_config(path)
+    assert config.dataset == path.parent.name
+    dataset = yaml.safe_load(DATASETS[config.dataset].read_text(encoding="utf-8"))
+    language_model = config.train["task"] == "language_modeling"
+    assert ("target" in dataset) == (not language_model)
+    assert (config.metric == "perplexity") == language_model
+    if config.train.get("share-all-embeddings"):
+        assert dataset["binarise"]["joined_dictionary"]
+    if config.speed:
+        assert (path.parent / config.speed["baseline"]) in MODELS
+
+
+# section 5.3: dropout, updates, warm-up, the optimiser, tokens of an update as printed; 5.2: beam, seeds
+PRINTED = {
+    "wmt16_en_de": (0.3, 30_000, 10_000, "adam", "459K", 5, 3),
+    "wmt14_en_fr": (0.1, 80_000, 10_000, "adam", "655K", 5, 3),
+    "wmt17_zh_en": (0.25, 40_000, 10_000, "adam", "459K", 8, 3),
+    "iwslt14_de_en": (0.3, 50_000, 4_000, "adam", "4K", 4, 3),
+    "gbw": (None, 975_000, 16_000, "nag", "66K", None, 1),  # printed "65K", of 65,536
+    "cnn_dm": (0.3, 30_000, 10_000, "adam", "459K", 4, 1),
+}
+# models with a recipe of their own, as their files say
+OTHERS = {"fconv", "dynamicconv_decoupled"}
+
+
+@pytest.mark.parametrize("path", [path for path in MODELS if path.stem not in OTHERS], ids=name)
+def test_the_recipe_is_the_printed_one(path):
+    config = load_config(path)
+    train = config.train
+    *recipe, tokens, beam, seeds = PRINTED[config.dataset]
+    assert [train.get(key) for key in ("dropout", "max-update", "warmup-updates", "optimizer")] == recipe
+    assert f"{round(config.batch['tokens'] / 1000)}K" == tokens
+    assert len(config.seeds) == seeds
+    if not path.stem.startswith("dynamicconv_dec"):  # Table 7 decodes with beam 1
+        assert config.generate.get("beam") == beam
+    assert train["fp16"] is True
+
+
+@pytest.mark.parametrize("path", MODELS, ids=name)
+def test_the_arithmetic_of_its_comments(path):
+    config = load_config(path)
+    assert config.batch["tokens"] % config.batch["max-tokens"] == 0
+    if config.train["lr-scheduler"] == "cosine":  # a single cycle
+        assert config.train["warmup-updates"] + config.train["lr-period-updates"] == config.train["max-update"]
+    if config.average:  # there must be as many checkpoints as are averaged
+        kept = config.train["keep-last-epochs"]
+        assert config.average["by"] == "epoch"
+        assert max(config.average["last"], *config.tune["last"]) <= kept
+        assert config.average["last"] in config.tune["last"]
+        assert config.generate["lenpen"] in config.tune["lenpen"]
+
+
+PARSERS = {
+    "fairseq_cli.train": options.get_training_parser,
+    "fairseq_cli.generate": options.get_generation_parser,
+    "fairseq_cli.eval_lm": options.get_eval_lm_parser,
+}
+
+
+@functools.cache
+def parse(module: str, *arguments: str) -> Namespace:
+    """What fairseq's command makes of its arguments; it ends the process for one that it does not know."""
+    parsed: Namespace = options.parse_args_and_arch(PARSERS[module](), list(arguments))
+    return parsed
+
+
+def parse_command(command: list[str]) -> Namespace:
+    """One of fairseq's commands, without what starts it and what only says where files are."""
+    place = next(number for number, word in enumerate(command) if word in PARSERS)
+    elsewhere = ("--user-dir=", "--save-dir=", "--path=", "--seed=")
+    given = [word for word in command[place + 2 :] if not word.startswith(elsewhere)]
+    path = [] if command[place].endswith("train") else ["--path=model.pt"]
+    return parse(command[place], "no-data", *path, *given)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=name)
+def test_every_stage_can_be_shown_and_fairseq_knows_the_flags(path, tmp_path):
+    config = load_config(path)
+    run = build_run(config, read_dataset(config.dataset), tmp_path, CONFIGS.parent)
+    text = show.to_do(run, config.seeds, NAMES)
+    assert text.count("# fairseq-train ") == len(config.seeds)
+    used = {"fairseq_cli.train", "fairseq_cli.eval_lm" if config.metric == "perplexity" else "fairseq_cli.generate"}
+    commands = [command for stage in run.stages.values() for command in stage.fairseq()]
+    assert {word for command in commands for word in command if word in PARSERS} == used
+    for command in commands:
+        parsed = parse_command(command)
+        if "fairseq_cli.train" in command:
+            assert parsed.arch == config.train["arch"]
+            assert parsed.max_update == (config.train.get("max-update") or 0)
+            assert parsed.max_epoch == (config.train.get("max-epoch") or 0)
+            assert parsed.lr == [config.train["lr"]]
+        elif "fairseq_cli.generate" in command:
+            assert (parsed.beam, parsed.lenpen) == (config.generate["beam"], config.generate["lenpen"])
+
+
+@pytest.mark.parametrize("path", [path for path in MODELS if load_config(path).generate], ids=name)
+def test_fairseq_knows_the_flags_of_every_candidate(path):
+    config = load_config(path)
+    candidates = [{key: value} for key, values in config.tune.items() if key != "last" for value in values]
+    for tried in candidates:
+        section = generation_settings(config, tried)
+        command = generate_command(config, section, Path("data"), Path("model.pt"), "valid", gpu=False)
+        parsed = vars(parse_command(command))
+        assert all(parsed[key.replace("-", "_")] == value for key, value in tried.items())
+
+
+# section 5.3: GPUs, batches accumulated
+MACHINES = {
+    "wmt16_en_de": (8, 16),
+    "wmt14_en_fr": (8, 16),
+    "wmt17_zh_en": (8, 16),
+    "iwslt14_de_en": (1, 1),
+    "gbw": (32, 1),
+    "cnn_dm": (8, 16),
+}
+
+
+@pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "fconv"], ids=name)
+def test_on_the_paper_s_machine_it_is_the_paper_s_command(path):
+    config = load_config(path)
+    gpus, steps = MACHINES[config.dataset]
+    data, out = Path("data"), Path("out")
+    parsed = parse_command(train_command(config, 1, data, out, Devices(gpu=True, count=gpus)))
+    assert (parsed.max_tokens, parsed.update_freq) == (config.batch["max-tokens"], [steps])
+    assert parsed.fp16 == config.train["fp16"]
+    for fewer in (1, 4):  # the same tokens an update
+        given = share_out(config.batch, fewer)
+        assert fewer * given["max-tokens"] * given["update-freq"] == config.batch["tokens"]
+
+
+def test_a_flag_that_fairseq_does_not_know_ends_the_parsing(capsys):
+    config = load_config(CONFIGS / "iwslt14_de_en" / "lightconv.yaml")
+    command = generate_command(config, {"beams": 5}, Path("data"), Path("model.pt"), "test", gpu=False)
+    with pytest.raises(SystemExit):
+        parse_command(command)
+    assert "--beams=5" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""configs/tables.yaml against the paper's text, and what is refused in such a file."""
+
+import pytest
+import yaml
+
+from scripts.common.errors import UserError
+from scripts.common.published import CONFIGS, Figure, read_tables
+
+TABLES = read_tables()
+
+
+def figures(number, *keys):
+    """The columns' figures in the rows that are trained here, as plain data."""
+    rows = [row for row in TABLES[number].rows if row.config]
+    return [[row.figures[key].word or row.figures[key].value for key in keys if key in row.figures] for row in rows]
+
+
+def test_every_table_has_all_its_rows():
+    rows = {
+        number: (len(table.rows), sum(row.config is not None for row in table.rows)) for number, table in TABLES.items()
+    }
+    # a row of Table 2 is a review's
+    assert rows == {1: (8, 4), 2: (6, 4), 3: (13, 12), 4: (5, 3), 5: (6, 3), 6: (10, 10), 7: (20, 3)}
+
+
+def test_the_printed_scores():
+    assert figures(1, "en_de", "en_fr") == [[25.2, 40.5], [29.3, 43.2], [28.9, 43.1], [29.7, 43.2]]
+    assert figures(2, "iwslt", "zh_en") == [[34.4, 23.8], [34.8, 24.3], [35.2, 24.4], [35.44]]
+    assert figures(4, "valid", "test") == [[31.9], [26.67, 26.73], [26.60, 26.67]]
+    assert figures(5, "rouge1", "rouge2", "rougeL") == [
+        [39.26, 15.98, 36.35],
+        [39.52, 15.97, 36.51],
+        [39.84, 16.25, 36.73],
+    ]
+    assert figures(7, "en_de", "speed", "tokens") == [[26.1, 15.2, 423.0], [27.7, 7.2, 202.3], [28.5, 3.9, 110.9]]
+    failed = {row.name for table in TABLES.values() for row in table.rows if row.figures == {"valid_bleu": DIVERGES}}
+    assert len(failed) == 5
+
+
+DIVERGES = Figure(None, word="diverges")
+
+
+def test_a_figure_with_its_deviation():
+    row = next(row for row in TABLES[3].rows if row.config == "dynamicconv_noglu")
+    assert row.figures["valid_bleu"] == Figure(26.9, 0.2)
+    assert row.figures["speed"] == Figure(62.6, 0.4)
+
+
+def test_tables_3_and_6_agree_on_the_model_that_both_have():
+    def both(config):
+        rows = [row for n in (3, 6) for row in TABLES[n].rows if row.config == config]
+        return [row.figures["valid_bleu"] for row in rows]
+
+    for config in ("dynamicconv_noglu", "dynamicconv_nosoftmax"):
+        first, second = both(config)
+        assert first == second
+
+
+def test_a_cell_is_trained_where_the_row_has_a_figure():
+    table = TABLES[2]
+    columns = {column.key: column for column in table.columns}
+    rows = {row.config: row for row in table.rows}
+    assert table.config(rows["dynamicconv"], columns["zh_en"]) == CONFIGS / "wmt17_zh_en" / "dynamicconv.yaml"
+    assert table.config(rows["dynamicconv_decoupled"], columns["zh_en"]) is None
+    literature = next(row for row in table.rows if row.config is None)
+    assert table.config(literature, columns["iwslt"]) is None
+
+
+def test_paths_into_the_record_are_of_its_form():
+    for table in TABLES.values():
+        for column in table.columns:
+            for path in filter(None, (column.value, column.std)):
+                top, *rest = path.split(".")
+                assert (top, len(rest)) in {("parameters", 0), ("summary", 3), ("speed", 2)}
+                if top == "summary":
+                    assert rest[0] in ("valid", "test")
+                    assert rest[2] in ("best", "mean", "std")
+
+
+COLUMN = {"heading": "A", "dataset": "d", "value": "parameters"}
+GOOD = {
+    "title": "t",
+    "columns": {"a": COLUMN},
+    "rows": [{"name": "n"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"headline": "t"}, "table 9: unknown key `headline`"),
+        ({"columns": {"a": {**COLUMN, "unit": "M"}}}, "column a: unknown key `unit`"),
+        ({"columns": {"a": {**COLUMN, "better": "more"}}}, "`better` is 'more'"),
+        ({"rows": [{"name": "n", "b": 3}]}, "row n: unknown key `b`"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path, change, named):
+    path = tmp_path / "tables.yaml"
+    path.write_text(yaml.safe_dump({9: GOOD}), encoding="utf-8")
+    assert read_tables(path)[9].rows[0].figures == {}
+    path.write_text(yaml.safe_dump({9: {**GOOD, **change}}), encoding="utf-8")
+    with pytest.raises(UserError) as refusal:
+        read_tables(path)
+    assert named in str(refusal.value)
