@@ -55,7 +55,8 @@ def translation(arch: str, types: int, flags: list[str], *, task: str = "transla
     from fairseq.tasks import TASK_REGISTRY
 
     given = ["--arch", arch, "--task", task, "--source-lang", "src", "--target-lang", "tgt", *flags]
-    cfg = convert_namespace_to_omegaconf(training_arguments(given, task=task))
+    args = training_arguments(given, task=task)
+    cfg = convert_namespace_to_omegaconf(args)
     words = Dictionary()
     for number in range(types - len(words)):
         words.add_symbol(f"w{number}")
