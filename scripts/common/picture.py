@@ -1,0 +1,44 @@
+"""Pictures: matplotlib without a screen, files that are whole or not there."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+from scripts.common.files import atomic_file
+
+# Beside matplotlib's own fonts, for scripts that these lack; the first that is installed is used.
+_MORE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Droid Sans Fallback", "SimHei")
+_LARGEST = 30_000  # pixels a side, beyond which few viewers follow
+
+
+@contextmanager
+def picture(path: Path, *, width: float, height: float, dpi: int = 120) -> Iterator[Any]:
+    """Yield a figure of so many inches, to be drawn on; it is written to the PNG file ``path`` if no error comes.
+
+    Raises:
+        UserError: the picture would be too large to be looked at.
+    """
+    if max(width, height) * dpi > _LARGEST:
+        raise UserError(
+            f"{path} would have {width * dpi:,.0f} x {height * dpi:,.0f} pixels, expected at most {_LARGEST:,} a side; "
+            "choose less to be drawn"
+        )
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # a part of fairseq turns everybody's debugging on
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import font_manager, pyplot
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    families = ["DejaVu Sans", *(name for name in _MORE_FONTS if name in installed)]
+    with matplotlib.rc_context({"font.family": families}):
+        figure = pyplot.figure(figsize=(width, height), dpi=dpi)
+        try:
+            yield figure
+            with atomic_file(path, "wb") as f:
+                figure.savefig(f, format="png")
+        finally:
+            pyplot.close(figure)
