@@ -1,96 +1,76 @@
-"""Print a row of the results table for each run record, and under the table what each score was measured with."""
+"""Print a table of the paper with the paper's figures and ours, or a row for each of some run records.
+
+  table.py 3                     Table 3: each figure of the paper, ours from work/<dataset>/<model>/record.json, and
+                                 the commands of what has not been run
+  table.py 3 --out DIR           the same, and DIR/table3.md, table3.csv and table3.png
+  table.py work/*/*/record.json  a row for each run, of whatever dataset
+
+Under the table stands what each score was measured with.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common.config import METRICS
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import read_json
-from scripts.common.rouge import NAMES
-from scripts.common.terminal import aligned
+from scripts.common.files import atomic_file
+from scripts.common.published import Table, read_tables
+from scripts.tables import plot, records, render
+from scripts.tables.measured import Runs, baseline, cells, read_record
 
-EMPTY = "-"
-_SCORES = {"tokenised": "tokenised", "sacrebleu": "sacreBLEU", "rouge": "ROUGE"}
-BLEU = ("BLEU (tokenised)", "sacreBLEU")
-ROUGE = tuple(NAMES.values())
+WORK = Path(__file__).resolve().parents[1] / "work"
 
 
-def header(metric: str) -> tuple[str, ...]:
-    """The columns of a table: scores of different tasks do not stand under one another."""
-    return ("model", "data", "parameters", "paper", *(ROUGE if metric == "rouge" else BLEU), "sentences/s")
+def paper_table(table: Table, runs: Runs, options: str, out: Path | None) -> str:
+    """A table of the paper as text; with ``out`` also as files in that folder. ``options``: of reproduce.py."""
+    content = cells(table, runs)
+    below = render.remarks(table, content, baseline(table, runs), options)
+    for record in runs.of(table):
+        below += ["", *records.signatures(record)]
+    if out is not None:
+        name = f"table{table.number}"
+        plot.draw(table, content, out / f"{name}.png")
+        files = {
+            f"{name}.md": render.as_markdown(table, content, below, f"{name}.png"),
+            f"{name}.csv": render.as_csv(table, content),
+        }
+        for file, text in files.items():
+            with atomic_file(out / file) as f:
+                f.write(text)
+    return render.as_text(table, content, below)
 
 
-def row(record: dict[str, Any]) -> list[str]:
-    """The cells of one record; what it does not have is a dash."""
+def choose(given: Sequence[str]) -> Table | None:
+    """The table that was asked for by its number; None where records were.
 
-    def cell(value: Any, form: str) -> str:
-        return EMPTY if value is None else format(value, form)
-
-    config, scores = record["config"], record["scores"] or {}
-    generation = record["generation"] or {}
-    paper = config["paper"]
-    if _metric(record) == "rouge":
-        published = [paper.get(key) for key in ("rouge1", "rouge2", "rougeL")]
-        cells = [
-            EMPTY if None in published else " / ".join(map(str, published)),
-            *(cell(scores.get("rouge", {}).get(name), ".2f") for name in NAMES),
-        ]
-    else:
-        cells = [
-            cell(paper.get("bleu"), ""),
-            cell(scores.get("tokenised", {}).get("bleu"), ".2f"),
-            cell(scores.get("sacrebleu", {}).get("bleu"), ".2f"),
-        ]
-    speed = cell(generation.get("sentences_per_second"), ".1f")
-    return [record["model"], config["dataset"], cell(record["parameters"], ",d"), *cells, speed]
-
-
-def _metric(record: dict[str, Any]) -> str:
-    return (record["config"].get("score") or {}).get("metric", "bleu")
-
-
-def signatures(record: dict[str, Any]) -> list[str]:
-    """How the scores of one record came about, a line each."""
-    scores = record["scores"]
-    if scores is None:
-        return [f"{record['model']}: not scored yet"]
-    backend = ",".join(f"{op}={name}" for op, name in (record["backend"] or {}).items()) or "unknown"
-    measured = [(name, scores[key]["signature"]) for key, name in _SCORES.items() if key in scores]
-    return [
-        f"{record['model']}: {scores['signature']}|backend:{backend}",
-        *(f"  {name} {how}" for name, how in measured),
-    ]
-
-
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """The whole table as aligned text; two of them where some records are of summaries."""
-    blocks = []
-    for metric in METRICS:
-        rows = [row(record) for record in records if _metric(record) == metric]
-        if rows:
-            blocks += [*aligned([header(metric), *rows], left=2, rule=True), ""]
-    return "\n".join([*blocks, *(line for record in records for line in signatures(record))])
+    Raises:
+        UserError: there is no such table.
+    """
+    if len(given) != 1 or not given[0].isdecimal():
+        return None
+    tables = read_tables()
+    if (number := int(given[0])) not in tables:
+        raise UserError(f"no Table {number}; the paper's are {', '.join(map(str, tables))}")
+    return tables[number]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="record.json of a run, in work/")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", metavar="N | RECORD", help="a table's number, or the record.json of runs")
+    parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write Markdown, CSV and a plot here, too")
     arguments = parser.parse_args()
-    records = []
-    for path in arguments.records:
-        record = read_json(path)
-        if (
-            not isinstance(record, dict)
-            or not {"model", "config", "scores", "generation", "parameters"} <= record.keys()
-        ):
-            raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json")
-        records.append(record)
-    print(table(records))
+    table = choose(arguments.what)
+    if table is not None:
+        options = "" if arguments.work == WORK else f" --work {arguments.work}"
+        print(paper_table(table, Runs(arguments.work), options, arguments.out))
+    elif arguments.out is not None:
+        raise UserError("--out goes with the number of a table, not with records; scripts/compare.py draws runs")
+    else:
+        print(records.as_text([read_record(Path(path)) for path in arguments.what]))
 
 
 if __name__ == "__main__":

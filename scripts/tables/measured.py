@@ -1,0 +1,146 @@
+"""The cells of a table: the published figure, and beside it what the run records of a work folder say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+from scripts.common.files import read_json
+from scripts.common.published import Column, Figure, Row, Table
+
+NEEDED = frozenset({"model", "dataset", "config", "parameters", "seeds", "summary"})
+DIVERGED = "diverges"
+
+
+RATIOS_OF = "speed.sentences_per_second.mean"
+"""The column that ratios to the baseline are given for; a record has its own in speed.ratio."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of the paper and ours.
+
+    Attributes:
+        published: as printed; None where the paper has none.
+        ours: None where nothing was measured.
+        run: the run that measures it, <dataset>/<model>; None for the literature's figures and empty cells.
+        has_record: whether the run has been begun.
+        seeds: how many were trained, and of how many; (0, 0) without a record.
+        ratio: to the speed of the baseline, (the paper's, ours); None each where there is none.
+    """
+
+    column: Column
+    published: Figure | None
+    ours: Figure | None = None
+    run: str | None = None
+    has_record: bool = False
+    seeds: tuple[int, int] = (0, 0)
+    ratio: tuple[float | None, float | None] = (None, None)
+
+    @property
+    def missing(self) -> bool:
+        return self.run is not None and self.ours is None
+
+
+class Runs:
+    """The run records of a work folder, each read once."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self._records: dict[str, dict[str, Any] | None] = {}
+
+    def record(self, run: str) -> dict[str, Any] | None:
+        """The record of <dataset>/<model>; None where the run has not been begun.
+
+        Raises:
+            UserError: the file is there and is not a record.
+        """
+        if run not in self._records:
+            path = self.work / run / "record.json"
+            self._records[run] = read_record(path) if path.exists() else None
+        return self._records[run]
+
+    def of(self, table: Table) -> list[dict[str, Any]]:
+        """The records of a table's runs that there are, in the order of its rows."""
+        names = dict.fromkeys(
+            name for row in table.rows for column in table.columns if (name := run_of(table, row, column))
+        )
+        return [record for name in names if (record := self.record(name)) is not None]
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A run record.
+
+    Raises:
+        UserError: the file cannot be read, or is something else.
+    """
+    record = read_json(path)
+    if not isinstance(record, dict) or not record.keys() >= NEEDED:
+        raise UserError(
+            f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts/reproduce.py"
+        )
+    return record
+
+
+def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
+    """What stands at a dotted path; None where there is nothing."""
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def run_of(table: Table, row: Row, column: Column) -> str | None:
+    """The run that measures a cell, <dataset>/<model>."""
+    config = table.config(row, column)
+    return None if config is None else f"{config.parent.name}/{config.stem}"
+
+
+def baseline(table: Table, runs: Runs) -> str | None:
+    """The model whose speed those of a table's runs were compared with."""
+    paths = [path for record in runs.of(table) if (path := lookup(record, "config.speed.baseline"))]
+    return Path(paths[0]).stem if paths else None
+
+
+def cells(table: Table, runs: Runs) -> list[list[Cell]]:
+    """Row by row, the cells of a table in the order of its columns."""
+    model = baseline(table, runs)
+    compared = next((row for row in table.rows if model is not None and row.config == model), None)
+    return [[_cell(table, row, column, runs, compared) for column in table.columns] for row in table.rows]
+
+
+def _cell(table: Table, row: Row, column: Column, runs: Runs, compared: Row | None) -> Cell:
+    published, run = row.figures.get(column.key), run_of(table, row, column)
+    record = runs.record(run) if run else None
+    return Cell(
+        column,
+        published,
+        ours=_ours(column, record),
+        run=run,
+        has_record=record is not None,
+        seeds=(len(lookup(record, "seeds") or {}), len(lookup(record, "config.seeds") or [])),
+        ratio=(_published_ratio(published, column, compared), _our_ratio(column, record)),
+    )
+
+
+def _ours(column: Column, record: Mapping[str, Any] | None) -> Figure | None:
+    value = lookup(record, column.value)
+    if value is not None:
+        count = lookup(record, f"{column.value.rpartition('.')[0]}.n")
+        std = lookup(record, column.std) if column.std and count != 1 else None  # one seed has no deviation
+        return Figure(value / column.scale, None if std is None else std / column.scale)
+    seeds = (lookup(record, "seeds") or {}).values()
+    diverged = any(lookup(seed, "training.diverged") not in (None, False) for seed in seeds)
+    return Figure(None, word=DIVERGED) if diverged else None
+
+
+def _our_ratio(column: Column, record: Mapping[str, Any] | None) -> float | None:
+    return lookup(record, "speed.ratio") if column.value == RATIOS_OF else None
+
+
+def _published_ratio(published: Figure | None, column: Column, compared: Row | None) -> float | None:
+    if column.value != RATIOS_OF or published is None or published.value is None or compared is None:
+        return None
+    other = compared.figures.get(column.key)
+    return published.value / other.value if other and other.value else None

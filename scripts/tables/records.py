@@ -1,0 +1,101 @@
+"""Run records as rows of a table of their own, whatever the dataset, and what each score was measured with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scripts.common.score_names import KEYS, NAMES
+from scripts.common.terminal import aligned
+from scripts.tables.measured import lookup
+
+EMPTY = "-"
+
+
+def metric(record: Mapping[str, Any]) -> str:
+    """What a run is judged by: bleu, rouge or perplexity."""
+    return lookup(record, "config.score.metric") or "bleu"
+
+
+def spread(values: Mapping[str, Any] | None, form: str = ".2f") -> str:
+    """Mean and standard deviation; the figure alone where there is one; a dash where there is none."""
+    if not values or values.get("mean") is None:
+        return EMPTY
+    text = format(values["mean"], form)
+    several = values.get("n") != 1 and values.get("std") is not None
+    return f"{text} ± {values['std']:{form}}" if several else text
+
+
+def tested(values: Mapping[str, Any] | None) -> str:
+    """The best seed's figure, and in brackets mean and deviation over the seeds where there are several."""
+    if not values or values.get("best") is None:
+        return EMPTY
+    return f"{values['best']:.2f}" + (f" ({spread(values)})" if values.get("n") != 1 else "")
+
+
+def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Header and rows of records of one metric: those of its scores that any of them has."""
+    keys = KEYS[metric(records[0])]
+    shown = [key for key in keys if any(lookup(record, f"summary.test.{key}") for record in records)] or [keys[0]]
+    timed = any(record.get("speed") for record in records)
+    chosen = keys[0]
+    header = ["model", "data", "parameters", "seeds", f"valid {NAMES[chosen]}", *(NAMES[key] for key in shown)]
+    if metric(records[0]) != "perplexity":
+        header.append("sentences/s")
+    header += ["speed, sentences/s", "x baseline"] if timed else []
+    lines = [header]
+    for record in records:
+        parameters = record["parameters"]
+        line = [
+            record["model"],
+            record["dataset"],
+            EMPTY if parameters is None else f"{parameters:,d}",
+            str(len(record["seeds"])),
+            spread(lookup(record, f"summary.valid.{chosen}")),
+            *(tested(lookup(record, f"summary.test.{key}")) for key in shown),
+        ]
+        if metric(record) != "perplexity":
+            rate = lookup(best_seed(record), "generation.sentences_per_second")
+            line.append(EMPTY if rate is None else f"{rate:.1f}")
+        if timed:
+            ratio = lookup(record, "speed.ratio")
+            line += [
+                spread(lookup(record, "speed.sentences_per_second"), ".1f"),
+                EMPTY if ratio is None else f"{ratio:.2f}",
+            ]
+        lines.append(line)
+    return lines
+
+
+def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The seed whose test figures stand in the table; None if none was chosen yet."""
+    return record["seeds"].get(str(record.get("best_seed")))
+
+
+def signatures(record: Mapping[str, Any]) -> list[str]:
+    """How the scores of one record came about, a line each."""
+    scores = lookup(best_seed(record), "test")
+    if not scores:
+        return [f"{record['model']}: not scored yet"]
+    backend = ",".join(f"{op}={name}" for op, name in (record.get("backend") or {}).items()) or "unknown"
+    lines = [f"{record['model']}: {scores['signature']}|backend:{backend}"]
+    for key in KEYS[metric(record)]:
+        if signature := lookup(scores, f"details.{key}.signature"):
+            lines.append(f"  {NAMES[key]} {signature}")
+    if settings := lookup(record, "speed.settings"):
+        lines.append("  speed " + "|".join(f"{name}:{value}" for name, value in settings.items()))
+    return lines
+
+
+def as_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """The whole table as aligned text; scores of different metrics do not stand under one another."""
+    blocks: list[str] = []
+    for kind in KEYS:
+        some = [record for record in records if metric(record) == kind]
+        if some:
+            blocks += [*aligned(grid(some), left=2, rule=True), ""]
+    several = any(len(record["seeds"]) > 1 for record in records)
+    if several:
+        blocks += [
+            "Scores on test: the seed that was best on validation (mean ± standard deviation over the seeds).",
+            "",
+        ]
+    return "\n".join([*blocks, *(line for record in records for line in signatures(record))])
