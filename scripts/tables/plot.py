@@ -150,10 +150,15 @@ def _logarithmic(axes: Any, xs: Sequence[float]) -> None:
 
 
 def _number(axes: Any, panel: Panel) -> None:
-    """The rows' numbers, where they hide nothing; points that coincide share one, a distant one has a line to its point."""
+    """The rows' numbers, where they hide nothing; points that coincide share one, and distant ones have a line."""
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # settles where a point is
     series = [(points, colour) for points, (_, colour, _) in zip((panel.paper, panel.ours), _SERIES, strict=True)]
     pixel = axes.figure.dpi / 72
-    taken = [_box(axes.transData.transform((p.x, p.y)), 8 * pixel, 8 * pixel) for points, _ in series for p in points]
+    taken = []
+    for point in (*panel.paper, *panel.ours):
+        x, y = axes.transData.transform((point.x, point.y))
+        bar = axes.transData.transform((point.x, point.y + (point.std or 0.0)))[1] - y
+        taken += [_box((x, y), 8 * pixel, 8 * pixel), _box((x, y), 2 * pixel, 2 * bar)]
     for points, colour in series:
         labels: dict[tuple[float, float], list[str]] = {}
         for point in points:
