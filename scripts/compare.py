@@ -38,7 +38,8 @@ class Run:
     def logs(self) -> dict[int, TrainLog]:
         """The training logs of its seeds that have losses, by seed."""
         paths = {int(path.parts[-3][4:]): path for path in self.folder.glob("seed[0-9]*/checkpoints/train.log")}
-        return {seed: read_log_file(paths[seed]) for seed in sorted(paths)}
+        logs = {seed: read_log_file(paths[seed]) for seed in sorted(paths)}
+        return {seed: log for seed, log in logs.items() if log.train_loss or log.valid_loss}
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -138,7 +139,7 @@ def draw(runs: Sequence[Run], out: Path) -> None:
     logs = {run.name: run.logs() for run in runs}
     if not any(logs.values()):
         raise UserError(
-            f"nothing to draw: no seed<N>/checkpoints/train.log in {', '.join(str(r.folder) for r in runs)}"
+            f"nothing to draw: no seed<N>/checkpoints/train.log with losses in {', '.join(str(r.folder) for r in runs)}"
         )
     with picture(out, width=11, height=4.8) as figure:
         train, valid = figure.subplots(1, 2, sharex=True, sharey=True)

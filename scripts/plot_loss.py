@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common.errors import run_command
+from scripts.common.errors import UserError, run_command
 from scripts.common.picture import picture
 from scripts.common.trainlog import read_log_file
 
@@ -18,6 +18,8 @@ def plot_loss(log: Path, out: Path) -> None:
         UserError: the log cannot be read or has no losses in it.
     """
     content = read_log_file(log)
+    if not content.train_loss and not content.valid_loss:
+        raise UserError(f"{log} has no losses in it; expected the log of fairseq-train with --log-format json")
     with picture(out, width=7, height=4.5) as figure:
         axes = figure.subplots()
         for name, losses, mark in (("train", content.train_loss, ""), ("valid", content.valid_loss, "o")):

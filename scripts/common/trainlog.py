@@ -70,18 +70,15 @@ def read_log_file(path: Path) -> TrainLog:
     """Everything in the training log that is a file.
 
     Raises:
-        UserError: it cannot be read, or has no losses in it.
+        UserError: it cannot be read.
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
-            log = read_log(f)
+            return read_log(f)
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror}; give a train.log that scripts/train.py wrote"
         ) from error
-    if not log.train_loss and not log.valid_loss:
-        raise UserError(f"{path} has no losses in it; expected the log of fairseq-train with --log-format json")
-    return log
 
 
 def read_log(lines: Iterable[str]) -> TrainLog:
