@@ -97,6 +97,7 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
     settings = [
         {
             **dict(_flat("", run.record["config"])),
+            **dict(_flat("tuned", lookup(best_seed(run.record), "tuned"))),
             **{key: value for part in _CIRCUMSTANCES for key, value in _flat(part, lookup(run.record, part))},
         }
         for run in runs

@@ -48,7 +48,7 @@ def test_speed_stands_beside_its_baseline_where_it_was_measured():
     assert lines[0].endswith("speed, sentences/s  x baseline")
     assert lines[2].split()[-4:] == ["50.0", "±", "0.4", "1.25"]
     assert lines[3].split() == ["x", "toy", "1,234,567", "0", *["-"] * 6]
-    assert "  speed beam:4|batch-size:256" in lines
+    assert "  speed beam:4|batch-size:256|baseline:transformer (random weights)" in lines
     assert lines[-1] == "x: not scored yet"
 
 
@@ -102,13 +102,13 @@ def test_nothing_run_is_said_with_the_command_of_each_run(number, tmp_path):
 
 def ablation(work):
     """Of Table 3: the baseline, DynamicConv, LightConv before its speed was measured, and one that diverged."""
-    compared = {"seeds": [1, 2, 3], "speed": {"baseline": "transformer.yaml"}}
+    settings = {"seeds": [1, 2, 3]}
     dataset = "wmt16_en_de"
     scores = {"bleu": [26.0, 26.5, 27.0]}
     write(work, record("transformer", dataset, valid=scores, parameters=209_912_832, speed=speed(100.0)))
-    write(work, record("dynamicconv_noglu", dataset, valid=scores, speed=speed(123.0, 1.23), config=compared))
-    write(work, record("lightconv_noglu", dataset, valid={"bleu": [26.25]}, config=compared))
-    diverged = record("dynamicconv_nosoftmax", dataset, config=compared)
+    write(work, record("dynamicconv_noglu", dataset, valid=scores, speed=speed(123.0, 1.23), config=settings))
+    write(work, record("lightconv_noglu", dataset, valid={"bleu": [26.25]}, config=settings))
+    diverged = record("dynamicconv_nosoftmax", dataset, config=settings, parameters=None)
     write(work, diverged | {"seeds": {"1": {"training": {"diverged": 120}}}})
 
 
@@ -120,17 +120,18 @@ def test_our_figures_stand_beside_the_papers(tmp_path):
     ablation(tmp_path)
     text = paper_table(TABLES[3], Runs(tmp_path), f" --work {tmp_path}", None)
     baseline = " ".join(row_of(text, "Self-attention baseline (k=inf").split())
-    assert baseline.endswith("210 209.9 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 -")
+    assert baseline.endswith("210 209.9 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 1.00")
     assert row_of(text, "+ Dynamic weights").endswith("123.00 ± 0.40          1.20  1.23")
     shared = row_of(text, "+ Softmax-normalized")
     assert "26.25 (1 of 3 seeds)" in shared
     assert "not yet" in shared
-    assert row_of(text, "DynamicConv (H=16) w/o softmax").split().count("diverges") == 2
+    nosoftmax = " ".join(row_of(text, "DynamicConv (H=16) w/o softmax").split())
+    assert nosoftmax.endswith("200 not yet diverges diverges (1 of 3 seeds) - - - -")
     assert "Ratios are to the speed of transformer" in text
     wanted = [line for line in text.splitlines() if line.startswith("python scripts/reproduce.py")]
     assert f"python scripts/reproduce.py configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
     assert not any("/transformer.yaml" in line or "/dynamicconv_nosoftmax.yaml" in line for line in wanted)
-    assert "dynamicconv_nosoftmax: not scored yet" in text
+    assert "dynamicconv_nosoftmax: diverged after 120 updates" in text
 
 
 def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_digits(tmp_path):
