@@ -129,7 +129,7 @@ def _ours(column: Column, record: Mapping[str, Any] | None) -> Figure | None:
         count = lookup(record, f"{column.value.rpartition('.')[0]}.n")
         std = lookup(record, column.std) if column.std and count != 1 else None  # one seed has no deviation
         return Figure(value / column.scale, None if std is None else std / column.scale)
-    return Figure(None, word=DIVERGED) if column.value != "parameters" and diverged_after(record) is not None else None
+    return None if diverged_after(record) is None else Figure(None, word=DIVERGED)
 
 
 def diverged_after(record: Mapping[str, Any] | None) -> int | None:
