@@ -1,8 +1,9 @@
 """Draw the kernels with which a model reads a sentence.
 
 DynamicConv: a panel a layer and head, a row a position (labelled with its token), a column an offset: which weight the
-position gives to the input so far to its left or right. Beyond the red line lies the padding, which is zero: weight
-there is lost. LightConv: a panel a layer, a row a head, the same at every position of every sentence.
+position gives to the input so far to its left or right. Beyond the red line (black where weights may be negative) lies
+the padding, which is zero: weight there is lost. LightConv: a panel a layer, a row a head, the same at every position
+of every sentence.
 
 The decoder reads the reference (--line), --target, or the model's own translation; the kernels of a position are those
 with which it predicts the next token. OUT.npz beside the picture has the same as numbers: <side>.<layer>, (T, H, K) or
@@ -51,7 +52,7 @@ class Strip:
     title: str
     panels: Sequence[Panel]
     rows: Sequence[str]
-    signed: bool  # weights may be negative
+    range: tuple[float, float]  # of its weights, and of those that continue it in the next strip
     positions: bool  # rows are positions, so that some inputs lie outside the sentence
 
     @property
@@ -67,7 +68,7 @@ def strips(kernels: Sequence[Kernels], words: Words) -> list[Strip]:
             heads = [Panel(f"head {h + 1}", layer.weights[:, h], layer.offsets) for h in range(layer.weights.shape[1])]
             title = f"{layer.side}, layer {layer.layer}: DynamicConv, K = {len(layer.offsets)}, {layer.normalization}"
             for some in _batched(heads, _PANELS):
-                result.append(Strip(title, some, words[layer.side], bool((layer.weights < 0).any()), True))
+                result.append(Strip(title, some, words[layer.side], _range([layer]), True))
     for side in SIDES:
         learnt = [layer for layer in kernels if layer.side == side and not layer.predicted]
         for few in _batched(learnt, _PANELS):
@@ -76,7 +77,7 @@ def strips(kernels: Sequence[Kernels], words: Words) -> list[Strip]:
                 Panel(f"layer {layer.layer}, K = {len(layer.offsets)}", layer.weights, layer.offsets) for layer in few
             ]
             heads_of = [f"head {h + 1}" for h in range(len(few[0].weights))]
-            result.append(Strip(title, panels, heads_of, any(bool((p.weights < 0).any()) for p in panels), False))
+            result.append(Strip(title, panels, heads_of, _range(few), False))
     return result
 
 
@@ -100,18 +101,21 @@ def _draw_strip(figure: Any, strip: Strip, left: float, top: float) -> None:
     def place(x: float, wide: float) -> Any:
         return figure.add_axes((x / width, bottom / height, wide / width, tall / height))
 
-    largest = max(float(abs(panel.weights).max()) for panel in strip.panels) or 1.0
-    colours = {"cmap": "RdBu_r", "vmin": -largest} if strip.signed else {"cmap": "viridis", "vmin": 0.0}
+    least, largest = strip.range
+    colours = {"cmap": "viridis", "vmin": 0.0, "vmax": largest}
+    if least < 0:
+        colours = {"cmap": "RdBu_r", "vmin": -max(-least, largest), "vmax": max(-least, largest)}
     figure.text(left / width, (top - 0.28) / height, strip.title, fontsize=10, weight="bold")
     for number, panel in enumerate(strip.panels):
         axes = place(left + number * (_PANEL + _GAP), _PANEL)
         first, last = panel.offsets[0], panel.offsets[-1]
         extent = (first - 0.5, last + 0.5, rows - 0.5, -0.5)
-        image = axes.imshow(
-            panel.weights, aspect="auto", interpolation="nearest", extent=extent, vmax=largest, **colours
-        )
+        image = axes.imshow(panel.weights, aspect="auto", interpolation="nearest", extent=extent, **colours)
         axes.set_title(panel.title, fontsize=8, pad=3)
         axes.set_xticks(sorted({first, 0, last}))
+        if len(panel.offsets) > 9:  # labels in the middle of narrow columns would touch the next panel's
+            axes.get_xticklabels()[0].set_horizontalalignment("left")
+            axes.get_xticklabels()[-1].set_horizontalalignment("right")
         axes.tick_params(labelsize=7, length=2)
         axes.set_yticks(range(rows))
         if number == 0:
@@ -120,23 +124,26 @@ def _draw_strip(figure: Any, strip: Strip, left: float, top: float) -> None:
         else:
             axes.set_yticklabels([])
         if strip.positions:
-            _draw_border(axes, rows, extent)
+            _draw_border(axes, rows, extent, "black" if least < 0 else "red")
     bar = figure.colorbar(image, cax=place(left + len(strip.panels) * (_PANEL + _GAP), 0.1))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.set_label("weight", fontsize=7)
 
 
-def _draw_border(axes: Any, rows: int, extent: tuple[float, ...]) -> None:
+def _draw_border(axes: Any, rows: int, extent: tuple[float, ...], colour: str) -> None:
     """The line beyond which an offset leaves the sentence."""
     for edge in (-0.5, rows - 0.5):  # before the first and after the last input
-        axes.step(
-            [edge - row for row in range(rows + 1)], [row - 0.5 for row in range(rows + 1)], "r", lw=0.8, where="pre"
-        )
+        lines = [row - 0.5 for row in range(rows + 1)]
+        axes.step([edge - row for row in range(rows + 1)], lines, color=colour, lw=0.8, where="pre")
     axes.set(xlim=extent[:2], ylim=extent[2:])
 
 
 def _batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]  # itertools has it from 3.12 on
+
+
+def _range(kernels: Sequence[Kernels]) -> tuple[float, float]:
+    return min(float(k.weights.min()) for k in kernels), max(float(k.weights.max()) for k in kernels)
 
 
 def _short(token: str) -> str:
