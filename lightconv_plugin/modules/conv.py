@@ -98,6 +98,10 @@ class LightweightConv(TimeConv):
         # seen as H filters of one input channel each, (H, 1, K), as the published models were started
         nn.init.xavier_uniform_(self.weight.detach().unsqueeze(1))
 
+    def kernels(self, query: Tensor | None = None) -> Tensor:
+        """The kernels that x is convolved with, normalised: (H, K), whatever the query."""
+        return ops.normalize_kernel(self.weight, self.normalization)
+
     def forward(self, x: Tensor, incremental_state: IncrementalState | None = None) -> Tensor:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position."""
         if incremental_state is not None:
@@ -156,6 +160,10 @@ class DynamicConv(TimeConv):
             dropconnect=self.dropconnect if self.training else 0.0,
             backend=self.backend,
         )
+
+    def kernels(self, query: Tensor) -> Tensor:
+        """The kernels that x is convolved with, normalised: (T, B, H, K) from the query (T, B, Q), x unless given."""
+        return ops.normalize_kernel(self.predict(query), self.normalization)
 
     def predict(self, query: Tensor) -> Tensor:
         """The kernels' logits (T, B, H, K) from what they are predicted from, (T, B, Q)."""

@@ -3,6 +3,7 @@
 from lightconv_plugin.ops import reference, window
 from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv
 from lightconv_plugin.ops.generation import attend, attend_with_weights, beam_candidates, linear
+from lightconv_plugin.ops.normalization import normalize_kernel
 from lightconv_plugin.ops.step import conv_step, reorder_state
 from lightconv_plugin.ops.training import attention, dropout, smoothed_nll
 
@@ -19,6 +20,7 @@ __all__ = [
     "glu_mask",
     "light_conv",
     "linear",
+    "normalize_kernel",
     "reference",
     "reorder_state",
     "smoothed_nll",
