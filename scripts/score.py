@@ -1,13 +1,16 @@
-"""Score translations with BLEU, or summaries with ROUGE where the configuration says `score: {metric: rouge}`.
+"""Score translations, or summaries where the configuration says `score: {metric: rouge}`.
 
-Tokenised BLEU is what multi-bleu.perl gives: hypothesis against reference as tokenised by the preparation, case kept.
-The sacreBLEU figure detokenises the hypothesis (sacremoses) and compares it with the untouched reference, so it does
-not depend on how the data was tokenised. ROUGE compares the same two. DIR gets scores.json and hypotheses.detok.
+Tokenised BLEU is what multi-bleu.perl gives: hypothesis against reference as tokenised by the preparation, case kept;
+with `score: {compounds: true}` also after splitting compounds at their hyphens, as En-De is reported. sacreBLEU, chrF
+and TER detokenise the hypothesis (sacremoses) and compare it with the untouched reference, so they do not depend on
+how the data was tokenised. ROUGE compares the same two; where ROUGE-1.5.5's Perl script is found, it runs beside.
+
+DIR gets scores.json and hypotheses.detok. With --baseline, significance.json and a table say how sure it is that this
+system is better than another on the same test set, by paired bootstrap.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,73 +18,34 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.config import Config, load_config
+from scripts.common.detokenise import detokenise, escapes, lowercases
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
+from scripts.common.metrics import LOWER_IS_BETTER, NAMES, Side, check_sides, evaluate, measures
+from scripts.common.perl_rouge import perl_rouge, why_not
 from scripts.common.record import git_state, read_dataset
-from scripts.common.rouge import NAMES, rouge
-
-Score = dict[str, Any]
-
-
-def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Case-sensitive BLEU on tokens parted by blanks, equal to multi-bleu.perl."""
-    return _bleu(hypotheses, references, tokenize="none", smooth_method="none", force=True)
+from scripts.common.significance import SAMPLES, paired_bootstrap
+from scripts.common.terminal import aligned
 
 
-def detokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
-    """sacreBLEU with its own tokeniser, on text as people write it."""
-    tokenisers = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-    return _bleu(hypotheses, references, tokenize=tokenisers.get(language.partition("_")[0], "13a"))  # zh of zh_CN
+def signature(config: Config, subset: str, settings: dict[str, Any]) -> str:
+    """What sacreBLEU's own signature does not say: how the hypotheses came about.
 
-
-def _bleu(hypotheses: Sequence[str], references: Sequence[str], **settings: Any) -> Score:
-    from sacrebleu.metrics import BLEU
-
-    if len(hypotheses) != len(references):
-        raise UserError(
-            f"{len(hypotheses)} hypotheses and {len(references)} references; expected equal numbers. "
-            "Were they made from the same prepared data? Run the stages from generate on"
-        )
-    if not hypotheses:
-        raise UserError("no sentence to score: both sides are empty")
-    metric = BLEU(**settings)
-    result = metric.corpus_score(list(hypotheses), [list(references)])
-    return {
-        "bleu": result.score,
-        "precisions": result.precisions,
-        "brevity_penalty": result.bp,
-        "hypothesis_length": result.sys_len,
-        "reference_length": result.ref_len,
-        "signature": str(metric.get_signature()),
-    }
-
-
-def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[str]:
-    """Moses' detokenisation; ``escaped``: the preparation wrote ``&amp;`` for ``&`` and so on, which is undone."""
-    from sacremoses import MosesDetokenizer
-
-    detokenizer = MosesDetokenizer(lang=language.partition("_")[0])  # en of en_summary
-    return [detokenizer.detokenize(line.split(), unescape=escaped) for line in lines]
-
-
-def _escaped(dataset: dict[str, Any]) -> bool:
-    """Whether the dataset's tokeniser writes ``&amp;``, which is Moses' default."""
-    steps = [step if isinstance(step, dict) else {step: {}} for step in dataset.get("steps") or []]
-    return any((step["tokenise"] or {}).get("escape", True) for step in steps if "tokenise" in step)
-
-
-def signature(config: Config) -> str:
-    """What sacreBLEU's own signature does not say: how the hypotheses came about."""
+    ``settings``: what generation.json says was used; what it does not say is the configuration's.
+    """
     average = f"{config.average['last']} by {config.average['by']}" if config.average else "no"
+    used = {"beam": 5, "lenpen": 1, "averaged": average, "seed": config.seed, **config.generate, **settings}
+    lengths = {key: used[key] for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used}
     commit = git_state()
     parts = {
         "model": config.name,
         "data": config.dataset,
-        "subset": config.generate.get("gen-subset", "test"),
-        "beam": config.generate.get("beam", 5),
-        "lenpen": config.generate.get("lenpen", 1),
-        "averaged": average,
-        "seed": config.seed,
+        "subset": subset,
+        "beam": used["beam"],
+        "lenpen": used["lenpen"],
+        **lengths,
+        "averaged": used["averaged"],
+        "seed": used["seed"],
         "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
         "torch": version("torch"),
         "fairseq": version("ve-fairseq"),
@@ -90,39 +54,87 @@ def signature(config: Config) -> str:
     return "|".join(f"{key}:{value}" for key, value in parts.items())
 
 
+def read_hypotheses(folder: Path, language: str, *, escaped: bool) -> Side:
+    """What scripts/generate.py wrote.
+
+    Raises:
+        UserError: the folder is not complete.
+    """
+    read_json(folder / "generation.json")  # only a complete folder has it
+    tokenised = read_lines(folder / "hypotheses.tok")
+    return Side(tokenised, detokenise(tokenised, language, escaped=escaped))
+
+
+def read_references(folder: Path, untouched: Path) -> Side:
+    """The tokenised references beside the hypotheses, and the untouched ones where the preparation kept them.
+
+    Raises:
+        UserError: they have other numbers of lines.
+    """
+    tokenised = read_lines(folder / "reference.tok")
+    if not untouched.exists():
+        return Side(tokenised, None)
+    text = read_lines(untouched)
+    check_sides(tokenised, text)
+    return Side(tokenised, text)
+
+
+def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """The outcome of a paired bootstrap as aligned lines."""
+    rows = [["score", "baseline", "this", "difference", "p"]]
+    for key, result in results.items():
+        better = " (lower is better)" if key in LOWER_IS_BETTER else ""
+        sides = [
+            f"{result[side]:.2f} ± {result[ci]:.2f}" for side, ci in (("baseline", "baseline_ci"), ("score", "ci"))
+        ]
+        rows.append([NAMES[key] + better, *sides, f"{result['difference']:+.2f}", f"{result['p']:.4f}"])
+    return aligned(rows, left=1, rule=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
     parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts/generate.py wrote")
     parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep/prepare.py wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for scores.json")
+    parser.add_argument("--subset", choices=("valid", "test"), help="what was generated (default: as the CONFIG says)")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="another system's --hypotheses, to compare with")
     arguments = parser.parse_args()
     config = load_config(arguments.config)
-    read_json(arguments.hypotheses / "generation.json")  # only a complete folder has it
+    subset = arguments.subset or config.generate.get("gen-subset", "test")
     dataset = read_dataset(config.dataset)
-    language = dataset["target"]
-    tokenised = read_lines(arguments.hypotheses / "hypotheses.tok")
-    reference = read_lines(arguments.hypotheses / "reference.tok")
-    subset = config.generate.get("gen-subset", "test")
-    untouched = read_lines(arguments.prepared / "raw" / f"{subset}.{language}")
+    language, escaped = dataset["target"], escapes(dataset)
+    hypotheses = read_hypotheses(arguments.hypotheses, language, escaped=escaped)
+    untouched = arguments.prepared / "raw" / f"{subset}.{language}"
+    references = read_references(arguments.hypotheses, untouched)
 
-    text = detokenise(tokenised, language, escaped=_escaped(dataset))
-    scores: dict[str, Any]
-    if config.score.get("metric") == "rouge":
-        scores = {"rouge": rouge(text, untouched)}
-        lines = [", ".join(f"{what} {scores['rouge'][name]:.2f}" for name, what in NAMES.items())]
-        lines[0] += f"  {scores['rouge']['signature']}"
-    else:
-        scores = {
-            "tokenised": tokenised_bleu(tokenised, reference),
-            "sacrebleu": detokenised_bleu(text, untouched, language),
-        }
-        shown = (("tokenised", "BLEU (tokenised)"), ("sacrebleu", "sacreBLEU"))
-        lines = [f"{what} {scores[name]['bleu']:.2f}  {scores[name]['signature']}" for name, what in shown]
-    scores["signature"] = signature(config)
-    write_lines(arguments.out / "hypotheses.detok", text)
-    write_json(arguments.out / "scores.json", scores)
-    print("\n".join([*lines, scores["signature"]]))
+    found = measures(config.score, language, lowercase=lowercases(dataset, language))
+    scores, details = evaluate(found, hypotheses, references)
+    if not scores:
+        raise UserError(f"there is no {untouched}, which {' and '.join(found)} are measured on; run the stage prepare")
+    lines = [f"{NAMES[key]} {score:.2f}  {details[key]['signature']}" for key, score in scores.items()]
+    if references.text is None:
+        lines.append(f"there is no {untouched}: no score of untokenised text")
+    elif config.score.get("metric") == "rouge":
+        assert hypotheses.text is not None
+        if (reason := why_not()) is None:
+            details["rouge_perl"] = perl = perl_rouge(hypotheses.text, references.text)
+            lines.append(f"ROUGE-1/2/L {' / '.join(f'{perl[key]:.2f}' for key in scores)}  {perl['signature']}")
+        else:
+            lines.append(f"ROUGE-1.5.5 (Perl) was not run: {reason}")
+    how = signature(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))
+    if arguments.baseline is not None:
+        if read_lines(arguments.baseline / "reference.tok") != references.tokenised:
+            raise UserError(f"{arguments.baseline} has other references than {arguments.hypotheses}: another test set")
+        baseline = read_hypotheses(arguments.baseline, language, escaped=escaped)
+        results = paired_bootstrap(found, hypotheses, baseline, references)
+        about = {"baseline": str(arguments.baseline), "samples": SAMPLES, "signature": how}
+        write_json(arguments.out / "significance.json", {**about, "scores": results})
+        lines += ["", *significance_table(results), ""]
+    assert hypotheses.text is not None
+    write_lines(arguments.out / "hypotheses.detok", hypotheses.text)
+    write_json(arguments.out / "scores.json", {**scores, "details": details, "signature": how})
+    print("\n".join([*lines, how]))
 
 
 if __name__ == "__main__":

@@ -11,18 +11,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.common.config import METRICS
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json
-from scripts.common.rouge import NAMES
+from scripts.common.metrics import KEYS, NAMES
 from scripts.common.terminal import aligned
 
 EMPTY = "-"
-_SCORES = {"tokenised": "tokenised", "sacrebleu": "sacreBLEU", "rouge": "ROUGE"}
-BLEU = ("BLEU (tokenised)", "sacreBLEU")
-ROUGE = tuple(NAMES.values())
+BLEU = ("bleu", "sacrebleu")
 
 
 def header(metric: str) -> tuple[str, ...]:
     """The columns of a table: scores of different tasks do not stand under one another."""
-    return ("model", "data", "parameters", "paper", *(ROUGE if metric == "rouge" else BLEU), "sentences/s")
+    return ("model", "data", "parameters", "paper", *(NAMES[key] for key in _keys(metric)), "sentences/s")
 
 
 def row(record: dict[str, Any]) -> list[str]:
@@ -33,21 +31,18 @@ def row(record: dict[str, Any]) -> list[str]:
 
     config, scores = record["config"], record["scores"] or {}
     generation = record["generation"] or {}
-    paper = config["paper"]
-    if _metric(record) == "rouge":
-        published = [paper.get(key) for key in ("rouge1", "rouge2", "rougeL")]
-        cells = [
-            EMPTY if None in published else " / ".join(map(str, published)),
-            *(cell(scores.get("rouge", {}).get(name), ".2f") for name in NAMES),
-        ]
-    else:
-        cells = [
-            cell(paper.get("bleu"), ""),
-            cell(scores.get("tokenised", {}).get("bleu"), ".2f"),
-            cell(scores.get("sacrebleu", {}).get("bleu"), ".2f"),
-        ]
+    metric, paper = _metric(record), config["paper"]
+    published = [paper.get(key) for key in (KEYS["rouge"] if metric == "rouge" else ("bleu",))]
+    cells = [
+        EMPTY if None in published else " / ".join(map(str, published)),
+        *(cell(scores.get(key), ".2f") for key in _keys(metric)),
+    ]
     speed = cell(generation.get("sentences_per_second"), ".1f")
     return [record["model"], config["dataset"], cell(record["parameters"], ",d"), *cells, speed]
+
+
+def _keys(metric: str) -> tuple[str, ...]:
+    return KEYS["rouge"] if metric == "rouge" else BLEU
 
 
 def _metric(record: dict[str, Any]) -> str:
@@ -60,7 +55,7 @@ def signatures(record: dict[str, Any]) -> list[str]:
     if scores is None:
         return [f"{record['model']}: not scored yet"]
     backend = ",".join(f"{op}={name}" for op, name in (record["backend"] or {}).items()) or "unknown"
-    measured = [(name, scores[key]["signature"]) for key, name in _SCORES.items() if key in scores]
+    measured = [(NAMES[key], scores["details"][key]["signature"]) for key in NAMES if key in scores]
     return [
         f"{record['model']}: {scores['signature']}|backend:{backend}",
         *(f"  {name} {how}" for name, how in measured),

@@ -20,7 +20,7 @@ SECTIONS: dict[str, frozenset[str] | None] = {
     "train": None,
     "average": frozenset({"by", "last"}),
     "generate": None,
-    "score": frozenset({"metric"}),
+    "score": frozenset({"metric", "compounds"}),
     "paper": frozenset({"table", "row", "bleu", "rouge1", "rouge2", "rougeL", "params"}),
 }
 TOP_LEVEL = ("base", "dataset", "seed", *SECTIONS)

@@ -1,57 +1,11 @@
+import json
+import shutil
 import sys
 
 import pytest
 
 from scripts import score
 from scripts.common.errors import UserError
-from scripts.common.rouge import rouge
-
-# Precisions by hand: 8 of 9 words, 6 of 7 pairs, 4 of 5 threes, 2 of 3 fours; as long as the reference.
-HYPOTHESES = ["the cat sat on the mat .", "a dog"]
-REFERENCES = ["the cat sat on the mat !", "a dog"]
-
-
-def test_tokenised_bleu_is_the_geometric_mean_of_hand_counted_precisions():
-    result = score.tokenised_bleu(HYPOTHESES, REFERENCES)
-    expected = 100 * (8 / 9 * 6 / 7 * 4 / 5 * 3 / 4) ** 0.25
-    assert result["bleu"] == pytest.approx(expected, abs=1e-9)
-    assert "tok:none" in result["signature"]
-    assert (result["hypothesis_length"], result["reference_length"]) == (9, 9)
-
-
-def test_a_short_hypothesis_pays_and_one_without_a_match_scores_nothing():
-    whole = "a b c d e f g h"
-    short = score.tokenised_bleu(["a b c d"], [whole])
-    assert short["bleu"] == pytest.approx(100 * 2.718281828459045 ** (1 - 8 / 4), abs=1e-6)
-    assert score.tokenised_bleu(["x y z w v"], [whole])["bleu"] == 0.0
-
-
-def test_sacrebleu_takes_text_as_people_write_it():
-    text = score.detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", escaped=True)
-    assert text == ["das ist gut, sagte er.", '"R & D"']
-    assert score.detokenise(["R &amp; D"], "de", escaped=False) == ["R &amp; D"]
-    result = score.detokenised_bleu(["Das ist gut, sagte er."], ["Das ist gut, sagte er."], "de")
-    assert result["bleu"] == pytest.approx(100.0)
-    assert "tok:13a" in result["signature"]
-    assert "tok:zh" in score.detokenised_bleu(["网页浏览器"], ["网页浏览器"], "zh_CN")["signature"]
-
-
-def test_the_dataset_says_whether_its_text_is_escaped():
-    for steps, escaped in (
-        (["save_raw", {"tokenise": {"escape": False}}], False),
-        ([{"tokenise": {"moses": "2018-10"}}], True),
-        (["tokenise"], True),
-        (["save_raw"], False),
-    ):
-        assert score._escaped({"steps": steps}) is escaped
-
-
-def test_unequal_or_empty_sides_are_refused():
-    with pytest.raises(UserError, match="1 hypotheses and 2 references"):
-        score.tokenised_bleu(["a"], ["a", "b"])
-    with pytest.raises(UserError, match="empty"):
-        score.tokenised_bleu([], [])
-
 
 CONFIG = """
 dataset: debian_en_de
@@ -79,15 +33,49 @@ def folders(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_command_writes_both_scores_and_how_they_came_about(folders, capsys):
+def test_the_command_writes_all_scores_and_how_they_came_about(folders, capsys):
     score.main()
     scores = score.read_json(folders / "out" / "scores.json")
-    assert scores["tokenised"]["bleu"] == pytest.approx(100 * (11 / 12 * 9 / 10 * 7 / 8 * 5 / 6) ** 0.25)
-    assert 0 < scores["sacrebleu"]["bleu"] < 100
-    for part in ("beam:4", "lenpen:0.6", "averaged:3 by epoch", "seed:7", "data:debian_en_de", "torch:"):
+    assert scores["bleu"] == pytest.approx(100 * (11 / 12 * 9 / 10 * 7 / 8 * 5 / 6) ** 0.25)
+    assert list(scores) == ["bleu", "sacrebleu", "chrf", "ter", "details", "signature"]
+    assert 0 < scores["sacrebleu"] < 100
+    assert scores["details"].keys() == {"bleu", "sacrebleu", "chrf", "ter"}
+    assert all("version:" in each["signature"] for each in scores["details"].values())
+    for part in ("beam:4", "lenpen:0.6", "averaged:3 by epoch", "seed:7", "data:debian_en_de", "torch:", "subset:test"):
         assert part in scores["signature"]
     assert (folders / "out" / "hypotheses.detok").read_text().splitlines()[0] == "das ist ein Haus."
     assert "BLEU (tokenised)" in capsys.readouterr().out
+
+
+def test_the_signature_says_what_was_really_used(folders):
+    settings = {"seed": 3, "averaged": "10 by update", "lenpen": 0.9, "max-len-b": 50}
+    (folders / "hyp" / "generation.json").write_text(json.dumps({"settings": settings}))
+    score.main()
+    said = score.read_json(folders / "out" / "scores.json")["signature"]
+    for part in ("beam:4", "lenpen:0.9", "max-len-b:50", "averaged:10 by update", "seed:3"):
+        assert part in said
+
+
+def test_compounds_are_split_where_the_configuration_says_so(folders):
+    (folders / "model.yaml").write_text(CONFIG + "score: {compounds: true}\n")
+    for name, text in (("hypotheses", "ein E-Mail-Programm für alle"), ("reference", "das E-Mail-Programm für alle")):
+        (folders / "hyp" / f"{name}.tok").write_text(f"{text}\n" * 2)
+    score.main()
+    scores = score.read_json(folders / "out" / "scores.json")
+    assert scores["bleu"] == pytest.approx(100 * (3 / 4 * 2 / 3 * 1 / 2 * 0) ** 0.25)
+    assert scores["bleu_compounds"] == pytest.approx(100 * (7 / 8 * 6 / 7 * 5 / 6 * 4 / 5) ** 0.25)
+
+
+def test_a_subset_without_untouched_text_has_the_scores_of_tokens(folders, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--subset", "valid"])
+    score.main()
+    scores = score.read_json(folders / "out" / "scores.json")
+    assert list(scores) == ["bleu", "details", "signature"]
+    assert "subset:valid" in scores["signature"]
+    assert "valid.de: no score of untokenised text" in capsys.readouterr().out
+    (folders / "model.yaml").write_text(SUMMARIES)
+    with pytest.raises(UserError, match=r"valid\.de, which rouge1 and rouge2 and rougeL are measured on"):
+        score.main()
 
 
 def test_a_line_too_many_in_the_untouched_reference_is_refused(folders):
@@ -98,43 +86,41 @@ def test_a_line_too_many_in_the_untouched_reference_is_refused(folders):
     assert not (folders / "out" / "scores.json").exists()
 
 
+def test_a_baseline_on_the_same_test_set_is_compared(folders, monkeypatch, capsys):
+    baseline = folders / "baseline"
+    shutil.copytree(folders / "hyp", baseline)
+    (baseline / "hypotheses.tok").write_text("das war ein Haus .\nein Hund lief , wie immer .\n")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--baseline", str(baseline)])
+    score.main()
+    said = score.read_json(folders / "out" / "significance.json")
+    assert said["baseline"] == str(baseline)
+    assert said["scores"].keys() == {"bleu", "sacrebleu", "chrf", "ter"}
+    scores = score.read_json(folders / "out" / "scores.json")
+    for key, result in said["scores"].items():
+        assert result["score"] == pytest.approx(scores[key])
+        assert (result["difference"] > 0) is (key != "ter")
+        assert 0 < result["p"] <= 1
+    assert "TER (lower is better)" in capsys.readouterr().out
+
+    (baseline / "reference.tok").write_text("etwas anderes\nganz anderes\n")
+    with pytest.raises(UserError, match="another test set"):
+        score.main()
+
+
 SUMMARIES = CONFIG + "score: {metric: rouge}\n"
 
 
-def test_rouge_is_the_mean_of_hand_counted_f1():
-    # words: 3 of 4 against 3 of 5; pairs: 1 of 3 against 1 of 4; longest common subsequence: 3
-    first = rouge(["cats sat on mats"], ["a cat sat quietly on"])
-    assert first["rouge1"] == pytest.approx(100 * 2 * 3 / (4 + 5))
-    assert first["rouge2"] == pytest.approx(100 * 2 * 1 / (3 + 4))
-    assert first["rougeLsum"] == pytest.approx(100 * 2 * 3 / (4 + 5))
-    both = rouge(["cats sat on mats", "x"], ["a cat sat quietly on", "x"])
-    assert both["rouge1"] == pytest.approx((first["rouge1"] + 100) / 2)
-    assert (both["hypothesis_words"], both["reference_words"]) == (2.5, 3)
-
-
-def test_rouge_l_counts_sentence_by_sentence():
-    """The sentences in another order: as one line only the longer of the two is a common subsequence."""
-    reference = "one two three ¶ four five"
-    assert rouge(["four five ¶ one two three"], [reference])["rougeLsum"] == pytest.approx(100)
-    assert rouge(["four five one two three"], [reference.replace(" ¶", "")])["rougeLsum"] == pytest.approx(60)
-
-
-def test_rouge_has_no_eye_for_case_and_punctuation():
-    assert rouge(["The well-known @entity12 , runs !"], ["the well known entity12 running"])["rouge2"] == 100
-
-
-def test_rouge_of_unequal_or_empty_sides_is_refused():
-    with pytest.raises(UserError, match="1 hypotheses and 2 references"):
-        rouge(["a"], ["a", "b"])
-    with pytest.raises(UserError, match="empty"):
-        rouge([], [])
-
-
-def test_the_command_scores_summaries_with_rouge(folders, capsys):
+@pytest.mark.parametrize("missing", [None, "there is no perl"])
+def test_the_command_scores_summaries_with_rouge(folders, monkeypatch, capsys, missing):
+    perl = {"rouge1": 99.9, "rouge2": 98.0, "rougeL": 97.0, "signature": "ROUGE-1.5.5.pl"}
+    monkeypatch.setattr(score, "why_not", lambda: missing)
+    monkeypatch.setattr(score, "perl_rouge", lambda hypotheses, references: perl)
     (folders / "model.yaml").write_text(SUMMARIES)
     score.main()
     scores = score.read_json(folders / "out" / "scores.json")
-    assert scores["rouge"]["rouge1"] == scores["rouge"]["rougeLsum"] == pytest.approx(100)
-    assert scores.keys() == {"rouge", "signature"}
-    assert "rouge-score:" in scores["rouge"]["signature"]
-    assert "ROUGE-1 100.00, ROUGE-2 100.00, ROUGE-L 100.00" in capsys.readouterr().out
+    assert list(scores) == ["rouge1", "rouge2", "rougeL", "details", "signature"]
+    assert scores["rouge1"] == scores["rougeL"] == pytest.approx(100)
+    assert scores["details"].get("rouge_perl") == (None if missing else perl)
+    out = capsys.readouterr().out
+    assert "ROUGE-1 100.00" in out
+    assert (missing or "99.90 / 98.00 / 97.00") in out

@@ -1,0 +1,167 @@
+"""Which scores there are, what each is measured on, and how a search is tuned on them."""
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from sacrebleu.metrics.base import Metric, Score
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+
+from scripts.common.bleu import split_compounds, words
+from scripts.common.config import Config
+from scripts.common.detokenise import escapes, moses_language
+from scripts.common.errors import UserError
+from scripts.common.record import read_dataset
+from scripts.common.rouge import TYPES, Rouge
+
+KEYS = {
+    "bleu": ("bleu", "bleu_compounds", "sacrebleu", "chrf", "ter"),
+    "rouge": tuple(TYPES),
+    "perplexity": ("perplexity", "perplexity_sentence"),
+}
+"""The scores of each metric that a configuration may name, as they stand in scores.json."""
+NAMES = {
+    "bleu": "BLEU (tokenised)",
+    "bleu_compounds": "BLEU (compounds split)",
+    "sacrebleu": "sacreBLEU",
+    "chrf": "chrF",
+    "ter": "TER",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "perplexity": "perplexity",
+    "perplexity_sentence": "perplexity (sentence)",
+}
+LOWER_IS_BETTER = frozenset({"ter", "perplexity", "perplexity_sentence"})
+# what a score of sacreBLEU's may tell beside itself, and our names
+_FACTS = {
+    "precisions": "precisions",
+    "bp": "brevity_penalty",
+    "sys_len": "hypothesis_length",
+    "ref_len": "reference_length",
+    "num_edits": "edits",
+    "ref_length": "reference_length",
+    "precision": "precision",
+    "recall": "recall",
+    "hypothesis_words": "hypothesis_words",
+    "reference_words": "reference_words",
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """Hypotheses or references: as the preparation tokenises (BPE undone), and as people write."""
+
+    tokenised: Sequence[str]
+    text: Sequence[str] | None
+    """None: there is no untouched text."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of sacreBLEU's and the lines of a side that it is measured on; None: the side does not have them."""
+
+    metric: Metric
+    view: Callable[[Side], Sequence[str] | None]
+
+
+def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False) -> dict[str, Measure]:
+    """The measures of a configuration's section ``score``, by their keys in scores.json.
+
+    Args:
+        score: the section.
+        language: of the hypotheses; Chinese, Japanese and Korean have tokenisers of their own.
+        lowercase: the hypotheses are lower-cased and the untouched references are not.
+    """
+
+    def text(side: Side) -> Sequence[str] | None:
+        return side.text
+
+    if score.get("metric") == "rouge":
+        return {key: Measure(Rouge(key), text) for key in KEYS["rouge"]}
+    language = moses_language(language)
+    tokenise = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a")
+    asian = language in ("zh", "ja")  # text without blanks: an edit is of a character
+    found = {"bleu": Measure(_multi_bleu(), lambda side: words(side.tokenised))}
+    if score.get("compounds"):
+        found["bleu_compounds"] = Measure(_multi_bleu(), lambda side: words(split_compounds(side.tokenised)))
+    return found | {
+        "sacrebleu": Measure(BLEU(tokenize=tokenise, lowercase=lowercase), text),
+        "chrf": Measure(CHRF(lowercase=lowercase), text),
+        "ter": Measure(TER(normalized=asian, asian_support=asian), text),
+    }
+
+
+def _multi_bleu() -> BLEU:
+    """Case-sensitive BLEU of words parted by blanks, without smoothing; ``force``: that is meant, no warning."""
+    return BLEU(tokenize="none", smooth_method="none", force=True)
+
+
+def check_sides(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Refuse what cannot be compared line by line.
+
+    Raises:
+        UserError: unequal numbers of lines, or none.
+    """
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"{len(hypotheses)} hypotheses and {len(references)} references; expected equal numbers. "
+            "Were they made from the same prepared data? Run the stages from generate on"
+        )
+    if not hypotheses:
+        raise UserError("nothing to score: both sides are empty")
+
+
+def evaluate(found: Mapping[str, Measure], hypotheses: Side, references: Side) -> tuple[dict[str, float], dict]:
+    """Each measure's score, and under the same keys what it was made of, its signature above all.
+
+    A measure that a side has no lines for is left out.
+
+    Raises:
+        UserError: see ``check_sides``.
+    """
+    scores: dict[str, float] = {}
+    details: dict[str, dict[str, Any]] = {}
+    for key, measure in found.items():
+        ours, theirs = measure.view(hypotheses), measure.view(references)
+        if ours is None or theirs is None:
+            continue
+        check_sides(ours, theirs)
+        result = measure.metric.corpus_score(list(ours), [list(theirs)])
+        scores[key] = result.score
+        details[key] = {**_facts(result), "signature": str(measure.metric.get_signature())}
+    return scores, details
+
+
+def _facts(result: Score) -> dict[str, Any]:
+    return {ours: getattr(result, theirs) for theirs, ours in _FACTS.items() if hasattr(result, theirs)}
+
+
+def metric(config: Config) -> Callable[[Sequence[str], Sequence[str]], float]:
+    """What a search is tuned on: a function of hypotheses and references, tokenised lines; higher is better.
+
+    Tokenised BLEU (compounds whole), or the mean of ROUGE-1, ROUGE-2 and ROUGE-L, 0 to 100.
+
+    Raises:
+        UserError: a language model generates nothing to tune; and see ``check_sides``.
+    """
+    kind = config.score.get("metric", "bleu")
+    if kind not in ("bleu", "rouge"):
+        raise UserError(f"{config.path}: `score.metric` is {kind}; only bleu and rouge judge what a search finds")
+    dataset = read_dataset(config.dataset)
+    found = measures({"metric": kind}, dataset["target"])
+    if kind == "bleu":
+        found = {"bleu": found["bleu"]}
+    # ROUGE sees letters and digits alone, so that undoing escapes is all the detokenisation it needs
+    unescape = kind == "rouge" and escapes(dataset)
+
+    def of(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+        sides = [list(map(html.unescape, side)) if unescape else side for side in (hypotheses, references)]
+        scores, _ = evaluate(found, *(Side(tokenised=side, text=side) for side in sides))
+        return fmean(scores.values())
+
+    return of

@@ -1,0 +1,179 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.common.bleu import split_compounds, words
+from scripts.common.config import Config
+from scripts.common.detokenise import detokenise, escapes, lowercases
+from scripts.common.errors import UserError
+from scripts.common.metrics import KEYS, NAMES, Side, evaluate, measures, metric
+
+GERMAN = Path(__file__).resolve().parents[1] / "data_prep" / "text_samples" / "de.txt"
+
+
+def bleu(hypotheses, references, **score):
+    return evaluate(measures(score, "de"), Side(hypotheses, None), Side(references, None))
+
+
+def rouge(hypotheses, references):
+    scores, _ = evaluate(measures({"metric": "rouge"}, "en"), Side([], hypotheses), Side([], references))
+    return scores
+
+
+def test_tokenised_bleu_is_the_geometric_mean_of_hand_counted_precisions():
+    # 8 of 9 words, 6 of 7 pairs, 4 of 5 threes, 3 of 4 fours; as long as the reference
+    scores, details = bleu(["the cat sat on the mat .", "a dog"], ["the cat sat on the mat !", "a dog"])
+    assert scores == {"bleu": pytest.approx(100 * (8 / 9 * 6 / 7 * 4 / 5 * 3 / 4) ** 0.25, abs=1e-9)}
+    assert "tok:none|smooth:none" in details["bleu"]["signature"]
+    assert (details["bleu"]["hypothesis_length"], details["bleu"]["reference_length"]) == (9, 9)
+
+
+def test_a_short_hypothesis_pays_and_one_without_a_match_scores_nothing():
+    whole = "a b c d e f g h"
+    assert bleu(["a b c d"], [whole])[0]["bleu"] == pytest.approx(100 * 2.718281828459045 ** (1 - 8 / 4), abs=1e-6)
+    assert bleu(["x y z w v"], [whole])[0]["bleu"] == 0.0
+
+
+def test_real_text_scores_what_multi_bleu_prints_with_compounds_and_without():
+    """Its lines without every ninth word; the figures are those that multi-bleu.perl prints, after the one-liner."""
+    references = GERMAN.read_text(encoding="utf-8").splitlines()
+    hypotheses = [
+        " ".join(word for place, word in enumerate(line.split()) if (place + number) % 9)
+        for number, line in enumerate(references)
+    ]
+    scores, details = bleu(hypotheses, references, compounds=True)
+    assert (f"{scores['bleu']:.2f}", f"{scores['bleu_compounds']:.2f}") == ("72.61", "76.85")
+    lengths = [(each["hypothesis_length"], each["reference_length"]) for each in details.values()]
+    assert lengths == [(923, 1039), (1131, 1261)]
+
+
+@pytest.mark.parametrize(
+    ("line", "split"),
+    [
+        ("a-b-c", "a ##AT##-##AT## b-c"),
+        ("xx-yy-zz", "xx ##AT##-##AT## yy ##AT##-##AT## zz"),
+        ("x--y", "x ##AT##-##AT## -y"),
+        ("foo - bar -x y-", "foo - bar -x y-"),
+        ("a-ö-b", "a ##AT##-##AT## ö ##AT##-##AT## b"),
+        ("5 @-@ Jahres", "5 @ ##AT##-##AT## @ Jahres"),
+        ("a\xa0-b", "a\xa0 ##AT##-##AT## b"),
+        ("", ""),
+    ],
+)
+def test_compounds_are_split_as_by_the_one_liner_behind_the_published_figures(line, split):
+    assert split_compounds([line]) == [split]
+
+
+@given(st.text(st.characters(max_codepoint=0xFFFF)))
+def test_words_are_parted_at_the_blanks_of_ascii_alone(line):
+    expected = [word for word in line.translate(dict.fromkeys(map(ord, "\t\n\r\f\v"), " ")).split(" ") if word]
+    back = {code: chr(code - 0xF0000) for code in range(0xF0000, 0x100000)}
+    assert [word.translate(back) for word in words([line])[0].split()] == expected
+
+
+def test_compounds_are_asked_for_by_name():
+    assert set(measures({}, "de")) == {"bleu", "sacrebleu", "chrf", "ter"}
+    assert tuple(measures({"compounds": True}, "de")) == KEYS["bleu"]
+    assert {key for keys in KEYS.values() for key in keys} == set(NAMES)
+
+
+def test_text_as_people_write_it_is_scored_beside():
+    text = detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", escaped=True)
+    assert text == ["das ist gut, sagte er.", '"R & D"']
+    assert detokenise(["R &amp; D"], "de", escaped=False) == ["R &amp; D"]
+    right = Side(["das ist gut , sagte er ."], ["Das ist gut, sagte er."])
+    wrong = Side(["das war schlecht , sagte er ."], ["Das war schlecht, sagte er."])
+    scores, details = evaluate(measures({}, "de"), right, right)
+    assert scores == {"bleu": pytest.approx(100), "sacrebleu": pytest.approx(100), "chrf": pytest.approx(100), "ter": 0}
+    for key, part in (("sacrebleu", "case:mixed|eff:no|tok:13a"), ("chrf", "nc:6|nw:0"), ("ter", "case:lc|tok:tercom")):
+        assert part in details[key]["signature"]
+    scores, details = evaluate(measures({}, "de"), wrong, right)
+    assert scores["ter"] == pytest.approx(100 * 2 / 5)  # two of the five words as tercom parts them
+    assert details["ter"]["edits"] == 2
+    assert 0 < scores["chrf"] < 100
+
+
+def test_chinese_is_scored_by_the_character():
+    right, wrong = Side([], ["网页浏览器"]), Side([], ["网络浏览器"])
+    found = {key: each for key, each in measures({}, "zh_CN").items() if key != "bleu"}
+    scores, details = evaluate(found, wrong, right)
+    assert "tok:zh" in details["sacrebleu"]["signature"]
+    assert "asian:yes" in details["ter"]["signature"]
+    assert scores["ter"] == pytest.approx(100 / 5)
+
+
+def test_text_without_case_is_compared_without_case():
+    lower, written = Side([], ["das ist gut, sagte er."]), Side([], ["Das ist gut, sagte Er."])
+    for lowercase, expected in ((True, 100), (False, 100 * (5 / 7 * 3 / 6 * 2 / 5 * 1 / 4) ** 0.25)):
+        found = {key: each for key, each in measures({}, "de", lowercase=lowercase).items() if key == "sacrebleu"}
+        assert evaluate(found, lower, written)[0]["sacrebleu"] == pytest.approx(expected, abs=0.01)
+    assert lowercases({"steps": ["save_raw", "lowercase"]}, "de")
+    assert lowercases({"steps": [{"lowercase": {"languages": ["de"]}}]}, "de")
+    assert not lowercases({"steps": [{"lowercase": {"languages": ["en"]}}, "tokenise"]}, "de")
+    assert not lowercases({}, "de")
+
+
+def test_the_dataset_says_whether_its_text_is_escaped():
+    for steps, escaped in (
+        (["save_raw", {"tokenise": {"escape": False}}], False),
+        ([{"tokenise": {"moses": "2018-10"}}], True),
+        (["tokenise"], True),
+        (["save_raw"], False),
+    ):
+        assert escapes({"steps": steps}) is escaped
+
+
+@pytest.mark.parametrize("kind", ["bleu", "rouge"])
+def test_unequal_or_empty_sides_are_refused(kind):
+    for hypotheses, references, said in ((["a"], ["a", "b"], "1 hypotheses and 2 references"), ([], [], "empty")):
+        sides = Side(hypotheses, hypotheses), Side(references, references)
+        with pytest.raises(UserError, match=said):
+            evaluate(measures({"metric": kind}, "en"), *sides)
+        with pytest.raises(UserError, match=said):
+            metric(config(metric=kind))(hypotheses, references)
+
+
+def test_rouge_is_the_mean_of_hand_counted_f1():
+    # words: 3 of 4 against 3 of 5; pairs: 1 of 3 against 1 of 4; longest common subsequence: 3
+    first = rouge(["cats sat on mats"], ["a cat sat quietly on"])
+    assert first["rouge1"] == pytest.approx(100 * 2 * 3 / (4 + 5))
+    assert first["rouge2"] == pytest.approx(100 * 2 * 1 / (3 + 4))
+    assert first["rougeL"] == pytest.approx(100 * 2 * 3 / (4 + 5))
+    sides = Side([], ["cats sat on mats", "x"]), Side([], ["a cat sat quietly on", "x"])
+    both, details = evaluate(measures({"metric": "rouge"}, "en"), *sides)
+    assert both["rouge1"] == pytest.approx((first["rouge1"] + 100) / 2)
+    of = details["rouge1"]
+    assert (of["precision"], of["recall"]) == (pytest.approx(100 * 7 / 8), pytest.approx(100 * 8 / 10))
+    assert (of["hypothesis_words"], of["reference_words"]) == (2.5, 3)
+    assert "stem:porter|L:summary|rouge-score:" in of["signature"]
+
+
+def test_rouge_l_counts_sentence_by_sentence():
+    """The sentences in another order: as one line only the longer of the two is a common subsequence."""
+    reference = "one two three ¶ four five"
+    assert rouge(["four five ¶ one two three"], [reference])["rougeL"] == pytest.approx(100)
+    assert rouge(["four five one two three"], [reference.replace(" ¶", "")])["rougeL"] == pytest.approx(60)
+
+
+def test_rouge_has_no_eye_for_case_and_punctuation():
+    assert rouge(["The well-known @entity12 , runs !"], ["the well known entity12 running"])["rouge2"] == 100
+    assert rouge([""], ["words"]) == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
+
+
+def config(dataset="debian_en_de", **score):
+    return Config(path=Path("c.yaml"), name="c", dataset=dataset, seed=1, score=score)
+
+
+def test_a_search_is_tuned_on_tokenised_bleu_or_the_mean_of_rouge():
+    hypotheses, references = ["das ist ein gut-er Hund ."], ["das ist ein gut-er Hund !"]
+    of = metric(config(compounds=True))
+    assert of(hypotheses, references) == pytest.approx(bleu(hypotheses, references)[0]["bleu"])
+    of = metric(config(metric="rouge"))
+    assert of(["cats sat on mats"], ["a cat sat quietly on"]) == pytest.approx(100 * (6 / 9 + 2 / 7 + 6 / 9) / 3)
+    # own_text's escape: false; wmt16_en_de escapes, and the name of an escape is no word
+    assert metric(config(metric="rouge"))(["R &amp; D"], ["R D"]) < 100
+    assert metric(config("wmt16_en_de", metric="rouge"))(["R &amp; D"], ["R D"]) == pytest.approx(100)
+    with pytest.raises(UserError, match="only bleu and rouge"):
+        metric(config(metric="perplexity"))
