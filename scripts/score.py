@@ -21,9 +21,10 @@ from scripts.common.config import Config, load_config
 from scripts.common.detokenise import detokenise, escapes, lowercases
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
-from scripts.common.metrics import LOWER_IS_BETTER, NAMES, Side, check_sides, evaluate, measures
+from scripts.common.metrics import Side, check_sides, evaluate, measures
 from scripts.common.perl_rouge import perl_rouge, why_not
 from scripts.common.record import git_state, read_dataset
+from scripts.common.score_names import LOWER_IS_BETTER, NAMES
 from scripts.common.significance import SAMPLES, paired_bootstrap
 from scripts.common.terminal import aligned
 
@@ -34,10 +35,10 @@ def signature(config: Config, subset: str, settings: dict[str, Any]) -> str:
     ``settings``: what generation.json says was used; what it does not say is the configuration's.
     """
     average = f"{config.average['last']} by {config.average['by']}" if config.average else "no"
-    used = {"beam": 5, "lenpen": 1, "averaged": average, "seed": config.seed, **config.generate, **settings}
+    used = {"beam": 5, "lenpen": 1, "averaged": average, "seed": config.seed} | config.generate | settings
     lengths = {key: used[key] for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used}
     commit = git_state()
-    parts = {
+    parts: dict[str, Any] = {
         "model": config.name,
         "data": config.dataset,
         "subset": subset,

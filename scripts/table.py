@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.common.config import METRICS
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json
-from scripts.common.metrics import KEYS, NAMES
+from scripts.common.score_names import KEYS, NAMES
 from scripts.common.terminal import aligned
 
 EMPTY = "-"

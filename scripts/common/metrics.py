@@ -16,27 +16,9 @@ from scripts.common.config import Config
 from scripts.common.detokenise import escapes, moses_language
 from scripts.common.errors import UserError
 from scripts.common.record import read_dataset
-from scripts.common.rouge import TYPES, Rouge
+from scripts.common.rouge import Rouge
+from scripts.common.score_names import KEYS
 
-KEYS = {
-    "bleu": ("bleu", "bleu_compounds", "sacrebleu", "chrf", "ter"),
-    "rouge": tuple(TYPES),
-    "perplexity": ("perplexity", "perplexity_sentence"),
-}
-"""The scores of each metric that a configuration may name, as they stand in scores.json."""
-NAMES = {
-    "bleu": "BLEU (tokenised)",
-    "bleu_compounds": "BLEU (compounds split)",
-    "sacrebleu": "sacreBLEU",
-    "chrf": "chrF",
-    "ter": "TER",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "perplexity": "perplexity",
-    "perplexity_sentence": "perplexity (sentence)",
-}
-LOWER_IS_BETTER = frozenset({"ter", "perplexity", "perplexity_sentence"})
 # what a score of sacreBLEU's may tell beside itself, and our names
 _FACTS = {
     "precisions": "precisions",

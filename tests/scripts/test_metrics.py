@@ -8,7 +8,8 @@ from scripts.common.bleu import split_compounds, words
 from scripts.common.config import Config
 from scripts.common.detokenise import detokenise, escapes, lowercases
 from scripts.common.errors import UserError
-from scripts.common.metrics import KEYS, NAMES, Side, evaluate, measures, metric
+from scripts.common.metrics import Side, evaluate, measures, metric
+from scripts.common.score_names import KEYS, NAMES
 
 GERMAN = Path(__file__).resolve().parents[1] / "data_prep" / "text_samples" / "de.txt"
 

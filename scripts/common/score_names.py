@@ -1,0 +1,20 @@
+"""The scores of each metric that a configuration may name: their keys in scores.json and record.json, and in words."""
+
+KEYS = {
+    "bleu": ("bleu", "bleu_compounds", "sacrebleu", "chrf", "ter"),
+    "rouge": ("rouge1", "rouge2", "rougeL"),
+    "perplexity": ("perplexity", "perplexity_sentence"),
+}
+NAMES = {
+    "bleu": "BLEU (tokenised)",
+    "bleu_compounds": "BLEU (compounds split)",
+    "sacrebleu": "sacreBLEU",
+    "chrf": "chrF",
+    "ter": "TER",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "perplexity": "perplexity",
+    "perplexity_sentence": "perplexity (sentence)",
+}
+LOWER_IS_BETTER = frozenset({"ter", "perplexity", "perplexity_sentence"})
