@@ -1,15 +1,20 @@
 """From the words of a prepared line back to text as people write it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[str]:
+def detokeniser(language: str, *, escaped: bool) -> Callable[[str], str]:
     """Moses' detokenisation; ``escaped``: the preparation wrote ``&amp;`` for ``&`` and so on, which is undone."""
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=moses_language(language))
-    return [detokenizer.detokenize(line.split(), unescape=escaped) for line in lines]
+    return lambda line: detokenizer.detokenize(line.split(), unescape=escaped)
+
+
+def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[str]:
+    """``detokeniser`` of lines."""
+    return list(map(detokeniser(language, escaped=escaped), lines))
 
 
 def moses_language(language: str) -> str:
