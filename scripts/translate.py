@@ -85,8 +85,8 @@ def text_steps(dataset: str, language: str, codes: Path) -> Iterator[TextSteps]:
     """Start the steps; they end with the block."""
     script = str(CHECKOUT / "data_prep" / "lines.py")
     command = [sys.executable, "-P", script, dataset, "--language", language, "--codes", str(codes)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, process_group=0, **pipes) as process:  # its own group: Ctrl-C is ours alone
+    # a group of its own: Ctrl-C is for this process alone
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as process:
         try:
             yield TextSteps(process)
         finally:
