@@ -1,7 +1,13 @@
 """From the words of a prepared line back to text as people write it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+# Moses joins Chinese words, but leaves blanks around the full-width marks between them
+_WIDE_MARK = re.compile(
+    "\\s*([\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65])\\s*"
+)
 
 
 def detokeniser(language: str, *, escaped: bool) -> Callable[[str], str]:
@@ -9,7 +15,14 @@ def detokeniser(language: str, *, escaped: bool) -> Callable[[str], str]:
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=moses_language(language))
-    return lambda line: detokenizer.detokenize(line.split(), unescape=escaped)
+
+    wide = moses_language(language) in ("zh", "ja")
+
+    def of(line: str) -> str:
+        text: str = detokenizer.detokenize(line.split(), unescape=escaped)
+        return _WIDE_MARK.sub(r"\1", text) if wide else text
+
+    return of
 
 
 def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[str]:
