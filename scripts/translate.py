@@ -111,7 +111,9 @@ def answers(lines: Iterable[bytes], steps: TextSteps, model: Translator, batch_s
 def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
     """Answer all lines."""
     dataset = read_dataset(trained.dataset)
-    source, target = dataset["source"], dataset["target"]
+    source, target = dataset["source"], dataset.get("target")
+    if target is None:
+        raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
     codes = arguments.codes or trained.codes(source)
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     generate = trained.generate | {key: value for key, value in chosen.items() if value is not None}
