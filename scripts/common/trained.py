@@ -1,0 +1,96 @@
+"""What belongs to a trained model, found from where it lies: dictionaries, BPE codes, dataset, how it generates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+from scripts.common.files import read_json
+
+# the datasets whose steps make the text that a published model was trained on, by the end of the model's name
+PUBLISHED = {
+    "iwslt14.de-en": "iwslt14_de_en_2018",
+    "wmt16.en-de": "wmt16_en_de",
+    "wmt17.en-de": "wmt16_en_de",
+    "wmt14.en-fr": "wmt14_en_fr",
+    "wmt17.zh-en": "wmt17_zh_en",
+}
+_MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt")
+_CODES = ("codes.{}", "codes", "code", "bpecodes", "bpecodes.{}", "code.{}")  # ours, then those of the archives
+_NOTES = ("seed", "subset", "averaged", "last")  # what stands beside the flags of generation
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model and what it needs to be asked."""
+
+    model: Path
+    dictionaries: Path
+    dataset: str
+    codes_folder: Path
+    generate: dict[str, Any]
+
+    def codes(self, language: str) -> Path:
+        """The BPE merges of a language.
+
+        Raises:
+            UserError: there are none.
+        """
+        for name in _CODES:
+            if (path := self.codes_folder / name.format(language)).is_file():
+                return path
+        raise UserError(f"no BPE codes for {language} in {self.codes_folder}; give their file with --codes")
+
+
+def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
+    """What belongs to a run's folder in work/ or one of its seeds', a folder of pretrained.py's, or a checkpoint.
+
+    Of a run's seeds the one that is best on validation is taken.
+
+    Args:
+        path: see above.
+        dataset: whose steps the text goes through, where it does not follow from the path.
+        dictionaries: the folder of dict.*.txt, likewise.
+
+    Raises:
+        UserError: there is no model, or something about it cannot be found.
+    """
+    if not path.exists():
+        raise UserError(f"there is no {path}; give a run's folder in work/, a folder of pretrained.py, or a checkpoint")
+    root = path if path.is_dir() else path.parent
+    best = read_json(path / "record.json").get("best_seed") if (path / "record.json").is_file() else None
+    if best is not None:
+        root = path / f"seed{best}"
+    model = next((root / name for name in _MODELS if (root / name).is_file()), None) if path.is_dir() else path
+    if model is None:
+        raise UserError(f"{path} holds no trained model: none of {', '.join(_MODELS)}; train one, or give a checkpoint")
+    data = next((parent for parent in model.resolve().parents if (parent / "binarised").is_dir()), None)
+    beside = any(model.parent.glob("dict.*.txt"))
+    if dictionaries is None:
+        if not beside and data is None:
+            raise UserError(f"no dictionaries (dict.*.txt) beside {model}; give their folder with --dictionaries")
+        dictionaries = model.parent if beside or data is None else data / "binarised"
+    if dataset is None:
+        dataset = _published(model.parent) or (data.name if data is not None else None)
+        if dataset is None:
+            raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
+    codes = data / "prepared" if data is not None and not beside else dictionaries
+    return Trained(model, dictionaries, dataset, codes, _generation(root))
+
+
+def _published(folder: Path) -> str | None:
+    if not (folder / "manifest.json").is_file():
+        return None
+    name = read_json(folder / "manifest.json").get("name", "")
+    return next((dataset for end, dataset in PUBLISHED.items() if name.endswith(end)), None)
+
+
+def _generation(root: Path) -> dict[str, Any]:
+    """fairseq-generate's flags as the run's test set was generated with; none where that is not known."""
+    settings: dict[str, Any] = {}
+    for folder in (root.parent, root):
+        if (folder / "record.json").is_file():
+            settings = read_json(folder / "record.json")["config"]["generate"]
+    if (root / "hypotheses" / "generation.json").is_file():
+        settings = read_json(root / "hypotheses" / "generation.json").get("settings") or settings
+    return {key: value for key, value in settings.items() if key not in _NOTES}

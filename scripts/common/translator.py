@@ -1,0 +1,108 @@
+"""A trained model that answers lines: what fairseq-generate does to a subset, for text that comes one by one."""
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.common.config import flags
+from scripts.common.errors import UserError
+from scripts.common.fairseq import check_path, user_dir
+from scripts.common.models import load_plugin
+
+TASK = "pla_translation"  # serves every translation model, in less time than fairseq's own
+# flags of generation that are about a subset on disk, or about a precision that is never needed for so little text
+_NOT_HERE = ("task", "gen-subset", "max-tokens", "batch-size", "required-batch-size-multiple", "fp16", "cpu", "nbest")
+DEFAULTS = {"post-process": "subword_nmt"}
+
+
+class Translator:
+    """Loads a model at once; then ``translate`` any number of times.
+
+    Args:
+        model: a checkpoint.
+        dictionaries: the folder of dict.<language>.txt.
+        languages: source and target, as the dictionaries' names have them.
+        generate: fairseq-generate's flags, without dashes.
+
+    Raises:
+        UserError: a file is missing, or it is not a model that translates.
+    """
+
+    def __init__(
+        self, model: Path, dictionaries: Path, languages: tuple[str, str], generate: Mapping[str, Any]
+    ) -> None:
+        for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
+            if not path.is_file():
+                raise UserError(f"there is no {path}; give a trained model, and its dictionaries with --dictionaries")
+        check_path(model)
+        for name in ("hydra", "lightconv_plugin"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded; see process.run_logged
+        load_plugin()
+        import torch
+        from fairseq import checkpoint_utils, tasks, utils
+
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        section = {key: value for key, value in (DEFAULTS | dict(generate)).items() if key not in _NOT_HERE}
+        source, target = languages
+        where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
+        arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
+        cfg = _parsed(arguments)
+        self._task = tasks.setup_task(cfg.task)
+        try:
+            self._models, _ = checkpoint_utils.load_model_ensemble([str(model)], task=self._task)
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"{model} does not load as a model of {dictionaries}: {str(error)[:500]}") from error
+        for each in self._models:
+            each.eval().to(self._device)
+            each.prepare_for_inference_(cfg)
+        self._generator = self._task.build_generator(self._models, cfg.generation)
+        self._post_process = cfg.common_eval.post_process
+        positions = utils.resolve_max_positions(
+            self._task.max_positions(), *(each.max_positions() for each in self._models)
+        )
+        self.longest: int = positions[0] - 1
+        """The most tokens of a source line; the end of the sentence is one more."""
+
+    def length(self, line: str) -> int:
+        """The tokens of a line in BPE units, without the end of the sentence."""
+        return len(line.split())
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
+
+        Lines are cut after ``longest`` tokens.
+        """
+        import torch
+
+        words = self._task.source_dictionary
+        tokens = [
+            words.encode_line(" ".join(line.split()[: self.longest]), add_if_not_exist=False).long() for line in lines
+        ]
+        dataset = self._task.build_dataset_for_inference(tokens, [len(each) for each in tokens])
+        sample = dataset.collater([dataset[place] for place in range(len(lines))])
+        inputs = {key: sample["net_input"][key].to(self._device) for key in ("src_tokens", "src_lengths")}
+        with torch.no_grad():
+            found = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
+        ignored = getattr(self._generator, "symbols_to_strip_from_output", {self._generator.eos})
+        texts = [
+            self._task.target_dictionary.string(
+                hypotheses[0]["tokens"].int().cpu(), self._post_process, extra_symbols_to_ignore=ignored
+            )
+            for hypotheses in found
+        ]
+        order = sample["id"].tolist()  # the collater sorts by length
+        return [text for _, text in sorted(zip(order, texts, strict=True))]
+
+
+def _parsed(arguments: list[str]) -> Any:
+    """What fairseq-generate makes of its command line, without hydra's thoughts about its own next version."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), arguments))

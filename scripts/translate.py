@@ -1,0 +1,164 @@
+"""Translate or summarise lines from standard input with a trained model: text as people write it, in and out.
+
+MODEL is a run's folder in work/ (its best seed, with the settings tuned for it), a folder that scripts/pretrained.py
+filled, or a checkpoint. Each line goes through the steps of the model's dataset (tokeniser, BPE, ...), the model, and
+back. Every line in gives one line out, as soon as it is there; with --batch-size N, N lines are read and answered at a
+time, which is faster. What is wrong with a line (not UTF-8, control characters, longer than the model can take) is said
+on standard error, with the line's number; an empty line is answered with an empty one.
+
+examples:
+  echo "This package contains the documentation." | python scripts/translate.py work/debian_en_de/dynamicconv
+  python scripts/translate.py work/pretrained/dynamicconv --beam 5 --batch-size 32 < my.en > my.de
+"""
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import IO, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.common.detokenise import detokeniser, escapes
+from scripts.common.errors import UserError, run_command
+from scripts.common.fairseq import CHECKOUT
+from scripts.common.record import read_dataset
+from scripts.common.rouge import SENTENCE_SEPARATOR
+from scripts.common.trained import Trained, find_trained
+from scripts.common.translator import Translator
+
+_CONTROL = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029), " ")
+_TAB = ord("\t")
+
+
+def note(number: int, text: str) -> None:
+    """Say something about a line of the input."""
+    print(f"line {number}: {text}", file=sys.stderr, flush=True)
+
+
+def read_text(line: bytes, number: int) -> str:
+    """A line of the input as text without control characters; what was changed is noted."""
+    data = line.removesuffix(b"\n").removesuffix(b"\r")
+    text = data.decode("utf-8", errors="replace")
+    if (lost := text.count("\N{REPLACEMENT CHARACTER}") - data.count("\N{REPLACEMENT CHARACTER}".encode())) > 0:
+        note(number, f"not UTF-8 in {lost} places, which became \N{REPLACEMENT CHARACTER}")
+    if any(ord(each) in _CONTROL and ord(each) != _TAB for each in text):
+        note(number, "control characters became spaces")
+    text = text.translate(_CONTROL).strip()
+    if not text:
+        note(number, "empty, and so is the answer")
+    return text
+
+
+class TextSteps:
+    """The dataset's own steps, in a process of their own: data_prep/lines.py."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self._process = process
+
+    def __call__(self, line: str) -> str:
+        """One line through the steps.
+
+        Raises:
+            UserError: they ended, and have said why.
+        """
+        source, answers = self._process.stdin, self._process.stdout
+        assert source is not None
+        assert answers is not None
+        try:
+            source.write(line.encode() + b"\n")
+            source.flush()
+        except BrokenPipeError:
+            pass
+        else:
+            if answer := answers.readline():
+                return answer.removesuffix(b"\n").decode()
+        raise UserError("the steps of the dataset ended; what was said above is why")
+
+
+@contextmanager
+def text_steps(dataset: str, language: str, codes: Path) -> Iterator[TextSteps]:
+    """Start the steps; they end with the block."""
+    script = str(CHECKOUT / "data_prep" / "lines.py")
+    command = [sys.executable, "-P", script, dataset, "--language", language, "--codes", str(codes)]
+    # a group of its own: Ctrl-C is for this process alone
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            yield TextSteps(process)
+        finally:
+            process.terminate()
+
+
+def answers(lines: Iterable[bytes], steps: TextSteps, model: Translator, batch_size: int) -> Iterator[list[str]]:
+    """The model's tokens for each line, in lists as long as the batches that were read."""
+    numbered = enumerate(lines, 1)
+    while batch := list(itertools.islice(numbered, batch_size)):
+        sources = []
+        for number, line in batch:
+            text = read_text(line, number)
+            sources.append(steps(text) if text else "")
+            if (length := model.length(sources[-1])) > model.longest:
+                note(number, f"{length} tokens, and the model takes {model.longest}: the rest was left out")
+        asked = [source for source in sources if source.strip()]
+        found = iter(model.translate(asked) if asked else [])
+        yield [next(found) if source.strip() else "" for source in sources]
+
+
+def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
+    """Answer all lines."""
+    dataset = read_dataset(trained.dataset)
+    source, target = dataset["source"], dataset.get("target")
+    if target is None:
+        raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
+    codes = arguments.codes or trained.codes(source)
+    chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
+    generate = trained.generate | {key: value for key, value in chosen.items() if value is not None}
+    as_written = detokeniser(target, escaped=escapes(dataset))
+    with text_steps(trained.dataset, source, codes) as steps:
+        model = Translator(trained.model, trained.dictionaries, (source, target), generate)
+        if sys.stdin.isatty():
+            print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
+        for batch in answers(lines, steps, model, arguments.batch_size):
+            _show((" ".join(as_written(each.replace(SENTENCE_SEPARATOR, " ")).split()) for each in batch), out)
+
+
+def _show(lines: Iterable[str], out: IO[bytes]) -> None:
+    for line in lines:
+        out.write(line.encode() + b"\n")
+    out.flush()
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint"
+    )
+    parser.add_argument("--dataset", metavar="NAME", help="whose steps to take, where MODEL does not say it")
+    parser.add_argument("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, likewise")
+    parser.add_argument("--codes", type=Path, metavar="FILE", help="the source's BPE merges, likewise")
+    parser.add_argument("--batch-size", type=_positive, default=1, metavar="N", help="lines at a time (default: 1)")
+    parser.add_argument("--beam", type=_positive, metavar="N", help="(default: as the run's test set, or 5)")
+    parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: likewise, or 1)")
+    arguments = parser.parse_args(argv)
+    trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
+    answers_to = sys.stdout.buffer
+    try:
+        with redirect_stdout(sys.stderr):  # whatever libraries print is no answer
+            run(sys.stdin.buffer, answers_to, trained, arguments)
+    except BrokenPipeError:  # nobody reads on, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,197 @@
+"""Lines through a tiny trained model, as a user asks it: by the command, on raw text, good and bad."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.text.bpe import learn
+from scripts import translate
+from scripts.common.errors import UserError
+from scripts.common.process import python_module
+from scripts.common.trained import PUBLISHED, find_trained
+from scripts.common.translator import Translator
+from scripts.pretrained import MODELS
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
+POSITIONS = 40
+SIZES = [
+    f"--{side}-{what}=32" for side in ("encoder", "decoder") for what in ("embed-dim", "conv-dim", "ffn-embed-dim")
+]
+TRAIN = [
+    *("--arch=pla_dynamicconv_small", *SIZES, "--encoder-layers=1", "--decoder-layers=1", "--dropout=0"),
+    *("--encoder-kernel-size-list=[3]", "--decoder-kernel-size-list=[3]", "--optimizer=adam", "--lr=0.01"),
+    *("--criterion=label_smoothed_cross_entropy", "--max-tokens=300", "--max-update=250", "--num-workers=0", "--cpu"),
+    *(f"--max-source-positions={POSITIONS}", "--disable-validation", "--no-epoch-checkpoints", "--seed=1"),
+    *("--clip-norm=1", "--log-format=none", f"--user-dir={CHECKOUT / 'lightconv_plugin'}"),
+]
+
+
+def sentences(count: int) -> list[list[str]]:
+    rng = random.Random(5)
+    return [rng.choices(list(WORDS), k=rng.randint(4, 6)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """A run's folder as reproduce.py leaves it: binarised and prepared beside it, the checkpoint, the record."""
+    root = tmp_path_factory.mktemp("work") / "debian_en_de"
+    prepared, run = root / "prepared", root / "toy"
+    prepared.mkdir(parents=True)
+    lines = sentences(300)
+    english, german = ([" ".join(words) + " ." for words in side] for side in (lines, translated(lines)))
+    # of two pieces or one: BPE has something to do and to undo
+    codes = learn(english + german, merges=24)
+    (prepared / "codes").write_text(codes, encoding="utf-8")
+    for language, side in (("en", english), ("de", german)):
+        text = subprocess.run(
+            [*python_module("subword_nmt.apply_bpe"), "-c", prepared / "codes"],
+            input="\n".join(side) + "\n",
+            capture_output=True,
+            text=True,
+            check=True,
+            env=ENVIRONMENT | {"PYTHONUTF8": "1"},
+        ).stdout
+        (prepared / f"train.{language}").write_text(text, encoding="utf-8")
+    preprocess = [*python_module("fairseq_cli.preprocess"), "-s", "en", "-t", "de", "--joined-dictionary"]
+    where = [f"--trainpref={prepared / 'train'}", f"--destdir={root / 'binarised'}"]
+    subprocess.run([*preprocess, *where], check=True, capture_output=True)
+    checkpoints = run / "seed3" / "checkpoints"
+    train = [*python_module("fairseq_cli.train"), root / "binarised", f"--save-dir={checkpoints}", *TRAIN]
+    subprocess.run(train, check=True, capture_output=True, env=ENVIRONMENT)
+    (checkpoints / "checkpoint_last.pt").rename(checkpoints / "checkpoint_best.pt")
+    record = {"best_seed": 3, "config": {"generate": {"beam": 3, "max-len-b": 20, "gen-subset": "test"}}}
+    (run / "record.json").write_text(json.dumps(record))
+    return run
+
+
+def translated(lines: list[list[str]]) -> list[list[str]]:
+    return [[WORDS[word] for word in line] for line in lines]
+
+
+def ask(work: Path, text: bytes, *more: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(CHECKOUT / "scripts" / "translate.py"), str(work), *more]
+    return subprocess.run(command, input=text, capture_output=True, cwd="/", env=ENVIRONMENT)
+
+
+@pytest.mark.slow
+def test_every_line_is_answered_and_what_was_wrong_with_it_is_said(work):
+    good = [" ".join(words) + "." for words in sentences(20)]
+    long = " ".join(["one"] * 3 * POSITIONS)
+    bad = [b"", b"one two\xff three four.", b"\x00\x07 \x85".decode("latin-1").encode(), long.encode(), b" one\ttwo\r"]
+    lines = [line.encode() for line in good] + bad
+    done = ask(work, b"\n".join(lines), "--batch-size", "7")  # the last line without its end
+    assert done.returncode == 0, done.stderr.decode()
+    answers = done.stdout.decode().split("\n")
+    assert answers.pop() == ""
+    assert len(answers) == len(lines)
+    right = [" ".join(words) + "." for words in translated(sentences(20))]
+    assert sum(map(str.__eq__, answers, right)) >= 10, list(zip(answers, right, strict=False))
+    assert answers[20] == answers[22] == ""
+    assert answers[21] != ""
+    assert answers[23].count("eins") > 3
+    assert "@@" not in done.stdout.decode()
+    said = [line for line in done.stderr.decode().splitlines() if line.startswith("line ")]
+    assert [line.partition(":")[0] for line in said] == ["line 21", "line 22", "line 23", "line 23", "line 24"]
+    assert "empty" in said[0]
+    assert "not UTF-8 in 1 places" in said[1]
+    assert "control characters" in said[2]
+    assert f"the model takes {POSITIONS - 1}: the rest was left out" in said[4]
+    assert done.stderr.decode().splitlines() == said  # nothing else: no library's noise
+
+    single = ask(work / "seed3" / "checkpoints" / "checkpoint_best.pt", "\n".join(good[:3]).encode(), "--beam", "3")
+    assert single.stdout.decode().splitlines() == answers[:3], single.stderr.decode()
+
+
+@pytest.mark.slow
+def test_a_line_is_answered_before_the_next_one_is_there(work):
+    command = [sys.executable, CHECKOUT / "scripts" / "translate.py", work]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in ("one two three four.", "", "six five four three."):
+            process.stdin.write(line.encode() + b"\n")
+            process.stdin.flush()
+            assert (process.stdout.readline() == b"\n") is (line == "")
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_batches_give_what_single_lines_give_in_their_order(work):
+    model = Translator(*model_of(work))
+    lines = [" ".join(words) + " ." for words in [["one"], *sentences(9), ["one", "two"] * 5]]
+    apart = [model.translate([line])[0] for line in lines]
+    assert model.translate(lines) == apart
+    assert len(set(apart)) > 5
+
+
+def model_of(work):
+    trained = find_trained(work)
+    return trained.model, trained.dictionaries, ("en", "de"), trained.generate
+
+
+def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
+    data = tmp_path / "iwslt14_de_en"
+    for name in ("binarised/dict.de.txt", "prepared/codes", "m/seed1/averaged/model.pt", "m/seed2/tuned/model.pt"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).touch()
+    generate = {"beam": 4, "lenpen": 1}
+    (data / "m" / "record.json").write_text(json.dumps({"best_seed": 2, "config": {"generate": generate}}))
+    found = find_trained(data / "m")
+    assert found.model == data / "m/seed2/tuned/model.pt"
+    assert (found.dictionaries, found.dataset) == (data / "binarised", "iwslt14_de_en")
+    assert found.codes("de") == data / "prepared/codes"
+    assert found.generate == generate
+
+    settings = {"seed": 2, "subset": "test", "averaged": "3 by update", "beam": 4, "lenpen": 0.4}
+    (data / "m/seed2/hypotheses").mkdir()
+    (data / "m/seed2/hypotheses/generation.json").write_text(json.dumps({"settings": settings}))
+    assert find_trained(data / "m").generate == {"beam": 4, "lenpen": 0.4}
+    assert find_trained(data / "m/seed1").model == data / "m/seed1/averaged/model.pt"
+    assert find_trained(data / "m/seed1").generate == generate
+
+
+def test_a_published_model_says_its_dataset_by_its_name(tmp_path):
+    for name in ("model.pt", "dict.en.txt", "dict.de.txt", "code"):
+        (tmp_path / name).touch()
+    (tmp_path / "manifest.json").write_text('{"name": "dynamicconv.glu.wmt16.en-de"}')
+    found = find_trained(tmp_path)
+    assert (found.model, found.dictionaries, found.dataset) == (tmp_path / "model.pt", tmp_path, "wmt16_en_de")
+    assert found.codes("en") == tmp_path / "code"
+    assert found.generate == {}
+    assert all(any(name.endswith(end) for end in PUBLISHED) for name in MODELS)
+    for dataset in PUBLISHED.values():
+        assert (CHECKOUT / "data_prep" / "datasets" / f"{dataset}.yaml").is_file()
+
+
+def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
+    with pytest.raises(UserError, match=r"there is no .*nothing"):
+        find_trained(tmp_path / "nothing")
+    with pytest.raises(UserError, match="holds no trained model"):
+        find_trained(tmp_path)
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(UserError, match="--dictionaries"):
+        find_trained(tmp_path / "model.pt")
+    (tmp_path / "dict.en.txt").touch()
+    with pytest.raises(UserError, match="--dataset"):
+        find_trained(tmp_path)
+    found = find_trained(tmp_path, dataset="wmt16_en_de")
+    with pytest.raises(UserError, match="--codes"):
+        found.codes("en")
+    with pytest.raises(UserError, match=r"there is no .*dict\.de\.txt"):
+        Translator(found.model, found.dictionaries, ("en", "de"), {})
+
+
+def test_steps_that_end_are_no_answer(tmp_path):
+    with (
+        translate.text_steps("debian_en_de", "en", tmp_path / "none") as steps,
+        pytest.raises(UserError, match="ended"),
+    ):
+        steps("a line")
