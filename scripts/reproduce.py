@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common import show
 from scripts.common.config import load_config
+from scripts.common.devices import claimed
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, write_json
 from scripts.common.layout import Launch, build_run, seed_root
@@ -218,7 +219,8 @@ def main() -> None:
         there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
-        run_stages(run, names, seeds)
+        with claimed(None if arguments.launch else arguments.devices):
+            run_stages(run, names, seeds)
 
 
 if __name__ == "__main__":

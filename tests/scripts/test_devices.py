@@ -1,5 +1,6 @@
 """The tokens of an update, the precision and the launch on any number of devices."""
 
+import os
 import sys
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common import devices
-from scripts.common.devices import Devices, find_devices, launcher, precision, share_out
+from scripts.common.devices import Devices, claimed, find_devices, launcher, precision, share_out
 from scripts.common.errors import UserError
 
 
@@ -61,6 +62,25 @@ def test_on_a_cpu_one_process_is_the_default(monkeypatch):
     monkeypatch.setattr(devices, "_installed", lambda: (0, False))
     assert find_devices() == Devices(gpu=False, count=1)
     assert find_devices(3) == Devices(gpu=False, count=3)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_runs_that_want_some_of_the_gpus_take_different_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with claimed(1):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        with claimed(2):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+            with pytest.raises(UserError, match="other runs leave 1 of 4 GPUs"), claimed(2):
+                pass
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
+    with claimed(3):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3"
+    with claimed(None):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3,1"
 
 
 @pytest.mark.parametrize(
