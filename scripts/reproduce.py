@@ -26,13 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common import show
 from scripts.common.config import load_config
+from scripts.common.devices import claimed
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, write_json
 from scripts.common.layout import Launch, build_run, seed_root
 from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible
 from scripts.common.record import build_record, git_state, read_dataset, seed_facts
-from scripts.common.stages import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Run, completed
+from scripts.common.stages import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Run, completed, seeds_to_do
 from scripts.common.stamp import Stamp, fingerprint_files, new_id, remove_stamp, sizes, write_stamp
 from scripts.common.terminal import clock
 
@@ -115,7 +116,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
                 try:
                     run_if_needed(run, run.chosen(set(names) & set(SEED_STAGES), [seed]))
                 finally:  # what was done counts, whatever failed after it
-                    write_record(run)
+                    write_record(run, seeds)
         with folder_lock(run.model_root):
             finish(run, names, seeds)
 
@@ -123,18 +124,18 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
 def finish(run: Run, names: list[str], seeds: list[int]) -> None:
     """The stages after all seeds: they wait until every seed has its scores."""
     keys = run.chosen(set(names) & set(MODEL_STAGES))
-    missing = run.missing("select")
-    if keys and missing and set(seeds) != set(run.config.seeds):
-        print(f"note: {' and '.join(run.stages[key].name for key in keys)} must wait for {', '.join(missing)}")
+    others = seeds_to_do(run, set(run.config.seeds) - set(seeds))
+    if keys and others:
+        print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(map(str, others))}", flush=True)
         keys = []
     if run_if_needed(run, keys) or not run.record.exists():
-        write_record(run)
+        write_record(run, seeds)
     if names[-1] != "table":
         return
     done = completed(run)
     if not any(run.stages[key].name == "score" for key in done):
         raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
-    print("all stages are done\n" if not missing else "the seeds asked for are done\n", flush=True)
+    print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
     table = CHECKOUT / "scripts" / "table.py"
     with child(show.start([str(table), str(run.record)])) as process:
         if process.wait() != 0:
@@ -151,19 +152,23 @@ def warn_about_older(run: Run, names: list[str], seeds: list[int]) -> None:
             print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
 
 
-def write_record(run: Run) -> None:
-    """Write the run record from what the completed stages left behind."""
-    done = completed(run)
+def write_record(run: Run, seeds: list[int]) -> None:
+    """Write the run record from what the completed stages left behind; of seeds other than these, if nothing in their
+    settings has changed since.
+    """
+    old = seeds_to_do(run, set(run.config.seeds) - set(seeds))
+    done = {key: stamp for key, stamp in completed(run).items() if run.stages[key].seed not in old}
     stages = {
         key: {"seconds": stamp.seconds, "finished": stamp.finished, "git": stamp.git, "fingerprint": stamp.fingerprint}
         for key, stamp in done.items()
     }
-    seeds = {}
+    facts = {}
     for seed in run.config.seeds:
         names = {run.stages[key].name for key in done if run.stages[key].seed == seed}
-        seeds[seed] = seed_facts(seed_root(run.model_root, seed), names)
+        if names or seed not in old:
+            facts[seed] = seed_facts(seed_root(run.model_root, seed), names)
     speed = read_json(run.stages["speed"].folder / "speed.json") if "speed" in done else None
-    write_json(run.record, build_record(run.config, seeds, speed, stages))
+    write_json(run.record, build_record(run.config, facts, speed, stages))
 
 
 def main() -> None:
@@ -214,7 +219,8 @@ def main() -> None:
         there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
-        run_stages(run, names, seeds)
+        with claimed(None if arguments.launch else arguments.devices):
+            run_stages(run, names, seeds)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """What training runs on, how the tokens of an update are shared out over it, and in which precision."""
 
 import functools
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
+from scripts.common.lock import file_lock
 
 RESTARTS = 3  # how often torchrun starts the processes again, from the last checkpoint, when one of them dies
 _ASK = """
@@ -74,6 +79,41 @@ def find_devices(
     if not 0 <= node_rank < nodes:
         raise UserError(f"--node-rank is {node_rank}, expected 0 to {nodes - 1}, a different one on each machine")
     return Devices(gpus > 0, count or gpus or 1, bf16, nodes, node_rank, rendezvous)
+
+
+@contextmanager
+def claimed(count: int | None) -> Iterator[None]:
+    """Have ``count`` GPUs of this machine to oneself among the runs of this project; CUDA_VISIBLE_DEVICES says which to
+    the programs started meanwhile.
+
+    Raises:
+        UserError: fewer are free.
+    """
+    gpus = _installed()[0] if count is not None else 0
+    if count is None or count >= gpus:  # all of them, too many of them, or none here: nothing to choose
+        yield
+        return
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = before.split(",") if before else [str(number) for number in range(gpus)]
+    taken: list[str] = []
+    with ExitStack() as locks:
+        for name in names:
+            if len(taken) < count:
+                lock = Path(tempfile.gettempdir()) / f"lightconv-gpu-{name}.lock"
+                try:
+                    locks.enter_context(file_lock(lock, at_work=f"on GPU {name}", patience=0))
+                except UserError:
+                    continue  # somebody else's
+                taken.append(name)
+        if len(taken) < count:
+            raise UserError(f"--devices is {count}, but other runs leave {len(taken)} of {gpus} GPUs; wait for them")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
+        try:
+            yield
+        finally:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            if before is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def share_out(batch: Mapping[str, Any], devices: int) -> dict[str, int]:

@@ -19,9 +19,9 @@ def check_binarised(data: Path) -> None:
     Raises:
         UserError: see above.
     """
-    if not data.is_dir() or not any(data.glob("dict.*.txt")) or not any(data.glob("*.idx")):
+    if not data.is_dir() or not any(data.glob("dict*.txt")) or not any(data.glob("*.idx")):
         raise UserError(
-            f"{data} is not a folder of binarised data (dict.*.txt and *.idx); run data_prep/binarise.py first, "
+            f"{data} is not a folder of binarised data (dict*.txt and *.idx); run data_prep/binarise.py first, "
             "or scripts/reproduce.py --to binarise"
         )
     check_path(data)

@@ -136,7 +136,7 @@ def run_generation(
     def on_line(line: str) -> None:
         output.read(line)
         done = len(output.hypotheses)
-        if line.startswith("S-") and done % 50 == 0:
+        if line.startswith("S-") and done and done % 50 == 0:
             status.update(f"{label}translated {done:,}/{output.expected or 0:,} sentences")
 
     run_logged(command, log, on_line, what="fairseq-generate")

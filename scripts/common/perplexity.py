@@ -11,7 +11,7 @@ from scripts.common.errors import UserError
 from scripts.common.process import run_logged
 from scripts.common.terminal import StatusLine
 
-_SAMPLE = re.compile(r"\| fairseq_cli\.eval_lm \| (\d+) (.+ \[-?[\w.]+\])$")
+_SAMPLE = re.compile(r"fairseq_cli\.eval_lm(?: \| |:)(\d+) (.+ \[-?[\w.]+\])$")  # the log has one of two forms
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in ([\d.]+)s \(([\d.]+) tokens/s\)")
 _RESULT = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
 _END = "</s>"

@@ -35,11 +35,10 @@ def summarise(metric: str, seeds: Mapping[int, Mapping[str, Any]]) -> dict[str, 
     summary: dict[str, Any] = {}
     for subset in ("valid", "test"):
         found = {seed: numbers(facts[subset]) for seed, facts in scored.items() if facts[subset]}
-        keys = next(iter(found.values()), {})
+        best_scores = found.get(-1 if best is None else best, {})
         summary[subset] = {
-            key: _over([scores[key] for scores in found.values()])
-            | {"best": found[best].get(key) if best in found else None}
-            for key in keys
+            key: _over([scores[key] for scores in found.values()]) | {"best": best_scores.get(key)}
+            for key in next(iter(found.values()), {})
             if all(key in scores for scores in found.values())
         }
     return {"best_seed": best, "summary": summary}

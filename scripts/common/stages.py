@@ -111,3 +111,8 @@ def completed(run: Run) -> dict[str, Stamp]:
     """The stamps of the stages that are complete, by key."""
     stamps = {key: read_stamp(stage.folder) for key, stage in run.stages.items()}
     return {key: stamp for key, stamp in stamps.items() if stamp is not None}
+
+
+def seeds_to_do(run: Run, seeds: Iterable[int]) -> list[int]:
+    """The seeds among these that are not done with all their stages, as the configuration is now."""
+    return [seed for seed in seeds if any(map(run.why_not_done, run.chosen(SEED_STAGES, [seed])))]

@@ -1,16 +1,24 @@
 """A tiny task through fairseq's own commands and all stages from training on."""
 
+import itertools
 import json
 import os
 import random
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.common.config import load_config
+from scripts.common.metrics import metric
 from scripts.common.process import python_module
 from scripts.common.stamp import Stamp, new_id, read_stamp, sizes, write_stamp
+from scripts.common.trainlog import read_log
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SEED = 5
@@ -26,7 +34,7 @@ WORDS = {
 }
 CONFIG = """
 dataset: debian_en_de
-seed: 1
+seeds: [1]
 train:
   task: translation
   arch: pla_dynamicconv_small
@@ -52,6 +60,7 @@ train:
   keep-interval-updates: 3
   no-epoch-checkpoints: true
   num-workers: 0
+  update-epoch-batch-itr: "True"
 average: {by: update, last: 3}
 generate: {beam: 2, max-len-b: 12, post-process: subword_nmt, max-tokens: 3000}
 score: {metric: bleu}
@@ -69,45 +78,164 @@ def write_corpus(folder: Path) -> None:
                 path.write_text("".join(" ".join(text) + end + "\n" for text in texts), encoding="utf-8")
 
 
+def command(config: Path, work: Path, *more: str) -> list[str]:
+    return [sys.executable, str(CHECKOUT / "scripts" / "reproduce.py"), str(config), "--work", str(work), *more]
+
+
 def reproduce(config: Path, work: Path, *more: str) -> str:
-    command = [sys.executable, str(CHECKOUT / "scripts" / "reproduce.py"), str(config), "--work", str(work)]
-    done = subprocess.run(
-        [*command, "--from", "train", *more], capture_output=True, text=True, cwd="/", env=ENVIRONMENT
-    )
+    line = command(config, work, "--from", "train", *more)
+    done = subprocess.run(line, capture_output=True, text=True, cwd="/", env=ENVIRONMENT, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.slow
-def test_from_binarised_data_to_a_row(tmp_path):
-    data = tmp_path / "work" / "debian_en_de"
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """The folder of the dataset, prepared and binarised, in a folder work."""
+    data = tmp_path_factory.mktemp("end") / "work" / "debian_en_de"
     write_corpus(data / "prepared")
     prefixes = [f"--{part}pref={data / 'prepared' / part}" for part in ("train", "valid", "test")]
     preprocess = [*python_module("fairseq_cli.preprocess"), "-s", "en", "-t", "de", "--joined-dictionary", *prefixes]
     subprocess.run([*preprocess, f"--destdir={data / 'binarised'}"], check=True, capture_output=True)
     files = sizes(data / "binarised")
     write_stamp(data / "binarised", Stamp(new_id(), "by hand", None, 0.0, "now", None, files))
-    config = tmp_path / "toy.yaml"
-    config.write_text(CONFIG)
+    return data
 
-    out = reproduce(config, tmp_path / "work")
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(data) -> tuple[Path, str]:
+    """A configuration that has been run to its row, and what was said."""
+    config = data.parent.parent / "toy.yaml"
+    config.write_text(CONFIG)
+    return config, reproduce(config, data.parent)
+
+
+@pytest.mark.slow
+def test_from_binarised_data_to_a_row(data, finished):
+    config, out = finished
     assert "all stages are done" in out
     model = data / "toy"
-    record = json.loads((model / "record.json").read_text())
-    bleu = record["scores"]["bleu"]
-    assert bleu > 50  # an untrained model scores 0, one that only knows the words but not their order under 20
-    assert bleu == pytest.approx(record["generation"]["fairseq_bleu"], abs=0.01)
-    assert record["scores"]["sacrebleu"] > 50
-    assert f"{bleu:.2f}" in out
+    record = read(model / "record.json")
+    test, generation = record["seeds"]["1"]["test"], record["seeds"]["1"]["generation"]
+    assert test["bleu"] > 50  # an untrained model scores 0, one that only knows the words but not their order under 20
+    assert test["bleu"] == pytest.approx(generation["fairseq_bleu"], abs=0.01)
+    assert record["summary"]["test"]["sacrebleu"]["best"] > 50
+    assert f"{test['bleu']:.2f}" in out
     assert record["backend"] == {"dynamic_conv": "native"}
     assert record["parameters"] > 10_000
-    assert record["training"]["updates"] == 160
-    assert record["training"]["valid_loss"] < 1
-    assert (model / "checkpoints" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert (model / "hypotheses" / "reference.tok").read_bytes() == (data / "prepared" / "test.de").read_bytes()
-    assert (model / "hypotheses" / "source.tok").read_bytes() == (data / "prepared" / "test.en").read_bytes()
-    assert "averaged:3 by update" in record["scores"]["signature"]
+    assert record["seeds"]["1"]["training"]["updates"] == 160
+    assert record["seeds"]["1"]["training"]["valid_loss"] < 1
+    seed = model / "seed1"
+    assert (seed / "checkpoints" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (seed / "hypotheses" / "reference.tok").read_bytes() == (data / "prepared" / "test.de").read_bytes()
+    assert (seed / "hypotheses" / "source.tok").read_bytes() == (data / "prepared" / "test.en").read_bytes()
+    assert "averaged:3 by update" in test["signature"]
 
-    stamps = {name: read_stamp(model / name) for name in ("checkpoints", "averaged", "hypotheses", "scores")}
-    assert "all stages are done" in reproduce(config, tmp_path / "work")
-    assert stamps == {name: read_stamp(model / name) for name in stamps}
+    stamps = {name: read_stamp(seed / name) for name in ("checkpoints", "averaged", "hypotheses", "scores")}
+    assert "all stages are done" in reproduce(config, data.parent)
+    assert stamps == {name: read_stamp(seed / name) for name in stamps}
+
+
+@pytest.mark.slow
+def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, finished):
+    """The hypotheses that are rescored are those of a search of their own, for every penalty, and a kill loses none."""
+    seed = data / "toy" / "seed1"
+    config = data.parent.parent / "tuned.yaml"
+    penalties = [0.0, 0.5, 1.0, 2.0]
+    config.write_text(CONFIG.replace("beam: 2", "beam: 4") + f"tune: {{last: [1, 2], lenpen: {penalties}}}\n")
+    where = ["--checkpoints", str(seed / "checkpoints"), "--data", str(data / "binarised")]
+    out = data.parent.parent / "tuned"
+    tune = [sys.executable, str(CHECKOUT / "scripts" / "tune.py"), str(config), *where, "--out", str(out)]
+    process = subprocess.Popen(tune, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (made := list((out / "searches").glob("*[0-9a-f].json"))) and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert len(made) <= 2
+    kept = {path: path.stat().st_mtime_ns for path in made if path.stem != "made_from"}
+    done = subprocess.run(tune, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    for path in kept:
+        assert not path.exists()  # nothing but the result is left
+    sweep = read(out / "tune.json")
+    assert [(one["last"], one["lenpen"]) for one in sweep["candidates"]] == list(itertools.product([1, 2], penalties))
+    assert sweep["score"] == max(one["score"] for one in sweep["candidates"])
+    assert len((out / "tune.csv").read_text().splitlines()) == 9
+    chosen = {**sweep["chosen"]}
+    for lenpen in {0.0, 2.0, chosen["lenpen"]}:
+        again = out / f"lenpen{lenpen}"
+        (out / "again.json").write_text(json.dumps({"chosen": chosen | {"lenpen": lenpen}}))
+        model = ["--model", str(out / "model.pt"), "--tuned", str(out / "again.json"), "--subset", "valid"]
+        generate = [sys.executable, str(CHECKOUT / "scripts" / "generate.py"), str(config), *where[2:], *model]
+        subprocess.run([*generate, "--out", str(again)], env=ENVIRONMENT, check=True, capture_output=True, timeout=200)
+        scores = {one["lenpen"]: one["score"] for one in sweep["candidates"] if one["last"] == chosen["last"]}
+        lines = [(again / name).read_text().splitlines() for name in ("hypotheses.tok", "reference.tok")]
+        assert metric(load_config(config))(*lines) == scores[lenpen]
+        if lenpen == chosen["lenpen"]:
+            assert (again / "hypotheses.tok").read_bytes() == (out / "valid" / "hypotheses.tok").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["train", "generate"])
+def test_a_run_killed_outright_ends_with_the_same_scores(data, finished, stage):
+    """SIGKILL in the middle of a stage, all its processes with it, and the same command again."""
+    whole = read(data / "toy" / "seed1" / "scores" / "test" / "scores.json")
+    config = finished[0].with_name(f"killed_{stage}.yaml")
+    config.write_text(CONFIG)
+    seed = data / config.stem / "seed1"
+    if stage == "generate":
+        shutil.copytree(data / "toy", data / config.stem)
+        shutil.rmtree(seed / "hypotheses")
+    signs = {"train": seed / "checkpoints" / "checkpoint_last.pt", "generate": seed / "hypotheses" / "generate.log"}
+    line = command(config, data.parent, "--from", "train")
+    process = subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not signs[stage].exists() and process.poll() is None:
+        time.sleep(0.02)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    reproduce(config, data.parent)
+    ended = read(seed / "scores" / "test" / "scores.json")
+    assert {key: ended[key] for key in ("bleu", "sacrebleu")} == {key: whole[key] for key in ("bleu", "sacrebleu")}
+    if stage == "train":
+        assert (seed / "checkpoints" / "train.log").read_text().count("num. shared model params") == 2
+
+
+# starts the command once for each of two machines, which is this one twice, as srun does
+SRUN = """
+import os, subprocess, sys
+nodes = [subprocess.Popen(sys.argv[1:], env=os.environ | {"SLURM_NODEID": str(k)}) for k in range(2)]
+sys.exit(max(node.wait() for node in nodes))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_and_two_machines_reach_the_losses_of_one(data, finished):
+    """The tokens of an update stay the same, so do the losses of the updates, whoever computes them."""
+    config = finished[0].with_name("shared.yaml")
+    text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 160", "max-update: 8")
+    exact = "  attention-dropout: 0\n  weight-dropout: 0\n  ddp-backend: legacy_ddp\n  dropout: 0\n"
+    text = text.replace("  dropout: 0\n", exact) + "batch: {tokens: 600, max-tokens: 300}\n"
+    config.write_text(text)
+    srun = config.with_name("srun.py")
+    srun.write_text(SRUN)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    machines = ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--launch", f"{sys.executable} {srun}"]
+    losses = {}
+    for name, options in {"one": [], "processes": ["--devices", "2"], "machines": machines}.items():
+        out = reproduce(config, data.parent, "--to", "train", *options)
+        folder = data / "shared" / "seed1" / "checkpoints"
+        losses[name] = read_log((folder / "train.log").read_text().splitlines()).train_loss
+        assert ("1 times an update" if options else "2 times an update") in out
+        assert f"training on {2 if options else 1} devices" in (folder / "train.log").read_text()
+        shutil.rmtree(folder.parent)
+    assert list(losses["one"]) == list(range(1, 9))
+    assert losses["one"][8] < losses["one"][1]
+    assert losses["processes"] == pytest.approx(losses["one"], abs=2e-3)  # the log has three decimals
+    assert losses["machines"] == pytest.approx(losses["one"], abs=2e-3)

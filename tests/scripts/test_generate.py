@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.generate import GenerationOutput
+from scripts.common.generation import GenerationOutput, Hypothesis, best_text
 
 ENDING = [
     "x | Translated 3 sentences (1,024 tokens) in 2.5s (1.20 sentences/s, 409.60 tokens/s)",
@@ -76,3 +76,27 @@ def test_a_missing_sentence_is_named():
 def test_output_that_breaks_off_is_refused():
     with pytest.raises(UserError, match="to the end"):
         collect(three()).in_corpus_order()
+
+
+def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
+    output = GenerationOutput("test", nbest=2)
+    for line in (
+        "INFO:fairseq:loaded 1 examples from: /a/test.en-de.en",
+        "S-0\ta",
+        "T-0\tb",
+        "H-0\t-3.0\tshort",
+        "D-0\t-3.0\tshort",
+        "P-0\t-1.5 -1.5",
+        "H-0\t-4.0\ta longer one",
+        "D-0\t-4.0\ta longer one",
+        "P-0\t-1.0 -1.0 -1.0 -1.0",
+        *ENDING,
+    ):
+        output.read(line)
+    assert output.in_corpus_order()["hypotheses.tok"] == ["short"]
+    assert output.hypotheses[0] == [Hypothesis(-3.0, "short", 2), Hypothesis(-4.0, "a longer one", 4)]
+    assert [best_text(output.hypotheses[0], lenpen) for lenpen in (0, 0.3, 0.5, 1)] == ["short"] * 2 + [
+        "a longer one"
+    ] * 2
+    with pytest.raises(UserError, match="H-0 more than 2 times"):
+        output.read("H-0\t-5.0\tx")

@@ -1,52 +1,62 @@
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from scripts.common.stamp import NAME
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-STAGES = {
-    "download": ("data_prep", "raw"),
-    "prepare": ("data_prep", "prepared"),
-    "binarise": ("data_prep", "binarised"),
-    "train": ("scripts", "model/checkpoints"),
-    "average": ("scripts", "model/averaged"),
-    "generate": ("scripts", "model/hypotheses"),
-    "score": ("scripts", "model/scores"),
+ONE_SEED = ["download", "prepare", "binarise", "train:1", "average:1", "generate:1", "score:1"]
+FOLDERS = {
+    "download": "raw",
+    "prepare": "prepared",
+    "binarise": "binarised",
+    "train": "checkpoints",
+    "tune": "tuned",
+    "average": "averaged",
+    "generate": "hypotheses",
+    "score": "scores",
+    "select": "selection",
+    "speed": "speed",
 }
 CONFIG = """
 dataset: toy
-seed: 1
+seeds: [1]
 train: {arch: a, max-update: 5}
 average: {by: update, last: 2}
 generate: {beam: 5}
 score: {metric: bleu}
 """
+SCORES = {"bleu": 1.5, "sacrebleu": 2.5, "details": {"bleu": {"signature": "a"}, "sacrebleu": {"signature": "b"}}}
 FACTS = {
     "train": ("train.json", {"parameters": 1000, "backend": None}),
+    "tune": ("tune.json", {"chosen": {"lenpen": 0.5}}),
     "generate": ("generation.json", {"sentences_per_second": 2.0}),
-    "score": (
-        "scores.json",
-        {"bleu": 1.5, "details": {"bleu": {"signature": "a"}}, "signature": "c"},
-    ),
+    "score": ("scores.json", SCORES | {"signature": "c"}),
+    "evaluate": ("scores.json", {"perplexity": 9.0, "perplexity_sentence": 8.0, "details": {}, "signature": "c"}),
+    "speed": ("speed.json", {"ratio": 2.0}),
 }
 
 # Stands for every stage: notes that it ran, and writes its facts, or half of something and then fails or hangs.
 FAKE = """
-import json, os, sys, time
+import json, os, re, sys, time
 from pathlib import Path
 stage = Path(__file__).stem
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 out = out.parent if stage == "average" else out
+seed = re.search(r"/seed(\\d+)/", str(out))
+subset = ":valid" if out.name == "valid" else ""
 with open(os.environ["RAN"], "a") as f:
-    f.write(stage + "\\n")
+    f.write(stage + (":" + seed[1] if seed else "") + subset + "\\n")
 out.mkdir(parents=True, exist_ok=True)
 (out / "half").write_text("half")
 if os.environ.get("FAIL") == stage:
@@ -55,6 +65,8 @@ if os.environ.get("HANG") == stage:
     time.sleep(60)
 facts = json.loads(os.environ["FACTS"]).get(stage)
 if facts:
+    if seed and seed[1] == os.environ.get("BETTER"):
+        facts[1] = facts[1] | {"bleu": 9.5}
     (out / facts[0]).write_text(json.dumps(facts[1]))
 """
 
@@ -69,12 +81,14 @@ class Place:
         lock = folder / "scripts" / "common" / "lock.py"
         assert "PATIENCE_SECONDS = 10.0" in lock.read_text()
         lock.write_text(lock.read_text().replace("PATIENCE_SECONDS = 10.0", "PATIENCE_SECONDS = 2.0"))
-        for name in ("__init__.py", "reproduce.py", "table.py"):
+        shutil.copytree(CHECKOUT / "scripts" / "tables", folder / "scripts" / "tables")
+        for name in ("__init__.py", "reproduce.py", "select_seed.py", "table.py"):
             shutil.copy(CHECKOUT / "scripts" / name, folder / "scripts" / name)
         (folder / "data_prep" / "datasets").mkdir(parents=True)
         self.dataset("source: en\ntarget: de\n")
-        for stage, (where, _) in STAGES.items():
-            (folder / where / f"{stage}.py").write_text(FAKE)
+        for name in (*FACTS, "average", "download", "prepare", "binarise"):
+            where = "data_prep" if name in ("download", "prepare", "binarise") else "scripts"
+            (folder / where / f"{name}.py").write_text(FAKE)
         self.config(CONFIG)
 
     def dataset(self, text: str) -> None:
@@ -83,8 +97,13 @@ class Place:
     def config(self, text: str) -> None:
         (self.folder / "model.yaml").write_text(text)
 
-    def stage_folder(self, stage: str) -> Path:
-        return self.folder / "work" / "toy" / STAGES[stage][1]
+    def stage_folder(self, key: str) -> Path:
+        stage, _, seed = key.partition(":")
+        model = {"select": "model", "speed": "model"}.get(stage, f"model/seed{seed}" if seed else ".")
+        return self.folder / "work" / "toy" / model / FOLDERS[stage]
+
+    def record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "work" / "toy" / "model" / "record.json").read_text())
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
         command = [sys.executable, str(self.folder / "scripts" / "reproduce.py"), str(self.folder / "model.yaml")]
@@ -108,7 +127,7 @@ def finished(tmp_path_factory) -> Path:
     place = Place(tmp_path_factory.mktemp("finished"))
     status, out, err = place.run()
     assert status == 0, err
-    assert place.ran() == list(STAGES)
+    assert place.ran() == ONE_SEED
     assert "all stages are done" in out
     return place.folder
 
@@ -134,39 +153,44 @@ def test_a_second_run_does_nothing_and_prints_the_row(place):
 
 
 def test_the_record_holds_what_a_figure_rests_on(place):
-    record = json.loads((place.folder / "work" / "toy" / "model" / "record.json").read_text())
+    record = place.record()
+    assert (record["model"], record["dataset"], record["best_seed"]) == ("model", "toy", 1)
     assert record["config"]["train"] == {"arch": "a", "max-update": 5}
-    assert record["seed"] == 1
-    assert record["scores"]["bleu"] == 1.5
+    assert record["seeds"]["1"]["test"]["bleu"] == 1.5
+    assert record["summary"]["test"]["bleu"] == {"mean": 1.5, "std": None, "n": 1, "best": 1.5}
+    assert record["summary"]["valid"] == {}
+    assert record["parameters"] == 1000
     assert record["versions"]["python"].startswith("3.")
     assert record["versions"]["torch"]
     assert record["machine"]["cores"] >= 1
     assert record["git"] is None  # the stand-in checkout has no history
-    assert list(record["stages"]) == list(STAGES)
+    assert list(record["stages"]) == [*ONE_SEED, "select"]
     assert all(stage["seconds"] >= 0 for stage in record["stages"].values())
 
 
 @pytest.mark.parametrize(
     ("change", "first"),
     [
-        (lambda p: p.config(CONFIG.replace("max-update: 5", "max-update: 6")), "train"),
-        (lambda p: p.config(CONFIG.replace("seed: 1", "seed: 2")), "train"),
-        (lambda p: p.config(CONFIG.replace("last: 2", "last: 3")), "average"),
-        (lambda p: p.config(CONFIG.replace("beam: 5", "beam: 4")), "generate"),
+        (lambda p: p.config(CONFIG.replace("max-update: 5", "max-update: 6")), "train:1"),
+        (lambda p: p.config(CONFIG.replace("[1]", "[2]")), "train:2"),
+        (lambda p: p.config(CONFIG.replace("last: 2", "last: 3")), "average:1"),
+        (lambda p: p.config(CONFIG.replace("beam: 5", "beam: 4")), "generate:1"),
         (lambda p: p.dataset("source: en\ntarget: de\nbpe: {merges: 5}\n"), "download"),
         (lambda p: (p.stage_folder("prepare") / "half").write_text("something longer"), "prepare"),
-        (lambda p: (p.stage_folder("generate") / "generation.json").unlink(), "generate"),
-        (lambda p: (p.stage_folder("score") / NAME).write_text("{"), "score"),
+        (lambda p: (p.stage_folder("generate:1") / "generation.json").unlink(), "generate:1"),
+        (lambda p: (p.stage_folder("score:1") / NAME).write_text("{"), "score:1"),
     ],
 )
 def test_a_change_runs_its_stage_and_all_after_it(place, change, first):
     change(place)
     status, out, err = place.run("--list")
     assert (status, place.ran()) == (0, []), err
-    assert next(line.split()[0] for line in out.splitlines() if "to do" in line) == first
+    title = first.replace(":", " (seed ") + (")" if ":" in first else "")
+    assert next(line for line in out.splitlines() if "to do" in line).startswith(f"{title} ")
     status, _, err = place.run()
     assert status == 0, err
-    assert place.ran() == list(STAGES)[list(STAGES).index(first) :]
+    keys = [key.replace(":1", ":2") for key in ONE_SEED] if first.endswith(":2") else ONE_SEED
+    assert place.ran() == keys[keys.index(first) :]
 
 
 def test_comments_and_order_are_no_change(place):
@@ -199,18 +223,19 @@ def test_a_stage_that_fails_leaves_the_earlier_ones_and_is_not_done(place):
     status, _, err = place.run(FAIL="average")
     assert status != 0
     assert "error: it broke" in err
-    assert "the stage average ended with status 1" in err
-    assert place.ran() == ["train", "average"]
-    assert not (place.stage_folder("average") / NAME).exists()
+    assert "the stage average (seed 1) ended with status 1" in err
+    assert place.ran() == ["train:1", "average:1"]
+    assert not (place.stage_folder("average:1") / NAME).exists()
+    assert "average:1" not in place.record()["stages"]
     assert place.run()[0] == 0
-    assert place.ran() == ["average", "generate", "score"]
+    assert place.ran() == ["average:1", "generate:1", "score:1"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_goes_on_with_the_stage_it_was_in(place, how):
     place.config(CONFIG.replace("beam: 5", "beam: 4"))
     process = place.start(HANG="generate")
-    while place.ran() != ["generate"] and process.poll() is None:
+    while place.ran() != ["generate:1"] and process.poll() is None:
         time.sleep(0.02)
     status, _, err = Place.run(place, "--to", "train")  # while the other one is at work
     assert status != 0
@@ -219,10 +244,10 @@ def test_a_killed_run_goes_on_with_the_stage_it_was_in(place, how):
     process.send_signal(how)
     process.communicate(timeout=20)
     assert process.returncode != 0
-    assert not (place.stage_folder("generate") / NAME).exists()
+    assert not (place.stage_folder("generate:1") / NAME).exists()
     status, _, err = place.run()
     assert status == 0, err
-    assert place.ran() == ["generate", "score"]
+    assert place.ran() == ["generate:1", "score:1"]
 
 
 def test_from_uses_what_is_there_and_names_what_is_missing(place):
@@ -240,7 +265,106 @@ def test_from_uses_what_is_there_and_names_what_is_missing(place):
 def test_without_an_average_section_the_best_checkpoint_is_used(place):
     place.config(CONFIG.replace("average:", "# average:"))
     assert place.run()[0] == 0
-    assert place.ran() == ["generate", "score"]
+    assert place.ran() == ["generate:1", "score:1"]
+    status, _, err = place.run("--from", "average", "--to", "average")
+    assert status != 0
+    assert "has no stage average; its stages are download, prepare, binarise, train, generate, score, select" in err
+
+
+def test_several_seeds_are_validated_and_the_best_is_chosen(place):
+    place.config(CONFIG.replace("[1]", "[1, 2, 3]") + "tune: {lenpen: [0.5, 1.0]}\n")
+    status, out, err = place.run("--seeds", "2", BETTER="2")
+    assert status == 0, err
+    assert place.ran() == ["train:2", "tune:2", "generate:2", "score:2:valid", "score:2"]
+    assert "note: select must wait for the seeds 1, 3" in out
+    assert list(place.record()["seeds"]) == ["2"]  # what seed 1 once gave was of another configuration
+    assert place.record()["best_seed"] == 2
+    assert place.run("--from", "select")[0] != 0
+    status, out, err = place.run()
+    assert status == 0, err
+    first = ["tune:1", "generate:1", "score:1:valid", "score:1"]  # it had been trained before
+    assert place.ran() == [*first, "train:3", "tune:3", "generate:3", "score:3:valid", "score:3"]
+    record = place.record()
+    assert record["best_seed"] == 2
+    assert record["seeds"]["3"]["tuned"] == {"lenpen": 0.5}
+    assert record["summary"]["test"]["bleu"] == {"mean": 12.5 / 3, "std": pytest.approx(4.6188, abs=1e-4), "n": 3} | {
+        "best": 9.5
+    }
+    assert record["summary"]["valid"]["bleu"]["best"] == 9.5
+    assert place.run()[0] == 0
+    assert place.ran() == []
+
+
+def test_seeds_can_be_run_at_the_same_time(place):
+    place.config(CONFIG.replace("[1]", "[1, 2, 3]"))
+    process = place.start("--seeds", "2", HANG="train")
+    while place.ran() != ["train:2"] and process.poll() is None:
+        time.sleep(0.02)
+    assert place.run("--seeds", "3")[0] == 0
+    assert place.ran() == ["train:3", "tune:3", "generate:3", "score:3:valid", "score:3"]
+    process.kill()
+    process.communicate(timeout=20)
+
+
+def test_a_language_model_is_evaluated_not_generated_with(place):
+    place.config(CONFIG.replace("bleu", "perplexity"))
+    status, out, err = place.run()
+    assert status == 0, err
+    assert place.ran() == ["evaluate:1:valid", "evaluate:1"]
+    assert place.record()["summary"]["valid"]["perplexity"]["mean"] == 9.0
+    assert "9.00" in out
+
+
+def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(place):
+    speed = "speed: {beam: 4, batch-size: 8, subset: test, runs: 2, baseline: other.yaml}\n"
+    (place.folder / "other.yaml").write_text(CONFIG)
+    place.config(CONFIG + speed)
+    assert place.run()[0] == 0
+    assert place.ran() == ["speed"]
+    assert place.record()["speed"] == {"ratio": 2.0}
+    (place.folder / "model.yaml").rename(place.folder / "kept.yaml")
+    (place.folder / "other.yaml").rename(place.folder / "model.yaml")
+    (place.folder / "work" / "toy" / "model").rename(place.folder / "work" / "toy" / "kept")
+    assert place.run()[0] == 0
+    (place.folder / "work" / "toy" / "model").rename(place.folder / "work" / "toy" / "other")
+    (place.folder / "work" / "toy" / "kept").rename(place.folder / "work" / "toy" / "model")
+    (place.folder / "model.yaml").rename(place.folder / "other.yaml")
+    (place.folder / "kept.yaml").rename(place.folder / "model.yaml")
+    assert place.run()[0] == 0
+    assert place.ran() == ["speed"]
+
+
+def test_dry_run_shows_what_would_run_and_runs_nothing(place):
+    assert place.run("--dry-run") == (0, "# nothing is to do\n", "")
+    place.config(CONFIG.replace("last: 2", "last: 3"))
+    status, out, _ = place.run("--dry-run")
+    assert (status, place.ran()) == (0, [])
+    assert [line for line in out.splitlines() if line.startswith("# ") and "(seed" in line] == [
+        "# average (seed 1): its settings or inputs have changed",
+        "# generate (seed 1): a stage before it will run",
+        "# score (seed 1): a stage before it will run",
+    ]
+    assert "--last 3 --by update" in out
+    assert "# fairseq-generate " in out
+
+
+def test_print_shows_the_whole_configuration_and_every_command(place):
+    (place.folder / "base.yaml").write_text(CONFIG)
+    place.config("base: base.yaml\ngenerate: {lenpen: 0.3}\n")
+    status, out, err = place.run("--print")
+    assert (status, place.ran()) == (0, []), err
+    shown = out.split("\n\n")
+    assert yaml.safe_load(shown[0].split("\n", 1)[1].replace("# ", "")) == yaml.safe_load(CONFIG) | {
+        "generate": {"beam": 5, "lenpen": 0.3}
+    }
+    commands = [line for line in out.splitlines() if line and not line.startswith("#")]
+    assert len(commands) == 9  # a stage each, and the table
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "python"
+        assert Path(words[1]).exists()
+    for flags in (["fairseq-train", "--max-update=5"], ["fairseq-generate", "--lenpen=0.3"]):
+        assert all(flag in out for flag in flags)
 
 
 @pytest.mark.parametrize(
@@ -249,12 +373,14 @@ def test_without_an_average_section_the_best_checkpoint_is_used(place):
         (["--from", "trian"], "unknown stage `trian`; the stages are download, prepare, binarise, train"),
         (["--from", "score", "--to", "train"], "--from score comes after --to train"),
         (["--from", "train", "--raw", "/"], "--raw is for the stage download"),
+        (["--seeds", "1,7"], "has no seed 7; its seeds are 1"),
+        (["--list", "--print"], "not allowed with"),
     ],
 )
 def test_arguments_that_make_no_sense(place, arguments, said):
     status, _, err = place.run(*arguments)
     assert (status != 0, place.ran()) == (True, [])
-    assert err.startswith("error: ")
+    assert err.startswith(("error: ", "usage: "))
     assert said in err
 
 

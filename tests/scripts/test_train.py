@@ -9,8 +9,9 @@ import torch
 from scripts import train
 from scripts.common.config import load_config
 from scripts.common.errors import UserError
+from scripts.common.fairseq import check_binarised, user_dir
 
-CONFIG = "dataset: toy\nseed: 3\ntrain: {arch: a, max-update: 4, lr: 0.1}\n"
+CONFIG = "dataset: toy\nseeds: [3, 4]\ntrain: {arch: a, max-update: 4, lr: 0.1}\n"
 
 # Takes the place of fairseq-train: says what it would, keeps a checkpoint per update (ready-made, so that it need not
 # import torch), and goes on from checkpoint_last.pt.
@@ -79,7 +80,7 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place, monkeypa
     given = json.loads(log.split("arguments: ")[1].splitlines()[0])
     assert "--seed=3" in given
     assert "--lr=0.1" in given
-    assert f"--user-dir={train.user_dir()}" in given
+    assert f"--user-dir={user_dir()}" in given
 
 
 def test_a_log_without_a_checkpoint_starts_anew(place, monkeypatch):
@@ -121,6 +122,7 @@ def test_checkpoints_of_unknown_origin_are_put_aside(place, monkeypatch):
 def test_a_diverging_training_is_stopped(place, monkeypatch):
     with pytest.raises(UserError, match=r"train_inner loss became nan at update 1; lower train\.lr"):
         run(place, monkeypatch, LOSS="nan")
+    assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 1}
 
 
 def test_missing_data_names_the_command_to_run(place, monkeypatch):
@@ -131,18 +133,20 @@ def test_missing_data_names_the_command_to_run(place, monkeypatch):
     assert not (place / "checkpoints").exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, so fp16 is possible")
-def test_fp16_without_a_gpu_is_refused(place, monkeypatch):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, so half precision is possible")
+def test_fp16_without_a_gpu_becomes_float32(place, monkeypatch, capsys):
     (place / "model.yaml").write_text(CONFIG.replace("lr: 0.1", "lr: 0.1, fp16: true"))
-    with pytest.raises(UserError, match="no CUDA device"):
-        run(place, monkeypatch)
+    log = (run(place, monkeypatch) / "train.log").read_text()
+    assert "train: fp16 is for GPUs: float32 instead" in capsys.readouterr().out
+    assert "--fp16" not in log
+    assert "--cpu" in log
 
 
 def test_a_path_that_fairseq_would_take_for_two_is_refused(place):
     odd = place / "a:b"
     (place / "data").rename(odd)
     with pytest.raises(UserError, match="two paths"):
-        train.check_binarised(odd)
+        check_binarised(odd)
 
 
 def test_progress_names_update_speed_and_time_left(place, monkeypatch):

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# One configuration on the machines of a SLURM job; the folder work/ must be on a disk that all of them share.
+# usage: sbatch --nodes 4 --gpus-per-node 8 --time 24:00:00 scripts/slurm.sh CONFIG [options of scripts/reproduce.py]
+# A job that runs out of time, or loses a machine, is put in the queue again and goes on from the last checkpoint.
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+set -euo pipefail
+case "${1:-}" in "" | -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+: "${SLURM_JOB_ID:?is not set: this is for sbatch}"
+# sbatch runs a copy of this file from elsewhere, so the checkout is where it was submitted from
+root=${LIGHTCONV_CHECKOUT:-$SLURM_SUBMIT_DIR}
+python=${VENV:-$root/.venv}/bin/python
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 20000))
+
+again() { # stop in order, so that nothing is left half written, and queue up again
+  kill -TERM "$run" 2>/dev/null || true
+  wait "$run" || true
+  scontrol requeue "$SLURM_JOB_ID"
+  exit 0
+}
+trap again USR1
+machines=()
+if [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ]; then
+  machines=(--nodes "$SLURM_JOB_NUM_NODES" --rendezvous "$first:$port"
+    --launch "srun --nodes=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 --kill-on-bad-exit=1")
+fi
+"$python" "$root/scripts/reproduce.py" "$@" ${machines[@]+"${machines[@]}"} &
+run=$!
+wait "$run" # in the background, so that the signal is heeded at once

@@ -1,0 +1,120 @@
+"""The tokens of an update, the precision and the launch on any number of devices."""
+
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.common import devices
+from scripts.common.devices import Devices, claimed, find_devices, launcher, precision, share_out
+from scripts.common.errors import UserError
+
+
+@pytest.mark.parametrize(("gpus", "steps"), [(1, 128), (2, 64), (8, 16), (128, 1), (256, 1)])
+def test_the_papers_batch_on_any_power_of_two(gpus, steps):
+    """458,752 tokens: 8 GPUs x 3,584 tokens x 16 steps (section 5.3)."""
+    shared = share_out({"tokens": 458752, "max-tokens": 3584}, gpus)
+    assert shared["update-freq"] == steps
+    assert shared["max-tokens"] * gpus * steps == 458752
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 64))
+def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, count):
+    if tokens < count * -(-tokens // (count * most)):
+        with pytest.raises(UserError, match="too few for"):
+            share_out({"tokens": tokens, "max-tokens": most}, count)
+        return
+    shared = share_out({"tokens": tokens, "max-tokens": most}, count)
+    parts = count * shared["update-freq"]
+    assert 0 <= tokens - parts * shared["max-tokens"] < parts
+    assert shared["max-tokens"] <= most
+    assert (shared["update-freq"] - 1) * count * most < tokens  # no step more than memory asks for
+
+
+def test_fp16_as_the_devices_can_do_it():
+    section = {"fp16": True, "lr": 1.0}
+    assert precision(section, gpu=False, bf16=False)[0] == {"lr": 1.0}
+    assert precision(section, gpu=True, bf16=False) == (section, None)
+    changed, said = precision(section, gpu=True, bf16=True)
+    assert changed == {"bf16": True, "lr": 1.0}
+    assert said == "the GPUs have bfloat16: bf16 for fp16"
+    assert precision({"memory-efficient-fp16": True}, gpu=True, bf16=True)[0] == {"memory-efficient-bf16": True}
+    assert precision({"lr": 1.0}, gpu=False, bf16=False) == ({"lr": 1.0}, None)
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    monkeypatch.setattr(devices, "_installed", lambda: (4, True))
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_all_gpus_are_taken_unless_fewer_are_asked_for():
+    assert find_devices() == Devices(gpu=True, count=4, bf16=True)
+    assert find_devices(2).total == 2
+    assert find_devices(2, nodes=3, node_rank=1, rendezvous="a:1").total == 6
+    with pytest.raises(UserError, match="torch sees 4 GPUs"):
+        find_devices(5)
+
+
+def test_on_a_cpu_one_process_is_the_default(monkeypatch):
+    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
+    assert find_devices() == Devices(gpu=False, count=1)
+    assert find_devices(3) == Devices(gpu=False, count=3)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_runs_that_want_some_of_the_gpus_take_different_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with claimed(1):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        with claimed(2):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+            with pytest.raises(UserError, match="other runs leave 1 of 4 GPUs"), claimed(2):
+                pass
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
+    with claimed(3):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3"
+    with claimed(None):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3,1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"count": 0}, "--devices is 0"),
+        ({"nodes": 2}, "--nodes 2 needs --rendezvous HOST:PORT"),
+        ({"nodes": 2, "rendezvous": "host"}, "got host"),
+        ({"nodes": 2, "rendezvous": "host:1", "node_rank": 2}, "--node-rank is 2, expected 0 to 1"),
+    ],
+)
+@pytest.mark.usefixtures("four_gpus")
+def test_devices_that_make_no_sense(arguments, said):
+    with pytest.raises(UserError, match=said):
+        find_devices(**arguments)
+
+
+def test_how_processes_are_started():
+    assert launcher(Devices(gpu=True, count=1)) == [sys.executable, "-P"]
+    one_machine = launcher(Devices(gpu=True, count=8))
+    assert one_machine[2:] == [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=8",
+        "--standalone",
+        "--max-restarts=3",
+    ]
+    several = launcher(Devices(gpu=True, count=8, nodes=4, node_rank=2, rendezvous="first:29500"))
+    assert {"--nnodes=4", "--node-rank=2", "--master-addr=first", "--master-port=29500"} < set(several)
+    assert "--standalone" not in several
+
+
+def test_what_torch_is_asked_is_answered():
+    """In a process of its own: whatever this machine has, the answer is two words."""
+    count, bf16 = devices._installed()
+    assert count >= 0
+    assert isinstance(bf16, bool)
