@@ -166,7 +166,7 @@ def test_rouge_has_no_eye_for_case_and_punctuation():
 
 
 def config(dataset="debian_en_de", **score):
-    return Config(path=Path("c.yaml"), name="c", dataset=dataset, seed=1, score=score)
+    return Config(path=Path("c.yaml"), name="c", dataset=dataset, seeds=[1], score=score)
 
 
 def test_a_search_is_tuned_on_tokenised_bleu_or_the_mean_of_rouge():
