@@ -14,7 +14,6 @@ example: python data_prep/prepare.py debian_en_de --raw work/debian/raw --out wo
 import shutil
 import sys
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from scripts.common.files import atomic_folder
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
 from scripts.common.stamp import fingerprint
+from scripts.common.versions import package_versions
 
 _PACKAGES = ("sacremoses", "subword-nmt", "jieba", "numpy")  # what the text depends on
 
@@ -44,7 +44,7 @@ def prepare(
     require_folder(raw)
     work = out.with_name(f"{out.name}.work")
     kind = kind_of(dataset)
-    used = versions()
+    used = _versions()
     with folder_lock(work), Pool(workers) as pool:
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
         engine.begin({"dataset": _described(dataset), "raw": _files(raw), "versions": used})
@@ -62,17 +62,9 @@ def prepare(
     return counts
 
 
-def versions() -> dict[str, str | None]:
-    """The versions of Python and of the packages that take part."""
-
-    def installed(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    python = ".".join(map(str, sys.version_info[:2]))
-    return {"python": python, **{package: installed(package) for package in _PACKAGES}}
+def _versions() -> dict[str, str | None]:
+    """The versions of what takes part, Python's without its last number: a mended Python makes the same text."""
+    return {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
 
 
 def _described(dataset: Dataset) -> str:
