@@ -138,9 +138,9 @@ class Engine:
                 entry = {"step": "read", "part": part, "in": before.text.lines(part)}
                 entry |= {"out": before.text.lines(part) - undecodable, "dropped": {linewise.NOT_UTF8: undecodable}}
                 log.append(entry)
-            log += [
-                {"step": step.name, "part": part, **linewise.total(markers, place)} for place, step in enumerate(steps)
-            ]
+            for place, step in enumerate(steps):
+                where = {"languages": list(step.languages)} if step.languages else {}
+                log.append({"step": step.name, "part": part, **where, **linewise.total(markers, place)})
             for language in languages:
                 key = f"{part}.{language}"
                 words[key] = sum(marker["words"].get(key, 0) for marker in markers)

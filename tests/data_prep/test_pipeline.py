@@ -112,6 +112,7 @@ def check_report(out: Path) -> None:
     archive = json.loads((out / "raw" / "manifest.json").read_text())["files"]["dev.tgz"]
     assert archive["sha256"] in report
     assert "| clean_corpus | train | 94 | 90 |" in report
+    assert "| dict.en.txt = dict.de.txt |" in report
     assert re.search(r"\| train \| en \| 90 \| [\d,]+ \| 0.0% \|", report)
     assert (out / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
