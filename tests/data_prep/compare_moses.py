@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data_prep.text.characters import lowercase, remove_non_printing
 from data_prep.text.moses import VERSIONS
-from data_prep.text.punctuation import punctuation_normaliser, unicode_punctuation_replacer
+from data_prep.text.punctuation import punctuation_normaliser
 from data_prep.text.tokenise import tokeniser
 
 
@@ -31,7 +31,6 @@ def main() -> None:
         comparisons: list[tuple[list[str], Callable[[str], str]]] = [
             (["remove-non-printing-char.perl"], remove_non_printing),
             (["lowercase.perl"], lowercase),
-            (["replace-unicode-punctuation.perl"], unicode_punctuation_replacer(moses=moses)),
         ]
         for penn in (False, True):
             options = ["-l", language, *["-penn"] * penn]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.text.chinese import control_remover, script_filter, segmenter
-from data_prep.text.moses_clean import has_factors, line_cleaner, moses_filter
+from data_prep.text.moses_clean import line_cleaner, moses_filter
 from data_prep.text.readers import iwslt_tags, iwslt_xml, plain, sgm
 from scripts.common.errors import UserError
 
@@ -16,13 +16,6 @@ from scripts.common.errors import UserError
 )
 def test_lines_are_cleaned_as_by_moses(line: str, cleaned: str):
     assert line_cleaner()(line) == cleaned
-
-
-def test_pipes_stay_where_the_first_pair_has_one():
-    assert has_factors("a|b", "c")
-    assert has_factors("a", "c|d")
-    assert not has_factors("a", "c")
-    assert line_cleaner(factors=True)("a|b  c") == "a|b c"
 
 
 REASON = moses_filter(min_tokens=2, max_tokens=6, ratio=1.5)
@@ -42,7 +35,6 @@ REASON = moses_filter(min_tokens=2, max_tokens=6, ratio=1.5)
         ("a " + "x" * 1000, "a b", None),
         ("a " + "x" * 1001, "a b", "a token of more than 1000 characters"),
         ("a b", "a " + "é" * 1001, "a token of more than 1000 characters"),
-        ("a " + "x" * 1000 + "|" + "y" * 1000, "a b", None),  # two factors
     ],
 )
 def test_pairs_are_dropped_as_by_moses(source: str, target: str, reason: str | None):
@@ -58,16 +50,13 @@ def test_the_default_ratio_is_9():
 def test_what_no_pair_can_meet_is_refused():
     with pytest.raises(UserError, match="got min_tokens 5, max_tokens 4"):
         moses_filter(min_tokens=5, max_tokens=4)
-    with pytest.raises(UserError, match=r"empty factor: 'a \|b'"):
-        REASON("a |b", "c d")
 
 
 @given(st.text().map(lambda text: text.replace("\n", "")))
 def test_cleaned_lines_have_no_separator(line: str):
-    for factors in (False, True):
-        cleaned = line_cleaner(factors=factors)(line)
-        assert line_cleaner(factors=factors)(cleaned) == cleaned
-        assert not set(cleaned) & set("\t\v\f\r\x85\u2028\u2029\xa0")
+    cleaned = line_cleaner()(line)
+    assert line_cleaner()(cleaned) == cleaned
+    assert not set(cleaned) & set("|\t\v\f\r\x85\u2028\u2029\xa0")
 
 
 def test_chinese_control_characters():
