@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_prep.cli import add_prepare_options, check_out, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from data_prep.sources.corpus import require_folder
+from data_prep.sources.corpus import listing
 from data_prep.steps.engine import Engine
 from data_prep.steps.finish import finish
 from data_prep.steps.pool import Pool
@@ -41,13 +41,13 @@ def prepare(
 ) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
     check_out(out, mark="counts.json")
-    require_folder(raw)
+    files = listing(raw)
     work = out.with_name(f"{out.name}.work")
     kind = kind_of(dataset)
     used = _versions()
     with folder_lock(work), Pool(workers) as pool:
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
-        engine.begin({"dataset": _described(dataset), "raw": _files(raw), "versions": used})
+        engine.begin({"dataset": _described(dataset), "raw": files, "versions": used})
         report: dict[str, Any] = {}
         if kind.pieces is not None:
             first = engine.read(kind.pieces(dataset, raw), report)
@@ -73,12 +73,6 @@ def _described(dataset: Dataset) -> str:
     for key in ("file", "about", "licence", "binarise", "expected"):
         del facts[key]
     return fingerprint(facts)
-
-
-def _files(raw: Path) -> dict[str, list[int]]:
-    """The raw files; checking gigabytes of content anew at every start would take minutes, and fetching has done it."""
-    paths = sorted(path for path in raw.iterdir() if path.is_file() and not path.name.startswith("."))
-    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from data_prep.text import bpe, characters, chinese, clean, moses_clean, punctuation, readers, tokenise, truncate
@@ -28,12 +27,7 @@ class Registered:
 
 Reader = Callable[[Iterable[str]], Iterator[str]]
 
-READERS: dict[str, Callable[[], Reader]] = {
-    "sgm": readers.sgm,
-    "iwslt_tags": readers.iwslt_tags,
-    # as it stands in the file, for save_raw; the step straighten_apostrophes does the rest
-    "iwslt_xml": partial(readers.iwslt_xml, plain_apostrophe=False),
-}
+READERS: dict[str, Reader] = {"sgm": readers.sgm, "iwslt_tags": readers.iwslt_tags, "iwslt_xml": readers.iwslt_xml}
 """From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
 
 DECODE = "decode"

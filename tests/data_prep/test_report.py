@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from data_prep import report
 
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lengths: dict[int, int]) -> tuple[int, dict[float, float]]:
     """Up to which length, and the height of the line over each bar of train."""
-    figures = []
+    figures: list[Any] = []
     monkeypatch.setattr(report.pyplot, "close", figures.append)
     histograms = {(part, "en"): Counter(lengths) for part in ("train", "valid", "test")}
     longest = report._draw(histograms, ("en",), tmp_path / "lengths.png")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from data_prep.text.chinese import control_remover, script_filter, segmenter
 from data_prep.text.moses_clean import line_cleaner, moses_filter
-from data_prep.text.readers import iwslt_tags, iwslt_xml, plain, sgm
+from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from scripts.common.errors import UserError
 
 
@@ -96,20 +96,19 @@ text outside
 
 
 def test_sgm():
-    assert list(sgm()(SGM.split("\n"))) == ["one two", "three", "four five", "", "\xa0six\x85"]
+    assert list(sgm(SGM.split("\n"))) == ["one two", "three", "four five", "", "\xa0six\x85"]
 
 
 @pytest.mark.parametrize("text", ['<seg id="1">', '<seg id="1">a\nb', '<seg id="1">\n\n'])
 def test_sgm_that_ends_within_a_segment_is_refused(text: str):
     with pytest.raises(UserError, match="has no </seg>"):
-        list(sgm()(text.split("\n")))
+        list(sgm(text.split("\n")))
 
 
 def test_iwslt_xml():
     lines = ['<doc docid="1">', '<seg id="12"> It’s so. </seg>', '  <seg id="13">x</seg>  ', "<talkid>1</talkid>"]
-    assert list(iwslt_xml()(lines)) == ["It's so.", "  x"]
-    assert next(iter(iwslt_xml(plain_apostrophe=False)(lines))) == "It’s so."
-    assert list(iwslt_xml()(['<seg id="1">never closed', '<seg id="x">y</seg>'])) == ["never closed", '<seg id="x">y']
+    assert list(iwslt_xml(lines)) == ["It’s so.", "  x"]
+    assert list(iwslt_xml(['<seg id="1">never closed', '<seg id="x">y</seg>'])) == ["never closed", '<seg id="x">y']
 
 
 def test_iwslt_tags():
@@ -123,5 +122,4 @@ def test_iwslt_tags():
         " text <b> ",
         "",
     ]
-    assert list(iwslt_tags()(lines)) == ["<speaker>Me</speaker>", "A: B", "C", " text <b> ", ""]
-    assert list(plain()(lines)) == lines
+    assert list(iwslt_tags(lines)) == ["<speaker>Me</speaker>", "A: B", "C", " text <b> ", ""]
