@@ -3,7 +3,8 @@
 The folder written holds
   {train,valid,test}.<language>  tokenised, in BPE units (or whatever the steps make)
   raw/{valid,test}.<language>    the same lines untokenised: references for scores
-  codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own
+  codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own;
+                                 of sentencepiece, sentencepiece.model
   counts.json                    lines after every step, what was dropped why, words, digests
 
 A run that was interrupted goes on from its last complete shard, in the folder beside --out whose name ends in .work.
@@ -33,7 +34,7 @@ from scripts.common.process import interruptible
 from scripts.common.stamp import fingerprint
 from scripts.common.versions import package_versions
 
-_PACKAGES = ("sacremoses", "subword-nmt", "jieba", "numpy")  # what the text depends on
+_PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on
 
 
 def prepare(

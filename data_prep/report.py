@@ -75,7 +75,7 @@ def _steps(counts: dict[str, Any]) -> list[str]:
         name = entry["step"] + (f" ({', '.join(entry['languages'])})" if "languages" in entry else "")
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in entry.get("dropped", {}).items())
         moved = ", ".join(f"{part} {lines:,}" for part, lines in entry.get("moved", {}).items())
-        learnt = f"{entry['merges']:,} merges in {entry['codes']}" if "merges" in entry else ""
+        learnt = next((f"{entry[key]:,} {key} in {entry['codes']}" for key in ("merges", "units") if key in entry), "")
         said = "; ".join(part for part in (reasons, moved and f"gives {moved}", learnt) if part)
         rows.append((name, entry["part"], entry.get("in", ""), entry.get("out", ""), said))
     return ["## Steps", "", *table(("step", "part", "lines in", "lines out", "dropped, and why"), rows)]

@@ -92,3 +92,8 @@ class Context:
     def _remove(self, shard: Shard) -> None:
         if not self.keep:
             remove(self.work, shard, self.languages)
+
+
+def learnt_files(name: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
+    """Where in the work folder what is learnt from train lies, with the languages that each file is for."""
+    return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}

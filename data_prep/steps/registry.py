@@ -1,11 +1,24 @@
 """The steps and readers that a dataset's YAML may name, and what each name stands for."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from data_prep.text import bpe, characters, chinese, clean, moses_clean, punctuation, readers, tokenise, truncate
+from data_prep.dataset import Step
+from data_prep.text import (
+    bpe,
+    characters,
+    chinese,
+    clean,
+    moses_clean,
+    punctuation,
+    readers,
+    sentencepiece,
+    tokenise,
+    truncate,
+)
 
 LINE, PAIR, BETWEEN = "line", "pair", "between"
 
@@ -17,6 +30,10 @@ class Registered:
     kind: str
     """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``between``: see engine.py."""
     make: Callable[..., Any]
+    check: Callable[..., None] | None = None
+    """Of a step between shards: is given the YAML's parameters before any work begins, to refuse them."""
+    then: Callable[[Step, Sequence[str], Path], list[Step]] | None = None
+    """Of a step between shards: the line-wise steps that always follow it, for the languages and the work folder."""
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
         """The function for a language (of a line) or for pairs."""
@@ -32,6 +49,7 @@ READERS: dict[str, Reader] = {"sgm": readers.sgm, "iwslt_tags": readers.iwslt_ta
 
 DECODE = "decode"
 APPLY_BPE = "apply_bpe"
+APPLY_SENTENCEPIECE = "apply_sentencepiece"
 CLEAN_CORPUS = "clean_corpus"
 SQUEEZE = "squeeze"
 
@@ -54,5 +72,6 @@ INNER: dict[str, Registered] = {
     DECODE: Registered(LINE, lambda: str),
     SQUEEZE: Registered(LINE, moses_clean.line_cleaner),
     APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+    APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }
 """Line-wise steps that are parts of others and have no name in a YAML."""
