@@ -7,13 +7,16 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from data_prep import __main__ as command
 from data_prep import binarise
+from data_prep.fetch import named_members
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
 from tests.data_prep.web import serving
@@ -82,10 +85,21 @@ def check(out: Path, part: str, expected: list[int], languages: tuple[str, ...])
     assert struct.unpack("<Q", header[18:26])[0] == len(expected)  # fairseq's index: magic, version, type, count
 
 
-def check_raw(out: Path, part: str, rows: list[Pair], languages: tuple[str, ...]) -> None:
+def check_raw(out: Path, part: str, rows: list[Pair], languages: tuple[str, ...], *, sgm: bool = False) -> None:
     """The untokenised lines are those of the archive."""
     for side, language in enumerate(languages):
-        assert lines_of(out / "prepared" / "raw" / f"{part}.{language}") == [row[side] for row in rows]
+        expected = [row[side].replace("&", "&amp;") if sgm else row[side] for row in rows]
+        assert lines_of(out / "prepared" / "raw" / f"{part}.{language}") == expected
+
+
+def check_reference(out: Path, language: str, archive: str, member: str) -> None:
+    """The reference is, byte for byte, the one that sacreBLEU makes of the published file."""
+    published, made = out.parent / "published.sgm", out.parent / "published.txt"
+    with closing(named_members(out / "raw" / archive, [member])) as members:
+        published.write_bytes(next(members)[1].read())
+    FakeSGMLDataset("published")._convert_format(str(published), str(made))
+    assert "&amp;" in made.read_text(encoding="utf-8")
+    assert (out / "prepared" / "raw" / f"test.{language}").read_bytes() == made.read_bytes()
 
 
 def test_wmt16(made):
@@ -93,8 +107,9 @@ def test_wmt16(made):
     languages = ("en", "de")
     for part in ("train", "valid", "test"):
         check(out, part, good(parts[part]), languages)
-    for part in ("valid", "test"):
-        check_raw(out, part, parts[part], languages)
+    check_raw(out, "valid", parts["valid"], languages)
+    check_raw(out, "test", parts["test"], languages, sgm=True)
+    check_reference(out, "de", "dev.tgz", "dev/newstest2014-deen-src.de.sgm")
     text = " ".join(lines_of(out / "prepared" / "train.en")).replace("@@ ", "")
     assert " &amp; " in text
     assert "well-known" in text  # hyphens stay
@@ -135,7 +150,8 @@ def test_wmt14(made):
     assert numbers(lines_of(out / "prepared" / "sampled.fr")) == [number for number in held_out if number < BAD]
     for part in ("valid", "test"):
         check(out, part, good(parts[part]), languages)
-        check_raw(out, part, parts[part], languages)
+        check_raw(out, part, parts[part], languages, sgm=True)
+    check_reference(out, "fr", "newstest2014.tgz", "test-full/newstest2014-fren-ref.fr.sgm")
     train_text = " ".join(lines_of(out / "prepared" / "train.fr")).replace("@@ ", "")
     test_text = " ".join(lines_of(out / "prepared" / "test.fr")).replace("@@ ", "")
     assert "bien @-@ connu" in train_text
@@ -152,7 +168,8 @@ def test_wmt17(made):
     check(out, "train", [number for number in good(parts["train"]) if not 60_000 < number < 60_010], languages)
     for part in ("valid", "test"):
         check(out, part, good(parts[part]), languages)
-        check_raw(out, part, parts[part], languages)
+        check_raw(out, part, parts[part], languages, sgm=True)
+    check_reference(out, "en", "newstest2017.tgz", "test/newstest2017-zhen-ref.en.sgm")
     assert (out / "prepared" / "codes.zh").read_bytes() != (out / "prepared" / "codes.en").read_bytes()
     assert (out / "binarised" / "dict.zh.txt").read_bytes() != (out / "binarised" / "dict.en.txt").read_bytes()
     dropped = {entry["step"]: entry["dropped"] for entry in counts["steps"] if entry.get("dropped")}

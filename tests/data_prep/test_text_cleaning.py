@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
 
 from data_prep.text.chinese import control_remover, script_filter, segmenter
 from data_prep.text.moses_clean import line_cleaner, moses_filter
@@ -97,6 +98,13 @@ text outside
 
 def test_sgm():
     assert list(sgm(SGM.split("\n"))) == ["one two", "three", "four five", "", "\xa0six\x85"]
+
+
+def test_escapes_in_a_reference_cost_no_bleu():
+    """They stay, as in sacreBLEU's own references (see test_pipeline.py), and a system writes none."""
+    (reference,) = sgm(['<seg id="1">&quot;AT&amp;T &lt;3&quot; she said</seg>'])
+    bleu = BLEU(effective_order=True)
+    assert bleu.corpus_score(['"AT&T <3" she said'], [[reference]]).score == pytest.approx(100)
 
 
 @pytest.mark.parametrize("text", ['<seg id="1">', '<seg id="1">a\nb', '<seg id="1">\n\n'])
