@@ -36,6 +36,7 @@ from data_prep.sources import debian, kind_of
 from data_prep.sources.corpus import listing
 from data_prep.steps.plan import plan
 from scripts.common.errors import UserError, run_command
+from scripts.common.files import remove_partial
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
 from scripts.common.stamp import (
@@ -183,6 +184,7 @@ def main() -> None:
     kind_of(dataset)
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
     with folder_lock(arguments.out):
+        remove_partial(*(arguments.out / name for name in ("", "prepared", "binarised")))
         given = arguments.raw
         if arguments.src is not None:
             given = link_sides(dataset, arguments.out, arguments.src, arguments.tgt)

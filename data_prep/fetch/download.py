@@ -54,6 +54,8 @@ def fetch(
             elif path.exists():
                 digest = _tested(file, path, ledger, status)
                 write_down(ledger, file, url="a file that was there", digest=digest)
+                if not (part := path.with_name(f"{path.name}.part")).exists():  # killed as it took the final name
+                    part.with_name(f"{part.name}.json").unlink(missing_ok=True)
             else:
                 _download(file, path, raw, ledger, patience or Patience(), status)
     finally:

@@ -26,7 +26,7 @@ from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
 from data_prep.steps.write import write_rows
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
+from scripts.common.files import read_json, remove_partial, write_json
 from scripts.common.terminal import clock
 
 READ = "00-read"
@@ -58,8 +58,7 @@ class Engine:
 
     def begin(self, made_from: dict[str, Any]) -> None:
         """Make the work folder ready for ``made_from``, plain data; what was made from anything else is removed."""
-        for path in self.work.rglob("*.partial*"):  # half-written by a run that was killed
-            path.unlink()
+        remove_partial(self.work, *(path for path in self.work.iterdir() if path.is_dir()))
         path = self.work / "plan.json"
         if path.exists() and read_json(path) == made_from:
             self._pool.say(f"going on with what {self.work} holds")

@@ -1,7 +1,7 @@
 """Compare the text steps with a checkout of Moses on files of your own, line by line; prints what differs.
 
-The checkout must be of the state of Moses that is compared with: for 2018-10, of the commit before 9fc964d. Two files of
-as many lines are cleaned as a parallel text, too.
+The checkout must be of the state of Moses that is compared with: for 2018-10, of the commit before 9fc964d. Two files
+of as many lines are cleaned as a parallel text, too.
 example: python -m tests.data_prep.compare_moses --checkout mosesdecoder --moses 2018-10 en=news.en fr=news.fr
 """
 

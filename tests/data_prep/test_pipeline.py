@@ -19,6 +19,8 @@ from data_prep import binarise
 from data_prep.fetch import named_members
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
+from tests.data_prep.samples import ROOT
+from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
 
 Parts = dict[str, list[Pair]]
@@ -62,7 +64,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
                 (tmp_path / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
             run(monkeypatch, file, "--out", out, "--workers", 1)
             asked = len(site.asked)
-            assert asked >= len(list(archives.glob("*.t*"))), "everything came from the server"
+            fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
+            assert asked >= len(fetched), "everything came from the server"
             run(monkeypatch, file, "--out", out, "--workers", 1)  # nothing is fetched or made twice
             assert len(site.asked) == asked
         return out, parts, json.loads((out / "prepared" / "counts.json").read_text())
@@ -193,11 +196,16 @@ def test_iwslt14(made, name: str):
         train(out / "binarised")
 
 
-def train(data: Path) -> None:
+def train(data: Path, *, monolingual: bool = False) -> None:
     """Two updates."""
-    line = [sys.executable, "-m", "fairseq_cli.train", data, "--arch", "transformer_iwslt_de_en", "--cpu", "--no-save"]
-    line += ["--optimizer", "adam", "--lr", "0.001", "--max-update", "2", "--max-tokens", "400", "--num-workers", "0"]
-    line += ["--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16", "--decoder-embed-dim", "16"]
+    line = [sys.executable, "-m", "fairseq_cli.train", data, "--cpu", "--no-save", "--optimizer", "adam"]
+    line += ["--lr", "0.001", "--max-update", "2", "--max-tokens", "400", "--required-batch-size-multiple", "1"]
+    line += ["--num-workers", "0", "--decoder-layers", "1", "--decoder-embed-dim", "16"]
+    if monolingual:  # fairseq's language models need what the plugin mends
+        line += ["--user-dir", ROOT / "lightconv_plugin", "--task", "language_modeling", "--arch", "transformer_lm"]
+        line += ["--sample-break-mode", "eos"]
+    else:
+        line += ["--arch", "transformer_iwslt_de_en", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
     done = subprocess.run(list(map(str, line)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "num_updates 2" in done.stdout + done.stderr
@@ -211,6 +219,24 @@ def test_gbw(made):
     words = [line.split(" ")[0] for line in lines_of(out / "binarised" / "dict.txt")]
     assert "house" in words
     assert "10010" not in words  # seen once
+    train(out / "binarised", monolingual=True)
+
+
+def stories(folder: Path) -> dict[str, list[int]]:
+    """The archives of cnn_dm; returns how many stories each part has."""
+    Collection().write(folder)
+    return {"train": [16], "valid": [2], "test": [2]}
+
+
+@pytest.mark.parametrize("name", ["cnn_dm", "cnn_dm_plain"])
+def test_cnn_dm(made, name: str):
+    out, parts, counts = made(name, stories)
+    for part, (count,) in parts.items():
+        for side in ("en_article", "en_summary"):
+            assert counts["files"][f"{part}.{side}"]["lines"] == count
+    assert "- cnn: offsets: count bytes" in (out / "report.md").read_text(encoding="utf-8") or name == "cnn_dm_plain"
+    if name == "cnn_dm":
+        train(out / "binarised")
 
 
 def test_a_damaged_download_is_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
