@@ -24,6 +24,7 @@ from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
 
 Parts = dict[str, list[Pair]]
+PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -250,3 +251,20 @@ def test_a_damaged_download_is_no_corpus(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "out" / "prepared").exists()
     run(monkeypatch, file, "--out", tmp_path / "out", "--workers", 1, "--raw", archives, "--to", "prepare")
     assert (tmp_path / "out" / "prepared" / "train.de").exists()
+
+
+def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each of them in a line of its own, and at its end, up to what fairseq has read."""
+    odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
+    rows = [(f"{one[0]} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", one[1]) for n, one in enumerate(PAIRS)]
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for part in ("train", "valid", "test"):
+        for side, language in enumerate(("en", "de")):
+            (raw / f"{part}.{language}").write_bytes(corpora.text(rows, side))
+    file = tmp_path / "odd.yaml"
+    file.write_text("{kind: text, source: en, target: de, steps: [normalise_space, save_raw, {bpe: {merges: 30}}]}")
+    run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out", "--workers", 1)
+    for part in ("train", "valid", "test"):
+        check(tmp_path / "out", part, numbers([row[0] for row in rows]), ("en", "de"))
+    assert len((tmp_path / "out" / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)
