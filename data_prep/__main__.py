@@ -33,8 +33,10 @@ from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.report import write_report
 from data_prep.sources import debian, kind_of
+from data_prep.sources.corpus import listing
 from data_prep.steps.plan import plan
 from scripts.common.errors import UserError, run_command
+from scripts.common.files import remove_partial
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
 from scripts.common.stamp import (
@@ -71,7 +73,11 @@ def stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) 
     fetched = {key: facts[key] for key in ("kind", "source", "target", "debian", "files")}
     accept = arguments.accept_counts
     return {
-        "download": Stage(raw, {**fetched, "given": _listing(given)}, lambda: download(dataset, raw=given, out=raw)),
+        "download": Stage(
+            raw,
+            {**fetched, "given": listing(given) if given is not None else None},
+            lambda: download(dataset, raw=given, out=raw),
+        ),
         "prepare": Stage(
             prepared,
             facts,
@@ -111,16 +117,6 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | No
         before = stamp.id
     if arguments.last == "report":
         print(f"== report: {write_report(dataset, arguments.out)}", flush=True)
-
-
-def _listing(folder: Path | None) -> dict[str, list[int]] | None:
-    """The files a user gives: name, size, time; their content is checked where they are taken."""
-    if folder is None:
-        return None
-    if not folder.is_dir():
-        raise UserError(f"--raw {folder} is not a folder; give the folder that holds the raw files")
-    found = sorted(path for path in folder.iterdir() if path.is_file())
-    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
 
 
 def link_sides(dataset: Dataset, out: Path, source: Path, target: Path | None) -> Path:
@@ -188,6 +184,7 @@ def main() -> None:
     kind_of(dataset)
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
     with folder_lock(arguments.out):
+        remove_partial(*(arguments.out / name for name in ("", "prepared", "binarised")))
         given = arguments.raw
         if arguments.src is not None:
             given = link_sides(dataset, arguments.out, arguments.src, arguments.tgt)

@@ -14,7 +14,7 @@ from data_prep.cli import check_out, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from scripts.common.errors import run_command
-from scripts.common.files import atomic_folder, write_json
+from scripts.common.files import atomic_folder, remove_partial, write_json
 from scripts.common.lock import folder_lock
 
 
@@ -25,6 +25,7 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
         check_out(out, mark="manifest.json")
     with folder_lock(out) if kind.resumes else atomic_folder(out) as given:
         folder = given or out
+        remove_partial(folder)
         notes = kind.fetch(dataset, raw, folder)
         names = dataset.files if kind.resumes else sorted(path.name for path in folder.iterdir())
         files = {name: _describe(folder / name) for name in names}

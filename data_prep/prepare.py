@@ -3,7 +3,8 @@
 The folder written holds
   {train,valid,test}.<language>  tokenised, in BPE units (or whatever the steps make)
   raw/{valid,test}.<language>    the same lines untokenised: references for scores
-  codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own
+  codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own;
+                                 of sentencepiece, sentencepiece.model
   counts.json                    lines after every step, what was dropped why, words, digests
 
 A run that was interrupted goes on from its last complete shard, in the folder beside --out whose name ends in .work.
@@ -14,7 +15,6 @@ example: python data_prep/prepare.py debian_en_de --raw work/debian/raw --out wo
 import shutil
 import sys
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_prep.cli import add_prepare_options, check_out, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from data_prep.sources.corpus import require_folder
+from data_prep.sources.corpus import listing
 from data_prep.steps.engine import Engine
 from data_prep.steps.finish import finish
 from data_prep.steps.pool import Pool
@@ -32,8 +32,9 @@ from scripts.common.files import atomic_folder
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
 from scripts.common.stamp import fingerprint
+from scripts.common.versions import package_versions
 
-_PACKAGES = ("sacremoses", "subword-nmt", "jieba", "numpy")  # what the text depends on
+_PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on
 
 
 def prepare(
@@ -41,13 +42,13 @@ def prepare(
 ) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
     check_out(out, mark="counts.json")
-    require_folder(raw)
+    files = listing(raw)
     work = out.with_name(f"{out.name}.work")
     kind = kind_of(dataset)
-    used = versions()
+    used = _versions()
     with folder_lock(work), Pool(workers) as pool:
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
-        engine.begin({"dataset": _described(dataset), "raw": _files(raw), "versions": used})
+        engine.begin({"dataset": _described(dataset), "raw": files, "versions": used})
         report: dict[str, Any] = {}
         if kind.pieces is not None:
             first = engine.read(kind.pieces(dataset, raw), report)
@@ -62,17 +63,9 @@ def prepare(
     return counts
 
 
-def versions() -> dict[str, str | None]:
-    """The versions of Python and of the packages that take part."""
-
-    def installed(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    python = ".".join(map(str, sys.version_info[:2]))
-    return {"python": python, **{package: installed(package) for package in _PACKAGES}}
+def _versions() -> dict[str, str | None]:
+    """The versions of what takes part, Python's without its last number: a mended Python makes the same text."""
+    return {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
 
 
 def _described(dataset: Dataset) -> str:
@@ -81,12 +74,6 @@ def _described(dataset: Dataset) -> str:
     for key in ("file", "about", "licence", "binarise", "expected"):
         del facts[key]
     return fingerprint(facts)
-
-
-def _files(raw: Path) -> dict[str, list[int]]:
-    """The raw files; checking gigabytes of content anew at every start would take minutes, and fetching has done it."""
-    paths = sorted(path for path in raw.iterdir() if path.is_file() and not path.name.startswith("."))
-    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from data_prep.dataset import SPLITS, Dataset
 from scripts.common.files import atomic_file, read_json, write_lines
 
 EXAMPLES = 5
+BARS = 60
 SEED = 1
 _UNKNOWN = re.compile(r": (\d+) sents, (\d+) tokens, (\S+)% replaced")
 
@@ -27,7 +28,7 @@ def write_report(dataset: Dataset, out: Path) -> Path:
     counts = read_json(out / "prepared" / "counts.json")
     lines = [f"# {dataset.name}", "", " ".join(dataset.about.split()), ""]
     lines += [f"Licence and terms: {' '.join(dataset.licence.split()) or 'see the source'}", ""]
-    lines += _sources(out) + _steps(counts) + _expected(counts) + _sizes(dataset, out, counts)
+    lines += _sources(out, counts) + _steps(counts) + _expected(counts) + _sizes(dataset, out, counts)
     lines += _lengths(dataset, out) + _vocabulary(dataset, out) + _examples(dataset, out, counts) + _digests(counts)
     versions = ", ".join(f"{name} {found or 'absent'}" for name, found in counts["versions"].items())
     lines += ["## Versions", "", versions]
@@ -44,27 +45,39 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def row_is_number(column: Sequence[str]) -> bool:
-    """Whether all cells of a column are figures."""
-    return all(re.fullmatch(r"[\d,.%-]*", cell) for cell in column)
+    """Whether the cells of a column are figures, those that are not empty."""
+    return any(column) and all(re.fullmatch(r"[\d,.%-]*", cell) for cell in column)
 
 
-def _sources(out: Path) -> list[str]:
+def _sources(out: Path, counts: dict[str, Any]) -> list[str]:
     manifest = read_json(out / "raw" / "manifest.json")
     rows = [(name, each["bytes"], f"`{each['sha256']}`") for name, each in manifest["files"].items()]
-    notes = [
-        f"- {key}: {value}" for key, value in manifest.items() if key not in ("dataset", "kind", "files", "licence")
-    ]
-    return ["## Sources", "", *table(("file", "bytes", "SHA-256"), rows), *notes, ""]
+    notes = {key: value for key, value in manifest.items() if key not in ("dataset", "kind", "files", "licence")}
+    said = [f"- {key}: {_listed(value)}" for key, value in {**notes, **counts["source"]}.items()]
+    return ["## Sources", "", *table(("file", "bytes", "SHA-256"), rows), *said, ""]
+
+
+def _listed(value: Any) -> str:
+    """Plain data, as a manifest or a source's report has it, in words."""
+    if isinstance(value, dict):
+        return "; ".join(
+            f"{key} ({_listed(each)})" if isinstance(each, dict | list) else f"{key} {_listed(each)}"
+            for key, each in value.items()
+        )
+    if isinstance(value, list):
+        return ", ".join(map(_listed, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _steps(counts: dict[str, Any]) -> list[str]:
     rows = []
     for entry in counts["steps"]:
+        name = entry["step"] + (f" ({', '.join(entry['languages'])})" if "languages" in entry else "")
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in entry.get("dropped", {}).items())
         moved = ", ".join(f"{part} {lines:,}" for part, lines in entry.get("moved", {}).items())
-        learnt = f"{entry['merges']:,} merges in {entry['codes']}" if "merges" in entry else ""
+        learnt = next((f"{entry[key]:,} {key} in {entry['codes']}" for key in ("merges", "units") if key in entry), "")
         said = "; ".join(part for part in (reasons, moved and f"gives {moved}", learnt) if part)
-        rows.append((entry["step"], entry["part"], entry.get("in", ""), entry.get("out", ""), said))
+        rows.append((name, entry["part"], entry.get("in", ""), entry.get("out", ""), said))
     return ["## Steps", "", *table(("step", "part", "lines in", "lines out", "dropped, and why"), rows)]
 
 
@@ -104,20 +117,7 @@ def _lengths(dataset: Dataset, out: Path) -> list[str]:
         for part in SPLITS
         for language in dataset.languages
     }
-    figure, axes = pyplot.subplots(1, len(SPLITS), figsize=(12, 3.2), layout="constrained")
-    for axis, part in zip(axes, SPLITS, strict=True):
-        for language in dataset.languages:
-            histogram = histograms[part, language]
-            shown = sorted(length for length in histogram if length <= _quantile(histogram, 0.995))
-            total = sum(histogram.values())
-            axis.step(shown, [100 * histogram[length] / total for length in shown], where="mid", label=language)
-        axis.set_title(part)
-        axis.set_xlabel("tokens a line")
-        axis.legend()
-    axes[0].set_ylabel("% of lines")
-    with atomic_file(out / "lengths.png", "wb") as f:
-        figure.savefig(f, format="png", dpi=100, metadata={"Software": None})
-    pyplot.close(figure)
+    drawn = _draw(histograms, dataset.languages, out / "lengths.png")
     rows = [
         (
             part,
@@ -130,7 +130,29 @@ def _lengths(dataset: Dataset, out: Path) -> list[str]:
         for (part, language), lengths in histograms.items()
     ]
     header = ("part", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
-    return ["## Lengths in tokens", "", *table(header, rows), "![lengths](lengths.png)", ""]
+    longer = f"Lines of more than {drawn:,} tokens, at most 1% of a part, are not drawn."
+    return ["## Lengths in tokens", "", *table(header, rows), "![lengths](lengths.png)", "", longer, ""]
+
+
+def _draw(histograms: Mapping[tuple[str, str], Counter[int]], languages: Sequence[str], path: Path) -> int:
+    """The parts beside one another on the same scales; returns up to which length."""
+    longest = max(_quantile(histogram, 0.99) for histogram in histograms.values())
+    width = -(-(longest + 1) // BARS)
+    edges = range(0, longest + 1 + width, width)
+    figure, axes = pyplot.subplots(1, len(SPLITS), figsize=(12, 3.2), layout="constrained", sharex=True, sharey=True)
+    for axis, part in zip(axes, SPLITS, strict=True):
+        for language in languages:
+            histogram = histograms[part, language]
+            shares = [100 * count / sum(histogram.values()) for count in histogram.values()]
+            axis.hist(list(histogram), bins=edges, weights=shares, histtype="step", label=language)
+        axis.set_title(part)
+        axis.set_xlabel("tokens a line" if width == 1 else f"tokens a line, {width} to a bar")
+        axis.legend()
+    axes[0].set_ylabel("% of lines")
+    with atomic_file(path, "wb") as f:
+        figure.savefig(f, format="png", dpi=100, metadata={"Software": None})
+    pyplot.close(figure)
+    return edges[-1]
 
 
 def _quantile(histogram: Counter[int], share: float) -> int:
@@ -141,15 +163,16 @@ def _quantile(histogram: Counter[int], share: float) -> int:
 
 def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
     rows, frequent = [], []
-    files = {language: dictionary(dataset, language) for language in dataset.languages}
-    for language, name in files.items():
-        with open(out / "binarised" / name, encoding="utf-8", newline="\n") as f:
+    same = dataset.binarise.joined_dictionary  # the same file under both names
+    for languages in [dataset.languages] if same else [(language,) for language in dataset.languages]:
+        names = [dictionary(dataset, language) for language in languages]
+        with open(out / "binarised" / names[0], encoding="utf-8", newline="\n") as f:
             entries = [line.rstrip("\n").rsplit(" ", 1) for line in f]
         types = [(word, int(count)) for word, count in entries if int(count) > 0]
         below = list(accumulate(count for _, count in types))
         covering = [next(n for n, b in enumerate(below, 1) if b >= share * below[-1]) for share in (0.9, 0.99)]
-        rows.append((name, len(entries) + SPECIAL_TYPES, len(types), *covering, types[-1][1]))
-        frequent.append(f"- {language}: {' '.join(f'`{word}` {count:,}' for word, count in types[:20])}")
+        rows.append((" = ".join(names), len(entries) + SPECIAL_TYPES, len(types), *covering, types[-1][1]))
+        frequent.append(f"- {' and '.join(languages)}: {' '.join(f'`{word}` {count:,}' for word, count in types[:20])}")
     header = ("dictionary", "types in all", "seen", "make 90% of the tokens", "make 99%", "rarest type's count")
     return ["## Vocabulary", "", *table(header, rows), "Most frequent:", "", *frequent, ""]
 

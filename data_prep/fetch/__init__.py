@@ -2,16 +2,16 @@
 
     file = RemoteFile("dev.tgz", ("http://.../dev.tgz",), md5="4a3d...")
     path = fetch(file, folder, raw=None, ledger=folder / "ledger.json")
-    with open_member(path, "dev/newstest2013.en") as stream:
+    for name, stream in named_members(path, ["dev/newstest2013.en", "dev/newstest2013.de"]):
         ...
 
 ``fetch`` returns only what has been tested: against its published length and checksum, or else against what the ledger
 says came the first time. A download that was killed, or whose connection broke, goes on from NAME.part.
 """
 
-from data_prep.fetch.archives import check_archive, iterate_members, named_members, open_member
+from data_prep.fetch.archives import check_archive, iterate_members, named_members
 from data_prep.fetch.download import fetch
 from data_prep.fetch.remote import RemoteFile
 from data_prep.fetch.transfer import Patience
 
-__all__ = ["Patience", "RemoteFile", "check_archive", "fetch", "iterate_members", "named_members", "open_member"]
+__all__ = ["Patience", "RemoteFile", "check_archive", "fetch", "iterate_members", "named_members"]

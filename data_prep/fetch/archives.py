@@ -4,14 +4,13 @@ The kind of an archive is told by its name: .tar, .tgz, .tar.gz, .tbz2, .tar.bz2
 holds one member, itself: ``a.txt`` holds ``a.txt``, and ``a.txt.gz`` holds ``a.txt.gz``, read decompressed like every
 member whose name ends in .gz, .bz2 or .xz.
 
-A tar is read in one pass in its own order: it has no table of contents. Two members that are to be read side by side,
-such as the two languages of a corpus, need ``open_member`` twice.
+A tar is read in one pass in its own order: it has no table of contents.
 """
 
 import difflib
 import zipfile
-from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Generator
+from contextlib import closing
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -71,17 +70,6 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
                 there.append(member.name)
     if missing:
         raise UserError(_not_there(archive, sorted(missing), there))
-
-
-@contextmanager
-def open_member(archive: Path, member: str) -> Iterator[BinaryIO]:
-    """Open one member for reading; a tar is read from its beginning up to it.
-
-    Raises:
-        UserError: as ``named_members``.
-    """
-    with closing(named_members(archive, [member])) as members:
-        yield next(members)[1]
 
 
 def check_archive(archive: Path, name: str | None = None) -> None:

@@ -1,13 +1,14 @@
 """Fetching a file: from where it lies already, from a folder of the user's, or from its mirrors."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from data_prep.fetch.archives import check_archive
 from data_prep.fetch.body import Refused
 from data_prep.fetch.ledger import noted, write_down
-from data_prep.fetch.packed import BUFFER, OPENERS, damage_told, open_unpacked
+from data_prep.fetch.packed import BUFFER, damage_told
 from data_prep.fetch.partial import Partial
 from data_prep.fetch.remote import HEAD, Digest, RemoteFile, difference, other_kind
 from data_prep.fetch.transfer import Patience, transfer
@@ -23,7 +24,6 @@ def fetch(
     *,
     raw: Path | None,
     ledger: Path,
-    packed: bool = False,
     patience: Patience | None = None,
 ) -> Path:
     """Have ``file`` under its name in ``folder``, tested, and return its path.
@@ -37,7 +37,6 @@ def fetch(
             that was wrong, .NAME.lock is the lock.
         raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
         ledger: JSON file that keeps what came, see ledger.py.
-        packed: take NAME.gz, NAME.bz2 or NAME.xz of ``raw`` too, decompressed.
         patience: with servers.
 
     Raises:
@@ -49,12 +48,14 @@ def fetch(
     status = StatusLine()
     try:
         with file_lock(folder / f".{file.name}.lock", at_work=f"fetching {path}"):
-            given = _find(file.name, raw, packed=packed)
+            given = _find(file.name, raw)
             if given is not None and not (path.exists() and path.samefile(given)):
                 _take(file, given, path, ledger, status)
             elif path.exists():
                 digest = _tested(file, path, ledger, status)
                 write_down(ledger, file, url="a file that was there", digest=digest)
+                if not (part := path.with_name(f"{path.name}.part")).exists():  # killed as it took the final name
+                    part.with_name(f"{part.name}.json").unlink(missing_ok=True)
             else:
                 _download(file, path, raw, ledger, patience or Patience(), status)
     finally:
@@ -62,35 +63,25 @@ def fetch(
     return path
 
 
-def _find(name: str, raw: Path | None, *, packed: bool) -> Path | None:
+def _find(name: str, raw: Path | None) -> Path | None:
     if raw is None:
         return None
     if not raw.is_dir():
         raise UserError(f"--raw {raw} is not a folder; give the folder that holds the raw files")
-    names = [name, *(name + suffix for suffix in OPENERS if packed)]
-    return next((raw / name for name in names if (raw / name).exists()), None)
+    return raw / name if (raw / name).exists() else None
 
 
 def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: StatusLine) -> None:
     """Put a file of the user's in place."""
-    if given.name != file.name:
-        with atomic_file(path, "wb") as copy, open_unpacked(given) as stream:
-            digest = Digest(file)
-            while block := stream.read(BUFFER):
-                digest.update(block)
-                copy.write(block)
-            _require_right(file, given, digest, ledger)
-    else:
-        digest = _tested(file, given, ledger, status)
-        beside = path.with_name(f".{path.name}.linked")
-        beside.unlink(missing_ok=True)
-        try:
-            os.link(given.resolve(), beside)
-            os.replace(beside, path)
-        except OSError:  # another disk, or one that knows no links
-            with given.open("rb") as source, atomic_file(path, "wb") as copy:
-                while block := source.read(BUFFER):
-                    copy.write(block)
+    digest = _tested(file, given, ledger, status)
+    beside = path.with_name(f".{path.name}.linked")
+    beside.unlink(missing_ok=True)
+    try:
+        os.link(given.resolve(), beside)
+        os.replace(beside, path)
+    except OSError:  # another disk, or one that knows no links
+        with given.open("rb") as source, atomic_file(path, "wb") as copy:
+            shutil.copyfileobj(source, copy, BUFFER)
     write_down(ledger, file, url=given.resolve().as_uri(), digest=digest)
     status.line(f"{file.name}: {digest.bytes:,} bytes from {given}")
 
@@ -114,7 +105,7 @@ def _require_right(file: RemoteFile, path: Path, digest: Digest, ledger: Path) -
     if (wrong := difference(file, digest, entry)) is not None:
         then = _otherwise(file, entry, ledger)
         raise UserError(f"{path} is not the file that is needed: {wrong}. Delete it or move it away, {then}")
-    if not file.published and entry is None and path.name == file.name:
+    if not file.published and entry is None:
         check_archive(path)
 
 

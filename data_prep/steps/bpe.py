@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.steps.context import Context
+from data_prep.steps.context import Context, learnt_files
 from data_prep.steps.pool import tick
 from data_prep.steps.registry import APPLY_BPE
 from data_prep.steps.shards import Shard, Text, read_chunks
@@ -33,16 +33,22 @@ class _Task:
 
 
 def learn(
-    context: Context, text: Text, step: Step, *, merges: int, joint: bool = True, glossaries: Sequence[str] = ()
+    context: Context,
+    text: Text,
+    step: Step,
+    *,
+    merges: int,
+    joint: bool = True,
+    glossaries: Sequence[str] = (),
+    engine: str = bpe.ENGINES[0],
 ) -> tuple[Text, list[dict[str, Any]]]:
     """Learn ``merges`` merges on train: of all languages together (``codes``), or of each (``codes.<language>``).
 
-    What one of ``glossaries``, regular expressions, matches stays whole.
+    What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges.
     """
-    if merges < 1:
-        raise UserError(f"{step.name}: merges: got {merges}, expected a number above 0")
     log = []
-    for file, languages in code_files(context.languages, joint=joint).items():
+    files = learnt_files("codes", context.languages, joint=joint)
+    for file, languages in files.items():
         out = context.work / file
         if out.exists():
             continue
@@ -55,25 +61,31 @@ def learn(
         codes = bpe.learn_from_counts(bpe.outside(read_counts(words), glossaries), merges=merges)
         write_lines(out, codes.strip("\n").split("\n"))
         words.unlink()
-    for file, languages in code_files(context.languages, joint=joint).items():
+    for file, languages in files.items():
         count = count_lines(context.work / file) - 1  # the first line is the format's version
         log.append({"step": step.name, "part": "train", "codes": file, "languages": list(languages), "merges": count})
     return text, log
 
 
+def check(*, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]) -> None:
+    """What ``learn`` and the steps after it would fail at.
+
+    Raises:
+        UserError: there are no merges to learn, or as ``check_options``.
+    """
+    if merges < 1:
+        raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
+    bpe.check_options(glossaries=glossaries, engine=engine)
+
+
 def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     """The line-wise steps that segment with what ``learn`` leaves in ``work``."""
-    files = code_files(languages, joint=step.parameters.get("joint", True))
-    glossaries = {key: value for key, value in step.parameters.items() if key == "glossaries"}
+    files = learnt_files("codes", languages, joint=step.parameters.get("joint", True))
+    options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
     return [
-        Step(name=APPLY_BPE, languages=of, parameters={"codes": str(work / file), **glossaries})
+        Step(name=APPLY_BPE, languages=of, parameters={"codes": str(work / file), **options})
         for file, of in files.items()
     ]
-
-
-def code_files(languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
-    """Each file of merges with the languages it is for."""
-    return {"codes": tuple(languages)} if joint else {f"codes.{language}": (language,) for language in languages}
 
 
 def _count(context: Context, shards: Sequence[Shard], languages: Sequence[str], out: Path) -> None:

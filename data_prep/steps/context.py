@@ -1,20 +1,44 @@
 """What a step that runs between shards is given, and the pass over all shards of some parts that it is built from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from data_prep.steps.pool import Pool
-from data_prep.steps.shards import Shard, Text
-from data_prep.steps.write import outputs, read_marker, remove
+from data_prep.steps.pool import Pool, tick
+from data_prep.steps.shards import Shard, Text, read_chunks, select
+from data_prep.steps.write import ShardWriter, outputs, read_marker, remove, shard_writer
+
+Blocks = tuple[list[bytes], ...]
+"""Some lines of a shard: a list a language, of equal lengths."""
 
 
-class ShardTask(Protocol):
-    """A task that makes something of one shard."""
+@dataclass(frozen=True)
+class ShardTask:
+    """A task that makes something of one shard, in the step's own folder."""
 
-    @property
-    def shard(self) -> Shard: ...
+    shard: Shard
+    folder: str
+    work: Path
+    languages: tuple[str, ...]
+
+    def blocks(self) -> Iterator[Blocks]:
+        """The lines of the shard, a few of all languages at a time."""
+        return zip(*(read_chunks(self.shard.path(self.work, name)) for name in self.languages), strict=True)
+
+    def writer(self, facts: dict[str, Any] | None = None) -> AbstractContextManager[ShardWriter]:
+        """Writes what becomes of the shard; ``facts`` join its marker."""
+        return shard_writer(self.work, self.folder, self.shard, self.languages, {} if facts is None else facts)
+
+    def route(self, parts: Sequence[str], part_of: Callable[[Blocks], Sequence[str | None]]) -> None:
+        """Write each row to the one of ``parts`` that ``part_of`` names for it; None: it is dropped."""
+        with self.writer() as writer:
+            for blocks in self.blocks():
+                chosen = part_of(blocks)
+                for part in parts:
+                    writer.write(part, select(blocks, [each == part for each in chosen]))
+                tick(len(chosen))
 
 
 Task = TypeVar("Task", bound=ShardTask)
@@ -68,3 +92,8 @@ class Context:
     def _remove(self, shard: Shard) -> None:
         if not self.keep:
             remove(self.work, shard, self.languages)
+
+
+def learnt_files(name: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
+    """Where in the work folder what is learnt from train lies, with the languages that each file is for."""
+    return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}

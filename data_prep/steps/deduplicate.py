@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset import Step
-from data_prep.steps.context import Context
+from data_prep.steps.context import Context, ShardTask
 from data_prep.steps.pool import tick
-from data_prep.steps.shards import Shard, Text, read_chunks
-from data_prep.steps.write import shard_writer
+from data_prep.steps.shards import Text
 from scripts.common.files import atomic_file
 
 _ENTRY = np.dtype([("high", ">u8"), ("low", ">u8"), ("place", "<u8")])
@@ -24,11 +23,7 @@ _IN_MEMORY = 2_000_000  # entries of 24 bytes at a time
 
 
 @dataclass(frozen=True)
-class _Task:
-    shard: Shard
-    folder: str
-    work: Path
-    languages: tuple[str, ...]
+class _Task(ShardTask):
     start: int  # lines of the part before this shard
 
     @property
@@ -67,7 +62,7 @@ def deduplicate(context: Context, text: Text, step: Step) -> tuple[Text, list[di
 def _hash(task: _Task) -> None:
     entries = np.empty(task.shard.lines, _ENTRY)
     count = 0
-    for blocks in zip(*(read_chunks(task.shard.path(task.work, name)) for name in task.languages), strict=True):
+    for blocks in task.blocks():
         digests = b"".join(
             hashlib.blake2b(b"\n".join(row), digest_size=16).digest() for row in zip(*blocks, strict=True)
         )
@@ -101,14 +96,6 @@ def _find(tasks: list[_Task], lines: int) -> None:
 
 
 def _filter(task: _Task) -> None:
-    dropped = np.memmap(task.dropped, np.bool_, "r")
-    place = task.start
-    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
-        for blocks in zip(*(read_chunks(task.shard.path(task.work, name)) for name in task.languages), strict=True):
-            keep = ~dropped[place : place + len(blocks[0])]
-            place += len(keep)
-            writer.write(
-                task.shard.part,
-                [[line for line, stays in zip(block, keep, strict=True) if stays] for block in blocks],
-            )
-            tick(len(keep))
+    dropped = iter(np.memmap(task.dropped, np.bool_, "r")[task.start : task.start + task.shard.lines].tolist())
+    part = task.shard.part
+    task.route([part], lambda blocks: [None if next(dropped) else part for _ in blocks[0]])

@@ -26,7 +26,7 @@ from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
 from data_prep.steps.write import write_rows
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
+from scripts.common.files import read_json, remove_partial, write_json
 from scripts.common.terminal import clock
 
 READ = "00-read"
@@ -58,8 +58,7 @@ class Engine:
 
     def begin(self, made_from: dict[str, Any]) -> None:
         """Make the work folder ready for ``made_from``, plain data; what was made from anything else is removed."""
-        for path in self.work.rglob("*.partial*"):  # half-written by a run that was killed
-            path.unlink()
+        remove_partial(self.work, *(path for path in self.work.iterdir() if path.is_dir()))
         path = self.work / "plan.json"
         if path.exists() and read_json(path) == made_from:
             self._pool.say(f"going on with what {self.work} holds")
@@ -138,9 +137,9 @@ class Engine:
                 entry = {"step": "read", "part": part, "in": before.text.lines(part)}
                 entry |= {"out": before.text.lines(part) - undecodable, "dropped": {linewise.NOT_UTF8: undecodable}}
                 log.append(entry)
-            log += [
-                {"step": step.name, "part": part, **linewise.total(markers, place)} for place, step in enumerate(steps)
-            ]
+            for place, step in enumerate(steps):
+                where = {"languages": list(step.languages)} if step.languages else {}
+                log.append({"step": step.name, "part": part, **where, **linewise.total(markers, place)})
             for language in languages:
                 key = f"{part}.{language}"
                 words[key] = sum(marker["words"].get(key, 0) for marker in markers)

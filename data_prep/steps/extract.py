@@ -166,7 +166,7 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
     lines: Iterable[bytes] = decoder
     if piece.reader != "plain":
         text = (line.decode(errors="replace") for line in decoder)  # where it matters, the check below fails
-        lines = (line.encode() for line in READERS[piece.reader]()(text))
+        lines = (line.encode() for line in READERS[piece.reader](text))
     count = 0
     iterator = iter(lines)
     for place in range(_SHARDS_A_SOURCE):

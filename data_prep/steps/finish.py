@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from data_prep.steps import raw
+from data_prep.steps import raw, sentencepiece
 from data_prep.steps.engine import READ, Engine, State, check_counts
 from scripts.common.errors import UserError
 from scripts.common.files import count_lines, write_json
@@ -40,7 +40,7 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
                 f"raw/{path.name} was saved with {lines:,} lines, but {part} has {last.text.lines(part):,} now: a "
                 f"step after save_raw in {dataset.file} drops lines of {part}; name other parts for it"
             )
-    for path in sorted(work.glob("codes*")):
+    for path in sorted(path for path in work.iterdir() if path.name.startswith(("codes", sentencepiece.MODEL))):
         shutil.copyfile(path, folder / path.name)
     passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}
     expectations = [check_counts(dataset, state, {entry["step"] for entry in state.log}) for state in states]

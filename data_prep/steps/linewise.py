@@ -5,27 +5,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Step
+from data_prep.steps.context import ShardTask
 from data_prep.steps.pool import tick
 from data_prep.steps.registry import INNER, LINE, STEPS
-from data_prep.steps.shards import Shard, read_chunks
-from data_prep.steps.write import shard_writer
+from data_prep.steps.shards import select
 
 NOT_UTF8 = "not UTF-8"
 _ALL = STEPS | INNER
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ShardTask):
     """One shard and what is to be done with it."""
 
-    shard: Shard
-    folder: str
-    work: Path
-    languages: tuple[str, ...]
     steps: tuple[Step, ...]
 
 
@@ -34,9 +29,8 @@ def run(task: Task) -> None:
     steps = [_Running(step, task.languages) for step in task.steps]
     facts: dict[str, Any] = {}
     undecodable = 0
-    with shard_writer(task.work, task.folder, task.shard, task.languages, facts) as writer:
-        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
-        for blocks in zip(*files, strict=True):
+    with task.writer(facts) as writer:
+        for blocks in task.blocks():
             columns, bad = _decode(blocks)
             undecodable += bad
             for step in steps:
@@ -90,9 +84,7 @@ class _Running:
             reasons = list(map(self._of_pair, *columns))
             if any(reasons):
                 self._dropped.update(reason for reason in reasons if reason is not None)
-                columns = [
-                    [line for line, reason in zip(column, reasons, strict=True) if reason is None] for column in columns
-                ]
+                columns = select(columns, [reason is None for reason in reasons])
         self._lines_out += len(columns[0])
         return columns
 

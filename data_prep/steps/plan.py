@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import bpe, deduplicate, raw, split
+from data_prep.steps import bpe, deduplicate, raw, sentencepiece, split
 from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
 from scripts.common.errors import UserError
 
@@ -15,7 +15,10 @@ BETWEEN_SHARDS: dict[str, Registered] = {
     "split_by_hash": Registered(BETWEEN, split.split_by_hash),
     "deduplicate": Registered(BETWEEN, deduplicate.deduplicate),
     "save_raw": Registered(BETWEEN, raw.save),
-    "bpe": Registered(BETWEEN, bpe.learn),
+    "bpe": Registered(BETWEEN, bpe.learn, check=bpe.check, then=bpe.apply_steps),
+    "sentencepiece": Registered(
+        BETWEEN, sentencepiece.learn, check=sentencepiece.check, then=sentencepiece.apply_steps
+    ),
 }
 _GIVEN = ("context", "text", "step", "language")  # what the engine gives a step, beside the YAML's parameters
 
@@ -54,8 +57,8 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
             add(Step(name=SQUEEZE, parts=step.parts), between=False)
         add(step, between=step.name in BETWEEN_SHARDS)
-        if step.name == "bpe":
-            for apply in bpe.apply_steps(step, dataset.languages, work):
+        if (then := known[step.name].then) is not None:
+            for apply in then(step, dataset.languages, work):
                 add(apply, between=False)
     return [
         Pass(f"{place:02}-{steps[0].name}", tuple(steps), between) for place, (between, steps) in enumerate(groups, 1)
@@ -98,12 +101,14 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
     if step.name == "hold_out" and len(step.parts) != 1:
         raise UserError(f"{key}: hold_out.parts: got {list(step.parts)}, expected the one part it takes lines from")
-    if registered.kind != BETWEEN:  # a wrong value, or a package that is missing: now, not after a night of fetching
-        try:
+    try:  # a wrong value, or a package that is missing: now, not after a night of fetching
+        if registered.check is not None:
+            registered.check(**step.parameters)
+        elif registered.kind != BETWEEN:
             for language in step.languages or dataset.languages:
                 registered.build(language, step.parameters)
-        except UserError as error:
-            raise UserError(f"{key}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
 
 
 def _check_type(key: str, annotation: Any, value: object) -> None:

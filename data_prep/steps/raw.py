@@ -1,11 +1,11 @@
 """Keep parts as they are at a point between two steps: references for scores on untokenised text."""
 
-import shutil
 from typing import Any
 
 from data_prep.dataset import Step
 from data_prep.steps.context import Context
-from data_prep.steps.shards import Text
+from data_prep.steps.shards import Text, read_chunks
+from data_prep.text.clean import normalise_space
 from scripts.common.files import atomic_file
 
 FOLDER = "raw"
@@ -16,6 +16,9 @@ PREFIX = "raw_"
 def save(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
     """Copy parts (none named: valid and test) to ``raw/<part>.<language>`` of what preparation writes.
 
+    Spaces of all kinds become single plain ones, and nothing else changes: what an SGM file writes ``&amp;`` stays so.
+    That is what sacreBLEU makes of the published test sets; its tokeniser 13a undoes it on both sides.
+
     No later step may drop lines of them, or line n would no longer be line n; that is checked at the end.
     """
     log = []
@@ -23,7 +26,7 @@ def save(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str,
         for language in context.languages:
             with atomic_file(context.work / FOLDER / f"{part}.{language}", "wb") as f:
                 for shard in text.parts[part]:
-                    with open(shard.path(context.work, language), "rb") as lines:
-                        shutil.copyfileobj(lines, f, 1 << 20)
+                    for chunk in read_chunks(shard.path(context.work, language)):
+                        f.writelines(normalise_space(line.decode()).encode() + b"\n" for line in chunk)
         log.append({"step": step.name, "part": part, "in": text.lines(part), "out": text.lines(part)})
     return text, log

@@ -1,12 +1,24 @@
 """The steps and readers that a dataset's YAML may name, and what each name stands for."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any
 
-from data_prep.text import bpe, characters, chinese, clean, moses_clean, punctuation, readers, tokenise, truncate
+from data_prep.dataset import Step
+from data_prep.text import (
+    bpe,
+    characters,
+    chinese,
+    clean,
+    moses_clean,
+    punctuation,
+    readers,
+    sentencepiece,
+    tokenise,
+    truncate,
+)
 
 LINE, PAIR, BETWEEN = "line", "pair", "between"
 
@@ -18,6 +30,10 @@ class Registered:
     kind: str
     """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``between``: see engine.py."""
     make: Callable[..., Any]
+    check: Callable[..., None] | None = None
+    """Of a step between shards: is given the YAML's parameters before any work begins, to refuse them."""
+    then: Callable[[Step, Sequence[str], Path], list[Step]] | None = None
+    """Of a step between shards: the line-wise steps that always follow it, for the languages and the work folder."""
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
         """The function for a language (of a line) or for pairs."""
@@ -28,16 +44,12 @@ class Registered:
 
 Reader = Callable[[Iterable[str]], Iterator[str]]
 
-READERS: dict[str, Callable[[], Reader]] = {
-    "sgm": readers.sgm,
-    "iwslt_tags": readers.iwslt_tags,
-    # as it stands in the file, for save_raw; the step straighten_apostrophes does the rest
-    "iwslt_xml": partial(readers.iwslt_xml, plain_apostrophe=False),
-}
+READERS: dict[str, Reader] = {"sgm": readers.sgm, "iwslt_tags": readers.iwslt_tags, "iwslt_xml": readers.iwslt_xml}
 """From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
 
 DECODE = "decode"
 APPLY_BPE = "apply_bpe"
+APPLY_SENTENCEPIECE = "apply_sentencepiece"
 CLEAN_CORPUS = "clean_corpus"
 SQUEEZE = "squeeze"
 
@@ -60,5 +72,6 @@ INNER: dict[str, Registered] = {
     DECODE: Registered(LINE, lambda: str),
     SQUEEZE: Registered(LINE, moses_clean.line_cleaner),
     APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+    APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }
 """Line-wise steps that are parts of others and have no name in a YAML."""

@@ -6,11 +6,13 @@ thing that ends a line: carriage returns and the like inside a line stay there.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Line = TypeVar("Line", str, bytes)
 
 CHUNK = 1_000  # lines in memory at a time
 _SMALL, _LARGE = 5_000, 50_000  # lines of a source's first shards, and of all others
@@ -84,6 +86,11 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[list[bytes]]:
     with open(path, "rb") as f:
         while lines := [line.removesuffix(b"\n") for line in islice(f, size)]:
             yield lines
+
+
+def select(columns: Sequence[Sequence[Line]], keep: Sequence[bool]) -> list[list[Line]]:
+    """Of each language's lines, those that are kept."""
+    return [[line for line, stays in zip(column, keep, strict=True) if stays] for column in columns]
 
 
 def digest(paths: Iterable[Path]) -> str:

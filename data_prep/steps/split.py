@@ -4,28 +4,19 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import SPLITS, Step
-from data_prep.steps.context import Context
-from data_prep.steps.pool import tick
+from data_prep.steps.context import Blocks, Context, ShardTask
 from data_prep.steps.shards import Shard, Text, read_chunks
-from data_prep.steps.write import shard_writer
 from data_prep.text.split import part_of
 from scripts.common.errors import UserError
 
 
 @dataclass(frozen=True)
-class _Task:
-    shard: Shard
-    folder: str
-    work: Path
-    languages: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _EveryTask(_Task):
+class _EveryTask(ShardTask):
     start: int  # lines of the part before this shard
     into: str
     every: int
@@ -53,29 +44,22 @@ def hold_out(context: Context, text: Text, step: Step, *, into: str, every: int)
 
 
 def _every(task: _EveryTask) -> None:
-    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
-        number = task.start
-        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
-        for blocks in zip(*files, strict=True):
-            out = [(number + place) % task.every == 0 for place in range(1, len(blocks[0]) + 1)]
-            number += len(out)
-            for part, held in ((task.shard.part, False), (task.into, True)):
-                writer.write(
-                    part,
-                    [[line for line, is_out in zip(block, out, strict=True) if is_out is held] for block in blocks],
-                )
-            tick(len(out))
+    numbers, part = count(task.start + 1), task.shard.part
+    task.route(
+        [part, task.into],
+        lambda blocks: [task.into if next(numbers) % task.every == 0 else part for _ in blocks[0]],
+    )
 
 
 @dataclass(frozen=True)
-class _HashTask(_Task):
+class _HashTask(ShardTask):
     side: int
     valid_percent: int
     test_percent: int
 
 
 @dataclass(frozen=True)
-class _ApartTask(_Task):
+class _ApartTask(ShardTask):
     side: int
     taken: tuple[Path, ...]
 
@@ -129,31 +113,16 @@ def split_by_hash(
 
 
 def _route(task: _HashTask) -> None:
-    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
-        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
-        for blocks in zip(*files, strict=True):
-            parts = [
-                part_of(line.decode(), valid_percent=task.valid_percent, test_percent=task.test_percent)
-                for line in blocks[task.side]
-            ]
-            for name in SPLITS:
-                writer.write(
-                    name, [[line for line, part in zip(block, parts, strict=True) if part == name] for block in blocks]
-                )
-            tick(len(parts))
+    def parts(blocks: Blocks) -> list[str]:
+        percent = {"valid_percent": task.valid_percent, "test_percent": task.test_percent}
+        return [part_of(line.decode(), **percent) for line in blocks[task.side]]
+
+    task.route(SPLITS, parts)
 
 
 def _keep_apart(task: _ApartTask) -> None:
-    taken = _keys(task.taken)
-    with shard_writer(task.work, task.folder, task.shard, task.languages, {}) as writer:
-        files = [read_chunks(task.shard.path(task.work, language)) for language in task.languages]
-        for blocks in zip(*files, strict=True):
-            keep = [_key(line) not in taken for line in blocks[task.side]]
-            writer.write(
-                task.shard.part,
-                [[line for line, stays in zip(block, keep, strict=True) if stays] for block in blocks],
-            )
-            tick(len(keep))
+    taken, part = _keys(task.taken), task.shard.part
+    task.route([part], lambda blocks: [None if _key(line) in taken else part for line in blocks[task.side]])
 
 
 @lru_cache(maxsize=1)  # the same for all shards of a part

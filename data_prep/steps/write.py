@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from data_prep.dataset import SPLITS
 from data_prep.steps.shards import CHUNK, Shard, Text, capacity
 from scripts.common.files import atomic_file, read_json, write_json
 
@@ -83,7 +84,8 @@ def write_rows(work: Path, folder: str, rows: Iterable[tuple[str, Sequence[str]]
         if part not in parts:
             parts[part] = _Growing(work, folder, part, languages)
         parts[part].add(row)
-    return Text({part: tuple(growing.finished()) for part, growing in parts.items()})
+    order = sorted(parts, key=lambda part: SPLITS.index(part) if part in SPLITS else len(SPLITS))
+    return Text({part: tuple(parts[part].finished()) for part in order})
 
 
 class _Growing:

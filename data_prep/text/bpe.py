@@ -70,58 +70,52 @@ def outside(counts: Iterable[tuple[str, int]], glossaries: Sequence[str]) -> Ite
     return ((word, count) for word, count in counts if not any(pattern.fullmatch(word) for pattern in whole))
 
 
-def encoder_from_file(
-    *,
-    codes: str,
-    vocabulary: str | None = None,
-    threshold: int | None = None,
-    glossaries: Sequence[str] = (),
-    engine: str = "subword-nmt",
-) -> Callable[[str], str]:
-    """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on.
-
-    Args:
-        codes: file of merges that subword-nmt wrote.
-        vocabulary: file of units and counts, as ``subword-nmt get-vocab`` writes it: merges that make other units are
-            undone.
-        threshold: units that occur less often than this do not count as in the vocabulary.
-        glossaries: regular expressions; what they match is never segmented, ``@entity[0-9]+`` for example.
-        engine: subword-nmt, or fastBPE, which must be installed.
+def check_options(*, glossaries: Sequence[str], engine: str) -> None:
+    """Refuse what ``encoder`` cannot use.
 
     Raises:
-        UserError: a file or parameter is none, or fastBPE is asked for and not installed.
+        UserError: a glossary is no regular expression; the engine is unknown, or not installed.
     """
-    text = _read(codes)
-    units = _units(vocabulary, threshold) if vocabulary is not None else None
-    if threshold is not None and vocabulary is None:
-        raise UserError(f"bpe: got the threshold {threshold} but no vocabulary; give both or neither")
-    return encoder(codes=text, units=units, glossaries=glossaries, engine=engine)
-
-
-def encoder(
-    *,
-    codes: str,
-    units: frozenset[str] | None = None,
-    glossaries: Sequence[str] = (),
-    engine: str = "subword-nmt",
-) -> Callable[[str], str]:
-    """``encoder_from_file`` with the text of the codes, and the vocabulary's units."""
-    for line in codes.strip("\n").split("\n")[1:]:
-        if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process
-            raise UserError(f"bpe: {line!r} is no merge of two units; learn the codes again")
     for glossary in glossaries:
         try:
             re.compile(glossary)
         except re.error as error:
             raise UserError(f"bpe: the glossary {glossary!r} is no regular expression: {error}") from error
-    if engine == "subword-nmt":
-        bpe = BPE(io.StringIO(codes), vocab=units, glossaries=list(glossaries))
-        bpe.cache = _NoCache()  # words are remembered here, and it would grow without bound
-        return _Encoder(partial(_segment, bpe))
+    if engine not in ENGINES:
+        raise UserError(f"bpe: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     if engine == "fastBPE":
-        pieces = fastbpe.segmenter(codes, units)
-        return _Encoder(partial(_segment_with, pieces, tuple(glossaries)))
-    raise UserError(f"bpe: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+        fastbpe.require()
+
+
+def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
+    """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on.
+
+    Args:
+        codes: file of merges that subword-nmt wrote.
+        glossaries: regular expressions; what they match is never segmented, ``@entity[0-9]+`` for example.
+        engine: subword-nmt, or fastBPE, which must be installed.
+
+    Raises:
+        UserError: the file cannot be read or holds something else, or as ``check_options``.
+    """
+    try:
+        text = Path(codes).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"bpe: {codes} cannot be read as text: {error}") from error
+    return encoder(codes=text, glossaries=glossaries, engine=engine)
+
+
+def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
+    """``encoder_from_file`` with the text of the codes."""
+    check_options(glossaries=glossaries, engine=engine)
+    for line in codes.strip("\n").split("\n")[1:]:
+        if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process
+            raise UserError(f"bpe: {line!r} is no merge of two units; learn the codes again")
+    if engine == "fastBPE":
+        return _Encoder(partial(_segment_with, fastbpe.segmenter(codes), tuple(glossaries)))
+    bpe = BPE(io.StringIO(codes), glossaries=list(glossaries))
+    bpe.cache = _NoCache()  # words are remembered here, and it would grow without bound
+    return _Encoder(partial(_segment, bpe))
 
 
 class _Encoder:
@@ -159,21 +153,3 @@ def _segment_with(segmenter: Callable[[str], list[str]], glossaries: Sequence[st
         piece for part in parts for piece in ([part] if whole is not None and whole.match(part) else segmenter(part))
     ]
     return f"{_SEPARATOR} ".join(pieces)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"bpe: {path} cannot be read as text: {error}") from error
-
-
-def _units(vocabulary: str, threshold: int | None) -> frozenset[str]:
-    units = set()
-    for line in _read(vocabulary).strip("\n").split("\n"):
-        unit, _, count = line.strip(_OUTER).rpartition(" ")
-        if not unit or not count.isdecimal():
-            raise UserError(f"bpe: {vocabulary}: got {line!r}, expected a unit, a space and a count on each line")
-        if threshold is None or int(count) >= threshold:
-            units.add(unit)
-    return frozenset(units)

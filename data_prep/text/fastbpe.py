@@ -16,29 +16,35 @@ def installed() -> bool:
     return True
 
 
-def segmenter(codes: str, units: frozenset[str] | None) -> Callable[[str], list[str]]:
-    """The units of a word, by subword-nmt's codes.
+def require() -> None:
+    """Refuse to go on without it.
 
     Raises:
-        UserError: fastBPE is not installed, or the codes are of a version it does not know.
+        UserError: it is not installed.
     """
     if not installed():
         raise UserError(
             "bpe: the engine fastBPE is not installed; run scripts/install_fastbpe.sh, or use the engine subword-nmt, "
             "which gives the same text at the same speed"
         )
+
+
+def segmenter(codes: str) -> Callable[[str], list[str]]:
+    """The units of a word, by subword-nmt's codes.
+
+    Raises:
+        UserError: the codes are of a version that it does not know.
+    """
     from fastBPE import fastBPE
 
     version, *merges = codes.strip("\n").split("\n")
     if version.split() != ["#version:", "0.2"]:
         raise UserError(f"bpe: codes begin with {version!r}, expected '#version: 0.2'; use the engine subword-nmt")
     with tempfile.TemporaryDirectory(prefix="fastbpe-") as name:
-        file, vocabulary = Path(name) / "codes", Path(name) / "vocabulary"
+        file = Path(name) / "codes"
         unique = dict.fromkeys(" ".join(merge.split()) for merge in merges)  # of repeats, the first counts
         file.write_bytes("".join(f"{merge} 1\n" for merge in unique).encode())
-        if units is not None:
-            vocabulary.write_bytes("".join(f"{unit} 1\n" for unit in sorted(units)).encode())
-        bpe = fastBPE(str(file), str(vocabulary) if units is not None else "")
+        bpe = fastBPE(str(file), "")
 
     def pieces(word: str) -> list[str]:
         (line,) = bpe.apply([word])

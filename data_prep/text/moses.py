@@ -3,12 +3,12 @@
 from scripts.common.errors import UserError
 
 VERSIONS = ("2018-10", "2018-11", "2019-11")
-"""Moses at the end of these months. They differ in four rules:
+"""Moses at the end of these months. They differ in three rules:
 
 - 2018-10, the paper's: as it had been for years.
 - 2018-11: the tokeniser always parts the final dot of a line from its word (commit 9fc964d).
-- 2019-11: ``‘`` and ``‚`` normalise to ``'`` and no longer to ``"`` (f6d7add); a fullwidth 1 is replaced by 1 and no
-  longer by ``"`` (5d3331b); English ``Rs.`` is an abbreviation (4da86c3).
+- 2019-11: ``‘`` and ``‚`` normalise to ``'`` and no longer to ``"`` (f6d7add); English ``Rs.`` is an
+  abbreviation (4da86c3).
 """
 
 

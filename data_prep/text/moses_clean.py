@@ -2,32 +2,24 @@
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 from data_prep.text.characters import SPACE
 from scripts.common.errors import UserError
 
 _SPACES = re.compile(f"[{SPACE}]+")
-_BLANK_FACTOR = re.compile(r"[ |]\|")
 
 
-def has_factors(source: str, target: str) -> bool:
-    """Whether this, a corpus's first pair, makes Moses take ``|`` for a separator of factors in all of it."""
-    return "|" in source or "|" in target
-
-
-def line_cleaner(*, factors: bool = False) -> Callable[[str], str]:
+def line_cleaner() -> Callable[[str], str]:
     """What Moses does to the text of each side before it judges the pair: one space between tokens, and no ``|``.
 
-    Args:
-        factors: keep ``|``. Moses does so where the first pair of the corpus has one, see ``has_factors``. Text that
-            was tokenised with escaping has none.
+    Moses takes ``|`` for a separator of factors and keeps it where the first pair of a corpus has one; no dataset has
+    factors, and text that was tokenised with escaping has no ``|``.
     """
-    return partial(_clean, factors=factors)
+    return _clean
 
 
-def _clean(line: str, *, factors: bool) -> str:
-    if not factors and "|" in line:
+def _clean(line: str) -> str:
+    if "|" in line:
         line = line.replace("|", "")
     if line.isprintable():  # the only space in it is U+0020
         return " ".join(line.split())
@@ -42,17 +34,17 @@ def moses_filter(
     Args:
         min_tokens, max_tokens: a side, both included.
         ratio: the longer side has at most this many times the tokens of the shorter.
-        max_characters: of a token, or of a factor.
+        max_characters: of a token.
 
     Raises:
-        UserError: no pair could meet these; later, a pair has an empty factor, at which Moses stops.
+        UserError: no pair could meet these.
     """
     if not (1 <= min_tokens <= max_tokens and ratio >= 1 and max_characters >= 1):
         raise UserError(
             f"clean: got min_tokens {min_tokens}, max_tokens {max_tokens}, ratio {ratio:g}, max_characters "
             f"{max_characters}; expected 1 <= min_tokens <= max_tokens, ratio and max_characters 1 or more"
         )
-    too_long = re.compile(f"[^{SPACE}|]{{{max_characters + 1}}}")
+    too_long = re.compile(f"[^{SPACE}]{{{max_characters + 1}}}")
     fewer, more = f"fewer than {min_tokens} tokens", f"more than {max_tokens} tokens"
     uneven, wide = f"length ratio above {ratio:g}", f"a token of more than {max_characters} characters"
 
@@ -69,11 +61,6 @@ def moses_filter(
         for line in (source, target):
             if len(line) > max_characters and too_long.search(line):
                 return wide
-            if "|" in line and _BLANK_FACTOR.search(line):
-                raise UserError(
-                    f"clean: a token has an empty factor: {line[:200]!r}; where | is text and no separator of factors, "
-                    "set factors: false, or escape it when tokenising"
-                )
         return None
 
     return reason

@@ -1,6 +1,6 @@
-"""Punctuation as Moses normalises it: ``normalize-punctuation.perl`` and ``replace-unicode-punctuation.perl``.
+"""Punctuation as Moses normalises it: ``normalize-punctuation.perl``.
 
-The first script reads bytes, which shows: only ASCII letters and digits count as such. And the line's end is to it a
+The script reads bytes, which shows: only ASCII letters and digits count as such. And the line's end is to it a
 character like others. sacremoses' normaliser differs in both.
 """
 
@@ -37,13 +37,6 @@ _PSEUDO_SPACES = (
     ("\xa0;", ";"),
     (",\xa0", ", "),
 )
-_FULL_STOP = re.compile("[。．] *")
-_FULLWIDTH = dict(
-    zip("，、”“∶：？《》）！（；」「０３２５６９７８４～’━〈〉【】％", ',,""::?"")!(;""032569784~\'-<>[]%', strict=True)
-)
-_FULLWIDTH["…"] = "..."
-_REPLACED = re.compile(f"[。．１{''.join(_FULLWIDTH)}]")
-
 _DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
 
@@ -118,22 +111,3 @@ def _quotes_and_stops(text: str, language: str) -> str:
         return text
     text = text.replace(',"', '",')
     return _STOP_QUOTE.sub(r'"\1\2', text + "\n")[:-1] if '."' in text else text
-
-
-def unicode_punctuation_replacer(*, moses: str = "2018-10") -> Callable[[str], str]:
-    """``replace-unicode-punctuation.perl``: Chinese and fullwidth punctuation and digits in ASCII.
-
-    Raises:
-        UserError: there is no such state of Moses.
-    """
-    one = "1" if check_version(moses) >= "2019-11" else '"'
-    return partial(_replace, table=(*_FULLWIDTH.items(), ("１", one)))
-
-
-def _replace(line: str, *, table: tuple[tuple[str, str], ...]) -> str:
-    if line.isascii() or _REPLACED.search(line) is None:
-        return line
-    line = _FULL_STOP.sub(". ", line)
-    for character, plain in table:
-        line = line.replace(character, plain)
-    return line

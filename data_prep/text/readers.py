@@ -4,12 +4,9 @@ Readers take and give lines without their ends; they split nowhere else than the
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 
 from scripts.common.errors import UserError
-
-Reader = Callable[[Iterable[str]], Iterator[str]]
 
 _LONGEST_SEGMENT = 100_000  # characters
 _BYTE_SPACE = "[\t-\r ]"  # Perl's \s where it reads bytes, as all of these scripts do
@@ -25,21 +22,12 @@ _LEFT_OUT = ("<url>", "<talkid>", "<keywords>")
 _TAGS = ("<title>", "</title>", "<description>", "</description>")
 
 
-def plain() -> Reader:
-    """Every line is text."""
-    return iter
-
-
-def sgm() -> Reader:
+def sgm(lines: Iterable[str]) -> Iterator[str]:
     """``input-from-sgm.perl``: the text of each ``<seg ...>``, on one line however many it takes in the file.
 
     Raises:
         UserError: the file ends within a segment; there Moses's script never ends.
     """
-    return _sgm
-
-
-def _sgm(lines: Iterable[str]) -> Iterator[str]:
     rest = iter(lines)
     for line in rest:
         if _BEGUN.search(line) is None:
@@ -58,32 +46,19 @@ def _following(rest: Iterator[str], line: str) -> str:
     return following
 
 
-def iwslt_xml(*, plain_apostrophe: bool = True) -> Reader:
-    """``IWSLT14.TED.*.xml``: the text of each line with ``<seg id``.
-
-    Args:
-        plain_apostrophe: write ``’`` as ``'``, as the recipe of the published IWSLT'14 results does.
-    """
-    return partial(_iwslt_xml, plain_apostrophe=plain_apostrophe)
-
-
-def _iwslt_xml(lines: Iterable[str], *, plain_apostrophe: bool) -> Iterator[str]:
+def iwslt_xml(lines: Iterable[str]) -> Iterator[str]:
+    """``IWSLT14.TED.*.xml``: the text of each line with ``<seg id``, as it stands in the file."""
     for line in lines:
         if "<seg id" in line:
-            text = _XML_CLOSE.sub("", _XML_OPEN.sub("", line))
-            yield text.replace("’", "'") if plain_apostrophe else text
+            yield _XML_CLOSE.sub("", _XML_OPEN.sub("", line))
 
 
-def iwslt_tags() -> Reader:
+def iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
     """``train.tags.*``: all lines but addresses, numbers and keywords of talks; of titles and descriptions, the text.
 
     Other lines of tags (speakers, reviewers, translators) pass, as in the recipe of the published results: cleaning
     drops most of them.
     """
-    return _iwslt_tags
-
-
-def _iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         if not any(tag in line for tag in _LEFT_OUT):
             if "<" in line:

@@ -1,4 +1,7 @@
-"""SentencePiece, an alternative to BPE on tokens that no dataset of the paper uses; needs the package sentencepiece."""
+"""SentencePiece, an alternative to BPE on tokens that no dataset of the paper uses; needs the package sentencepiece.
+
+It is given text as written and normalises it itself (NFKC, single spaces).
+"""
 
 import io
 from collections.abc import Callable, Iterator
@@ -8,20 +11,18 @@ from typing import Any
 from scripts.common.errors import UserError
 
 
-def learn(lines: Iterator[str], *, units: int, seed_sentences: int = 1_000_000) -> bytes:
-    """A unigram model of ``units`` units, as the bytes of its file; memory is bounded by ``seed_sentences``.
+def learn(lines: Iterator[str], *, units: int) -> bytes:
+    """A unigram model of ``units`` units, as the bytes of its file; all lines are kept in memory.
 
     Raises:
         UserError: sentencepiece is not installed, or it cannot make so many units of this text.
     """
     model = io.BytesIO()
     try:
-        _package().SentencePieceTrainer.train(
+        package().SentencePieceTrainer.train(
             sentence_iterator=lines,
             model_writer=model,
             vocab_size=units,
-            input_sentence_size=seed_sentences,
-            shuffle_input_sentence=False,
             num_threads=1,  # with more, the model depends on their number
             minloglevel=2,
         )
@@ -37,13 +38,18 @@ def encoder_from_file(*, model: str) -> Callable[[str], str]:
         UserError: sentencepiece is not installed, or the file is no model.
     """
     try:
-        processor = _package().SentencePieceProcessor(model_proto=Path(model).read_bytes())
+        processor = package().SentencePieceProcessor(model_proto=Path(model).read_bytes())
     except (RuntimeError, OSError) as error:
         raise UserError(f"{model} is no model of sentencepiece: {error}") from error
     return lambda line: " ".join(processor.encode(line, out_type=str))
 
 
-def _package() -> Any:
+def package() -> Any:
+    """The package.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         import sentencepiece
     except ImportError as error:

@@ -26,6 +26,17 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
         partial.unlink(missing_ok=True)
 
 
+def remove_partial(*folders: Path) -> None:
+    """Remove what ``atomic_file`` left in folders, if they exist, when its process was killed.
+
+    The caller holds the lock that keeps others from writing there.
+    """
+    for folder in folders:
+        for path in folder.glob("*.partial*"):
+            if path.suffix.removeprefix(".partial").isdecimal():
+                path.unlink()
+
+
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty neighbour of ``path`` to fill; it replaces ``path`` only if the block ends without an error.

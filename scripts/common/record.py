@@ -5,7 +5,6 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Collection
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from scripts.common.errors import UserError
 from scripts.common.fairseq import CHECKOUT
 from scripts.common.files import read_json
 from scripts.common.selection import numbers, summarise
+from scripts.common.versions import package_versions
 
 PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
 
@@ -58,14 +58,7 @@ def git_state() -> dict[str, Any] | None:
 
 def versions() -> dict[str, str | None]:
     """The versions of Python and of the packages that take part."""
-
-    def installed(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {"python": platform.python_version()} | {package: installed(package) for package in PACKAGES}
+    return {"python": platform.python_version(), **package_versions(PACKAGES)}
 
 
 def machine() -> dict[str, Any]:

@@ -6,8 +6,12 @@ import io
 import lzma
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+from data_prep.fetch import named_members
 
 TARS = {
     "a.tar": "w:",
@@ -71,3 +75,10 @@ def build(folder: Path, kind: str, files: Mapping[str, bytes] = FILES, *, prefix
     else:
         path.write_bytes(zip_bytes({prefix + name: content for name, content in files.items()}))
     return path
+
+
+@contextmanager
+def open_member(archive: Path, member: str) -> Iterator[BinaryIO]:
+    """One member for reading."""
+    with closing(named_members(archive, [member])) as members:
+        yield next(members)[1]

@@ -75,12 +75,13 @@ def text(rows: Sequence[Pair], side: int, *, end: str = "\n", last: bool = True)
 
 
 def sgm(rows: Sequence[Pair], side: int, kind: str, language: str) -> bytes:
-    """One side as NIST's tagged files: several segments a document, attributes."""
+    """One side as NIST's tagged files: several segments a document, attributes, the ampersand escaped, odd spaces."""
+    texts = [row[side].replace("&", "&amp;") for row in rows]
     lines = [f'<{kind} setid="newstest" srclang="any" trglang="{language}">']
     for document in range(0, len(rows), 3):
         lines += [f'<doc sysid="ref" docid="d{document}" genre="news" origlang="en">', "<hl>"]
-        lines += [f'<seg id="1">{rows[document][side]}</seg>', "</hl>", "<p>"]
-        lines += [f'<seg id="{n}"> {row[side]} </seg>' for n, row in enumerate(rows[document + 1 :][:2], 2)]
+        lines += [f'<seg id="1">{texts[document]}</seg>', "</hl>", "<p>"]
+        lines += [f'<seg id="{n}"> {each}\xa0 </seg>' for n, each in enumerate(texts[document + 1 :][:2], 2)]
         lines += ["</p>", "</doc>"]
     return "\n".join([*lines, f"</{kind}>", ""]).encode()
 

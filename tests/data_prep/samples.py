@@ -7,6 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from data_prep.text import fastbpe
+
+needs_fastbpe = pytest.mark.skipif(
+    not fastbpe.installed(), reason="fastBPE is not installed: scripts/install_fastbpe.sh"
+)
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 

@@ -104,6 +104,10 @@ def test_summaries(tmp_path: Path):
     assert all(synopsis.startswith(("lib of ", "dev of ")) for synopsis in raw[1])
     assert (out / "binarised" / "test.en_description-en_synopsis.en_synopsis.bin").stat().st_size > 0
     counts = json.loads((out / "prepared" / "counts.json").read_text(encoding="utf-8"))
+    assert [name for name in counts["files"] if name.endswith("synopsis")] == [
+        f"{part}.en_synopsis" for part in ("train", "valid", "test")
+    ]
+    assert "\n- descriptions of fewer than 30 words: 100\n" in (out / "report.md").read_text(encoding="utf-8")
     assert counts["source"]["descriptions of fewer than 30 words"] == 100
 
 

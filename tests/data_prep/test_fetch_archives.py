@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.fetch.archives import check_archive, iterate_members, named_members, open_member
+from data_prep.fetch.archives import check_archive, iterate_members, named_members
 from scripts.common.errors import UserError
-from tests.data_prep.archive_samples import FILES, KINDS, PACK, READ, TARS, build, special, tar_bytes, zip_bytes
+from tests.data_prep.archive_samples import (
+    FILES,
+    KINDS,
+    PACK,
+    READ,
+    TARS,
+    build,
+    open_member,
+    special,
+    tar_bytes,
+    zip_bytes,
+)
 
 
 def everything(archive: Path) -> dict[str, bytes]:

@@ -1,6 +1,5 @@
 """What is never believed: wrong checksums, other kinds of files, changes at the source. And files put there by hand."""
 
-import bz2
 import gzip
 import hashlib
 import json
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.fetch import RemoteFile, fetch
+from data_prep.fetch import RemoteFile
 from data_prep.fetch.remote import other_kind
 from scripts.common.errors import UserError
 from scripts.common.lock import file_lock
@@ -155,20 +154,6 @@ def test_a_wrong_file_of_the_users_stops_and_stays(tmp_path, site: Site):
 
 def test_what_the_users_folder_lacks_is_downloaded(tmp_path, site: Site):
     assert get(tmp_path, site.add("/a", CONTENT), raw=tmp_path).read_bytes() == CONTENT
-
-
-def test_compressed_files_of_the_users_only_where_asked_for(tmp_path, site: Site):
-    (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(CONTENT))
-    with pytest.raises(UserError, match="by hand alone"):
-        get(tmp_path, raw=tmp_path)
-    file = RemoteFile("a.txt", (), sha256=SHA256)
-    more = {"raw": tmp_path, "ledger": tmp_path / "ledger.json", "packed": True}
-    assert fetch(file, tmp_path / "out", **more).read_bytes() == CONTENT
-    (tmp_path / "out" / "a.txt").unlink()
-    (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(CONTENT)[:-3])
-    with pytest.raises(UserError, match=r"a\.txt\.bz2 is damaged or cut short"):
-        fetch(file, tmp_path / "out", **more)
-    assert left(tmp_path) == []
 
 
 def test_an_archive_given_by_hand_without_a_checksum_is_read_to_its_end(tmp_path):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.fetch.archives import check_archive, iterate_members, open_member
+from data_prep.fetch.archives import check_archive, iterate_members
 from scripts.common.errors import UserError
-from tests.data_prep.archive_samples import KINDS, PACK, build, special, tar_bytes, zip_bytes
+from tests.data_prep.archive_samples import KINDS, PACK, build, open_member, special, tar_bytes, zip_bytes
 
 SMALL = {"set/a": b"".join(b"%d\n" % n for n in range(700)), "set/b.gz": gzip.compress(b"b\n"), "set/c": b"c\n"}
 

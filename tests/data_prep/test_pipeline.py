@@ -7,18 +7,24 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from data_prep import __main__ as command
 from data_prep import binarise
+from data_prep.fetch import named_members
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
+from tests.data_prep.samples import ROOT
+from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
 
 Parts = dict[str, list[Pair]]
+PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -59,7 +65,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
                 (tmp_path / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
             run(monkeypatch, file, "--out", out, "--workers", 1)
             asked = len(site.asked)
-            assert asked >= len(list(archives.glob("*.t*"))), "everything came from the server"
+            fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
+            assert asked >= len(fetched), "everything came from the server"
             run(monkeypatch, file, "--out", out, "--workers", 1)  # nothing is fetched or made twice
             assert len(site.asked) == asked
         return out, parts, json.loads((out / "prepared" / "counts.json").read_text())
@@ -82,10 +89,21 @@ def check(out: Path, part: str, expected: list[int], languages: tuple[str, ...])
     assert struct.unpack("<Q", header[18:26])[0] == len(expected)  # fairseq's index: magic, version, type, count
 
 
-def check_raw(out: Path, part: str, rows: list[Pair], languages: tuple[str, ...]) -> None:
+def check_raw(out: Path, part: str, rows: list[Pair], languages: tuple[str, ...], *, sgm: bool = False) -> None:
     """The untokenised lines are those of the archive."""
     for side, language in enumerate(languages):
-        assert lines_of(out / "prepared" / "raw" / f"{part}.{language}") == [row[side] for row in rows]
+        expected = [row[side].replace("&", "&amp;") if sgm else row[side] for row in rows]
+        assert lines_of(out / "prepared" / "raw" / f"{part}.{language}") == expected
+
+
+def check_reference(out: Path, language: str, archive: str, member: str) -> None:
+    """The reference is, byte for byte, the one that sacreBLEU makes of the published file."""
+    published, made = out.parent / "published.sgm", out.parent / "published.txt"
+    with closing(named_members(out / "raw" / archive, [member])) as members:
+        published.write_bytes(next(members)[1].read())
+    FakeSGMLDataset("published")._convert_format(str(published), str(made))
+    assert "&amp;" in made.read_text(encoding="utf-8")
+    assert (out / "prepared" / "raw" / f"test.{language}").read_bytes() == made.read_bytes()
 
 
 def test_wmt16(made):
@@ -93,8 +111,9 @@ def test_wmt16(made):
     languages = ("en", "de")
     for part in ("train", "valid", "test"):
         check(out, part, good(parts[part]), languages)
-    for part in ("valid", "test"):
-        check_raw(out, part, parts[part], languages)
+    check_raw(out, "valid", parts["valid"], languages)
+    check_raw(out, "test", parts["test"], languages, sgm=True)
+    check_reference(out, "de", "dev.tgz", "dev/newstest2014-deen-src.de.sgm")
     text = " ".join(lines_of(out / "prepared" / "train.en")).replace("@@ ", "")
     assert " &amp; " in text
     assert "well-known" in text  # hyphens stay
@@ -112,6 +131,7 @@ def check_report(out: Path) -> None:
     archive = json.loads((out / "raw" / "manifest.json").read_text())["files"]["dev.tgz"]
     assert archive["sha256"] in report
     assert "| clean_corpus | train | 94 | 90 |" in report
+    assert "| dict.en.txt = dict.de.txt |" in report
     assert re.search(r"\| train \| en \| 90 \| [\d,]+ \| 0.0% \|", report)
     assert (out / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
@@ -134,7 +154,8 @@ def test_wmt14(made):
     assert numbers(lines_of(out / "prepared" / "sampled.fr")) == [number for number in held_out if number < BAD]
     for part in ("valid", "test"):
         check(out, part, good(parts[part]), languages)
-        check_raw(out, part, parts[part], languages)
+        check_raw(out, part, parts[part], languages, sgm=True)
+    check_reference(out, "fr", "newstest2014.tgz", "test-full/newstest2014-fren-ref.fr.sgm")
     train_text = " ".join(lines_of(out / "prepared" / "train.fr")).replace("@@ ", "")
     test_text = " ".join(lines_of(out / "prepared" / "test.fr")).replace("@@ ", "")
     assert "bien @-@ connu" in train_text
@@ -151,7 +172,8 @@ def test_wmt17(made):
     check(out, "train", [number for number in good(parts["train"]) if not 60_000 < number < 60_010], languages)
     for part in ("valid", "test"):
         check(out, part, good(parts[part]), languages)
-        check_raw(out, part, parts[part], languages)
+        check_raw(out, part, parts[part], languages, sgm=True)
+    check_reference(out, "en", "newstest2017.tgz", "test/newstest2017-zhen-ref.en.sgm")
     assert (out / "prepared" / "codes.zh").read_bytes() != (out / "prepared" / "codes.en").read_bytes()
     assert (out / "binarised" / "dict.zh.txt").read_bytes() != (out / "binarised" / "dict.en.txt").read_bytes()
     dropped = {entry["step"]: entry["dropped"] for entry in counts["steps"] if entry.get("dropped")}
@@ -175,11 +197,16 @@ def test_iwslt14(made, name: str):
         train(out / "binarised")
 
 
-def train(data: Path) -> None:
+def train(data: Path, *, monolingual: bool = False) -> None:
     """Two updates."""
-    line = [sys.executable, "-m", "fairseq_cli.train", data, "--arch", "transformer_iwslt_de_en", "--cpu", "--no-save"]
-    line += ["--optimizer", "adam", "--lr", "0.001", "--max-update", "2", "--max-tokens", "400", "--num-workers", "0"]
-    line += ["--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16", "--decoder-embed-dim", "16"]
+    line = [sys.executable, "-m", "fairseq_cli.train", data, "--cpu", "--no-save", "--optimizer", "adam"]
+    line += ["--lr", "0.001", "--max-update", "2", "--max-tokens", "400", "--required-batch-size-multiple", "1"]
+    line += ["--num-workers", "0", "--decoder-layers", "1", "--decoder-embed-dim", "16"]
+    if monolingual:  # fairseq's language models need what the plugin mends
+        line += ["--user-dir", ROOT / "lightconv_plugin", "--task", "language_modeling", "--arch", "transformer_lm"]
+        line += ["--sample-break-mode", "eos"]
+    else:
+        line += ["--arch", "transformer_iwslt_de_en", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
     done = subprocess.run(list(map(str, line)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "num_updates 2" in done.stdout + done.stderr
@@ -193,6 +220,24 @@ def test_gbw(made):
     words = [line.split(" ")[0] for line in lines_of(out / "binarised" / "dict.txt")]
     assert "house" in words
     assert "10010" not in words  # seen once
+    train(out / "binarised", monolingual=True)
+
+
+def stories(folder: Path) -> dict[str, list[int]]:
+    """The archives of cnn_dm; returns how many stories each part has."""
+    Collection().write(folder)
+    return {"train": [16], "valid": [2], "test": [2]}
+
+
+@pytest.mark.parametrize("name", ["cnn_dm", "cnn_dm_plain"])
+def test_cnn_dm(made, name: str):
+    out, parts, counts = made(name, stories)
+    for part, (count,) in parts.items():
+        for side in ("en_article", "en_summary"):
+            assert counts["files"][f"{part}.{side}"]["lines"] == count
+    assert "- cnn: offsets: count bytes" in (out / "report.md").read_text(encoding="utf-8") or name == "cnn_dm_plain"
+    if name == "cnn_dm":
+        train(out / "binarised")
 
 
 def test_a_damaged_download_is_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -206,3 +251,20 @@ def test_a_damaged_download_is_no_corpus(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "out" / "prepared").exists()
     run(monkeypatch, file, "--out", tmp_path / "out", "--workers", 1, "--raw", archives, "--to", "prepare")
     assert (tmp_path / "out" / "prepared" / "train.de").exists()
+
+
+def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each of them in a line of its own, and at its end, up to what fairseq has read."""
+    odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
+    rows = [(f"{one[0]} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", one[1]) for n, one in enumerate(PAIRS)]
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for part in ("train", "valid", "test"):
+        for side, language in enumerate(("en", "de")):
+            (raw / f"{part}.{language}").write_bytes(corpora.text(rows, side))
+    file = tmp_path / "odd.yaml"
+    file.write_text("{kind: text, source: en, target: de, steps: [normalise_space, save_raw, {bpe: {merges: 30}}]}")
+    run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out", "--workers", 1)
+    for part in ("train", "valid", "test"):
+        check(tmp_path / "out", part, numbers([row[0] for row in rows]), ("en", "de"))
+    assert len((tmp_path / "out" / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)

@@ -209,6 +209,10 @@ def test_saved_raw_lines_must_stay_those_of_the_part(place: Place):
         ({"steps": "steps: [bpe]"}, "the key bpe.merges is missing"),
         ({"steps": "steps: [{bpe: {merges: many}}]"}, "bpe.merges: got 'many', expected a whole number"),
         ({"steps": "steps: [{bpe: {merges: true}}]"}, "bpe.merges: got True, expected a whole number"),
+        ({"steps": "steps: [{bpe: {merges: 0}}]"}, "bpe: merges: got 0, expected a number above 0"),
+        ({"steps": "steps: [{bpe: {merges: 5, engine: fast}}]"}, "got 'fast', expected one of subword-nmt, fastBPE"),
+        ({"steps": "steps: [{bpe: {merges: 5, glossaries: ['(']}}]"}, "the glossary '\\(' is no regular expression"),
+        ({"steps": "steps: [{sentencepiece: {units: 0}}]"}, "units: got 0, expected a number above 0"),
         ({"steps": "steps: [{tokenise: {escape: 1}}]"}, "tokenise.escape: got 1, expected true or false"),
         ({"steps": "steps: [{tokenise: {parts: [dev]}}]"}, "tokenise.parts: got 'dev', expected some of test,"),
         (

@@ -1,6 +1,7 @@
 """BPE against subword-nmt itself, with either engine; sentencepiece; and the measuring of speeds."""
 
 import io
+import random
 import sys
 from pathlib import Path
 
@@ -10,25 +11,22 @@ from hypothesis import strategies as st
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from data_prep.text import bpe, fastbpe, sentencepiece
+from data_prep.text import bpe, sentencepiece
 from data_prep.text.remembered import Remembered
 from data_prep.text.speed import measure, steps_of
 from scripts.common.errors import UserError
+from tests.data_prep.samples import needs_fastbpe
 
 SAMPLES = Path(__file__).with_name("text_samples")
 TEXT = [line for name in ("en", "de") for line in (SAMPLES / f"{name}.txt").read_text(encoding="utf-8").split("\n")]
 CODES = bpe.learn(TEXT, merges=400)
-UNITS = frozenset(unit for line in map(bpe.encoder(codes=CODES), TEXT[::3]) for unit in line.split())
 GLOSSARIES = ["@entity[0-9]+", "<[a-z]+>"]
 HARD = [" a  b \r", "", "  ", "@entity12 x@entity3y @entity", "<b>bold</b>", "dé\u2028jà\x85vu", "a@@ b", "x" * 3000]
-ENGINES = [
-    pytest.param("subword-nmt"),
-    pytest.param("fastBPE", marks=pytest.mark.skipif(not fastbpe.installed(), reason="fastBPE is not installed")),
-]
+ENGINES = ["subword-nmt", pytest.param("fastBPE", marks=needs_fastbpe)]
 
 
-def reference(line: str, *, units: frozenset[str] | None = None, glossaries: list[str] | None = None) -> str:
-    return BPE(io.StringIO(CODES), vocab=units, glossaries=glossaries).process_line(line)
+def reference(line: str, *, glossaries: list[str] | None = None) -> str:
+    return BPE(io.StringIO(CODES), glossaries=glossaries).process_line(line)
 
 
 def test_merges_learnt_from_counts_are_those_of_subword_nmt_from_text():
@@ -40,17 +38,30 @@ def test_merges_learnt_from_counts_are_those_of_subword_nmt_from_text():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("units", [None, UNITS], ids=["all", "vocabulary"])
 @pytest.mark.parametrize("glossaries", [[], GLOSSARIES], ids=["plain", "glossaries"])
-def test_segmentation_is_that_of_subword_nmt(engine: str, units: frozenset[str] | None, glossaries: list[str]):
-    encode = bpe.encoder(codes=CODES, units=units, glossaries=glossaries, engine=engine)
+def test_segmentation_is_that_of_subword_nmt(engine: str, glossaries: list[str]):
+    encode = bpe.encoder(codes=CODES, glossaries=glossaries, engine=engine)
     for line in TEXT[:100] + HARD:
-        assert encode(line) == reference(line, units=units, glossaries=glossaries), line
+        assert encode(line) == reference(line, glossaries=glossaries), line
 
 
 @given(st.text(alphabet="ab @1é\r<>", max_size=20))
 def test_any_line_is_segmented_as_by_subword_nmt(line: str):
     assert bpe.encoder(codes=CODES, glossaries=GLOSSARIES)(line) == reference(line, glossaries=GLOSSARIES)
+
+
+@pytest.mark.slow
+@needs_fastbpe
+def test_both_engines_give_the_same_100_000_lines():
+    rng = random.Random(7)
+    seen = sorted({word for line in TEXT for word in line.split()})
+    # every tenth word is made of two halves of others: most of these occur once
+    two = (rng.choices(seen, k=2) for _ in range(100_000))
+    halves = [word[: len(word) // 2] + other[len(other) // 2 :] for word, other in two]
+    lines = [" ".join(rng.choices(seen, k=9) + rng.choices(halves, k=1)) for _ in range(100_000)]
+    subword_nmt = BPE(io.StringIO(CODES))
+    fast = bpe.encoder(codes=CODES, engine="fastBPE")
+    assert [fast(line) for line in lines] == [subword_nmt.process_line(line) for line in lines]
 
 
 def test_glossaries_stay_whole():
@@ -61,17 +72,8 @@ def test_glossaries_stay_whole():
 
 def test_files(tmp_path: Path):
     (tmp_path / "codes").write_text(CODES, encoding="utf-8")
-    (tmp_path / "vocabulary").write_text("".join(f"{unit} 5\n" for unit in sorted(UNITS)), encoding="utf-8")
-    codes, vocabulary = str(tmp_path / "codes"), str(tmp_path / "vocabulary")
-    below = bpe.encoder_from_file(codes=codes, vocabulary=vocabulary, threshold=5)
-    above = bpe.encoder_from_file(codes=codes, vocabulary=vocabulary, threshold=6)
-    assert [below(line) for line in TEXT[:50]] == [reference(line, units=UNITS) for line in TEXT[:50]]
-    assert [below(line) for line in TEXT[:50]] != [above(line) for line in TEXT[:50]]
-    (tmp_path / "vocabulary").write_text("no count\n")
-    with pytest.raises(UserError, match="got 'no count', expected a unit"):
-        bpe.encoder_from_file(codes=codes, vocabulary=vocabulary)
-    with pytest.raises(UserError, match="no vocabulary"):
-        bpe.encoder_from_file(codes=codes, threshold=5)
+    encode = bpe.encoder_from_file(codes=str(tmp_path / "codes"))
+    assert [encode(line) for line in TEXT[:50]] == [reference(line) for line in TEXT[:50]]
     with pytest.raises(UserError, match="cannot be read"):
         bpe.encoder_from_file(codes=str(tmp_path / "none"))
 
@@ -92,7 +94,6 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_sentencepiece(tmp_path: Path):
-    pytest.importorskip("sentencepiece", reason="sentencepiece, an option, is not installed")
     model = tmp_path / "model"
     model.write_bytes(sentencepiece.learn(iter(TEXT), units=300))
     encode = sentencepiece.encoder_from_file(model=str(model))

@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
 
 from data_prep.text.chinese import control_remover, script_filter, segmenter
-from data_prep.text.moses_clean import has_factors, line_cleaner, moses_filter
-from data_prep.text.readers import iwslt_tags, iwslt_xml, plain, sgm
+from data_prep.text.moses_clean import line_cleaner, moses_filter
+from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from scripts.common.errors import UserError
 
 
@@ -16,13 +17,6 @@ from scripts.common.errors import UserError
 )
 def test_lines_are_cleaned_as_by_moses(line: str, cleaned: str):
     assert line_cleaner()(line) == cleaned
-
-
-def test_pipes_stay_where_the_first_pair_has_one():
-    assert has_factors("a|b", "c")
-    assert has_factors("a", "c|d")
-    assert not has_factors("a", "c")
-    assert line_cleaner(factors=True)("a|b  c") == "a|b c"
 
 
 REASON = moses_filter(min_tokens=2, max_tokens=6, ratio=1.5)
@@ -42,7 +36,6 @@ REASON = moses_filter(min_tokens=2, max_tokens=6, ratio=1.5)
         ("a " + "x" * 1000, "a b", None),
         ("a " + "x" * 1001, "a b", "a token of more than 1000 characters"),
         ("a b", "a " + "é" * 1001, "a token of more than 1000 characters"),
-        ("a " + "x" * 1000 + "|" + "y" * 1000, "a b", None),  # two factors
     ],
 )
 def test_pairs_are_dropped_as_by_moses(source: str, target: str, reason: str | None):
@@ -58,16 +51,13 @@ def test_the_default_ratio_is_9():
 def test_what_no_pair_can_meet_is_refused():
     with pytest.raises(UserError, match="got min_tokens 5, max_tokens 4"):
         moses_filter(min_tokens=5, max_tokens=4)
-    with pytest.raises(UserError, match=r"empty factor: 'a \|b'"):
-        REASON("a |b", "c d")
 
 
 @given(st.text().map(lambda text: text.replace("\n", "")))
 def test_cleaned_lines_have_no_separator(line: str):
-    for factors in (False, True):
-        cleaned = line_cleaner(factors=factors)(line)
-        assert line_cleaner(factors=factors)(cleaned) == cleaned
-        assert not set(cleaned) & set("\t\v\f\r\x85\u2028\u2029\xa0")
+    cleaned = line_cleaner()(line)
+    assert line_cleaner()(cleaned) == cleaned
+    assert not set(cleaned) & set("|\t\v\f\r\x85\u2028\u2029\xa0")
 
 
 def test_chinese_control_characters():
@@ -107,20 +97,26 @@ text outside
 
 
 def test_sgm():
-    assert list(sgm()(SGM.split("\n"))) == ["one two", "three", "four five", "", "\xa0six\x85"]
+    assert list(sgm(SGM.split("\n"))) == ["one two", "three", "four five", "", "\xa0six\x85"]
+
+
+def test_escapes_in_a_reference_cost_no_bleu():
+    """They stay, as in sacreBLEU's own references (see test_pipeline.py), and a system writes none."""
+    (reference,) = sgm(['<seg id="1">&quot;AT&amp;T &lt;3&quot; she said</seg>'])
+    bleu = BLEU(effective_order=True)
+    assert bleu.corpus_score(['"AT&T <3" she said'], [[reference]]).score == pytest.approx(100)
 
 
 @pytest.mark.parametrize("text", ['<seg id="1">', '<seg id="1">a\nb', '<seg id="1">\n\n'])
 def test_sgm_that_ends_within_a_segment_is_refused(text: str):
     with pytest.raises(UserError, match="has no </seg>"):
-        list(sgm()(text.split("\n")))
+        list(sgm(text.split("\n")))
 
 
 def test_iwslt_xml():
     lines = ['<doc docid="1">', '<seg id="12"> It’s so. </seg>', '  <seg id="13">x</seg>  ', "<talkid>1</talkid>"]
-    assert list(iwslt_xml()(lines)) == ["It's so.", "  x"]
-    assert next(iter(iwslt_xml(plain_apostrophe=False)(lines))) == "It’s so."
-    assert list(iwslt_xml()(['<seg id="1">never closed', '<seg id="x">y</seg>'])) == ["never closed", '<seg id="x">y']
+    assert list(iwslt_xml(lines)) == ["It’s so.", "  x"]
+    assert list(iwslt_xml(['<seg id="1">never closed', '<seg id="x">y</seg>'])) == ["never closed", '<seg id="x">y']
 
 
 def test_iwslt_tags():
@@ -134,5 +130,4 @@ def test_iwslt_tags():
         " text <b> ",
         "",
     ]
-    assert list(iwslt_tags()(lines)) == ["<speaker>Me</speaker>", "A: B", "C", " text <b> ", ""]
-    assert list(plain()(lines)) == lines
+    assert list(iwslt_tags(lines)) == ["<speaker>Me</speaker>", "A: B", "C", " text <b> ", ""]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data_prep.text.characters import Classes, lowercase, remove_non_printing
 from data_prep.text.moses import VERSIONS
-from data_prep.text.punctuation import punctuation_normaliser, unicode_punctuation_replacer
+from data_prep.text.punctuation import punctuation_normaliser
 from data_prep.text.tokenise import Rules, Tokeniser, tokeniser
 from scripts.common.errors import UserError
 from tests.data_prep.moses_scripts import Scripts, needs_perl, run_perl
@@ -108,11 +108,6 @@ def test_the_final_dot_before_and_after_november_2018():
     assert tokeniser(language="en", moses="2018-11")("the u.s.") == "the u.s ."
     with pytest.raises(UserError, match="got '2018-12', expected one of 2018-10"):
         tokeniser(language="en", moses="2018-12")
-
-
-def test_fullwidth_punctuation():
-    assert unicode_punctuation_replacer()("你好。  世界，１２％（…）～") == '你好. 世界,"2%(...)~'
-    assert unicode_punctuation_replacer(moses="2019-11")("１") == "1"
 
 
 ALPHABET = list(" .,'-:&|\"(<aZsé5²٣中\x85\xa0\x01\t\u2028ªⅷ😀`’")

@@ -1,0 +1,89 @@
+"""What cuts words into units, as a dataset's YAML chooses it: either engine of BPE, or SentencePiece."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.dataset import load_dataset
+from data_prep.prepare import prepare
+from data_prep.steps import sentencepiece, shards
+from scripts.common.errors import UserError
+from tests.data_prep.corpora import lines_of, pairs, text
+from tests.data_prep.samples import needs_fastbpe
+
+LANGUAGES = ("en", "de")
+PARTS = {
+    "train": pairs(LANGUAGES, 300, 10_000),
+    "valid": pairs(LANGUAGES, 5, 20_000),
+    "test": pairs(LANGUAGES, 5, 21_000),
+}
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for part, rows in PARTS.items():
+        for side, language in enumerate(LANGUAGES):
+            (folder / f"{part}.{language}").write_bytes(text(rows, side))
+    return folder
+
+
+def prepared(raw: Path, step: str, *, workers: int = 1) -> Path:
+    file, out = raw.parent / "units.yaml", raw.parent / f"out{len(list(raw.parent.iterdir()))}"
+    file.write_text(f"{{kind: text, source: en, target: de, steps: [{step}]}}")
+    prepare(load_dataset(str(file)), raw=raw, out=out, workers=workers)
+    return out
+
+
+@needs_fastbpe
+def test_the_engine_of_bpe_changes_nothing(raw: Path):
+    files = [prepared(raw, f"bpe: {{merges: 90, engine: {engine}}}") for engine in ("subword-nmt", "fastBPE")]
+    for part in PARTS:
+        for language in LANGUAGES:
+            slow, fast = (lines_of(folder / f"{part}.{language}") for folder in files)
+            assert slow == fast
+            assert any("@@" in line for line in slow)
+
+
+def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "fastBPE", None)
+    with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/install"):
+        prepared(raw, "bpe: {merges: 90, engine: fastBPE}")
+
+
+@pytest.mark.parametrize("joint", ["true", "false"])
+def test_sentencepiece(raw: Path, joint: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "_SMALL", 70)
+    monkeypatch.setattr(sentencepiece, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
+    out = prepared(raw, f"sentencepiece: {{units: 90, joint: {joint}}}")
+    for part, rows in PARTS.items():
+        for side, language in enumerate(LANGUAGES):
+            units = lines_of(out / f"{part}.{language}")
+            assert [line.replace(" ", "").replace("▁", " ").strip() for line in units] == [row[side] for row in rows]
+    of_both = [out / "sentencepiece.model"]
+    of_each = [out / f"sentencepiece.model.{language}" for language in LANGUAGES]
+    models = of_both if joint == "true" else of_each
+    assert sorted(out.glob("sentencepiece*")) == sorted(models)
+    steps = json.loads((out / "counts.json").read_text())["steps"]
+    assert [entry["units"] for entry in steps if "units" in entry] == [90] * len(models)
+    again = prepared(raw, f"sentencepiece: {{units: 90, joint: {joint}}}", workers=2)
+    assert [(again / model.name).read_bytes() for model in models] == [model.read_bytes() for model in models]
+
+
+def test_more_units_than_a_text_has(raw: Path):
+    with pytest.raises(UserError, match="sentencepiece cannot learn 100000 units from this text"):
+        prepared(raw, "sentencepiece: {units: 100000}")
+
+
+def test_the_sample_is_taken_all_over_train(tmp_path: Path):
+    found = [shards.Shard("train", number, "x", 3) for number in range(3)]
+    (tmp_path / "x").mkdir()
+    for shard in found:
+        for language in LANGUAGES:
+            shard.path(tmp_path, language).write_text("".join(f"{language}{shard.number * 3 + n}\n" for n in range(3)))
+    context = sentencepiece.Context(tmp_path, "y", LANGUAGES, None, False)  # type: ignore[arg-type]
+    taken = list(sentencepiece._lines(context, found, LANGUAGES, 2))
+    assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
