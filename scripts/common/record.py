@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Collection
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
