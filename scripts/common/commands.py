@@ -69,32 +69,29 @@ def generate_command(
 ) -> list[str]:
     """fairseq-generate with the flags ``settings``."""
     task = config.train.get("task", "translation")
-    section, _ = precision({**WHOLE, "task": FASTER_TASKS.get(task, task), **settings}, gpu=gpu, bf16=False)
-    return [
-        *python_module("fairseq_cli.generate"),
-        str(data.resolve()),
-        f"--user-dir={user_dir()}",
-        f"--path={model.resolve()}",
-        f"--gen-subset={subset}",
-        "--log-format=none",
-        *flags(section),
-        *([] if gpu else ["--cpu"]),
-    ]
+    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **settings}
+    return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu)
 
 
 def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gpu: bool) -> list[str]:
     """fairseq-eval-lm, which also says each word's probability."""
     task = {key: config.train[key] for key in LM_TASK if key in config.train}
-    section, _ = precision(WHOLE | task | config.generate, gpu=gpu, bf16=False)
+    section = WHOLE | task | config.generate | {"output-word-probs": True}
+    return _model_command("fairseq_cli.eval_lm", section, data, model, subset, gpu=gpu)
+
+
+def _model_command(
+    module: str, section: Mapping[str, Any], data: Path, model: Path, subset: str, *, gpu: bool
+) -> list[str]:
+    """A command of fairseq's that runs a model over a subset."""
     return [
-        *python_module("fairseq_cli.eval_lm"),
+        *python_module(module),
         str(data.resolve()),
         f"--user-dir={user_dir()}",
         f"--path={model.resolve()}",
         f"--gen-subset={subset}",
         "--log-format=none",
-        "--output-word-probs",
-        *flags(section),
+        *flags(precision(section, gpu=gpu, bf16=False)[0]),
         *([] if gpu else ["--cpu"]),
     ]
 

@@ -1,0 +1,39 @@
+"""What the commands that run a trained model over a subset of binarised data ask for."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+from scripts.common.fairseq import check_binarised, check_path
+from scripts.common.files import read_json
+from scripts.common.schema import SUBSETS
+
+
+def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
+    """Their options; ``out`` says what --out is for."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
+    parser.add_argument("--subset", choices=SUBSETS, default="test", help="(default: test)")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="tune.json: what it chose goes before the CONFIG's")
+    parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
+    return parser
+
+
+def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tuning chose, once data and model are known to be there.
+
+    Raises:
+        UserError: they are not, or not what they should be.
+    """
+    check_binarised(arguments.data)
+    if not arguments.model.is_file():
+        raise UserError(f"no model {arguments.model}; expected a checkpoint that scripts/train.py or average.py wrote")
+    check_path(arguments.model)
+    chosen: dict[str, Any] = read_json(arguments.tuned)["chosen"] if arguments.tuned else {}
+    return chosen
