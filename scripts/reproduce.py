@@ -68,7 +68,7 @@ def run_stage(run: Run, key: str) -> None:
     git = git_state()
     start = time.monotonic()
     for command in stage.commands:
-        with child(show.start(command)) as process:
+        with child([*stage.prefix, sys.executable, "-P", *command]) as process:
             status = process.wait()
         if status != 0:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -137,7 +137,7 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
         raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
     print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
     table = CHECKOUT / "scripts" / "table.py"
-    with child(show.start([str(table), str(run.record)])) as process:
+    with child([sys.executable, "-P", str(table), str(run.record)]) as process:
         if process.wait() != 0:
             raise UserError("the stage table failed; it has said why above")
 

@@ -164,10 +164,11 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, scripts: Pat
             "train",
             checkpoints,
             settings,
-            [[*launch.prefix, *train]],
+            [train],
             ("binarise",),
             seed,
             key_files=("train.json",),
+            prefix=launch.prefix,
             fairseq=trained,
         )
     ]

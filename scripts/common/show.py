@@ -1,8 +1,7 @@
 """A run shown to people without being run: what is done, what is to do, and by which commands."""
 
 import shlex
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import yaml
@@ -11,17 +10,6 @@ from scripts.common.commands import shell
 from scripts.common.config import Config
 from scripts.common.errors import UserError
 from scripts.common.stages import Run, Stage
-
-
-def start(command: Sequence[str]) -> list[str]:
-    """How a stage's command is run: by this Python, after what stands before the script's name, such as srun."""
-    place = _script(command)
-    return [*command[:place], sys.executable, "-P", *command[place:]]
-
-
-def _script(command: Sequence[str]) -> int:
-    """Where in a stage's command its script stands."""
-    return next(number for number, word in enumerate(command) if word.endswith(".py"))
 
 
 def chosen_seeds(config: Config, given: str | None) -> list[int]:
@@ -67,10 +55,7 @@ def list_stages(run: Run, seeds: Collection[int]) -> str:
 
 def commands(stage: Stage) -> list[str]:
     """What is typed to run a stage, and as comments fairseq's commands that it comes down to."""
-    lines = []
-    for command in stage.commands:
-        place = _script(command)
-        lines.append(shlex.join([*command[:place], "python", *command[place:]]))
+    lines = [shlex.join([*stage.prefix, "python", *command]) for command in stage.commands]
     for command in stage.fairseq():
         lines += [f"# {line}" for line in ("which runs:", *shell(command).split("\n"))]
     return lines

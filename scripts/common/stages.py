@@ -27,6 +27,7 @@ class Stage:
     seed: int | None = None
     # Which of its files must still be there for the stage to count as done; None: all. Checkpoints may be cleared away.
     key_files: tuple[str, ...] | None = None
+    prefix: tuple[str, ...] = ()  # goes before each command: srun and its flags
     # the commands of fairseq that it comes down to, for people to read
     fairseq: Callable[[], list[list[str]]] = field(default=lambda: [], compare=False)
 

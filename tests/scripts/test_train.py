@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from scripts import train
+from scripts.common import checkpoints
 from scripts.common.config import load_config
 from scripts.common.errors import UserError
 from scripts.common.fairseq import check_binarised, user_dir
@@ -160,3 +161,23 @@ def test_progress_names_update_speed_and_time_left(place, monkeypatch):
         "update 2/4  loss 2.500  ppl 5.7  1,234 tokens/s",
         "update 2: valid loss 3.500, perplexity 11.3",
     ]
+
+
+def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
+    last = tmp_path / "checkpoint_last.pt"
+    assert checkpoints.move_position(tmp_path, 2) is None  # nothing yet, but noted
+    state = {"model": {"w": torch.ones(1)}, "extra_state": {"train_iterator": {"epoch": 3, "iterations_in_epoch": 30}}}
+    torch.save(state, last)
+    assert checkpoints.move_position(tmp_path, 2) is None
+
+    def place() -> dict:
+        return checkpoints.load(last)["extra_state"]["train_iterator"]
+
+    said = checkpoints.move_position(tmp_path, 6)
+    assert said == "going on with 6 processes in place of 2, at the same place of the text"
+    assert place() == {"epoch": 3, "iterations_in_epoch": 10}
+    (tmp_path / checkpoints.DEVICES).write_text('{"devices": 2}')  # as a kill between the two writes leaves it
+    checkpoints.move_position(tmp_path, 6)
+    assert place() == {"epoch": 3, "iterations_in_epoch": 10}
+    checkpoints.move_position(tmp_path, 1)
+    assert place() == {"epoch": 3, "iterations_in_epoch": 60}

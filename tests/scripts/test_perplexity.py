@@ -1,0 +1,46 @@
+import math
+
+import pytest
+
+from scripts.common.errors import UserError
+from scripts.common.perplexity import EvaluationOutput, scores
+
+ENDING = ["x:Evaluated 1,234 tokens in 2.0s (617.00 tokens/s)", "x:Loss (base 2): 2.0000, Perplexity: 4.00"]
+
+
+def collect(lines: list[str]) -> EvaluationOutput:
+    output = EvaluationOutput()
+    for line in lines:
+        output.read(line)
+    return output
+
+
+def test_each_sentence_has_a_perplexity_in_the_order_of_the_corpus():
+    """Half of one, a quarter of the other: perplexities of 2 and 4, whichever comes first and in either form of log."""
+    half, quarter = math.log(0.5), math.log(0.25)
+    lines = [
+        f"2026 | INFO | fairseq_cli.eval_lm | 1 a [{quarter:.6f}]\t[ [{quarter:.6f}]\t</s> [{quarter:.6f}]",
+        f"INFO:fairseq_cli.eval_lm:0 b [{half:.6f}]\t</s> [{half:.6f}]",
+        "INFO:fairseq_cli.eval_lm:{'_name': None, 'a': [1]}",
+        *ENDING,
+    ]
+    output = collect(lines)
+    assert output.sentences() == pytest.approx([2, 4], rel=1e-5)
+    assert output.facts["tokens"] == 1234
+    found = scores(output)
+    assert found["perplexity"] == 4.0  # as fairseq-eval-lm prints it: over words
+    assert found["perplexity_sentence"] == pytest.approx(math.sqrt(8), rel=1e-5)
+
+
+def test_a_block_that_holds_several_sentences_is_parted_and_one_may_go_on_in_the_next():
+    lines = [
+        "x | fairseq_cli.eval_lm | 0 a [-1.0]\t</s> [-1.0]\tb [-2.0]",
+        "x | fairseq_cli.eval_lm | 1 c [-2.0]\t</s> [-2.0]",
+    ]
+    assert collect(lines + ENDING).sentences() == pytest.approx([math.e, math.e**2])
+
+
+@pytest.mark.parametrize("lines", [[], ENDING, ["x | fairseq_cli.eval_lm | 0 a [-1.0]\t</s> [-1.0]"]])
+def test_output_that_breaks_off_is_refused(lines):
+    with pytest.raises(UserError, match="did not report a perplexity"):
+        collect(lines).sentences()
