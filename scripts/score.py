@@ -23,38 +23,29 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.metrics import Side, check_sides, evaluate, measures
 from scripts.common.perl_rouge import perl_rouge, why_not
-from scripts.common.record import git_state, read_dataset
+from scripts.common.record import read_dataset, signature
 from scripts.common.score_names import LOWER_IS_BETTER, NAMES
 from scripts.common.significance import SAMPLES, paired_bootstrap
 from scripts.common.terminal import aligned
 
 
-def signature(config: Config, subset: str, settings: dict[str, Any]) -> str:
+def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
     """What sacreBLEU's own signature does not say: how the hypotheses came about.
 
     ``settings``: what generation.json says was used; what it does not say is the configuration's.
     """
     average = f"{config.average['last']} by {config.average['by']}" if config.average else "no"
     used = {"beam": 5, "lenpen": 1, "averaged": average, "seed": None} | config.generate | settings
-    lengths: dict[str, Any] = {
-        key: used[key] for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used
-    }
-    commit = git_state()
-    parts: dict[str, Any] = {
-        "model": config.name,
-        "data": config.dataset,
+    lengths = {key: used[key] for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used}
+    how = {
         "subset": subset,
         "beam": used["beam"],
         "lenpen": used["lenpen"],
         **lengths,
         "averaged": used["averaged"],
         "seed": used["seed"],
-        "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
-        "torch": version("torch"),
-        "fairseq": version("ve-fairseq"),
-        "sacremoses": version("sacremoses"),
     }
-    return "|".join(f"{key}:{value}" for key, value in parts.items())
+    return f"{signature(config, how)}|sacremoses:{version('sacremoses')}"
 
 
 def read_hypotheses(folder: Path, language: str, *, escaped: bool) -> Side:
@@ -129,7 +120,7 @@ def main() -> None:
             lines.append(f"ROUGE-1/2/L {' / '.join(f'{perl[key]:.2f}' for key in scores)}  {perl['signature']}")
         else:
             lines.append(f"ROUGE-1.5.5 (Perl) was not run: {reason}")
-    how = signature(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))
+    how = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))
     if arguments.baseline is not None:
         if read_lines(arguments.baseline / "reference.tok") != references.tokenised:
             raise UserError(f"{arguments.baseline} has other references than {arguments.hypotheses}: another test set")
