@@ -36,7 +36,9 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
     """
     average = f"{config.average['last']} by {config.average['by']}" if config.average else "no"
     used = {"beam": 5, "lenpen": 1, "averaged": average, "seed": None} | config.generate | settings
-    lengths = {key: used[key] for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used}
+    lengths: dict[str, Any] = {
+        key: used[key] for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used
+    }
     how = {
         "subset": subset,
         "beam": used["beam"],
