@@ -108,6 +108,8 @@ def main() -> None:
     config = load_config(arguments.config)
     subset = arguments.subset
     dataset = read_dataset(config.dataset)
+    if "target" not in dataset:
+        raise UserError(f"{config.dataset} is of one language, for language models: scripts/evaluate.py measures those")
     language, escaped = dataset["target"], escapes(dataset)
     hypotheses = read_hypotheses(arguments.hypotheses, language, escaped=escaped)
     untouched = arguments.prepared / "raw" / f"{subset}.{language}"

@@ -1,15 +1,33 @@
 """From the words of a prepared line back to text as people write it."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+# Moses joins Chinese words, but leaves blanks around the full-width marks between them
+_WIDE_MARK = re.compile(
+    "\\s*([\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65])\\s*"
+)
 
-def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[str]:
+
+def detokeniser(language: str, *, escaped: bool) -> Callable[[str], str]:
     """Moses' detokenisation; ``escaped``: the preparation wrote ``&amp;`` for ``&`` and so on, which is undone."""
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=moses_language(language))
-    return [detokenizer.detokenize(line.split(), unescape=escaped) for line in lines]
+
+    wide = moses_language(language) in ("zh", "ja")
+
+    def of(line: str) -> str:
+        text: str = detokenizer.detokenize(line.split(), unescape=escaped)
+        return _WIDE_MARK.sub(r"\1", text) if wide else text
+
+    return of
+
+
+def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[str]:
+    """``detokeniser`` of lines."""
+    return list(map(detokeniser(language, escaped=escaped), lines))
 
 
 def moses_language(language: str) -> str:

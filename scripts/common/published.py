@@ -62,7 +62,7 @@ class Table:
 
     def configs(self) -> dict[Path, Row]:
         """Every configuration of the table, once, with the row it belongs to; by dataset, then row."""
-        found = {}
+        found: dict[Path, Row] = {}
         for column in self.columns:
             for row in self.rows:
                 path = self.config(row, column)
@@ -77,7 +77,8 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
     Raises:
         UserError: the file cannot be read, or holds something unknown; the message names the place.
     """
-    return {number: _table(f"{path}: table {number}", number, content) for number, content in read_yaml(path).items()}
+    tables: dict[Any, Any] = read_yaml(path)
+    return {number: _table(f"{path}: table {number}", number, content) for number, content in tables.items()}
 
 
 def _table(place: str, number: int, content: Mapping[str, Any]) -> Table:

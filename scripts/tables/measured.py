@@ -98,9 +98,8 @@ def run_of(table: Table, row: Row, column: Column) -> str | None:
 
 
 def baseline(table: Table, runs: Runs) -> str | None:
-    """The model whose speed those of a table's runs were compared with."""
-    paths = [path for record in runs.of(table) if (path := lookup(record, "config.speed.baseline"))]
-    return Path(paths[0]).stem if paths else None
+    """The model whose speed those of a table's runs were compared with; None if none was."""
+    return next((model for record in runs.of(table) if (model := lookup(record, "speed.baseline.model"))), None)
 
 
 def cells(table: Table, runs: Runs) -> list[list[Cell]]:
@@ -120,7 +119,7 @@ def _cell(table: Table, row: Row, column: Column, runs: Runs, compared: Row | No
         run=run,
         has_record=record is not None,
         seeds=(len(lookup(record, "seeds") or {}), len(lookup(record, "config.seeds") or [])),
-        ratio=(_published_ratio(published, column, compared), _our_ratio(column, record)),
+        ratio=(_published_ratio(published, column, compared), _our_ratio(column, record, row is compared)),
     )
 
 
@@ -130,13 +129,19 @@ def _ours(column: Column, record: Mapping[str, Any] | None) -> Figure | None:
         count = lookup(record, f"{column.value.rpartition('.')[0]}.n")
         std = lookup(record, column.std) if column.std and count != 1 else None  # one seed has no deviation
         return Figure(value / column.scale, None if std is None else std / column.scale)
-    seeds = (lookup(record, "seeds") or {}).values()
-    diverged = any(lookup(seed, "training.diverged") not in (None, False) for seed in seeds)
-    return Figure(None, word=DIVERGED) if diverged else None
+    return None if diverged_after(record) is None else Figure(None, word=DIVERGED)
 
 
-def _our_ratio(column: Column, record: Mapping[str, Any] | None) -> float | None:
-    return lookup(record, "speed.ratio") if column.value == RATIOS_OF else None
+def diverged_after(record: Mapping[str, Any] | None) -> int | None:
+    """After how many updates the training of a seed diverged; None if none did."""
+    updates = [lookup(seed, "training.diverged") for seed in (lookup(record, "seeds") or {}).values()]
+    return next((update for update in updates if update is not None), None)
+
+
+def _our_ratio(column: Column, record: Mapping[str, Any] | None, is_baseline: bool) -> float | None:
+    if column.value != RATIOS_OF or lookup(record, RATIOS_OF) is None:
+        return None
+    return 1.0 if is_baseline else lookup(record, "speed.ratio")
 
 
 def _published_ratio(published: Figure | None, column: Column, compared: Row | None) -> float | None:

@@ -108,7 +108,7 @@ def draw(table: Table, cells: Sequence[Sequence[Cell]], out: Path) -> None:
         for number, panel in enumerate(parts):
             left = _LEFT + number * (_LEFT + _PANEL)
             axes = figure.add_axes((left / width, _BOTTOM / height, _PANEL / width, tall / height))
-            _draw_panel(axes, panel)
+            draw_panel(axes, panel)
         left = (width - key) / width
         for number, name in enumerate(names):
             figure.text(left, 1 - (top + _LINE * (number + 0.7)) / height, name, fontsize=8, parse_math=False)
@@ -118,7 +118,8 @@ def draw(table: Table, cells: Sequence[Sequence[Cell]], out: Path) -> None:
             figure.text(left, y, f"{'●' if marker == 'o' else '◆'} {_SERIES[number][0]}", fontsize=8, color=colour)
 
 
-def _draw_panel(axes: Any, panel: Panel) -> None:
+def draw_panel(axes: Any, panel: Panel) -> None:
+    """One panel; the axes have the place in the picture that they will keep."""
     for points, (_, colour, marker) in zip((panel.paper, panel.ours), _SERIES, strict=True):
         errors = [point.std or 0.0 for point in points]
         xs, ys = [point.x for point in points], [point.y for point in points]

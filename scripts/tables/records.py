@@ -5,7 +5,7 @@ from typing import Any
 
 from scripts.common.score_names import KEYS, NAMES
 from scripts.common.terminal import aligned
-from scripts.tables.measured import lookup
+from scripts.tables.measured import diverged_after, lookup
 
 EMPTY = "-"
 
@@ -73,16 +73,27 @@ def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def signatures(record: Mapping[str, Any]) -> list[str]:
     """How the scores of one record came about, a line each."""
     scores = lookup(best_seed(record), "test")
-    if not scores:
-        return [f"{record['model']}: not scored yet"]
-    backend = ",".join(f"{op}={name}" for op, name in (record.get("backend") or {}).items()) or "unknown"
-    lines = [f"{record['model']}: {scores['signature']}|backend:{backend}"]
-    for key in KEYS[metric(record)]:
-        if signature := lookup(scores, f"details.{key}.signature"):
-            lines.append(f"  {NAMES[key]} {signature}")
-    if settings := lookup(record, "speed.settings"):
-        lines.append("  speed " + "|".join(f"{name}:{value}" for name, value in settings.items()))
-    return lines
+    if scores:
+        backend = ",".join(f"{op}={name}" for op, name in (record.get("backend") or {}).items()) or "unknown"
+        lines = [f"{record['model']}: {scores['signature']}|backend:{backend}"]
+        for key in KEYS[metric(record)]:
+            if signature := lookup(scores, f"details.{key}.signature"):
+                lines.append(f"  {NAMES[key]} {signature}")
+    elif (updates := diverged_after(record)) is not None:
+        lines = [f"{record['model']}: diverged after {updates:,} updates"]
+    else:
+        lines = [f"{record['model']}: not scored yet"]
+    return lines + _speed_signature(record)
+
+
+def _speed_signature(record: Mapping[str, Any]) -> list[str]:
+    settings = lookup(record, "speed.settings")
+    if not settings:
+        return []
+    parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
+    if other := lookup(record, "speed.baseline"):
+        parts.append(f"baseline:{other['model']}" + ("" if other.get("trained") else " (random weights)"))
+    return ["  speed " + "|".join(parts)]
 
 
 def as_text(records: Sequence[Mapping[str, Any]]) -> str:

@@ -84,6 +84,8 @@ def test_text_as_people_write_it_is_scored_beside():
     text = detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", escaped=True)
     assert text == ["das ist gut, sagte er.", '"R & D"']
     assert detokenise(["R &amp; D"], "de", escaped=False) == ["R &amp; D"]
+    chinese = "提供 GNOME 的 开发 文件 （ 版本 3.2 ） ， 和 文档 。"
+    assert detokenise([chinese], "zh_CN", escaped=False) == ["提供 GNOME 的开发文件（版本 3.2），和文档。"]
     right = Side(["das ist gut , sagte er ."], ["Das ist gut, sagte er."])
     wrong = Side(["das war schlecht , sagte er ."], ["Das war schlecht, sagte er."])
     scores, details = evaluate(measures({}, "de"), right, right)
@@ -164,7 +166,7 @@ def test_rouge_has_no_eye_for_case_and_punctuation():
 
 
 def config(dataset="debian_en_de", **score):
-    return Config(path=Path("c.yaml"), name="c", dataset=dataset, seed=1, score=score)
+    return Config(path=Path("c.yaml"), name="c", dataset=dataset, seeds=[1], score=score)
 
 
 def test_a_search_is_tuned_on_tokenised_bleu_or_the_mean_of_rouge():

@@ -9,7 +9,7 @@ from scripts.common.errors import UserError
 
 CONFIG = """
 dataset: debian_en_de
-seed: 7
+seeds: [7]
 train: {arch: a, max-update: 1}
 average: {by: epoch, last: 3}
 generate: {beam: 4, lenpen: 0.6}
@@ -22,7 +22,7 @@ def folders(tmp_path, monkeypatch):
     for name, text in (
         ("hyp/hypotheses.tok", "das ist ein Haus .\nein Hund läuft , wie immer .\n"),
         ("hyp/reference.tok", "das ist ein Haus .\nein Hund läuft , wie immer !\n"),
-        ("hyp/generation.json", "{}\n"),
+        ("hyp/generation.json", '{"settings": {"seed": 7}}\n'),
         ("prepared/raw/test.de", "das ist ein Haus.\nein Hund läuft, wie immer!\n"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

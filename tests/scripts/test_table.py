@@ -1,65 +1,174 @@
-import copy
+"""Rows of run records, and the paper's tables beside what was measured."""
+
+import csv
+import io
 
 import pytest
 
 from scripts.common.errors import UserError
-from scripts.table import main, table
+from scripts.common.published import read_tables
+from scripts.table import choose, main, paper_table
+from scripts.tables import render
+from scripts.tables.measured import Runs, cells
+from scripts.tables.records import as_text
+from tests.scripts.run_records import record, speed, write
 
-RECORD = {
-    "model": "dynamicconv",
-    "config": {"dataset": "toy", "paper": {"bleu": 29.7}},
-    "parameters": 1234567,
-    "backend": {"dynamic_conv": "reference"},
-    "generation": {"sentences_per_second": 12.345},
-    "scores": {
-        "signature": "beam:5|seed:1",
-        "tokenised": {"bleu": 15.678, "signature": "tok:none"},
-        "sacrebleu": {"bleu": 14.321, "signature": "tok:13a"},
-    },
-}
+TABLES = read_tables()
+BLEU = {"bleu": [15.0, 15.5, 16.0], "sacrebleu": [14.0, 14.25, 14.5]}
 
 
-def test_a_row_has_the_figures_and_its_signature_below():
-    lines = table([RECORD]).splitlines()
-    assert lines[2].split() == ["dynamicconv", "toy", "1,234,567", "29.7", "15.68", "14.32", "12.3"]
+def run(monkeypatch, *arguments) -> None:
+    monkeypatch.setattr("sys.argv", ["table.py", *map(str, arguments)])
+    main()
+
+
+def test_a_row_has_the_figures_and_its_signatures_below():
+    one = {key: figures[:1] for key, figures in BLEU.items()}
+    lines = as_text([record("dynamicconv", valid=one, test=one)]).splitlines()
+    assert lines[0].split("  ")[-1].strip() == "sentences/s"
+    assert lines[2].split() == ["dynamicconv", "toy", "1,234,567", "1", "15.00", "15.00", "14.00", "12.3"]
     assert lines[4:] == [
-        "dynamicconv: beam:5|seed:1|backend:dynamic_conv=reference",
-        "  tokenised tok:none",
-        "  sacreBLEU tok:13a",
+        "dynamicconv: beam:5|seed:1|backend:dynamic_conv=native",
+        "  BLEU (tokenised) how:bleu",
+        "  sacreBLEU how:sacrebleu",
     ]
 
 
-def test_columns_stand_under_one_another_and_what_is_missing_is_a_dash():
-    other = copy.deepcopy(RECORD) | {"model": "x", "scores": None, "generation": None, "parameters": None}
-    other["config"] = {"dataset": "a_longer_name", "paper": {}}
-    lines = table([RECORD, other]).splitlines()
-    assert lines[3].split() == ["x", "a_longer_name", "-", "-", "-", "-", "-"]
-    ends = [line.index(cell) + len(cell) for line, cell in ((lines[0], "parameters"), (lines[2], "1,234,567"))]
-    assert ends[0] == ends[1]
+def test_several_seeds_give_the_best_with_mean_and_deviation():
+    lines = as_text([record("m", valid=BLEU, test=BLEU, best=2)]).splitlines()
+    assert "15.50 ± 0.50" in lines[2]
+    assert "16.00 (15.50 ± 0.50)" in lines[2]
+    assert "14.50 (14.25 ± 0.25)" in lines[2]
+    assert "m: beam:5|seed:3|backend:dynamic_conv=native" in lines
+
+
+def test_speed_stands_beside_its_baseline_where_it_was_measured():
+    fast, other = record("m", valid=BLEU, test=BLEU, speed=speed(50.0, 1.25)), record("x")
+    lines = as_text([fast, other]).splitlines()
+    assert lines[0].endswith("speed, sentences/s  x baseline")
+    assert lines[2].split()[-4:] == ["50.0", "±", "0.4", "1.25"]
+    assert lines[3].split() == ["x", "toy", "1,234,567", "0", *["-"] * 6]
+    assert "  speed beam:4|batch-size:256|baseline:transformer (random weights)" in lines
     assert lines[-1] == "x: not scored yet"
 
 
-def test_summaries_stand_in_a_table_of_their_own():
-    other = copy.deepcopy(RECORD) | {"model": "x"}
-    paper = {"rouge1": 39.84, "rouge2": 16.25, "rougeL": 36.73}
-    other["config"] = {"dataset": "news", "paper": paper, "score": {"metric": "rouge"}}
-    rouge = {"rouge1": 40.123, "rouge2": 17.0, "rougeLsum": 37.0, "signature": "f1"}
-    other["scores"] = {"signature": "beam:4", "rouge": rouge}
-    lines = table([other, RECORD]).splitlines()
-    assert lines[0].split()[-3:] == ["(tokenised)", "sacreBLEU", "sentences/s"]
-    assert lines[4].split() == ["model", "data", "parameters", "paper", "ROUGE-1", "ROUGE-2", "ROUGE-L", "sentences/s"]
-    assert lines[6].split()[3:] == ["39.84", "/", "16.25", "/", "36.73", "40.12", "17.00", "37.00", "12.3"]
-    assert lines[8:10] == ["x: beam:4|backend:dynamic_conv=reference", "  ROUGE f1"]
+def test_metrics_stand_in_tables_of_their_own():
+    rouge = {"rouge1": [40.123], "rouge2": [17.0], "rougeL": [37.0]}
+    words = {"perplexity": [30.5]}
+    lines = as_text(
+        [
+            record("s", metric="rouge", valid=rouge, test=rouge),
+            record("l", metric="perplexity", valid=words, test=words),
+            record("t", valid=BLEU, test=BLEU),
+        ]
+    ).splitlines()
+    headers = [line for line in lines if line.startswith("model ")]
+    assert ["BLEU (tok" in headers[0], "ROUGE-L" in headers[1], "perplexity" in headers[2]] == [True] * 3
+    assert next(line for line in lines if line.startswith("s ")).split()[4:] == [
+        "40.12",
+        "40.12",
+        "17.00",
+        "37.00",
+        "12.3",
+    ]
+    assert next(line for line in lines if line.startswith("l ")).split()[3:] == ["1", "30.50", "30.50"]
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "record.json"
-    monkeypatch.setattr("sys.argv", ["table.py", str(path)])
     with pytest.raises(UserError, match="run the stage"):
-        main()
-    path.write_text("{")
-    with pytest.raises(UserError, match="not JSON"):
-        main()
+        run(monkeypatch, path)
     path.write_text("{}")
     with pytest.raises(UserError, match="not a run record"):
-        main()
+        run(monkeypatch, path)
+    with pytest.raises(UserError, match="no Table 8"):
+        choose(["8"])
+    with pytest.raises(UserError, match="--out goes with"):
+        run(monkeypatch, path, "--out", tmp_path)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_nothing_run_is_said_with_the_command_of_each_run(number, tmp_path):
+    table = TABLES[number]
+    text = paper_table(table, Runs(tmp_path), "", None)
+    trained = [(row, column) for row in table.rows for column in table.columns if table.config(row, column)]
+    assert f"0 of the {len(trained)} figures that are trained here are measured" in text
+    assert text.count("not run") == len(trained) > 0
+    for row in table.rows:
+        assert row.name in text
+    for row, column in trained:
+        assert f"python scripts/reproduce.py configs/{column.dataset}/{row.config}.yaml\n" in text + "\n"
+
+
+def ablation(work):
+    """Of Table 3: the baseline, DynamicConv, LightConv before its speed was measured, and one that diverged."""
+    settings = {"seeds": [1, 2, 3]}
+    dataset = "wmt16_en_de"
+    scores = {"bleu": [26.0, 26.5, 27.0]}
+    write(work, record("transformer", dataset, valid=scores, parameters=209_912_832, speed=speed(100.0)))
+    write(work, record("dynamicconv_noglu", dataset, valid=scores, speed=speed(123.0, 1.23), config=settings))
+    write(work, record("lightconv_noglu", dataset, valid={"bleu": [26.25]}, config=settings))
+    diverged = record("dynamicconv_nosoftmax", dataset, config=settings, parameters=None)
+    write(work, diverged | {"seeds": {"1": {"training": {"diverged": 120}}}})
+
+
+def row_of(text: str, name: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(name))
+
+
+def test_our_figures_stand_beside_the_papers(tmp_path):
+    ablation(tmp_path)
+    text = paper_table(TABLES[3], Runs(tmp_path), f" --work {tmp_path}", None)
+    baseline = " ".join(row_of(text, "Self-attention baseline (k=inf").split())
+    assert baseline.endswith("210 209.9 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 1.00")
+    assert row_of(text, "+ Dynamic weights").endswith("123.00 ± 0.40          1.20  1.23")
+    shared = row_of(text, "+ Softmax-normalized")
+    assert "26.25 (1 of 3 seeds)" in shared
+    assert "not yet" in shared
+    nosoftmax = " ".join(row_of(text, "DynamicConv (H=16) w/o softmax").split())
+    assert nosoftmax.endswith("200 diverges diverges diverges (1 of 3 seeds) - - - -")
+    assert "Ratios are to the speed of transformer" in text
+    wanted = [line for line in text.splitlines() if line.startswith("python scripts/reproduce.py")]
+    assert f"python scripts/reproduce.py configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
+    assert not any("/transformer.yaml" in line or "/dynamicconv_nosoftmax.yaml" in line for line in wanted)
+    assert "dynamicconv_nosoftmax: diverged after 120 updates" in text
+
+
+def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_digits(tmp_path):
+    scores = {"perplexity": [26.6049, 27.0]}
+    write(
+        tmp_path, record("dynamicconv", "gbw", metric="perplexity", valid=scores, test=scores, parameters=339_100_000)
+    )
+    line = row_of(paper_table(TABLES[4], Runs(tmp_path), "", None), "DynamicConv")
+    assert line.split() == ["DynamicConv", "339", "339.1", "26.60", "26.60", "26.67", "26.60"]
+
+
+def test_the_csv_has_every_figure_once(tmp_path):
+    ablation(tmp_path)
+    table = TABLES[3]
+    lines = list(csv.DictReader(io.StringIO(render.as_csv(table, cells(table, Runs(tmp_path))))))
+    assert len(lines) == sum(len(row.figures) for row in table.rows)
+    found = {(line["run"], line["column"]): line for line in lines}
+    dynamic = found["wmt16_en_de/dynamicconv_noglu", "speed"]
+    assert (float(dynamic["paper"]), float(dynamic["ours"]), float(dynamic["our_ratio"])) == (62.6, 123.0, 1.23)
+    assert float(dynamic["paper_ratio"]) == pytest.approx(62.6 / 52.1)
+    states = [found[f"wmt16_en_de/{run}", "speed"]["state"] for run in ("dynamicconv_noglu", "lightconv_noglu", "cnn")]
+    assert states == ["measured", "not yet", "not run"]
+    assert found["", "valid_bleu"]["state"] == "literature"
+    assert found["wmt16_en_de/dynamicconv_nosoftmax", "valid_bleu"]["ours"] == "diverges"
+
+
+@pytest.mark.parametrize("number", [1, 3, 6, 7])
+def test_the_folder_has_the_page_the_figures_and_the_picture(number, tmp_path, monkeypatch):
+    ablation(tmp_path / "work")
+    run(monkeypatch, number, "--work", tmp_path / "work", "--out", tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [f"table{number}.{suffix}" for suffix in ("csv", "md", "png")]
+    page = (tmp_path / "out" / f"table{number}.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + len(TABLES[number].rows)
+    assert len({line.count("|") for line in rows}) == 1
+    assert f"(table{number}.png)" in page
+    picture = (tmp_path / "out" / f"table{number}.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(picture) > 5000

@@ -1,0 +1,56 @@
+"""What is drawn of a table: which figure against which, and labels that can be told apart."""
+
+from itertools import combinations
+
+import pytest
+
+from scripts.common.picture import picture
+from scripts.common.published import read_tables
+from scripts.tables import plot
+from scripts.tables.measured import Runs, cells
+from tests.scripts.run_records import record, speed, write
+
+TABLES = read_tables()
+DRAWN = {  # quality, against what (None: row by row)
+    1: [("en_de", "params"), ("en_fr", None)],
+    2: [("iwslt", None), ("zh_en", "params")],
+    3: [("valid_bleu", "params"), ("valid_bleu", "speed")],
+    4: [("valid", "params"), ("test", "params")],
+    5: [("rouge1", "params"), ("rouge2", "params"), ("rougeL", "params")],
+    6: [("valid_bleu", None)],
+    7: [("en_de", "params"), ("en_de", "speed"), ("en_de", "tokens")],
+}
+
+
+@pytest.mark.parametrize("number", DRAWN)
+def test_quality_stands_against_parameters_and_speed(number, tmp_path):
+    parts = plot.panels(TABLES[number], cells(TABLES[number], Runs(tmp_path)))
+    assert [(part.quality.key, part.against and part.against.key) for part in parts] == DRAWN[number]
+    for part in parts:
+        assert part.paper
+        assert not part.ours
+
+
+def test_speeds_are_drawn_as_ratios_where_a_baseline_was_measured(tmp_path):
+    write(tmp_path, record("cnn", "wmt16_en_de", valid={"bleu": [25.5]}, speed=speed(150.0, 1.4)))
+    _, part = plot.panels(TABLES[3], cells(TABLES[3], Runs(tmp_path)))
+    assert [(point.row, point.x, point.y) for point in part.ours] == [(4, 1.4, 25.5)]
+    assert next(point.x for point in part.paper if point.row == 4) == pytest.approx(68.1 / 52.1)
+    assert "baseline" in part.label
+
+
+def test_labels_hide_no_point_and_no_other_label(tmp_path):
+    """Table 3 has the most points in the least space."""
+    table = TABLES[3]
+    part = plot.panels(table, cells(table, Runs(tmp_path)))[0]
+    with picture(tmp_path / "x.png", width=6, height=5) as figure:
+        axes = figure.add_axes((0.15, 0.15, 0.8, 0.8))
+        plot.draw_panel(axes, part)
+        renderer = figure.canvas.get_renderer()
+        boxes = [text.get_window_extent(renderer).shrunk(0.8, 0.6) for text in axes.texts]
+        assert sorted(number for text in axes.texts for number in map(int, text.get_text().split(","))) == [
+            point.row for point in part.paper
+        ]
+        assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+        for point in part.paper:
+            assert not any(box.contains(*axes.transData.transform((point.x, point.y))) for box in boxes)
