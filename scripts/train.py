@@ -37,6 +37,7 @@ from scripts.plot_loss import plot_loss
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"
+LOSS_SCALE = "Minimum loss scale reached"  # fairseq, when no scale keeps the gradients of fp16 finite
 
 
 def digest_data(data: Path) -> str:
@@ -86,14 +87,7 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 
 
 class Diverged(UserError):
-    """A loss that is not a number, at an update."""
-
-    def __init__(self, kind: str, loss: float, update: int) -> None:
-        self.update = update
-        super().__init__(
-            f"the {kind} loss became {loss} at update {update:,}; "
-            "lower train.lr or lengthen train.warmup-updates in the configuration"
-        )
+    """A loss that is not a number."""
 
 
 class Reporter:
@@ -104,14 +98,18 @@ class Reporter:
         self.log = TrainLog()
         self.status = StatusLine()
         self.first: tuple[float, int] | None = None
+        self.update = 0
 
     def __call__(self, line: str) -> None:
         progress = self.log.read(line)
         if progress is None:
             return
-        loss = progress.values["loss"]
+        loss, self.update = progress.values["loss"], progress.update
         if not math.isfinite(loss):
-            raise Diverged(progress.kind, loss, progress.update)
+            raise Diverged(
+                f"the {progress.kind} loss became {loss} at update {progress.update:,}; "
+                "lower train.lr or lengthen train.warmup-updates in the configuration"
+            )
         if progress.kind == "train_inner":
             self.status.update(self._describe(progress))
         elif progress.kind == "valid":
@@ -176,8 +174,9 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
         run_logged(command, log, reporter, what="fairseq-train", append=going_on)
-    except Diverged as error:
-        write_json(out / DIVERGED, {"update": error.update})
+    except UserError as error:
+        if isinstance(error, Diverged) or LOSS_SCALE in str(error):
+            write_json(out / DIVERGED, {"update": reporter.update})
         raise
     reporter.status.close()
     facts = summary(out) | {"devices": str(devices), "command": command}

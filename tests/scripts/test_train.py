@@ -126,6 +126,16 @@ def test_a_diverging_training_is_stopped(place, monkeypatch):
     assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 1}
 
 
+def test_gradients_that_fp16_cannot_hold_are_a_divergence_too(place, monkeypatch):
+    fake = place / "fake" / "fairseq_cli" / "train.py"
+    fake.write_text(FAKE.replace('"broken"', '"FloatingPointError: Minimum loss scale reached (0.0001)."'))
+    with pytest.raises(UserError, match="Minimum loss scale"):
+        run(place, monkeypatch, BREAK_AT="3")
+    assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 2}
+    run(place, monkeypatch)  # a resumption that comes to its end
+    assert not (place / "checkpoints" / "diverged.json").exists()
+
+
 def test_missing_data_names_the_command_to_run(place, monkeypatch):
     (place / "data" / "dict.en.txt").unlink()
     (place / "data" / "dict.de.txt").unlink()
