@@ -18,6 +18,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from scripts.plot_loss import plot_loss
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"
+RESTARTS = 3  # after a process or a machine was lost
 LOSS_SCALE = "Minimum loss scale reached"  # fairseq, when no scale keeps the gradients of fp16 finite
 
 
@@ -173,7 +175,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     (out / DIVERGED).unlink(missing_ok=True)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
-        run_logged(command, log, reporter, what="fairseq-train", append=going_on)
+        run_training(command, log, reporter, out, append=going_on)
     except UserError as error:
         if isinstance(error, Diverged) or LOSS_SCALE in str(error):
             write_json(out / DIVERGED, {"update": reporter.update})
@@ -183,6 +185,31 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     plot_loss(log, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
+
+
+def run_training(
+    command: list[str], log: Path, on_line: Callable[[str], None], out: Path, *, append: bool = False
+) -> None:
+    """Run fairseq-train, and when it dies run it again from the last checkpoint, as long as that gets it further.
+
+    Raises:
+        UserError: it failed once more than ``RESTARTS`` times, without a new checkpoint, or by diverging.
+    """
+
+    def newest() -> int:
+        return max((path.stat().st_mtime_ns for path in out.glob("checkpoint*.pt")), default=0)
+
+    for left in reversed(range(RESTARTS + 1)):
+        before = newest()
+        try:
+            run_logged(command, log, on_line, what="fairseq-train", append=append)
+        except UserError as error:
+            if isinstance(error, Diverged) or LOSS_SCALE in str(error) or not left or newest() == before:
+                raise
+            print(f"train: {error}\ntrain: going on from the last checkpoint", flush=True)
+            append = True
+        else:
+            return
 
 
 def describe_batch(command: list[str]) -> str:
@@ -229,7 +256,7 @@ def main() -> None:
     else:  # the first machine has the folder, and says how it goes
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"
-        run_logged(command, log, lambda line: None, what="fairseq-train")
+        run_training(command, log, lambda line: None, arguments.out)
 
 
 if __name__ == "__main__":

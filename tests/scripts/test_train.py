@@ -28,6 +28,8 @@ print("arguments:", json.dumps(sys.argv[1:]))
 for update in range(start + 1, 5):
     if str(update) == os.environ.get("BREAK_AT"):
         sys.exit("broken")
+    if str(update) == os.environ.get("DIE_AT") and start == 0:
+        os.kill(os.getpid(), 9)
     loss = os.environ.get("LOSS", "2.5")
     values = {"loss": loss, "ppl": "5", "wps": "10", "num_updates": str(update), "wall": "1"}
     print("t t | INFO | train_inner | " + json.dumps(values))
@@ -82,6 +84,16 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place, monkeypa
     assert "--seed=3" in given
     assert "--lr=0.1" in given
     assert f"--user-dir={user_dir()}" in given
+
+
+def test_a_training_that_dies_on_its_way_goes_on_by_itself(place, monkeypatch, capsys):
+    out = run(place, monkeypatch, DIE_AT="3")
+    said = capsys.readouterr().out
+    assert "fairseq-train was killed by SIGKILL" in said
+    assert "going on from the last checkpoint" in said
+    log = (out / "train.log").read_text()
+    assert [log.count(f'"num_updates": "{n}"') for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    assert log.count("num. shared model params") == 2
 
 
 def test_a_log_without_a_checkpoint_starts_anew(place, monkeypatch):
