@@ -12,7 +12,7 @@ case "${1:-}" in "" | -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; e
 # sbatch runs a copy of this file from elsewhere, so the checkout is where it was submitted from
 root=${LIGHTCONV_CHECKOUT:-$SLURM_SUBMIT_DIR}
 python=${VENV:-$root/.venv}/bin/python
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 port=$((20000 + SLURM_JOB_ID % 20000))
 
 again() { # stop in order, so that nothing is left half written, and queue up again
@@ -24,7 +24,7 @@ again() { # stop in order, so that nothing is left half written, and queue up ag
 trap again USR1
 machines=()
 if [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ]; then
-  machines=(--nodes "$SLURM_JOB_NUM_NODES" --rendezvous "$first:$port"
+  machines=(--nodes "$SLURM_JOB_NUM_NODES" --rendezvous "${hosts[0]}:$port"
     --launch "srun --nodes=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 --kill-on-bad-exit=1")
 fi
 "$python" "$root/scripts/reproduce.py" "$@" ${machines[@]+"${machines[@]}"} &

@@ -18,6 +18,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from scripts.plot_loss import plot_loss
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"
+RESTARTS = 3  # after a process or a machine was lost
+LOSS_SCALE = "Minimum loss scale reached"  # fairseq, when no scale keeps the gradients of fp16 finite
 
 
 def digest_data(data: Path) -> str:
@@ -86,14 +89,7 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 
 
 class Diverged(UserError):
-    """A loss that is not a number, at an update."""
-
-    def __init__(self, kind: str, loss: float, update: int) -> None:
-        self.update = update
-        super().__init__(
-            f"the {kind} loss became {loss} at update {update:,}; "
-            "lower train.lr or lengthen train.warmup-updates in the configuration"
-        )
+    """A loss that is not a number."""
 
 
 class Reporter:
@@ -104,14 +100,18 @@ class Reporter:
         self.log = TrainLog()
         self.status = StatusLine()
         self.first: tuple[float, int] | None = None
+        self.update = 0
 
     def __call__(self, line: str) -> None:
         progress = self.log.read(line)
         if progress is None:
             return
-        loss = progress.values["loss"]
+        loss, self.update = progress.values["loss"], progress.update
         if not math.isfinite(loss):
-            raise Diverged(progress.kind, loss, progress.update)
+            raise Diverged(
+                f"the {progress.kind} loss became {loss} at update {progress.update:,}; "
+                "lower train.lr or lengthen train.warmup-updates in the configuration"
+            )
         if progress.kind == "train_inner":
             self.status.update(self._describe(progress))
         elif progress.kind == "valid":
@@ -175,15 +175,41 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     (out / DIVERGED).unlink(missing_ok=True)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
-        run_logged(command, log, reporter, what="fairseq-train", append=going_on)
-    except Diverged as error:
-        write_json(out / DIVERGED, {"update": error.update})
+        run_training(command, log, reporter, out, append=going_on)
+    except UserError as error:
+        if isinstance(error, Diverged) or LOSS_SCALE in str(error):
+            write_json(out / DIVERGED, {"update": reporter.update})
         raise
     reporter.status.close()
     facts = summary(out) | {"devices": str(devices), "command": command}
     plot_loss(log, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
+
+
+def run_training(
+    command: list[str], log: Path, on_line: Callable[[str], None], out: Path, *, append: bool = False
+) -> None:
+    """Run fairseq-train, and when it dies run it again from the last checkpoint, as long as that gets it further.
+
+    Raises:
+        UserError: it failed once more than ``RESTARTS`` times, without a new checkpoint, or by diverging.
+    """
+
+    def newest() -> int:
+        return max((path.stat().st_mtime_ns for path in out.glob("checkpoint*.pt")), default=0)
+
+    for left in reversed(range(RESTARTS + 1)):
+        before = newest()
+        try:
+            run_logged(command, log, on_line, what="fairseq-train", append=append)
+        except UserError as error:
+            if isinstance(error, Diverged) or LOSS_SCALE in str(error) or not left or newest() == before:
+                raise
+            print(f"train: {error}\ntrain: going on from the last checkpoint", flush=True)
+            append = True
+        else:
+            return
 
 
 def describe_batch(command: list[str]) -> str:
@@ -230,7 +256,7 @@ def main() -> None:
     else:  # the first machine has the folder, and says how it goes
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"
-        run_logged(command, log, lambda line: None, what="fairseq-train")
+        run_training(command, log, lambda line: None, arguments.out)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ class Sweep:
             settings |= {"nbest": beam, "lenpen": 0}
             command = generate_command(self.config, settings, self.data, self.model(candidate), "valid", gpu=self.gpu)
             label = "".join(f"{key} {value}, " for key, value in candidate.items())
+            print(f"tune: {label}generating valid", flush=True)
             output = run_generation(command, "valid", kept.with_suffix(".log"), nbest=beam, label=label)
             lines = output.in_corpus_order()
             hypotheses = [[asdict(one) for one in output.hypotheses[number]] for number in range(len(lines[SOURCE]))]

@@ -14,7 +14,6 @@ from typing import Any
 from scripts.common.errors import UserError
 from scripts.common.lock import file_lock
 
-RESTARTS = 3  # how often torchrun starts the processes again, from the last checkpoint, when one of them dies
 _ASK = """
 import torch
 cuda = torch.cuda.is_available()
@@ -148,15 +147,15 @@ def precision(section: Mapping[str, Any], *, gpu: bool, bf16: bool) -> tuple[dic
 def launcher(devices: Devices) -> list[str]:
     """The start of a command that runs a Python module (``-m NAME ...`` follows) on all devices of this machine.
 
-    Several processes are started by torchrun, which starts all of them again when one dies; fairseq then goes on from
-    its last checkpoint.
+    Several processes are started by torchrun, without its --max-restarts: processes that it had started again waited
+    for one another for ever, or failed to connect (torch 2.13, gloo). scripts/train.py starts it again instead.
     """
     start = [sys.executable, "-P"]
     if devices.total == 1:
         return start
     torchrun = [*start, "-m", "torch.distributed.run", f"--nproc-per-node={devices.count}"]
     if devices.nodes == 1:
-        return [*torchrun, "--standalone", f"--max-restarts={RESTARTS}"]
+        return [*torchrun, "--standalone"]
     host, _, port = str(devices.rendezvous).rpartition(":")
     return [
         *torchrun,
@@ -164,5 +163,4 @@ def launcher(devices: Devices) -> list[str]:
         f"--node-rank={devices.node_rank}",
         f"--master-addr={host}",
         f"--master-port={port}",
-        f"--max-restarts={RESTARTS}",
     ]

@@ -107,6 +107,8 @@ def check_values(path: Path, merged: Mapping[str, Any]) -> None:
     expect("score.metric", metric, metric in METRICS, f"one of {', '.join(METRICS)}")
     expect("score.compounds", compounds, isinstance(compounds, bool), "true or false")
     _check_tune(expect, merged.get("tune", {}), metric, bool(average))
+    reordered = "lenpen" in merged.get("tune", {}) and merged.get("generate", {}).get("unnormalized")
+    expect("generate.unnormalized", True, not reordered, "nothing beside `tune.lenpen`, on which it leaves no effect")
     _check_speed(expect, merged.get("speed", {}), metric)
 
 

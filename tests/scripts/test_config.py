@@ -59,6 +59,7 @@ def test_flags_of_each_kind_of_value():
         (GOOD + "generate: {gen-subset: test}\n", "`generate.gen-subset`"),
         (GOOD + "tune: {lenpen: 1.0}\n", "`tune.lenpen` is 1.0"),
         (GOOD + "tune: {lenpen: [1.0, 1.0]}\n", "`tune.lenpen` is [1.0, 1.0]"),
+        (GOOD + "tune: {lenpen: [1]}\ngenerate: {unnormalized: true}\n", "`generate.unnormalized` is True"),
         (GOOD + "tune: {last: [0]}\n", "`tune.last` is [0]"),
         (GOOD.replace("average:", "# ") + "tune: {last: [1]}\n", "`average` is {}"),
         (GOOD + "tune: {beam: [1]}\nscore: {metric: perplexity}\n", "`tune` is ['beam']"),

@@ -106,7 +106,6 @@ def test_how_processes_are_started():
         "torch.distributed.run",
         "--nproc-per-node=8",
         "--standalone",
-        "--max-restarts=3",
     ]
     several = launcher(Devices(gpu=True, count=8, nodes=4, node_rank=2, rendezvous="first:29500"))
     assert {"--nnodes=4", "--node-rank=2", "--master-addr=first", "--master-port=29500"} < set(several)

@@ -28,6 +28,8 @@ print("arguments:", json.dumps(sys.argv[1:]))
 for update in range(start + 1, 5):
     if str(update) == os.environ.get("BREAK_AT"):
         sys.exit("broken")
+    if str(update) == os.environ.get("DIE_AT") and start == 0:
+        os.kill(os.getpid(), 9)
     loss = os.environ.get("LOSS", "2.5")
     values = {"loss": loss, "ppl": "5", "wps": "10", "num_updates": str(update), "wall": "1"}
     print("t t | INFO | train_inner | " + json.dumps(values))
@@ -84,6 +86,16 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place, monkeypa
     assert f"--user-dir={user_dir()}" in given
 
 
+def test_a_training_that_dies_on_its_way_goes_on_by_itself(place, monkeypatch, capsys):
+    out = run(place, monkeypatch, DIE_AT="3")
+    said = capsys.readouterr().out
+    assert "fairseq-train was killed by SIGKILL" in said
+    assert "going on from the last checkpoint" in said
+    log = (out / "train.log").read_text()
+    assert [log.count(f'"num_updates": "{n}"') for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    assert log.count("num. shared model params") == 2
+
+
 def test_a_log_without_a_checkpoint_starts_anew(place, monkeypatch):
     with pytest.raises(UserError):
         run(place, monkeypatch, BREAK_AT="1")
@@ -124,6 +136,16 @@ def test_a_diverging_training_is_stopped(place, monkeypatch):
     with pytest.raises(UserError, match=r"train_inner loss became nan at update 1; lower train\.lr"):
         run(place, monkeypatch, LOSS="nan")
     assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 1}
+
+
+def test_gradients_that_fp16_cannot_hold_are_a_divergence_too(place, monkeypatch):
+    fake = place / "fake" / "fairseq_cli" / "train.py"
+    fake.write_text(FAKE.replace('"broken"', '"FloatingPointError: Minimum loss scale reached (0.0001)."'))
+    with pytest.raises(UserError, match="Minimum loss scale"):
+        run(place, monkeypatch, BREAK_AT="3")
+    assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 2}
+    run(place, monkeypatch)  # a resumption that comes to its end
+    assert not (place / "checkpoints" / "diverged.json").exists()
 
 
 def test_missing_data_names_the_command_to_run(place, monkeypatch):
