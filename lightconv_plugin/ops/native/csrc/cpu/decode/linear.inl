@@ -11,16 +11,21 @@ void linear_tile(const Linear& l, int64_t row, int64_t column) {
   int64_t i = 0;
   for (; i + kVector <= l.in; i += kVector) {
     Vector w[Columns];
+#pragma GCC unroll 4
     for (int c = 0; c < Columns; ++c) {
       w[c] = *reinterpret_cast<const Vector*>(weight + c * l.in + i);
       __builtin_prefetch(weight + (Columns + c) * l.in + i);  // the next columns', which are the next to be read
     }
+#pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
       const Vector value = *reinterpret_cast<const Vector*>(x + r * l.in + i);
+#pragma GCC unroll 4
       for (int c = 0; c < Columns; ++c) sum[r][c] += value * w[c];
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < Columns; ++c) {
       float whole = l.bias == nullptr ? 0.0f : l.bias[column + c];
       for (int64_t j = i; j < l.in; ++j) whole += x[r * l.in + j] * weight[c * l.in + j];

@@ -33,6 +33,7 @@ void add(const T* const* source, const A* kernel, int64_t K, int64_t C, int64_t 
   for (int64_t head = 0; head < C; head += channels, kernel += K) {
     for (int64_t c = head; c < head + channels; ++c) {
       A total = First ? A(0) : sum[c];
+#pragma GCC unroll 4
       for (int t = 0; t < Taps; ++t) total += kernel[t] * load(source[t][c]);
       sum[c] = total;
     }
@@ -43,6 +44,7 @@ template <int Taps, bool First, class T, class A>
 void add_by_channel(const T* const* source, const A* weights, int64_t C, A* __restrict__ sum) {
   for (int64_t c = 0; c < C; ++c) {
     A total = First ? A(0) : sum[c];
+#pragma GCC unroll 4
     for (int t = 0; t < Taps; ++t) total += weights[t * C + c] * load(source[t][c]);
     sum[c] = total;
   }
