@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.common import checkpoints
 from scripts.common.commands import train_command
 from scripts.common.config import Config, load_config
-from scripts.common.devices import Devices, find_devices, precision
+from scripts.common.devices import Devices, find_devices, precision, share_out
 from scripts.common.errors import UserError, run_command
 from scripts.common.fairseq import check_binarised
 from scripts.common.files import read_json, write_json
@@ -169,7 +169,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         if said:
             print(f"train: {said}", flush=True)
     command = train_command(config, seed, data, out, devices)
-    print(f"train: on {devices}{describe_batch(command)}", flush=True)
+    print(f"train: on {devices}{describe_batch(config, devices)}", flush=True)
     reporter = Reporter(config.train.get("max-update"))
     log = out / "train.log"
     (out / DIVERGED).unlink(missing_ok=True)
@@ -212,12 +212,12 @@ def run_training(
             return
 
 
-def describe_batch(command: list[str]) -> str:
+def describe_batch(config: Config, devices: Devices) -> str:
     """The tokens of an update, where the configuration leaves it to the devices how they are shared out."""
-    given = {name: value for name, _, value in (word.partition("=") for word in command)}
-    if "--update-freq" not in given or "--max-tokens" not in given:
+    if not config.batch:
         return ""
-    return f"; each takes at most {int(given['--max-tokens']):,} tokens {given['--update-freq']} times an update"
+    shared = share_out(config.batch, devices.total)
+    return f"; each takes at most {shared['max-tokens']:,} tokens {shared['update-freq']} times an update"
 
 
 def main() -> None:

@@ -64,7 +64,8 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
     if logits.device.type == "cpu" and choose_backend("smoothed_nll", "auto", logits) is native:
         return native.smoothed_nll(logits, target, smoothing, ignore)
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    log_p = torch.log_softmax(wide, dim=-1)[target != ignore]
-    nll = -log_p.gather(1, target[target != ignore].unsqueeze(1)).sum()
+    counts = target != ignore
+    log_p = torch.log_softmax(wide[counts], dim=-1)
+    nll = -log_p.gather(1, target[counts].unsqueeze(1)).sum()
     share = smoothing / (logits.shape[1] - 1)
     return (1 - smoothing - share) * nll - share * log_p.sum(), nll.detach()

@@ -3,7 +3,6 @@
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from sacrebleu.metrics.base import Metric, Score
@@ -18,6 +17,7 @@ from scripts.common.errors import UserError
 from scripts.common.record import read_dataset
 from scripts.common.rouge import Rouge
 from scripts.common.score_names import KEYS
+from scripts.common.selection import goodness
 
 # what a score of sacreBLEU's may tell beside itself, and our names
 _FACTS = {
@@ -144,6 +144,6 @@ def metric(config: Config) -> Callable[[Sequence[str], Sequence[str]], float]:
     def of(hypotheses: Sequence[str], references: Sequence[str]) -> float:
         sides = [list(map(html.unescape, side)) if unescape else side for side in (hypotheses, references)]
         scores, _ = evaluate(found, *(Side(tokenised=side, text=side) for side in sides))
-        return fmean(scores.values())
+        return goodness(kind, scores)
 
     return of

@@ -66,11 +66,7 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """See ``ops.dropout``; on a CPU. Gradients are of first order.
-
-    Raises:
-        ValueError: what ``refusal`` says.
-    """
+    """See ``ops.dropout``; on a CPU. Gradients are of first order."""
     seed = torch.randint(2**62, (1,))
     if torch.is_grad_enabled() and x.requires_grad:
         return _Dropout.apply(x, p, seed)

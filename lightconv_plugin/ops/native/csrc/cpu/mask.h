@@ -8,7 +8,7 @@ constexpr int kGroup = 64, kLane = 16;
 
 template <class S>
 void dropout_groups(const S* x, S* y, int64_t count, float probability, uint64_t seed, int64_t begin, int64_t end) {
-  const uint32_t threshold = static_cast<uint32_t>(static_cast<double>(probability) * 4294967296.0 + 0.5);
+  const uint32_t threshold = least_kept(probability);
   const Sums<S> kept = 1 / (1 - static_cast<Sums<S>>(probability));
   for (int64_t group = begin; group < end; ++group) {
     uint32_t c[4][kLane];

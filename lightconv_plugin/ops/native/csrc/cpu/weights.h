@@ -110,11 +110,16 @@ inline void philox_lanes(uint32_t (&c)[4][Blocks], uint64_t seed) {
   }
 }
 
+// A random word keeps what it stands for where it is at least this.
+inline uint32_t least_kept(float probability) {
+  return static_cast<uint32_t>(static_cast<double>(probability) * 4294967296.0 + 0.5);
+}
+
 // DropConnect's factors of the kernel at n = (t * B + b) * H + h: 0 or 1 / (1 - p). L numbers are written.
 template <class A>
 void keep_row(uint64_t seed, uint64_t n, float probability, int L, A* to) {
   constexpr int kBlocks = 8;
-  const uint32_t threshold = static_cast<uint32_t>(static_cast<double>(probability) * 4294967296.0 + 0.5);
+  const uint32_t threshold = least_kept(probability);
   const A kept = 1 / (1 - static_cast<A>(probability));
   for (int first = 0; first < L; first += 4 * kBlocks) {
     uint32_t words[4][kBlocks];
