@@ -14,8 +14,8 @@ from data_prep.text.split import part_of
 
 SENTENCE_WORDS = 12
 """From this length on, a shared sentence is no coincidence."""
-LARGEST = 0.01
-"""A family with more than this share of all descriptions trains: it would make up most of a small test set."""
+LARGEST = 0.05
+"""A family trains where it would be more than this share of valid or test, if they were as large as they should be."""
 
 _END = re.compile(r"(?<=[.!?:]) ")
 
@@ -53,9 +53,8 @@ def parts_by_family(descriptions: Sequence[Description], *, valid_percent: int, 
     """The part of each description: its family's, by the hash of the family's name."""
     names = families(descriptions)
     sizes = Counter(names)
+    most = max(1, LARGEST * len(names) * min(valid_percent, test_percent) / 100)
     return [
-        "train"
-        if sizes[name] > LARGEST * len(names)
-        else part_of(name, valid_percent=valid_percent, test_percent=test_percent)
+        "train" if sizes[name] > most else part_of(name, valid_percent=valid_percent, test_percent=test_percent)
         for name in names
     ]

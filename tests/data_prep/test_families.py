@@ -1,7 +1,5 @@
 """Descriptions that repeat one another stay in one part."""
 
-from collections import Counter
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,13 +36,24 @@ def test_a_family_stays_together_and_goes_by_its_name_alone():
     assert after == before + before
 
 
-def test_a_family_that_would_be_most_of_a_test_set_trains():
-    many = [described(f"haskell-{n}", "the same") for n in range(20)]
-    others = [described(f"p{n}", f"thing {n}") for n in range(980)]
-    assert len(many) > LARGEST * 1000
-    for percent in (40, 1):  # whatever the hash says
-        parts = parts_by_family(many + others, valid_percent=percent, test_percent=percent)
-        assert Counter(parts[:20]) == {"train": 20}
+def of_a_family(size: int, name: str, percent: int) -> str:
+    """The part of ``size`` descriptions of 1,000 that share their synopsis."""
+    many = [described(f"{name}-{n}", "the same") for n in range(size)]
+    others = [described(f"p{n}", f"thing {n}") for n in range(1000 - size)]
+    (part,) = set(parts_by_family(many + others, valid_percent=percent, test_percent=percent)[:size])
+    return part
+
+
+def test_a_family_that_would_be_much_of_a_test_set_trains():
+    names = [f"haskell{n}" for n in range(10)]
+    assert LARGEST * 1000 * 0.4 == 20
+    assert {of_a_family(20, name, percent=40) for name in names} != {"train"}
+    assert {of_a_family(21, name, percent=40) for name in names} == {"train"}
+
+
+def test_a_description_of_its_own_need_not_train():
+    alone = [described(f"p{n}", f"thing {n}") for n in range(100)]  # valid and test are to have 3 each, and 5% of it
+    assert set(parts_by_family(alone, valid_percent=3, test_percent=3)) == {"train", "valid", "test"}
 
 
 texts = st.lists(st.sampled_from("ABCDEF"), max_size=3).map(
