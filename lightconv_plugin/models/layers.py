@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
+from lightconv_plugin.models.block_step import BlockStep
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.modules import Dropout, IncrementalState, SourceAttention, linear
 
@@ -76,6 +77,7 @@ class DecoderBlock(Block):
         stack = cfg.decoder
         self.need_attn = True  # until generation says that nobody will look at it
         self.encoder_attn: Any = None
+        self._block_step: BlockStep | None = None
         if not no_encoder_attn:
             self.encoder_attn = SourceAttention(
                 stack.embed_dim,
@@ -107,6 +109,11 @@ class DecoderBlock(Block):
         Returns:
             (T, B, C); the attention's weights, (H, B, T, S) with need_head_weights, if asked for; None.
         """
+        need_attn, need_head_weights = need_attn and self.need_attn, need_head_weights and self.need_attn
+        if incremental_state is not None:
+            stepped = self._step_at_once(x, incremental_state, need_attn or need_head_weights)
+            if stepped is not None:
+                return stepped, None, None
         x = self.mixer_residual(x, lambda y: self.mixer(y, incremental_state=incremental_state))
         attn: Tensor | None = None
         if self.encoder_attn is not None:
@@ -120,13 +127,24 @@ class DecoderBlock(Block):
                     key_padding_mask=encoder_padding_mask,
                     incremental_state=incremental_state,
                     static_kv=True,
-                    need_weights=need_attn and self.need_attn,
-                    need_head_weights=need_head_weights and self.need_attn,
+                    need_weights=need_attn,
+                    need_head_weights=need_head_weights,
                 )
                 return out
 
             x = self.encoder_attn_residual(x, attend)
         return self.ffn_residual(x, self.ffn), attn, None
+
+    def _step_at_once(self, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
+        """The newest position in one operator; None where the parts must be run one after the other."""
+        if self.encoder_attn is None:
+            return None
+        if self.encoder_attn.get_incremental_state(incremental_state, "source") is None:
+            self._block_step = BlockStep.of(self, x)  # a search begins: its first step makes the states
+            return None
+        if self._block_step is None or need_weights:
+            return None
+        return self._block_step(x, incremental_state)
 
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
         """fairseq's call before generation: whether alignments will be asked for."""

@@ -2,19 +2,29 @@
 
 from lightconv_plugin.ops import reference, window
 from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv
-from lightconv_plugin.ops.generation import attend, attend_with_weights, beam_candidates, linear
+from lightconv_plugin.ops.generation import (
+    FEW_ROWS,
+    attend,
+    attend_with_weights,
+    beam_candidates,
+    decoder_block,
+    linear,
+    takes_block,
+)
 from lightconv_plugin.ops.normalization import normalize_kernel
 from lightconv_plugin.ops.step import conv_step, reorder_state
 from lightconv_plugin.ops.training import attention, dropout, smoothed_nll
 
 __all__ = [
     "BACKENDS",
+    "FEW_ROWS",
     "attend",
     "attend_with_weights",
     "attention",
     "beam_candidates",
     "choose_backend",
     "conv_step",
+    "decoder_block",
     "dropout",
     "dynamic_conv",
     "glu_mask",
@@ -24,5 +34,6 @@ __all__ = [
     "reference",
     "reorder_state",
     "smoothed_nll",
+    "takes_block",
     "window",
 ]

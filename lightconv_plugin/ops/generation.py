@@ -4,6 +4,8 @@ Nothing here records gradients in C++: where they are wanted, PyTorch does the w
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +71,63 @@ def _refusal(x: Tensor, *others: Tensor) -> str | None:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *others)):
         return "its attention records no gradients; decode under torch.no_grad()"
     return native.refusal(x)
+
+
+def takes_block(x: Tensor, parameters: Sequence[Tensor], *, backend: str = "auto") -> bool:
+    """Whether ``decoder_block`` can be given these: float32 on a CPU, and the native library there and wanted."""
+    if any(t.device.type != "cpu" or t.dtype != torch.float32 or not t.is_contiguous() for t in (x, *parameters)):
+        return False
+    return choose_backend("decoder_block", backend, x) is native
+
+
+def decoder_block(
+    x: Tensor,
+    parameters: list[Tensor],
+    inputs: dict[str, Tensor],
+    source: dict[str, Any],
+    *,
+    heads: int,
+    gated: bool,
+    dynamic: bool,
+    norm_first: bool,
+    eps: float,
+) -> Tensor:
+    """One position of a decoder's block (section 3.3): convolution, attention to the source, feed-forward network.
+
+    ``models.layers.DecoderBlock`` is the definition. Only where ``takes_block``; nothing records gradients.
+
+    Args:
+        x: (1, N, C).
+        parameters: weight (out, in) and bias of the map into the convolution; its logits (H, K), or, dynamic, the
+            weight (H * K, C') that predicts them; weight and bias of the map out of it and of its layer norm; of the
+            query's map, the attention's map out and its norm; of both maps of the network and its norm.
+        inputs: the convolution's state, as ``conv_step`` of the native backend gave it; changed in place.
+        source: keys and values (sentences, S, C), padding (sentences, S) or None, sentence (N,), as for ``attend``.
+        heads: of the attention.
+        gated: the map into the convolution gives 2C' channels, for a GLU.
+        dynamic: kernels are predicted from what is convolved.
+        norm_first: layer norm before each part; otherwise after each sum.
+        eps: of the layer norms.
+
+    Returns:
+        (1, N, C).
+    """
+    return torch.ops.lightconv.decoder_block(
+        x,
+        parameters,
+        inputs["ring"],
+        inputs["ancestors"],
+        inputs["position"],
+        source["keys"],
+        source["values"],
+        source["padding"],
+        source["sentence"],
+        heads,
+        gated,
+        dynamic,
+        norm_first,
+        eps,
+    )
 
 
 def beam_candidates(

@@ -35,6 +35,23 @@ inline ConvSizes check_conv(const torch::stable::Tensor& x, const torch::stable:
   return sizes;
 }
 
+// A decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Gives M.
+inline int64_t check_ring(const torch::stable::Tensor& ring, const torch::stable::Tensor& ancestors,
+                          const torch::stable::Tensor& position, int64_t N, int64_t C, int64_t K,
+                          torch::headeronly::ScalarType type) {
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(ring.dim() == 3 && ancestors.dim() == 2, "conv_step: expected ring (K, M, C) and ancestors (K, N)");
+  STD_TORCH_CHECK(ring.size(0) == K && ring.size(1) >= N && ring.size(2) == C,
+                  "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
+  STD_TORCH_CHECK(ancestors.size(0) == K && ancestors.size(1) == N && ancestors.scalar_type() == ScalarType::Int,
+                  "conv_step: expected ancestors (K, N), int32");
+  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                  "conv_step: expected position (1,), int64");
+  STD_TORCH_CHECK(ring.scalar_type() == type, "conv_step: x, weight and ring differ in type");
+  STD_TORCH_CHECK(ring.is_contiguous() && ancestors.is_contiguous(), "conv_step: the state is not contiguous");
+  return ring.size(1);
+}
+
 // Sizes of a decoding step: x (1, N, C), weight (H, K) or, dynamic, (1, N, H, K), and a state whose ring has M rows.
 struct StepSizes {
   int64_t N, M, C, H, K;
@@ -44,27 +61,16 @@ struct StepSizes {
 inline StepSizes check_step(const torch::stable::Tensor& x, const torch::stable::Tensor& weight,
                             const torch::stable::Tensor& ring, const torch::stable::Tensor& ancestors,
                             const torch::stable::Tensor& position) {
-  using torch::headeronly::ScalarType;
   STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && (weight.dim() == 2 || weight.dim() == 4),
                   "conv_step: expected x (1, N, C) and weight (H, K) or (1, N, H, K)");
-  STD_TORCH_CHECK(ring.dim() == 3 && ancestors.dim() == 2, "conv_step: expected ring (K, M, C) and ancestors (K, N)");
   const bool dynamic = weight.dim() == 4;
-  const StepSizes sizes{x.size(1), ring.size(1), x.size(2), weight.size(dynamic ? 2 : 0), weight.size(dynamic ? 3 : 1),
-                        dynamic};
+  StepSizes sizes{x.size(1), 0, x.size(2), weight.size(dynamic ? 2 : 0), weight.size(dynamic ? 3 : 1), dynamic};
   STD_TORCH_CHECK(!dynamic || (weight.size(0) == 1 && weight.size(1) == sizes.N),
                   "conv_step: weight (1, N, H, K) has other rows than x (1, N, C)");
   STD_TORCH_CHECK(sizes.K > 0 && sizes.H > 0 && sizes.C % sizes.H == 0,
                   "conv_step: the heads do not divide the channels");
-  STD_TORCH_CHECK(ring.size(0) == sizes.K && sizes.M >= sizes.N && ring.size(2) == sizes.C,
-                  "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
-  STD_TORCH_CHECK(ancestors.size(0) == sizes.K && ancestors.size(1) == sizes.N &&
-                      ancestors.scalar_type() == ScalarType::Int,
-                  "conv_step: expected ancestors (K, N), int32");
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "conv_step: expected position (1,), int64");
-  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.scalar_type() == ring.scalar_type(),
-                  "conv_step: x, weight and ring differ in type");
-  STD_TORCH_CHECK(ring.is_contiguous() && ancestors.is_contiguous(), "conv_step: the state is not contiguous");
+  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "conv_step: x, weight and ring differ in type");
+  sizes.M = check_ring(ring, ancestors, position, sizes.N, sizes.C, sizes.K, x.scalar_type());
   return sizes;
 }
 

@@ -11,13 +11,11 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/decode/kernels.h"
+#include "cpu/decode/run.h"
 #include "cpu/scalar.h"
 
 namespace lightconv {
 namespace {
-
-const int64_t kWorth = 131072;  // multiply-adds that pay for waking a thread: some 10 microseconds
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -25,40 +23,13 @@ using torch::stable::Tensor;
 Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
               const Tensor& sentence, int64_t heads) {
   const Tensor query = torch::stable::contiguous(query_any);
-  STD_TORCH_CHECK(query.dim() == 3 && query.size(0) == 1 && keys.dim() == 3 && values.dim() == 3,
-                  "attend: expected query (1, N, C), keys and values (sentences, S, C)");
-  Attention a{};
-  a.N = query.size(1), a.C = query.size(2), a.H = heads, a.S = keys.size(1);
-  STD_TORCH_CHECK(heads > 0 && a.C % heads == 0, "attend: the heads do not divide the channels");
-  const int64_t sentences = keys.size(0);
-  STD_TORCH_CHECK(keys.size(2) == a.C && values.size(0) == sentences && values.size(1) == a.S && values.size(2) == a.C,
-                  "attend: query, keys and values differ in shape");
-  STD_TORCH_CHECK(keys.scalar_type() == query.scalar_type() && values.scalar_type() == query.scalar_type(),
-                  "attend: query, keys and values differ in type");
-  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
-                                           padding->size(0) == sentences && padding->size(1) == a.S),
-                  "attend: expected padding (sentences, S), bool");
-  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == a.N,
-                  "attend: expected sentence (N,), int64");
-  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
-                      (!padding.has_value() || padding->is_contiguous()),
-                  "attend: the state is not contiguous");
-  a.sentence = static_cast<const int64_t*>(sentence.const_data_ptr());
-  for (int64_t n = 0; n < a.N; ++n)
-    STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,
-                    "attend: a row names a sentence that there is not");
+  STD_TORCH_CHECK(query.dim() == 3 && query.size(0) == 1, "attend: expected query (1, N, C)");
+  Attention a =
+      attention_to(keys, values, padding, sentence, query.size(1), query.size(2), heads, query.scalar_type());
   a.type = scalar_of(query);
   Tensor out = torch::stable::new_empty(query, query.sizes());
-  a.query = query.const_data_ptr(), a.keys = keys.const_data_ptr(), a.values = values.const_data_ptr();
-  a.padding = padding.has_value() ? static_cast<const bool*>(padding->const_data_ptr()) : nullptr;
-  a.out = out.mutable_data_ptr();
-  const DecodeKernels& chosen = decode_kernels();
-  const int64_t grain = std::max<int64_t>(1, kWorth / (2 * a.S * a.C + 1));
-  torch::stable::parallel_for(0, a.N, grain, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<double> scratch;
-    scratch.resize(attend_scratch(a));
-    chosen.attend(a, scratch.data(), begin, end);
-  });
+  a.query = query.const_data_ptr(), a.out = out.mutable_data_ptr();
+  run(a);
   return out;
 }
 
@@ -137,9 +108,7 @@ Tensor few_rows_linear(const Tensor& x_any, const Tensor& weight, std::optional<
   linear.weight = static_cast<const float*>(weight.const_data_ptr());
   linear.bias = bias.has_value() ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
   linear.y = static_cast<float*>(out.mutable_data_ptr());
-  const DecodeKernels& chosen = decode_kernels();
-  torch::stable::parallel_for(0, linear.out, std::max<int64_t>(4, kWorth / 2 / (linear.in + 1)),
-                              [&](int64_t begin, int64_t end) { chosen.linear(linear, begin, end); });
+  run(linear);
   return out;
 }
 

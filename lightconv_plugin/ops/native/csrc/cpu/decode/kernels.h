@@ -51,11 +51,22 @@ struct Linear {
   float* y;                        // (rows, out)
 };
 
+// Of C channels: (C), (C)
+struct LayerNorm {
+  const float *scale, *shift;
+  float eps;
+};
+
 struct DecodeKernels {
   void (*step)(const Step&, void* scratch, int64_t begin, int64_t end);
   void (*attend)(const Attention&, void* scratch, int64_t begin, int64_t end);
   void (*best)(const Search&, void* scratch, int64_t begin, int64_t end);
   void (*linear)(const Linear&, int64_t begin, int64_t end);  // columns of y
+  // of few rows, between the products of a block
+  void (*gate)(const float* x, int64_t rows, int64_t C, float* y);  // (rows, 2C) to (rows, C)
+  void (*relu)(float* x, int64_t count);
+  void (*add)(const float* x, int64_t count, float* sum);
+  void (*normalize)(const LayerNorm&, const float* x, int64_t rows, int64_t C, float* y);
 };
 
 // Whether a head's channels fill a vector; else weights are laid out for each channel.

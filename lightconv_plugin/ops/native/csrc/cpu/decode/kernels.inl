@@ -11,6 +11,7 @@ namespace {
 #include "cpu/bf16.h"
 #include "cpu/decode/numbers.inl"
 #include "cpu/decode/attention.inl"
+#include "cpu/decode/block.inl"
 #include "cpu/decode/linear.inl"
 #include "cpu/decode/search.inl"
 #include "cpu/decode/step.inl"
@@ -29,6 +30,7 @@ void attend(const Attention& a, void* scratch, int64_t begin, int64_t end) {
 
 }  // namespace
 
-const DecodeKernels LIGHTCONV_DECODE = {&step, &attend, &best_rows, &linear_columns};
+const DecodeKernels LIGHTCONV_DECODE = {&step,      &attend, &best_rows, &linear_columns,
+                                        &gate_rows, &relu,   &add_rows,  &normalize_rows};
 
 }  // namespace lightconv

@@ -5,12 +5,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
-#include <algorithm>
-#include <cstring>
-#include <vector>
-
 #include "checks.h"
-#include "cpu/decode/kernels.h"
+#include "cpu/decode/run.h"
 #include "cpu/scalar.h"
 
 namespace lightconv {
@@ -28,36 +24,18 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-Step describe(const Tensor& x, const Tensor& weight, const Tensor& ring, const Tensor& ancestors,
-              const Tensor& position, bool softmax) {
+Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Tensor ancestors, Tensor position,
+                 bool softmax) {
+  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
   const StepSizes sizes = check_step(x, weight, ring, ancestors, position);
   Step step{};
   step.N = sizes.N, step.M = sizes.M, step.C = sizes.C, step.H = sizes.H, step.K = sizes.K;
   step.dynamic = sizes.dynamic, step.softmax = softmax;
   step.type = scalar_of(x);
-  step.x = x.const_data_ptr(), step.weight = weight.const_data_ptr();
-  step.ring = ring.mutable_data_ptr();
-  step.ancestors = static_cast<int32_t*>(ancestors.mutable_data_ptr());
-  return step;
-}
-
-Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Tensor ancestors, Tensor position,
-                 bool softmax) {
-  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
-  Step step = describe(x, weight, ring, ancestors, position, softmax);
-  int64_t& inputs_so_far = *static_cast<int64_t*>(position.mutable_data_ptr());
-  step.slot = inputs_so_far % step.K;
-  step.inputs = std::min(inputs_so_far + 1, step.K);
   Tensor out = torch::stable::new_empty(x, x.sizes());
-  step.out = out.mutable_data_ptr();
-  const DecodeKernels& chosen = decode_kernels();
-  const int64_t grain = std::max<int64_t>(1, 131072 / (step.inputs * step.C + 1));  // rows that pay for a thread
-  torch::stable::parallel_for(0, step.N, grain, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<double> scratch;  // kept from step to step
-    scratch.resize(step_scratch(step));
-    chosen.step(step, scratch.data(), begin, end);
-  });
-  ++inputs_so_far;
+  step.x = x.const_data_ptr(), step.weight = weight.const_data_ptr(), step.out = out.mutable_data_ptr();
+  take_state(step, ring, ancestors, position);
+  run(step);
   return out;
 }
 

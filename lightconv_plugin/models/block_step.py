@@ -1,0 +1,83 @@
+"""A step of a decoder's block in one operator, where its parts are those that the native library knows.
+
+With a few hypotheses, what lies between a block's matrix products would otherwise take longer than they do.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules import (
+    ConvModule,
+    Dropout,
+    DynamicConv,
+    IncrementalState,
+    LightweightConv,
+    SourceAttention,
+)
+
+
+@dataclass(frozen=True)
+class BlockStep:
+    """What the operator needs of a block: gathered once a search, as a walk through modules takes its time."""
+
+    conv: LightweightConv | DynamicConv
+    attention: SourceAttention
+    parameters: list[Tensor]
+    gated: bool
+    norm_first: bool
+    eps: float
+
+    @classmethod
+    def of(cls, block: Any, x: Tensor) -> "BlockStep | None":
+        """For a ``DecoderBlock`` and its input (1, N, C); None where its parts must be run one after the other."""
+        mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
+        if type(mixer) is not ConvModule or mixer.query_proj is not None or attention is None:
+            return None
+        conv = mixer.conv
+        if conv.normalization != "softmax" or (isinstance(conv, DynamicConv) and conv.query_heads > 1):
+            return None
+        if any(module.probability > 0 for module in block.modules() if isinstance(module, Dropout)):
+            return None
+        residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
+        norms = [residual.layer_norm for residual in residuals]
+        kernel: Any = conv.weight_linear.weight if isinstance(conv, DynamicConv) else conv.weight
+        parts = [
+            [mixer.in_proj.weight, mixer.in_proj.bias],
+            [kernel],
+            [mixer.out_proj.weight, mixer.out_proj.bias, *_norm(norms[0])],
+            [attention.q_proj.weight, attention.q_proj.bias],
+            [attention.out_proj.weight, attention.out_proj.bias, *_norm(norms[1])],
+            [ffn.fc1.weight, ffn.fc1.bias, ffn.fc2.weight, ffn.fc2.bias, *_norm(norms[2])],
+        ]
+        parameters = [parameter for part in parts for parameter in part]
+        if not ops.takes_block(x, parameters, backend=conv.backend):
+            return None
+        return cls(conv, attention, parameters, mixer.glu, residuals[0].normalize_before, norms[0].eps)
+
+    def __call__(self, x: Tensor, incremental_state: IncrementalState) -> Tensor | None:
+        """The newest position (1, N, C) to (1, N, C); None for what the parts must do: many rows, or no state yet."""
+        if not 0 < x.shape[1] <= ops.FEW_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return None
+        inputs = self.conv.get_incremental_state(incremental_state, "inputs")
+        source = self.attention.get_incremental_state(incremental_state, "source")
+        if inputs is None or source is None:
+            return None
+        return ops.decoder_block(
+            x,
+            self.parameters,
+            inputs,
+            source,
+            heads=self.attention.num_heads,
+            gated=self.gated,
+            dynamic=isinstance(self.conv, DynamicConv),
+            norm_first=self.norm_first,
+            eps=self.eps,
+        )
+
+
+def _norm(layer_norm: nn.LayerNorm) -> list[Tensor]:
+    return [layer_norm.weight, layer_norm.bias]

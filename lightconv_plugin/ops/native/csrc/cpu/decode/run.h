@@ -1,0 +1,88 @@
+// The kernels of decoding on all threads, with scratch that is kept from step to step; and what attention asks of its
+// state.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "cpu/decode/kernels.h"
+
+namespace lightconv {
+
+inline constexpr int64_t kWorth = 131072;  // multiply-adds that pay for waking a thread: some 10 microseconds
+
+inline void run(const Step& step) {
+  const DecodeKernels& chosen = decode_kernels();
+  const int64_t grain = std::max<int64_t>(1, kWorth / (step.inputs * step.C + 1));
+  torch::stable::parallel_for(0, step.N, grain, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<double> scratch;
+    scratch.resize(step_scratch(step));
+    chosen.step(step, scratch.data(), begin, end);
+  });
+}
+
+inline void run(const Attention& a) {
+  const DecodeKernels& chosen = decode_kernels();
+  const int64_t grain = std::max<int64_t>(1, kWorth / (2 * a.S * a.C + 1));
+  torch::stable::parallel_for(0, a.N, grain, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<double> scratch;
+    scratch.resize(attend_scratch(a));
+    chosen.attend(a, scratch.data(), begin, end);
+  });
+}
+
+inline void run(const Linear& l) {
+  const DecodeKernels& chosen = decode_kernels();
+  torch::stable::parallel_for(0, l.out, std::max<int64_t>(4, kWorth / 2 / (l.in + 1)),
+                              [&](int64_t begin, int64_t end) { chosen.linear(l, begin, end); });
+}
+
+// The state of a step, and where in it the newest input goes; `position` counts it.
+inline void take_state(Step& step, const torch::stable::Tensor& ring, const torch::stable::Tensor& ancestors,
+                       const torch::stable::Tensor& position) {
+  int64_t& inputs = *static_cast<int64_t*>(position.mutable_data_ptr());
+  step.slot = inputs % step.K;
+  step.inputs = std::min(++inputs, step.K);
+  step.ring = ring.mutable_data_ptr();
+  step.ancestors = static_cast<int32_t*>(ancestors.mutable_data_ptr());
+}
+
+// Attention of N queries of C channels to the sentences of a state; query and out are left to the caller.
+inline Attention attention_to(const torch::stable::Tensor& keys, const torch::stable::Tensor& values,
+                              const std::optional<torch::stable::Tensor>& padding,
+                              const torch::stable::Tensor& sentence, int64_t N, int64_t C, int64_t heads,
+                              torch::headeronly::ScalarType type) {
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(keys.dim() == 3 && values.dim() == 3, "attend: expected keys and values (sentences, S, C)");
+  Attention a{};
+  a.N = N, a.C = C, a.H = heads, a.S = keys.size(1);
+  STD_TORCH_CHECK(heads > 0 && C % heads == 0, "attend: the heads do not divide the channels");
+  const int64_t sentences = keys.size(0);
+  STD_TORCH_CHECK(keys.size(2) == C && values.size(0) == sentences && values.size(1) == a.S && values.size(2) == C,
+                  "attend: query, keys and values differ in shape");
+  STD_TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type,
+                  "attend: query, keys and values differ in type");
+  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
+                                           padding->size(0) == sentences && padding->size(1) == a.S),
+                  "attend: expected padding (sentences, S), bool");
+  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == N,
+                  "attend: expected sentence (N,), int64");
+  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
+                      (!padding.has_value() || padding->is_contiguous()),
+                  "attend: the state is not contiguous");
+  a.sentence = static_cast<const int64_t*>(sentence.const_data_ptr());
+  for (int64_t n = 0; n < N; ++n)
+    STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,
+                    "attend: a row names a sentence that there is not");
+  a.keys = keys.const_data_ptr(), a.values = values.const_data_ptr();
+  a.padding = padding.has_value() ? static_cast<const bool*>(padding->const_data_ptr()) : nullptr;
+  return a;
+}
+
+}  // namespace lightconv

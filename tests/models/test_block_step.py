@@ -1,0 +1,181 @@
+"""A decoder block's step in one operator, against the block itself over all positions in float64."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightconv_plugin import ops
+from lightconv_plugin.models import block_step
+from tests.models import common
+from tests.ops.conftest import vector_bits  # noqa: F401  a fixture
+from tests.tolerances import assert_close
+
+S = 5  # source positions
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many rows the operator was given, call by call."""
+    seen: list[int] = []
+    operator = ops.decoder_block
+
+    def spy(x, *arguments, **options):
+        seen.append(x.shape[1])
+        return operator(x, *arguments, **options)
+
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
+    monkeypatch.setattr(block_step.ops, "decoder_block", spy)
+    return seen
+
+
+def decoder_block(**options):
+    torch.manual_seed(0)
+    sizes = {**common.SMALL, "decoder_layers": 1, "encoder_layers": 1, "decoder_kernel_size_list": [5], **options}
+    built = common.build("pla_lightconv", common.task(), encoder_kernel_size_list=[3], **sizes)
+    block = built.decoder.layers[0].eval()
+    for parameter in block.parameters():  # norms and biases as training leaves them
+        torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
+    return block
+
+
+def follow(block, orders, *, padded, width=16):
+    """Steps of the block through beam search; each against the block over all positions, in float64."""
+    exact = copy.deepcopy(block).double()
+    sentences = max(orders[0]) + 1
+    source = torch.randn(S, sentences, 16)
+    padding = torch.arange(S) < torch.arange(sentences).unsqueeze(1) if padded else None
+    state: dict = {}
+    sentence = torch.arange(sentences)
+    past = torch.empty(0, sentences, width)
+    for order in map(torch.tensor, orders):
+        if state:
+            for module in block.modules():
+                if hasattr(module, "reorder_incremental_state"):
+                    module.reorder_incremental_state(state, order)
+            sentence, past = sentence[order], past[:, order]
+        past = torch.cat([past, torch.randn(1, len(order), width)])
+        got, weights, _ = block(past[-1:], source, padding, state)
+        assert weights is None
+        expected = exact(past.double(), source[:, sentence].double(), None if padding is None else padding[sentence])[0]
+        assert_close(got, expected[-1:])
+
+
+ORDERS = [[0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 2, 4, 4], [2, 3, 4, 5], [3, 3, 0, 1, 2], [0], [0, 0], [1, 0], [0, 1]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("glu", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_step_is_the_block(conv, glu, norm_first, calls, vector_bits):  # noqa: F811
+    block = decoder_block(decoder_conv_type=conv, decoder_glu=glu, decoder_normalize_before=norm_first)
+    follow(block, ORDERS, padded=True)
+    assert calls == [len(order) for order in ORDERS[1:]]  # the first step makes the states
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    conv=st.sampled_from(["lightweight", "dynamic"]),
+    width=st.sampled_from([4, 12, 20, 36, 132]),
+    conv_dim=st.sampled_from([4, 28, 68]),
+    ffn=st.sampled_from([1, 7, 33]),
+    heads=st.sampled_from([1, 2, 4]),
+    kernel=st.integers(1, 9),
+    rows=st.integers(1, ops.FEW_ROWS),
+    padded=st.booleans(),
+)
+def test_any_sizes(conv, width, conv_dim, ffn, heads, kernel, rows, padded):
+    sizes = {"decoder_embed_dim": width, "decoder_output_dim": width, "decoder_conv_dim": conv_dim}
+    more = {"decoder_ffn_embed_dim": ffn, "decoder_conv_heads": heads, "decoder_kernel_size_list": [kernel]}
+    block = decoder_block(decoder_conv_type=conv, share_decoder_input_output_embed=True, **sizes, **more)
+    with torch.no_grad():
+        follow(block, [[0, 1], *([[row % 2 for row in range(rows)]] * 3)], padded=padded, width=width)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_normalization": "sigmoid"},
+        {"conv_backend": "reference"},
+        {"decoder_query_dim": 8},
+        {"decoder_conv_type": "attention"},
+        {"dropout": 0.5, "retained": True},
+    ],
+)
+def test_other_blocks_run_part_by_part(options, calls, monkeypatch):
+    monkeypatch.delenv("LIGHTCONV_BACKEND")
+    retained = options.pop("retained", False)
+    block = decoder_block(**{"decoder_conv_type": "dynamic", **options})
+    for module in block.modules() if retained else ():
+        if hasattr(module, "apply_during_inference"):
+            module.apply_during_inference = True
+    state: dict = {}
+    for _ in range(3):
+        block(torch.randn(1, 2, 16), torch.randn(S, 2, 16), None, state)
+    assert calls == []
+
+
+@torch.no_grad()
+def test_many_rows_run_part_by_part_and_few_at_once(calls):
+    block = decoder_block(decoder_conv_type="dynamic")
+    rows = ops.FEW_ROWS + 1
+    follow(block, [[0], [0] * rows, [0] * rows, [0] * ops.FEW_ROWS, [0] * ops.FEW_ROWS], padded=False)
+    assert calls == [ops.FEW_ROWS] * 2
+
+
+@torch.no_grad()
+def test_who_looks_at_the_attention_gets_it(calls):
+    block = decoder_block(decoder_conv_type="dynamic")
+    state: dict = {}
+    for _ in range(2):
+        arguments = (torch.randn(1, 2, 16), torch.randn(S, 2, 16), None, state)
+        assert block(*arguments, need_attn=True)[1].shape == (2, 1, S)
+    assert calls == []
+    block.make_generation_fast_()
+    assert block(torch.randn(1, 2, 16), None, None, state, need_attn=True)[1] is None
+    assert calls == [2]
+
+
+@torch.no_grad()
+def test_weights_that_change_between_searches_are_seen(calls):
+    block = decoder_block(decoder_conv_type="lightweight")
+    follow(block, [[0, 1]] * 3, padded=False)
+    block.ffn.fc1.weight = torch.nn.Parameter(torch.randn_like(block.ffn.fc1.weight))
+    follow(block, [[0, 1]] * 3, padded=False)
+    assert len(calls) == 4
+
+
+@torch.no_grad()
+def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
+    block = decoder_block(decoder_conv_type="dynamic")
+    state: dict = {}
+    x = torch.randn(1, 2, 16)
+    block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)
+    step = block_step.BlockStep.of(block, x)
+    assert step is not None
+    inputs = step.conv.get_incremental_state(state, "inputs")
+    source = step.attention.get_incremental_state(state, "source")
+    operator = torch.ops.lightconv.decoder_block
+
+    def arguments(x=x, parameters=step.parameters):
+        states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
+        return (x, parameters, *states, 4, True, True, False, 1e-5)
+
+    torch.library.opcheck(operator.default, arguments(), test_utils=("test_schema", "test_faketensor"))
+    before = inputs["position"].item()
+    for message, wrong in (
+        ("too few parameters", arguments(parameters=step.parameters[:-1])),
+        ("too many parameters", arguments(parameters=[*step.parameters, x[0, 0]])),
+        ("contiguous parameters in float32", arguments(parameters=[p.double() for p in step.parameters])),
+        ("a weight is not", arguments(x=torch.randn(1, 2, 15))),
+        ("a bias or norm has another size", arguments(parameters=step.parameters[:1] * 2 + step.parameters[2:])),
+        (r"expected x \(1, N, C\)", arguments(x=x.double())),
+        (r"expected sentence \(N,\)", arguments(x=torch.randn(1, 1, 16))),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            operator(*wrong)
+    assert inputs["position"].item() == before  # a step refused is no step
