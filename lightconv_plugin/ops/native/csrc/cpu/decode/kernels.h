@@ -72,9 +72,9 @@ struct DecodeKernels {
 // Whether a head's channels fill a vector; else weights are laid out for each channel.
 inline bool by_head(const Step& step) { return step.C / step.H >= 16; }
 
-// Rows that `step` works on at once: their sums fill a part of the second cache. One where each lays out its weights.
+// Rows that `step` works on at once: their sums fill half of the first cache. One where each lays out its weights.
 inline int64_t block_rows(const Step& step) {
-  const int64_t rows = 16384 / step.C;
+  const int64_t rows = 4096 / step.C;
   return rows < 1 || (step.dynamic && !by_head(step)) ? 1 : rows;
 }
 

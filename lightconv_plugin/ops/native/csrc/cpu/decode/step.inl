@@ -33,7 +33,7 @@ void add(const T* const* source, const A* kernel, int64_t K, int64_t C, int64_t 
   for (int64_t head = 0; head < C; head += channels, kernel += K) {
     for (int64_t c = head; c < head + channels; ++c) {
       A total = First ? A(0) : sum[c];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int t = 0; t < Taps; ++t) total += kernel[t] * load(source[t][c]);
       sum[c] = total;
     }
@@ -44,17 +44,19 @@ template <int Taps, bool First, class T, class A>
 void add_by_channel(const T* const* source, const A* weights, int64_t C, A* __restrict__ sum) {
   for (int64_t c = 0; c < C; ++c) {
     A total = First ? A(0) : sum[c];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < Taps; ++t) total += weights[t * C + c] * load(source[t][c]);
     sum[c] = total;
   }
 }
 
 // Several taps at once, so that the sum is seldom read and written; few enough streams for the prefetcher.
-const int kTaps = 4;
+const int kTaps = 8;
 
 template <int Taps, class T, class A>
-void add(const Step& s, bool first, const T* const* source, const A* weights, int64_t tap, A* sum) {
+void add(const Step& s, int64_t taps, bool first, const T* const* source, const A* weights, int64_t tap, A* sum) {
+  if constexpr (Taps > 1)
+    if (taps < Taps) return add<Taps - 1>(s, taps, first, source, weights, tap, sum);
   if (by_head(s) && first) add<Taps, true>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
   if (by_head(s) && !first) add<Taps, false>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
   if (!by_head(s) && first) add_by_channel<Taps, true>(source, weights + tap * s.C, s.C, sum);
@@ -92,10 +94,7 @@ void step_rows(const Step& s, void* scratch, int64_t begin, int64_t end) {
         }
         A* sum = sizeof(A) == sizeof(T) ? reinterpret_cast<A*>(out) + n * s.C : wide + (n - block) * s.C;
         const A* used = by_head(s) ? kernels + (s.dynamic ? n - block : 0) * size : weights;
-        if (taps == 1) add<1>(s, i == 0, source, used, oldest + i, sum);
-        if (taps == 2) add<2>(s, i == 0, source, used, oldest + i, sum);
-        if (taps == 3) add<3>(s, i == 0, source, used, oldest + i, sum);
-        if (taps == kTaps) add<kTaps>(s, i == 0, source, used, oldest + i, sum);
+        add<kTaps>(s, taps, i == 0, source, used, oldest + i, sum);
       }
     }
     if (sizeof(A) != sizeof(T))
