@@ -133,7 +133,7 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
     if names[-1] != "table":
         return
     done = completed(run)
-    if not any(run.stages[key].name == "score" for key in done):
+    if not any(run.stages[key].name in ("score", "speed") for key in done):
         raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
     print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
     table = CHECKOUT / "scripts" / "table.py"
@@ -181,6 +181,11 @@ def main() -> None:
     parser.add_argument("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
     parser.add_argument("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go")
     parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
+    parser.add_argument(
+        "--untrained",
+        action="store_true",
+        help="train nothing: measure the speed of random weights (Tables 3, 7)",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--list", action="store_true", help="show what is done and what is to do, and run nothing")
     shown.add_argument("--dry-run", action="store_true", help="show the commands of what is to do, and run nothing")
@@ -208,7 +213,7 @@ def main() -> None:
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
     launch = Launch(tuple(shlex.split(arguments.launch)), tuple(flags), **passed)
     dataset = read_dataset(config.dataset)
-    run = build_run(config, dataset, arguments.work, CHECKOUT, arguments.raw, given, launch)
+    run = build_run(config, dataset, arguments.work, CHECKOUT, arguments.raw, given, launch, arguments.untrained)
     if arguments.list:
         print(show.list_stages(run, seeds))
     elif arguments.print:

@@ -4,9 +4,9 @@ The settings are those of the CONFIG's section `speed`: beam, batch size, subset
 another configuration of the same dataset. Runs of the two alternate, so that whatever else the machine does falls on
 both; the first of each is not counted. Time is fairseq-generate's own: generation without loading and reading.
 
-A baseline that has not been trained is stood in for by a model of its architecture after one update on almost no text.
-Such a model does not know when to end, so then both generate hypotheses of one fixed length, the mean length of the
-references. speed.json says which it was.
+A baseline that has not been trained is stood in for by a model of its architecture after one update on almost no text;
+with --untrained, so is the model itself. Such a model does not know when to end, so then both generate hypotheses of
+one fixed length, the mean length of the references. speed.json says which it was.
 """
 
 import argparse
@@ -76,6 +76,30 @@ def untrained_system(config: Config, data: Path, out: Path) -> System:
     return System(config, out / "checkpoint_last.pt", {}, trained=False)
 
 
+def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained: bool) -> list[System]:
+    """The model of a configuration, then its baseline if it has one; trained ones unless ``untrained``.
+
+    Raises:
+        UserError: the model has not been trained.
+    """
+    other = baseline_config(config)
+    if untrained:
+        return [untrained_system(each, data, out / "untrained" / each.name) for each in (config, other) if each]
+    ours = trained_system(config, run)
+    if ours is None:
+        raise UserError(
+            f"{run} has no selected model; run scripts/reproduce.py {config.path} --to select, "
+            "or with --untrained for the speed of random weights"
+        )
+    if other is None:
+        return [ours]
+    theirs = trained_system(other, run.parent / other.name)
+    if theirs is None:
+        print(f"speed: {other.path} has not been trained; a model without training stands in for it", flush=True)
+        theirs = untrained_system(other, data, out / "untrained" / other.name)
+    return [ours, theirs]
+
+
 def time_once(system: System, speed: dict[str, Any], data: Path, log: Path, length: int | None) -> dict[str, Any]:
     """One run of fairseq-generate at the settings of the section ``speed``."""
     settings = {
@@ -106,6 +130,7 @@ def main() -> None:
         "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for speed.json")
+    parser.add_argument("--untrained", action="store_true", help="of models without training, whatever there is")
     arguments = parser.parse_args()
     interruptible()
     config, out, data = load_config(arguments.config), arguments.out, arguments.data
@@ -113,16 +138,8 @@ def main() -> None:
     if not speed:
         raise UserError(f"{config.path} has no section `speed`; add one, or leave the stage out")
     check_binarised(data)
-    ours = trained_system(config, arguments.run)
-    if ours is None:
-        raise UserError(f"{arguments.run} has no selected model; run scripts/reproduce.py {config.path} --to select")
-    systems = [ours]
-    if (other := baseline_config(config)) is not None:
-        theirs = trained_system(other, arguments.run.parent / other.name)
-        if theirs is None:
-            print(f"speed: {other.path} has not been trained; a model without training stands in for it", flush=True)
-            theirs = untrained_system(other, data, out / "untrained")
-        systems.append(theirs)
+    systems = find_systems(config, arguments.run, data, out, untrained=arguments.untrained)
+    ours = systems[0]
     random = not all(system.trained for system in systems)
     length = mean_length(data, ours, speed["subset"], out) if random else None
     for number in range(speed["runs"] + 1):

@@ -86,11 +86,13 @@ def build_run(
     raw: Path | None = None,
     given: Callable[[], str | None] = lambda: None,
     launch: Launch | None = None,
+    untrained: bool = False,
 ) -> Run:
-    """Lay out the folders and commands of a configuration.
+    """Lay out the folders and commands of a configuration; ``untrained``: only those of the speed of random weights.
 
     Raises:
-        UserError: the model's name is taken by a folder of the data, or its baseline cannot be read.
+        UserError: the model's name is taken by a folder of the data, or its baseline cannot be read; the speed of
+            random weights is asked for where none is measured, or the model has been trained.
     """
     root, model = work / config.dataset, work / config.dataset / config.name
     raw_folder, prepared, binarised = root / "raw", root / "prepared", root / "binarised"
@@ -121,19 +123,24 @@ def build_run(
             ("prepare",),
         ),
     ]
-    for seed in config.seeds:
-        stages += _seed_stages(config, seed, root, seed_root(model, seed), checkout / "scripts", launch or Launch())
-    scores = tuple(stage.key for stage in stages if stage.name == "score")
     scripts, path = checkout / "scripts", str(config.path)
-    select = [str(scripts / "select_seed.py"), path, "--run", str(model), "--out", str(model / "selection")]
-    stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
+    if not untrained:
+        for seed in config.seeds:
+            stages += _seed_stages(config, seed, root, seed_root(model, seed), scripts, launch or Launch())
+        scores = tuple(stage.key for stage in stages if stage.name == "score")
+        select = [str(scripts / "select_seed.py"), path, "--run", str(model), "--out", str(model / "selection")]
+        stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
+    elif not config.speed:
+        raise UserError(f"{config.path} has no section `speed`, which is all that --untrained measures")
+    elif read_stamp(model / "selection") is not None:
+        raise UserError(f"{model} holds a trained model; leave --untrained out, and its own speed is measured")
     if config.speed:
         baseline = baseline_config(config)
-        chosen = read_stamp(root / baseline.name / "selection") if baseline else None
+        chosen = read_stamp(root / baseline.name / "selection") if baseline and not untrained else None
         inputs = {"speed": config.speed, "baseline": chosen.id if chosen else None}
         speed = [str(scripts / "speed.py"), path, "--run", str(model), "--data", str(binarised)]
-        command = [*speed, "--out", str(model / "speed")]
-        stages.append(Stage("speed", model / "speed", inputs, [command], ("select",)))
+        command = [*speed, "--out", str(model / "speed"), *(["--untrained"] if untrained else [])]
+        stages.append(Stage("speed", model / "speed", inputs, [command], ("binarise" if untrained else "select",)))
     return Run(config, root, model, {stage.key: stage for stage in stages}, given)
 
 

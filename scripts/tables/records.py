@@ -91,6 +91,8 @@ def _speed_signature(record: Mapping[str, Any]) -> list[str]:
     if not settings:
         return []
     parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
+    if not lookup(record, "speed.trained"):
+        parts.append("random weights")
     if other := lookup(record, "speed.baseline"):
         parts.append(f"baseline:{other['model']}" + ("" if other.get("trained") else " (random weights)"))
     return ["  speed " + "|".join(parts)]

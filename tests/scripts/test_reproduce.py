@@ -334,6 +334,26 @@ def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(place):
     assert place.ran() == ["speed"]
 
 
+def test_the_speed_of_random_weights_needs_no_training(place):
+    status, _, err = place.run("--untrained")
+    assert status == 1
+    assert "has no section `speed`, which is all that --untrained measures" in err
+    place.config(CONFIG + "speed: {beam: 4, batch-size: 8, subset: test, runs: 2}\n")
+    status, _, err = place.run("--untrained")
+    assert status == 1
+    assert "holds a trained model; leave --untrained out" in err
+    shutil.rmtree(place.folder / "work" / "toy" / "model")
+    status, out, err = place.run("--untrained")
+    assert status == 0, err
+    assert place.ran() == ["speed"]  # the data are there
+    assert place.record()["speed"] == {"ratio": 2.0}
+    assert "2.00" in out
+    assert place.run("--untrained")[0] == 0
+    assert place.ran() == []
+    assert place.run()[0] == 0
+    assert place.ran() == [*ONE_SEED[3:], "speed"]  # now of the trained model
+
+
 def test_dry_run_shows_what_would_run_and_runs_nothing(place):
     assert place.run("--dry-run") == (0, "# nothing is to do\n", "")
     place.config(CONFIG.replace("last: 2", "last: 3"))

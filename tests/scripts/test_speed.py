@@ -68,9 +68,9 @@ def selected(run: Path, best: int) -> None:
         path.write_text(text)
 
 
-def measure(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict, list[list[str]]]:
+def measure(place: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[dict, list[list[str]]]:
     paths = [str(place / name) for name in ("model.yaml", "runs/model", "data", "out")]
-    line = ["speed.py", paths[0], "--run", paths[1], "--data", paths[2], "--out", paths[3]]
+    line = ["speed.py", paths[0], "--run", paths[1], "--data", paths[2], "--out", paths[3], *flags]
     monkeypatch.setattr(sys, "argv", line)
     speed.main()
     notes = (place / "fake" / "fairseq_cli" / "notes").read_text().splitlines()
@@ -102,9 +102,23 @@ def test_beside_an_untrained_baseline_all_hypotheses_have_the_references_length(
     assert found["settings"]["fixed_length"] == 4
     for run in runs:
         assert {"--max-len-a=0", "--max-len-b=4", "--min-len=4"} <= set(run)
-    made = (place / "out" / "untrained" / "checkpoint_last.pt").read_text()
+    made = (place / "out" / "untrained" / "other" / "checkpoint_last.pt").read_text()
     assert "--max-update=1 " in made
     assert "--disable-validation" in made
+
+
+def test_without_training_both_are_random_weights(place, monkeypatch, capsys):
+    """Even where there is a trained baseline: a model that knows when to end is not timed beside one that does not."""
+    selected(place / "runs" / "other", 1)
+    (place / "runs" / "model" / "selection" / "selection.json").unlink()
+    found, (_, *runs) = measure(place, monkeypatch, "--untrained")
+    assert "stands in" not in capsys.readouterr().out
+    assert (found["trained"], found["baseline"]["trained"]) == (False, False)
+    assert found["settings"]["fixed_length"] == 4
+    names = ["model" if any("/untrained/model/" in word for word in run) else "other" for run in runs]
+    assert names == ["model", "other"] * 3
+    for run in runs:
+        assert {"--max-len-a=0", "--max-len-b=4", "--min-len=4", "--beam=4"} <= set(run)
 
 
 def test_a_model_that_is_its_own_baseline_has_no_ratio(place, monkeypatch):

@@ -50,6 +50,8 @@ def test_speed_stands_beside_its_baseline_where_it_was_measured():
     assert lines[3].split() == ["x", "toy", "1,234,567", "0", *["-"] * 6]
     assert "  speed beam:4|batch-size:256|baseline:transformer (random weights)" in lines
     assert lines[-1] == "x: not scored yet"
+    untrained = record("u", speed=speed(50.0, 1.25) | {"trained": False})
+    assert "  speed beam:4|batch-size:256|random weights|baseline:transformer (random weights)" in as_text([untrained])
 
 
 def test_metrics_stand_in_tables_of_their_own():
