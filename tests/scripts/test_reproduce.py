@@ -1,5 +1,3 @@
-import json
-import os
 import shlex
 import shutil
 import signal
@@ -7,138 +5,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from scripts.common.stamp import NAME
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-ONE_SEED = ["download", "prepare", "binarise", "train:1", "average:1", "generate:1", "score:1"]
-FOLDERS = {
-    "download": "raw",
-    "prepare": "prepared",
-    "binarise": "binarised",
-    "train": "checkpoints",
-    "tune": "tuned",
-    "average": "averaged",
-    "generate": "hypotheses",
-    "score": "scores",
-    "select": "selection",
-    "speed": "speed",
-}
-CONFIG = """
-dataset: toy
-seeds: [1]
-train: {arch: a, max-update: 5}
-average: {by: update, last: 2}
-generate: {beam: 5}
-score: {metric: bleu}
-"""
-SCORES = {"bleu": 1.5, "sacrebleu": 2.5, "details": {"bleu": {"signature": "a"}, "sacrebleu": {"signature": "b"}}}
-FACTS = {
-    "train": ("train.json", {"parameters": 1000, "backend": None}),
-    "tune": ("tune.json", {"chosen": {"lenpen": 0.5}}),
-    "generate": ("generation.json", {"sentences_per_second": 2.0}),
-    "score": ("scores.json", SCORES | {"signature": "c"}),
-    "evaluate": ("scores.json", {"perplexity": 9.0, "perplexity_sentence": 8.0, "details": {}, "signature": "c"}),
-    "speed": ("speed.json", {"ratio": 2.0}),
-}
-
-# Stands for every stage: notes that it ran, and writes its facts, or half of something and then fails or hangs.
-FAKE = """
-import json, os, re, sys, time
-from pathlib import Path
-stage = Path(__file__).stem
-out = Path(sys.argv[sys.argv.index("--out") + 1])
-out = out.parent if stage == "average" else out
-seed = re.search(r"/seed(\\d+)/", str(out))
-subset = ":valid" if out.name == "valid" else ""
-with open(os.environ["RAN"], "a") as f:
-    f.write(stage + (":" + seed[1] if seed else "") + subset + "\\n")
-out.mkdir(parents=True, exist_ok=True)
-(out / "half").write_text("half")
-if os.environ.get("FAIL") == stage:
-    sys.exit("error: it broke")
-if os.environ.get("HANG") == stage:
-    time.sleep(60)
-facts = json.loads(os.environ["FACTS"]).get(stage)
-if facts:
-    if seed and seed[1] == os.environ.get("BETTER"):
-        facts[1] = facts[1] | {"bleu": 9.5}
-    (out / facts[0]).write_text(json.dumps(facts[1]))
-"""
-
-
-class Place:
-    """A checkout whose stages are stand-ins, so that what is tested is which of them run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ran_file = folder / "ran"
-        shutil.copytree(CHECKOUT / "scripts" / "common", folder / "scripts" / "common")
-        lock = folder / "scripts" / "common" / "lock.py"
-        assert "PATIENCE_SECONDS = 10.0" in lock.read_text()
-        lock.write_text(lock.read_text().replace("PATIENCE_SECONDS = 10.0", "PATIENCE_SECONDS = 2.0"))
-        shutil.copytree(CHECKOUT / "scripts" / "tables", folder / "scripts" / "tables")
-        for name in ("__init__.py", "reproduce.py", "select_seed.py", "table.py"):
-            shutil.copy(CHECKOUT / "scripts" / name, folder / "scripts" / name)
-        (folder / "data_prep" / "datasets").mkdir(parents=True)
-        self.dataset("source: en\ntarget: de\n")
-        for name in (*FACTS, "average", "download", "prepare", "binarise"):
-            where = "data_prep" if name in ("download", "prepare", "binarise") else "scripts"
-            (folder / where / f"{name}.py").write_text(FAKE)
-        self.config(CONFIG)
-
-    def dataset(self, text: str) -> None:
-        (self.folder / "data_prep" / "datasets" / "toy.yaml").write_text(text)
-
-    def config(self, text: str) -> None:
-        (self.folder / "model.yaml").write_text(text)
-
-    def stage_folder(self, key: str) -> Path:
-        stage, _, seed = key.partition(":")
-        model = {"select": "model", "speed": "model"}.get(stage, f"model/seed{seed}" if seed else ".")
-        return self.folder / "work" / "toy" / model / FOLDERS[stage]
-
-    def record(self) -> dict[str, Any]:
-        return json.loads((self.folder / "work" / "toy" / "model" / "record.json").read_text())
-
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
-        command = [sys.executable, str(self.folder / "scripts" / "reproduce.py"), str(self.folder / "model.yaml")]
-        environment |= {"RAN": str(self.ran_file), "FACTS": json.dumps(FACTS)}
-        self.ran_file.write_text("")
-        pipe = subprocess.PIPE
-        line = [*command, *arguments]
-        return subprocess.Popen(line, env=os.environ | environment, cwd="/", stdout=pipe, stderr=pipe, text=True)
-
-    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
-
-    def ran(self) -> list[str]:
-        return self.ran_file.read_text().split()
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    place = Place(tmp_path_factory.mktemp("finished"))
-    status, out, err = place.run()
-    assert status == 0, err
-    assert place.ran() == ONE_SEED
-    assert "all stages are done" in out
-    return place.folder
-
-
-@pytest.fixture
-def place(finished, tmp_path):
-    """A copy of a checkout in which everything is done; configuration and folders keep their paths relative to it."""
-    shutil.copytree(finished, tmp_path / "copy")
-    copied = object.__new__(Place)
-    copied.folder, copied.ran_file = tmp_path / "copy", tmp_path / "copy" / "ran"
-    return copied
+from tests.scripts.stand_in import CHECKOUT, CONFIG, ONE_SEED, Place
 
 
 def test_a_second_run_does_nothing_and_prints_the_row(place):
@@ -313,45 +185,6 @@ def test_a_language_model_is_evaluated_not_generated_with(place):
     assert place.ran() == ["evaluate:1:valid", "evaluate:1"]
     assert place.record()["summary"]["valid"]["perplexity"]["mean"] == 9.0
     assert "9.00" in out
-
-
-def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(place):
-    speed = "speed: {beam: 4, batch-size: 8, subset: test, runs: 2, baseline: other.yaml}\n"
-    (place.folder / "other.yaml").write_text(CONFIG)
-    place.config(CONFIG + speed)
-    assert place.run()[0] == 0
-    assert place.ran() == ["speed"]
-    assert place.record()["speed"] == {"ratio": 2.0}
-    (place.folder / "model.yaml").rename(place.folder / "kept.yaml")
-    (place.folder / "other.yaml").rename(place.folder / "model.yaml")
-    (place.folder / "work" / "toy" / "model").rename(place.folder / "work" / "toy" / "kept")
-    assert place.run()[0] == 0
-    (place.folder / "work" / "toy" / "model").rename(place.folder / "work" / "toy" / "other")
-    (place.folder / "work" / "toy" / "kept").rename(place.folder / "work" / "toy" / "model")
-    (place.folder / "model.yaml").rename(place.folder / "other.yaml")
-    (place.folder / "kept.yaml").rename(place.folder / "model.yaml")
-    assert place.run()[0] == 0
-    assert place.ran() == ["speed"]
-
-
-def test_the_speed_of_random_weights_needs_no_training(place):
-    status, _, err = place.run("--untrained")
-    assert status == 1
-    assert "has no section `speed`, which is all that --untrained measures" in err
-    place.config(CONFIG + "speed: {beam: 4, batch-size: 8, subset: test, runs: 2}\n")
-    status, _, err = place.run("--untrained")
-    assert status == 1
-    assert "holds a trained model; leave --untrained out" in err
-    shutil.rmtree(place.folder / "work" / "toy" / "model")
-    status, out, err = place.run("--untrained")
-    assert status == 0, err
-    assert place.ran() == ["speed"]  # the data are there
-    assert place.record()["speed"] == {"ratio": 2.0}
-    assert "2.00" in out
-    assert place.run("--untrained")[0] == 0
-    assert place.ran() == []
-    assert place.run()[0] == 0
-    assert place.ran() == [*ONE_SEED[3:], "speed"]  # now of the trained model
 
 
 def test_dry_run_shows_what_would_run_and_runs_nothing(place):
