@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.steps.plan import plan
-from data_prep.steps.registry import APPLY_BPE, INNER, LINE, STEPS
+from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE, INNER, LINE, STEPS
 from scripts.common.errors import UserError, run_command
 
 
@@ -25,7 +25,7 @@ def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], 
     Args:
         dataset: whose steps.
         language: of the line.
-        codes: the BPE merges of that language.
+        codes: the BPE merges or the SentencePiece model of that language.
 
     Raises:
         UserError: the dataset has no such language or does nothing to its lines, or the codes cannot be read.
@@ -54,15 +54,15 @@ def _takes_part(step: Step, language: str) -> bool:
 
 
 def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:
-    parameters = step.parameters | ({"codes": str(codes)} if step.name == APPLY_BPE else {})
-    return (STEPS | INNER)[step.name].build(language, parameters)
+    learnt = {APPLY_BPE: {"codes": str(codes)}, APPLY_SENTENCEPIECE: {"model": str(codes)}}
+    return (STEPS | INNER)[step.name].build(language, step.parameters | learnt.get(step.name, {}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
     parser.add_argument("--language", required=True, help="of the lines, as the dataset names it")
-    parser.add_argument("--codes", metavar="FILE", type=Path, required=True, help="BPE merges, in prepared/")
+    parser.add_argument("--codes", metavar="FILE", type=Path, required=True, help="BPE merges or SentencePiece model")
     arguments = parser.parse_args()
     apply = line_steps(load_dataset(arguments.dataset), arguments.language, arguments.codes)
     for number, line in enumerate(sys.stdin.buffer, 1):

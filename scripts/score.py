@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.config import Config, load_config
-from scripts.common.detokenise import detokenise, escapes, lowercases
+from scripts.common.detokenise import detokenise, lowercases
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.metrics import Side, check_sides, evaluate, measures
@@ -50,7 +50,7 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
     return f"{signature(config, how)}|sacremoses:{version('sacremoses')}"
 
 
-def read_hypotheses(folder: Path, language: str, *, escaped: bool) -> Side:
+def read_hypotheses(folder: Path, language: str, dataset: dict[str, Any]) -> Side:
     """What scripts/generate.py wrote.
 
     Raises:
@@ -58,7 +58,7 @@ def read_hypotheses(folder: Path, language: str, *, escaped: bool) -> Side:
     """
     read_json(folder / "generation.json")  # only a complete folder has it
     tokenised = read_lines(folder / "hypotheses.tok")
-    return Side(tokenised, detokenise(tokenised, language, escaped=escaped))
+    return Side(tokenised, detokenise(tokenised, language, dataset))
 
 
 def read_references(folder: Path, untouched: Path) -> Side:
@@ -103,8 +103,8 @@ def main() -> None:
     dataset = read_dataset(config.dataset)
     if "target" not in dataset:
         raise UserError(f"{config.dataset} is of one language, for language models: scripts/evaluate.py measures those")
-    language, escaped = dataset["target"], escapes(dataset)
-    hypotheses = read_hypotheses(arguments.hypotheses, language, escaped=escaped)
+    language = dataset["target"]
+    hypotheses = read_hypotheses(arguments.hypotheses, language, dataset)
     untouched = arguments.prepared / "raw" / f"{subset}.{language}"
     references = read_references(arguments.hypotheses, untouched)
 
@@ -126,7 +126,7 @@ def main() -> None:
     if arguments.baseline is not None:
         if read_lines(arguments.baseline / "reference.tok") != references.tokenised:
             raise UserError(f"{arguments.baseline} has other references than {arguments.hypotheses}: another test set")
-        baseline = read_hypotheses(arguments.baseline, language, escaped=escaped)
+        baseline = read_hypotheses(arguments.baseline, language, dataset)
         results = paired_bootstrap(found, hypotheses, baseline, references)
         about = {"baseline": str(arguments.baseline), "samples": SAMPLES, "signature": how}
         write_json(arguments.out / "significance.json", {**about, "scores": results})

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common.detokenise import detokeniser, escapes
+from scripts.common.detokenise import detokeniser
 from scripts.common.errors import UserError, run_command
 from scripts.common.fairseq import CHECKOUT
 from scripts.common.record import read_dataset
@@ -117,7 +117,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     codes = arguments.codes or trained.codes(source)
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     generate = trained.generate | {key: value for key, value in chosen.items() if value is not None}
-    as_written = detokeniser(target, escaped=escapes(dataset))
+    as_written = detokeniser(target, dataset)
     with text_steps(trained.dataset, source, codes) as steps:
         model = Translator(trained.model, trained.dictionaries, (source, target), generate)
         if sys.stdin.isatty():
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--dataset", metavar="NAME", help="whose steps to take, where MODEL does not say it")
     parser.add_argument("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, likewise")
-    parser.add_argument("--codes", type=Path, metavar="FILE", help="the source's BPE merges, likewise")
+    parser.add_argument("--codes", type=Path, metavar="FILE", help="the source's BPE merges or SentencePiece model")
     parser.add_argument("--batch-size", type=_positive, default=1, metavar="N", help="lines at a time (default: 1)")
     parser.add_argument("--beam", type=_positive, metavar="N", help="(default: as the run's test set, or 5)")
     parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: likewise, or 1)")

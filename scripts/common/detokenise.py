@@ -10,12 +10,15 @@ _WIDE_MARK = re.compile(
 )
 
 
-def detokeniser(language: str, *, escaped: bool) -> Callable[[str], str]:
-    """Moses' detokenisation; ``escaped``: the preparation wrote ``&amp;`` for ``&`` and so on, which is undone."""
+def detokeniser(language: str, dataset: Mapping[str, Any]) -> Callable[[str], str]:
+    """Moses' detokenisation, which also undoes ``&amp;`` and the like where the dataset's tokeniser wrote them; nothing
+    where its text was never tokenised.
+    """
+    if "sentencepiece" in (names := [name for name, _ in _steps(dataset)]) and "tokenise" not in names:
+        return str
     from sacremoses import MosesDetokenizer
 
-    detokenizer = MosesDetokenizer(lang=moses_language(language))
-
+    escaped, detokenizer = escapes(dataset), MosesDetokenizer(lang=moses_language(language))
     wide = moses_language(language) in ("zh", "ja")
 
     def of(line: str) -> str:
@@ -25,9 +28,9 @@ def detokeniser(language: str, *, escaped: bool) -> Callable[[str], str]:
     return of
 
 
-def detokenise(lines: Sequence[str], language: str, *, escaped: bool) -> list[str]:
+def detokenise(lines: Sequence[str], language: str, dataset: Mapping[str, Any]) -> list[str]:
     """``detokeniser`` of lines."""
-    return list(map(detokeniser(language, escaped=escaped), lines))
+    return list(map(detokeniser(language, dataset), lines))
 
 
 def moses_language(language: str) -> str:

@@ -16,7 +16,11 @@ PUBLISHED = {
     "wmt17.zh-en": "wmt17_zh_en",
 }
 _MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt")
-_CODES = ("codes.{}", "codes", "code", "bpecodes", "bpecodes.{}", "code.{}")  # ours, then those of the archives
+# what was learnt to cut words into units: ours, then those of the archives
+_CODES = (
+    *("codes.{}", "codes", "sentencepiece.model.{}", "sentencepiece.model"),
+    *("code", "bpecodes", "bpecodes.{}", "code.{}"),
+)
 _NOTES = ("seed", "subset", "averaged", "last")  # what stands beside the flags of generation
 
 
@@ -31,7 +35,7 @@ class Trained:
     generate: dict[str, Any]
 
     def codes(self, language: str) -> Path:
-        """The BPE merges of a language.
+        """The BPE merges or the SentencePiece model of a language.
 
         Raises:
             UserError: there are none.
@@ -39,7 +43,9 @@ class Trained:
         for name in _CODES:
             if (path := self.codes_folder / name.format(language)).is_file():
                 return path
-        raise UserError(f"no BPE codes for {language} in {self.codes_folder}; give their file with --codes")
+        raise UserError(
+            f"no BPE codes for {language} in {self.codes_folder} and no SentencePiece model; give it with --codes"
+        )
 
 
 def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:

@@ -21,16 +21,23 @@ def texts(language: str) -> list[str]:
     return CHINESE if language == "zh" else (SAMPLES / f"{language}.txt").read_text(encoding="utf-8").splitlines()
 
 
+def step_name(step: str | dict) -> str:
+    return step if isinstance(step, str) else next(iter(step))
+
+
 @pytest.fixture
 def prepared(tmp_path):
     """Prepares text of this machine by the steps of a dataset; returns the dataset and the folder."""
 
-    def make(name):
+    def make(name, *, units=0):  # units: of SentencePiece, in place of tokens and BPE
         about = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
         steps = [
-            {"bpe": step["bpe"] | {"merges": 60}} if isinstance(step, dict) and "bpe" in step else step
+            {"bpe": step["bpe"] | {"merges": 60}} if step_name(step) == "bpe" else step
             for step in about["steps"]
+            if not (units and step_name(step) == "tokenise")
         ]
+        if units:
+            steps[-1] = {"sentencepiece": {"units": units, "joint": False}}
         file, raw = tmp_path / f"{name}.yaml", tmp_path / "raw"
         file.write_text(
             yaml.safe_dump({key: about[key] for key in ("source", "target")} | {"kind": "text", "steps": steps})
@@ -60,6 +67,17 @@ def test_raw_lines_become_the_prepared_ones(prepared, name):
         assert len(raw) > 50
         assert [apply(line) for line in raw] == made
         assert made != raw
+
+
+def test_lines_in_sentencepiece(prepared):
+    pytest.importorskip("sentencepiece")
+    dataset, folder = prepared("debian_en_de", units=150)
+    for language in dataset.languages:
+        apply = line_steps(dataset, language, folder / f"sentencepiece.model.{language}")
+        made = (folder / f"test.{language}").read_text(encoding="utf-8").splitlines()
+        raw = (folder / "raw" / f"test.{language}").read_text(encoding="utf-8").splitlines()
+        assert [apply(line) for line in raw] == made
+        assert any("\u2581" in line for line in made)
 
 
 def test_the_command_answers_each_line_as_it_comes(prepared):

@@ -81,11 +81,13 @@ def test_compounds_are_asked_for_by_name():
 
 
 def test_text_as_people_write_it_is_scored_beside():
-    text = detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", escaped=True)
+    text = detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", {"steps": ["tokenise"]})
     assert text == ["das ist gut, sagte er.", '"R & D"']
-    assert detokenise(["R &amp; D"], "de", escaped=False) == ["R &amp; D"]
+    plain: dict = {"steps": [{"tokenise": {"escape": False}}]}
+    assert detokenise(["R &amp; D"], "de", plain) == ["R &amp; D"]
+    assert detokenise(["Wörter , wie sie sind"], "de", {"steps": ["sentencepiece"]}) == ["Wörter , wie sie sind"]
     chinese = "提供 GNOME 的 开发 文件 （ 版本 3.2 ） ， 和 文档 。"
-    assert detokenise([chinese], "zh_CN", escaped=False) == ["提供 GNOME 的开发文件（版本 3.2），和文档。"]
+    assert detokenise([chinese], "zh_CN", plain) == ["提供 GNOME 的开发文件（版本 3.2），和文档。"]
     right = Side(["das ist gut , sagte er ."], ["Das ist gut, sagte er."])
     wrong = Side(["das war schlecht , sagte er ."], ["Das war schlecht, sagte er."])
     scores, details = evaluate(measures({}, "de"), right, right)
