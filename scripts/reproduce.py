@@ -165,7 +165,7 @@ def write_record(run: Run, seeds: list[int]) -> None:
     facts = {}
     for seed in run.config.seeds:
         names = {run.stages[key].name for key in done if run.stages[key].seed == seed}
-        if names or seed not in old:
+        if names or (seed not in old and run.chosen(SEED_STAGES, [seed])):
             facts[seed] = seed_facts(seed_root(run.model_root, seed), names)
     speed = read_json(run.stages["speed"].folder / "speed.json") if "speed" in done else None
     write_json(run.record, build_record(run.config, facts, speed, stages))

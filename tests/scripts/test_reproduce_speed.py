@@ -36,7 +36,7 @@ def test_the_speed_of_random_weights_needs_no_training(place):
     status, out, err = place.run("--untrained")
     assert status == 0, err
     assert place.ran() == ["speed"]  # the data are there
-    assert place.record()["speed"] == {"ratio": 2.0}
+    assert (place.record()["speed"], place.record()["seeds"]) == ({"ratio": 2.0}, {})
     assert "2.00" in out
     assert place.run("--untrained")[0] == 0
     assert place.ran() == []
