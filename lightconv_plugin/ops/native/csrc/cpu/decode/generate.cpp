@@ -58,13 +58,7 @@ std::tuple<Tensor, Tensor, Tensor> beam_candidates(const Tensor& logits_any, std
   std::vector<float> row_values(search.N * search.count);
   std::vector<int32_t> row_tokens(search.N * search.count);
   search.values = row_values.data(), search.tokens = row_tokens.data();
-  const DecodeKernels& chosen = decode_kernels();
-  const int64_t grain = std::max<int64_t>(1, kWorth / (8 * search.V));
-  torch::stable::parallel_for(0, search.N, grain, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<double> scratch;
-    scratch.resize(best_scratch(search));
-    chosen.best(search, scratch.data(), begin, end);
-  });
+  run(search);
 
   const int64_t sentences = search.N / beams, pool = beams * search.count;
   STD_TORCH_CHECK(count <= pool, "beam_candidates: more candidates are asked for than there are");

@@ -17,30 +17,34 @@ namespace lightconv {
 
 inline constexpr int64_t kWorth = 131072;  // multiply-adds that pay for waking a thread: some 10 microseconds
 
-inline void run(const Step& step) {
-  const DecodeKernels& chosen = decode_kernels();
-  const int64_t grain = std::max<int64_t>(1, kWorth / (step.inputs * step.C + 1));
-  torch::stable::parallel_for(0, step.N, grain, [&](int64_t begin, int64_t end) {
+// body(scratch, begin, end) for parts of [0, count), each with `numbers` of 8 bytes to itself.
+template <class Body>
+void on_threads(int64_t count, int64_t grain, int64_t numbers, const Body& body) {
+  torch::stable::parallel_for(0, count, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
     thread_local std::vector<double> scratch;
-    scratch.resize(step_scratch(step));
-    chosen.step(step, scratch.data(), begin, end);
+    scratch.resize(numbers);
+    body(scratch.data(), begin, end);
   });
+}
+
+inline void run(const Step& step) {
+  on_threads(step.N, kWorth / (step.inputs * step.C + 1), step_scratch(step),
+             [&](void* scratch, int64_t begin, int64_t end) { decode_kernels().step(step, scratch, begin, end); });
 }
 
 inline void run(const Attention& a) {
-  const DecodeKernels& chosen = decode_kernels();
-  const int64_t grain = std::max<int64_t>(1, kWorth / (2 * a.S * a.C + 1));
-  torch::stable::parallel_for(0, a.N, grain, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<double> scratch;
-    scratch.resize(attend_scratch(a));
-    chosen.attend(a, scratch.data(), begin, end);
-  });
+  on_threads(a.N, kWorth / (2 * a.S * a.C + 1), attend_scratch(a),
+             [&](void* scratch, int64_t begin, int64_t end) { decode_kernels().attend(a, scratch, begin, end); });
+}
+
+inline void run(const Search& search) {
+  on_threads(search.N, kWorth / (8 * search.V), best_scratch(search),
+             [&](void* scratch, int64_t begin, int64_t end) { decode_kernels().best(search, scratch, begin, end); });
 }
 
 inline void run(const Linear& l) {
-  const DecodeKernels& chosen = decode_kernels();
-  torch::stable::parallel_for(0, l.out, std::max<int64_t>(4, kWorth / 2 / (l.in + 1)),
-                              [&](int64_t begin, int64_t end) { chosen.linear(l, begin, end); });
+  on_threads(l.out, std::max<int64_t>(4, kWorth / 2 / (l.in + 1)), 0,
+             [&](void*, int64_t begin, int64_t end) { decode_kernels().linear(l, begin, end); });
 }
 
 // The state of a step, and where in it the newest input goes; `position` counts it.
