@@ -6,6 +6,7 @@ from data_prep.dataset import Step
 from data_prep.steps.context import Context
 from data_prep.steps.shards import Text, read_chunks
 from data_prep.text.clean import normalise_space
+from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 
 FOLDER = "raw"
@@ -23,6 +24,8 @@ def save(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str,
     """
     log = []
     for part in step.parts or ("valid", "test"):
+        if part not in text.parts:
+            raise UserError(f"{step.name}: there are no lines of {part}; give more text, or {part} itself")
         for language in context.languages:
             with atomic_file(context.work / FOLDER / f"{part}.{language}", "wb") as f:
                 for shard in text.parts[part]:

@@ -16,6 +16,8 @@ SENTENCE_WORDS = 12
 """From this length on, a shared sentence is no coincidence."""
 LARGEST = 0.05
 """A family trains where it would be more than this share of valid or test, if they were as large as they should be."""
+ONE_SOURCE = 4
+"""But for families as small as this, of which a small corpus is made: a program, its library, headers and documents."""
 
 _END = re.compile(r"(?<=[.!?:]) ")
 
@@ -53,7 +55,7 @@ def parts_by_family(descriptions: Sequence[Description], *, valid_percent: int, 
     """The part of each description: its family's, by the hash of the family's name."""
     names = families(descriptions)
     sizes = Counter(names)
-    most = max(1, LARGEST * len(names) * min(valid_percent, test_percent) / 100)
+    most = max(ONE_SOURCE, LARGEST * len(names) * min(valid_percent, test_percent) / 100)
     return [
         "train" if sizes[name] > most else part_of(name, valid_percent=valid_percent, test_percent=test_percent)
         for name in names

@@ -86,6 +86,15 @@ def lines(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
+def test_too_little_text_for_a_test_set_is_a_sentence(tmp_path: Path):
+    raw = english(tmp_path / "raw", count=4)
+    done = data_prep("debian_summaries", "--raw", raw, "--out", tmp_path / "out", "--accept-counts", "--workers", 1)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "there are no lines of" in done.stderr
+
+
+@pytest.mark.slow
 def test_summaries(tmp_path: Path):
     out = made(tmp_path, "summarization")
     sides = {

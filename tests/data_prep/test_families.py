@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.text.debian import Description
-from data_prep.text.families import LARGEST, SENTENCE_WORDS, families, parts_by_family
+from data_prep.text.families import LARGEST, ONE_SOURCE, SENTENCE_WORDS, families, parts_by_family
 
 SHARED = "This library reads and writes images of many kinds on many systems."  # 12 words
 
@@ -51,9 +51,10 @@ def test_a_family_that_would_be_much_of_a_test_set_trains():
     assert {of_a_family(21, name, percent=40) for name in names} == {"train"}
 
 
-def test_a_description_of_its_own_need_not_train():
-    alone = [described(f"p{n}", f"thing {n}") for n in range(100)]  # valid and test are to have 3 each, and 5% of it
-    assert set(parts_by_family(alone, valid_percent=3, test_percent=3)) == {"train", "valid", "test"}
+def test_small_families_need_not_train():
+    """Of 100 descriptions 3 are to be tested, and 5% of that is no description."""
+    few = [described(f"p{n}-{m}", f"thing {n}") for n in range(100 // ONE_SOURCE) for m in range(ONE_SOURCE)]
+    assert set(parts_by_family(few, valid_percent=20, test_percent=20)) == {"train", "valid", "test"}
 
 
 texts = st.lists(st.sampled_from("ABCDEF"), max_size=3).map(
