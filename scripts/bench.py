@@ -49,6 +49,8 @@ def parse() -> argparse.Namespace:
             command.add_argument("--heads", type=int, default=8, help="H")
             command.add_argument("--kernel", type=int, default=31, help="K")
             command.add_argument("--causal", action="store_true", help="pad on the left only, as a decoder does")
+        if name == "ops":
+            command.add_argument("--alone", action="store_true", help="without peers: time a token at each T")
         if name in ("ops", "memory", "decode"):
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
         if name in ("train", "decode"):
@@ -91,6 +93,9 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         dtype = getattr(torch, args.dtype)
         if args.what == "memory":
             yield Table(memory.HEADER, memory.measure(chosen, shapes, dtype=dtype, device=device), memory.cells)
+        elif args.alone:
+            found = operators.measure_alone(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
+            yield Table(operators.ALONE_HEADER, found, operators.alone_cells, left=2)
         else:
             found = operators.measure(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
             yield Table(operators.HEADER, found, operators.cells, left=2)

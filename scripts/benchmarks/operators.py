@@ -12,6 +12,7 @@ HEADER = (
     "operator", "pass", "T", "B", "ours ms", "fairseq ms", "its mode", "ratio", "conv1d", "sdpa", "GFLOP/s", "of peak",
     "GB/s", "of peak",
 )  # fmt: skip
+ALONE_HEADER = ("operator", "pass", "T", "B", "ms", "ns a token", "to the first T")
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
 
 
@@ -38,6 +39,36 @@ def measure(
                 wrap = forward_backward if backward else forward
                 times = interleaved({name: wrap(case) for name, case in built.items()}, device, seconds=seconds)
                 yield _record(operator, shape, backward, times, element, flops, bandwidth)
+
+
+def measure_alone(
+    operators: list[str], shapes: list[Shape], *, dtype: torch.dtype, device: torch.device, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """One record for each operator, pass and shape, without peers: how time a token changes with T, in one run."""
+    for operator in operators:
+        built = {shape: cases(operator, shape, dtype, device)[OURS] for shape in shapes}
+        for backward in (False, True):
+            wrap = forward_backward if backward else forward
+            times = interleaved({shape: wrap(case) for shape, case in built.items()}, device, seconds=seconds)
+            a_token = {shape: taken / (shape.T * shape.B) for shape, taken in times.items()}
+            for shape, taken in times.items():
+                yield {
+                    "operator": operator,
+                    "pass": "fwd+bwd" if backward else "fwd",
+                    "T": shape.T,
+                    "B": shape.B,
+                    "ms": taken * 1e3,
+                    "ns_a_token": a_token[shape] * 1e9,
+                    "to_first": a_token[shape] / a_token[shapes[0]],
+                }
+
+
+def alone_cells(record: dict[str, Any]) -> list[str]:
+    """A record as a row of the table under ``ALONE_HEADER``."""
+    return [
+        record["operator"], record["pass"], str(record["T"]), str(record["B"]),
+        f"{record['ms']:.2f}", f"{record['ns_a_token']:.0f}", f"{record['to_first']:.2f}x",
+    ]  # fmt: skip
 
 
 def _record(
