@@ -213,7 +213,9 @@ def main() -> None:
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
     launch = Launch(tuple(shlex.split(arguments.launch)), tuple(flags), **passed)
     dataset = read_dataset(config.dataset)
-    run = build_run(config, dataset, arguments.work, CHECKOUT, arguments.raw, given, launch, arguments.untrained)
+    run = build_run(
+        config, dataset, arguments.work, CHECKOUT, arguments.raw, given, launch, untrained=arguments.untrained
+    )
     if arguments.list:
         print(show.list_stages(run, seeds))
     elif arguments.print:

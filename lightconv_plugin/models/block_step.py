@@ -16,7 +16,6 @@ from lightconv_plugin.modules import (
     DynamicConv,
     IncrementalState,
     LightweightConv,
-    SourceAttention,
 )
 
 
@@ -25,7 +24,7 @@ class BlockStep:
     """What the operator needs of a block: gathered once a search, as a walk through modules takes its time."""
 
     conv: LightweightConv | DynamicConv
-    attention: SourceAttention
+    heads: int
     parameters: list[Tensor]
     gated: bool
     norm_first: bool
@@ -35,7 +34,9 @@ class BlockStep:
     def of(cls, block: Any, x: Tensor) -> "BlockStep | None":
         """For a ``DecoderBlock`` and its input (1, N, C); None where its parts must be run one after the other."""
         mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
-        if type(mixer) is not ConvModule or mixer.query_proj is not None or attention is None:
+        if torch.is_grad_enabled():  # a step that records gradients leaves a state of another form
+            return None
+        if type(mixer) is not ConvModule or mixer.query_proj is not None:
             return None
         conv = mixer.conv
         if conv.normalization != "softmax" or (isinstance(conv, DynamicConv) and conv.query_heads > 1):
@@ -56,22 +57,21 @@ class BlockStep:
         parameters = [parameter for part in parts for parameter in part]
         if not ops.takes_block(x, parameters, backend=conv.backend):
             return None
-        return cls(conv, attention, parameters, mixer.glu, residuals[0].normalize_before, norms[0].eps)
+        return cls(conv, attention.num_heads, parameters, mixer.glu, residuals[0].normalize_before, norms[0].eps)
 
-    def __call__(self, x: Tensor, incremental_state: IncrementalState) -> Tensor | None:
-        """The newest position (1, N, C) to (1, N, C); None for what the parts must do: many rows, or no state yet."""
+    def __call__(self, x: Tensor, incremental_state: IncrementalState, source: dict[str, Any]) -> Tensor | None:
+        """The newest position (1, N, C) to (1, N, C); None for what the parts must do, such as many rows.
+
+        ``source`` is the attention's part of the state, which like the convolution's is there from the second step on.
+        """
         if not 0 < x.shape[1] <= ops.FEW_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return None
-        inputs = self.conv.get_incremental_state(incremental_state, "inputs")
-        source = self.attention.get_incremental_state(incremental_state, "source")
-        if inputs is None or source is None:
             return None
         return ops.decoder_block(
             x,
             self.parameters,
-            inputs,
+            self.conv.get_incremental_state(incremental_state, "inputs"),
             source,
-            heads=self.attention.num_heads,
+            heads=self.heads,
             gated=self.gated,
             dynamic=isinstance(self.conv, DynamicConv),
             norm_first=self.norm_first,

@@ -139,12 +139,13 @@ class DecoderBlock(Block):
         """The newest position in one operator; None where the parts must be run one after the other."""
         if self.encoder_attn is None:
             return None
-        if self.encoder_attn.get_incremental_state(incremental_state, "source") is None:
+        source = self.encoder_attn.get_incremental_state(incremental_state, "source")
+        if source is None:
             self._block_step = BlockStep.of(self, x)  # a search begins: its first step makes the states
             return None
         if self._block_step is None or need_weights:
             return None
-        return self._block_step(x, incremental_state)
+        return self._block_step(x, incremental_state, source)
 
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
         """fairseq's call before generation: whether alignments will be asked for."""

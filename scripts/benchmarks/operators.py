@@ -52,11 +52,7 @@ def measure_alone(
             times = interleaved({shape: wrap(case) for shape, case in built.items()}, device, seconds=seconds)
             a_token = {shape: taken / (shape.T * shape.B) for shape, taken in times.items()}
             for shape, taken in times.items():
-                yield {
-                    "operator": operator,
-                    "pass": "fwd+bwd" if backward else "fwd",
-                    "T": shape.T,
-                    "B": shape.B,
+                yield _about(operator, shape, backward) | {
                     "ms": taken * 1e3,
                     "ns_a_token": a_token[shape] * 1e9,
                     "to_first": a_token[shape] / a_token[shapes[0]],
@@ -71,6 +67,10 @@ def alone_cells(record: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def _about(operator: str, shape: Shape, backward: bool) -> dict[str, Any]:
+    return {"operator": operator, "pass": "fwd+bwd" if backward else "fwd", "T": shape.T, "B": shape.B}
+
+
 def _record(
     operator: str, shape: Shape, backward: bool, times: dict[str, float], element: int, flops: float, bandwidth: float
 ) -> dict[str, Any]:
@@ -80,11 +80,7 @@ def _record(
     done = 2 * shape.taps * (3 if backward else 1)
     moved = shape.bytes_moved(operator != "light", element, backward)
     counted = operator != "dynamic module"  # its matrix product is not in the counts
-    return {
-        "operator": operator,
-        "pass": "fwd+bwd" if backward else "fwd",
-        "T": shape.T,
-        "B": shape.B,
+    return _about(operator, shape, backward) | {
         "ours_ms": ours * 1e3,
         "fairseq_ms": theirs[mode] * 1e3,
         "fairseq_mode": mode,

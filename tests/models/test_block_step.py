@@ -119,6 +119,17 @@ def test_other_blocks_run_part_by_part(options, calls, monkeypatch):
     assert calls == []
 
 
+def test_a_search_begun_with_gradients_goes_on_without(calls, monkeypatch):
+    monkeypatch.delenv("LIGHTCONV_BACKEND")
+    block = decoder_block(decoder_conv_type="dynamic")
+    state: dict = {}
+    source = torch.randn(S, 2, 16)
+    assert block(torch.randn(1, 2, 16), source, None, state)[0].requires_grad
+    with torch.no_grad():
+        assert not block(torch.randn(1, 2, 16), source, None, state)[0].requires_grad
+    assert calls == []
+
+
 @torch.no_grad()
 def test_many_rows_run_part_by_part_and_few_at_once(calls):
     block = decoder_block(decoder_conv_type="dynamic")
@@ -158,7 +169,7 @@ def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
     step = block_step.BlockStep.of(block, x)
     assert step is not None
     inputs = step.conv.get_incremental_state(state, "inputs")
-    source = step.attention.get_incremental_state(state, "source")
+    source = block.encoder_attn.get_incremental_state(state, "source")
     operator = torch.ops.lightconv.decoder_block
 
     def arguments(x=x, parameters=step.parameters):
