@@ -18,9 +18,9 @@ examples:
 
 import argparse
 import os
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,12 +31,13 @@ from data_prep.cli import add_prepare_options
 from data_prep.dataset import Dataset, load_dataset, names
 from data_prep.download import download
 from data_prep.prepare import prepare
+from data_prep.report import FILES as REPORT
 from data_prep.report import write_report
 from data_prep.sources import debian, kind_of
 from data_prep.sources.corpus import listing
 from data_prep.steps.plan import plan
+from scripts.common import ownership
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import remove_partial
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
 from scripts.common.stamp import (
@@ -119,23 +120,25 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | No
         print(f"== report: {write_report(dataset, arguments.out)}", flush=True)
 
 
-def link_sides(dataset: Dataset, out: Path, source: Path, target: Path | None) -> Path:
-    """A folder in which the user's files have the names that ``kind: text`` looks for."""
+@contextmanager
+def linked_sides(dataset: Dataset, out: Path, source: Path, target: Path | None) -> Iterator[Path]:
+    """Yield a scratch folder in which the user's files have the names that ``kind: text`` looks for."""
     files = {dataset.source: source} | ({dataset.target: target} if dataset.target and target else {})
     if dataset.kind != "text" or set(files) != set(dataset.languages):
         raise UserError(
             f"--src and --tgt are for your own text in {' and '.join(dataset.languages)}; {dataset.name} is of kind "
             f"{dataset.kind}: give own_text, or a copy of data_prep/datasets/own_text.yaml"
         )
-    folder = out / "given"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for language, path in files.items():
+    for path in files.values():
         if not path.is_file():
             raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
-        suffix = path.suffix if path.suffix in (".gz", ".bz2", ".xz") else ""
-        os.symlink(path.resolve(), folder / f"train.{language}{suffix}")
-    return folder
+    with ownership.scratch_folder(out / "given") as folder:
+        for language, path in files.items():
+            suffix = path.suffix if path.suffix in (".gz", ".bz2", ".xz") else ""
+            link = folder / f"train.{language}{suffix}"
+            ownership.claim(link)
+            os.symlink(path.resolve(), link)
+        yield folder
 
 
 def list_datasets() -> str:
@@ -184,11 +187,13 @@ def main() -> None:
     kind_of(dataset)
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
     with folder_lock(arguments.out):
-        remove_partial(*(arguments.out / name for name in ("", "prepared", "binarised")))
-        given = arguments.raw
-        if arguments.src is not None:
-            given = link_sides(dataset, arguments.out, arguments.src, arguments.tgt)
-        run_stages(dataset, arguments, given)
+        ownership.check_writable(*(arguments.out / name for name in REPORT))
+        ownership.remove_leftovers(arguments.out)
+        if arguments.src is None:
+            run_stages(dataset, arguments, arguments.raw)
+        else:
+            with linked_sides(dataset, arguments.out, arguments.src, arguments.tgt) as given:
+                run_stages(dataset, arguments, given)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 example: python data_prep/binarise.py debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
-import shutil
 import sys
 import threading
 import time
@@ -13,10 +12,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_prep.cli import check_out, command_parser, positive
+from data_prep.cli import command_parser, positive
 from data_prep.dataset import SPLITS, Dataset, load_dataset
+from scripts.common import ownership
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import atomic_folder, count_lines
+from scripts.common.files import atomic_folder, copy_file, count_lines
+from scripts.common.lock import output_lock
 from scripts.common.process import interruptible, python_module, run_logged
 from scripts.common.terminal import StatusLine, clock
 
@@ -33,17 +34,18 @@ def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accep
         UserError: the prepared files are missing or do not match, fairseq-preprocess failed, or a dictionary has not
             the size that the dataset expects.
     """
-    check_out(out, mark=_LOG)
     _check_input(dataset, prepared)
     log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
-    with atomic_folder(out) as folder:
+    with output_lock(out), atomic_folder(out) as folder:
+        ownership.claim_pattern(folder, "dict*.txt", "*.bin", "*.idx", _LOG)
         status, start = StatusLine(), time.monotonic()
         status.line("fairseq-preprocess ...")
         with _ticking(lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
             command = _command(dataset, prepared, folder, workers)
             run_logged(command, log, lambda line: None, what="fairseq-preprocess")
         status.close()
-        shutil.move(log, folder / _LOG)
+        copy_file(log, folder / _LOG)
+        ownership.remove(log)
         for part in SPLITS:
             for name in _written(dataset, part):
                 if not (folder / name).is_file():

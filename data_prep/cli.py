@@ -4,8 +4,6 @@ import argparse
 import os
 from pathlib import Path
 
-from scripts.common.errors import UserError
-
 
 def command_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that shows the module's docstring and takes a dataset and an output folder."""
@@ -40,14 +38,3 @@ def positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
-
-
-def check_out(out: Path, *, mark: str) -> None:
-    """Refuse to replace a folder that the same command did not write, as its lack of the file ``mark`` shows."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; give a folder")
-    if out.exists() and any(out.iterdir()) and not (out / mark).is_file():
-        raise UserError(
-            f"--out {out} holds something else (it has no {mark} of an earlier run) and would be replaced; "
-            "give another folder, or empty this one"
-        )

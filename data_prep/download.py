@@ -5,29 +5,29 @@ example: python data_prep/download.py debian_en_de --out work/debian/raw
 
 import hashlib
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_prep.cli import check_out, command_parser
+from data_prep.cli import command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
+from scripts.common import ownership
 from scripts.common.errors import run_command
-from scripts.common.files import atomic_folder, remove_partial, write_json
-from scripts.common.lock import folder_lock
+from scripts.common.files import atomic_folder, write_json
+from scripts.common.lock import output_lock
 
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
     kind = kind_of(dataset)
-    if not kind.resumes:  # such a kind adds files and replaces none
-        check_out(out, mark="manifest.json")
-    with folder_lock(out) if kind.resumes else atomic_folder(out) as given:
-        folder = given or out
-        remove_partial(folder)
+    # a kind that resumes adds files and replaces none
+    with output_lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
+        ownership.remove_leftovers(folder)
         notes = kind.fetch(dataset, raw, folder)
-        names = dataset.files if kind.resumes else sorted(path.name for path in folder.iterdir())
+        names = dataset.files if kind.resumes else sorted(path.name for path in folder.glob("[!.]*"))
         files = {name: _describe(folder / name) for name in names}
         manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes, "files": files}
         write_json(folder / "manifest.json", manifest)

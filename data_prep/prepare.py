@@ -7,12 +7,11 @@ The folder written holds
                                  of sentencepiece, sentencepiece.model
   counts.json                    lines after every step, what was dropped why, words, digests
 
-A run that was interrupted goes on from its last complete shard, in the folder beside --out whose name ends in .work.
+A run that was interrupted goes on from its last complete shard, in the hidden folder beside --out (.NAME.*.work).
 
 example: python data_prep/prepare.py debian_en_de --raw work/debian/raw --out work/debian/prepared
 """
 
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,16 +19,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_prep.cli import add_prepare_options, check_out, command_parser
+from data_prep.cli import add_prepare_options, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.sources.corpus import listing
 from data_prep.steps.engine import Engine
 from data_prep.steps.finish import finish
 from data_prep.steps.pool import Pool
+from scripts.common import ownership
 from scripts.common.errors import run_command
-from scripts.common.files import atomic_folder
-from scripts.common.lock import folder_lock
+from scripts.common.files import atomic_folder, work_folder
+from scripts.common.lock import output_lock
 from scripts.common.process import interruptible
 from scripts.common.stamp import fingerprint
 from scripts.common.versions import package_versions
@@ -41,14 +41,13 @@ def prepare(
     dataset: Dataset, *, raw: Path, out: Path, workers: int, keep: bool = False, accept_counts: bool = False
 ) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
-    check_out(out, mark="counts.json")
+    ownership.check_replaceable(out)
     files = listing(raw)
-    work = out.with_name(f"{out.name}.work")
     kind = kind_of(dataset)
     used = _versions()
-    with folder_lock(work), Pool(workers) as pool:
+    with output_lock(out), Pool(workers) as pool:
+        work = work_folder(out, {"dataset": _described(dataset), "raw": files, "versions": used})
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
-        engine.begin({"dataset": _described(dataset), "raw": files, "versions": used})
         report: dict[str, Any] = {}
         if kind.pieces is not None:
             first = engine.read(kind.pieces(dataset, raw), report)
@@ -58,8 +57,10 @@ def prepare(
         states = engine.run(first)
         with atomic_folder(out) as folder:
             counts = finish(engine, states, folder=folder, versions=used)
-        if not keep:
-            shutil.rmtree(work)
+        if keep:
+            pool.say(f"{work} has what every step made")
+        else:
+            ownership.remove_leftover(work)
     return counts
 
 

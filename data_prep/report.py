@@ -17,6 +17,7 @@ from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
 from scripts.common.files import atomic_file, read_json, write_lines
 
+FILES = ("report.md", "lengths.png")
 EXAMPLES = 5
 BARS = 60
 SEED = 1

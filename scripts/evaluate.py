@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.common import ownership
 from scripts.common.commands import averaged, evaluate_command
 from scripts.common.config import load_config
 from scripts.common.devices import find_devices
@@ -26,7 +27,8 @@ def main() -> None:
     config = load_config(arguments.config)
     chosen = chosen_settings(arguments)
 
-    (arguments.out / "scores.json").unlink(missing_ok=True)
+    ownership.check_writable(*(arguments.out / name for name in ("evaluate.log", "sentences.txt")))
+    ownership.remove(arguments.out / "scores.json")
     command = evaluate_command(config, arguments.data, arguments.model, arguments.subset, gpu=find_devices().gpu)
     output = run_evaluation(command, arguments.out / "evaluate.log")
     found, sentences, facts = scores(output), output.sentences(), output.facts

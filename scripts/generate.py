@@ -9,11 +9,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.common import ownership
 from scripts.common.commands import averaged, generate_command, generation_settings
 from scripts.common.config import load_config
 from scripts.common.devices import find_devices
 from scripts.common.errors import run_command
-from scripts.common.generation import FACTS, run_generation, write_hypotheses
+from scripts.common.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
 from scripts.common.model_arguments import chosen_settings, model_parser
 from scripts.common.process import interruptible
 
@@ -25,11 +26,12 @@ def main() -> None:
     chosen = chosen_settings(arguments)
     settings = generation_settings(config, chosen)
 
-    (arguments.out / FACTS).unlink(missing_ok=True)
+    ownership.check_writable(*(arguments.out / name for name in (LOG, HYPOTHESES, REFERENCE, SOURCE)))
+    ownership.remove(arguments.out / FACTS)
     command = generate_command(
         config, settings, arguments.data, arguments.model, arguments.subset, gpu=find_devices().gpu
     )
-    output = run_generation(command, arguments.subset, arguments.out / "generate.log")
+    output = run_generation(command, arguments.subset, arguments.out / LOG)
     facts = output.facts
     noted = {"seed": arguments.seed, "subset": arguments.subset, "averaged": averaged(config, chosen), **settings}
     write_hypotheses(arguments.out, output.in_corpus_order(), facts | {"settings": noted})

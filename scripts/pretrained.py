@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,8 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.common import ownership
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import atomic_folder, read_json, write_json
+from scripts.common.files import atomic_folder, copy_file, read_json, write_json, write_lines
 from scripts.common.terminal import StatusLine, aligned
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -78,21 +78,21 @@ def download(url: str, partial: Path) -> None:
         UserError: no network, no such file, or less came than was announced.
     """
     here = partial.stat().st_size if partial.exists() else 0
-    tag = partial.with_name(partial.name + ".tag")  # which version of the file the first part is of
+    tag = _tag(partial)
     headers = {"Range": f"bytes={here}-"} if here else {}
     if here and tag.exists():
-        headers["If-Range"] = tag.read_text(encoding="utf-8")
+        headers["If-Range"] = tag.read_text(encoding="utf-8").strip()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
             answer = _read_headers(response, here)
             if found := response.headers.get("ETag"):
-                tag.write_text(found, encoding="utf-8")
+                write_lines(tag, [found])
             _receive(response, partial, answer)
     except urllib.error.HTTPError as error:
         if error.code == 416 and here:  # nothing left to send: all is here, or more than the file has
             if error.headers.get("Content-Range") == f"bytes */{here}":
                 return
-            partial.unlink()
+            ownership.remove(partial)
             download(url, partial)
             return
         raise UserError(
@@ -130,7 +130,7 @@ def _receive(response: Any, partial: Path, answer: Answer) -> None:
             file.write(block)
             size += len(block)
             of = f" of {answer.total / 1e6:,.1f}" if answer.total else ""
-            status.update(f"{partial.stem}: {size / 1e6:,.1f}{of} MB")
+            status.update(f"{ownership.scratch_for(partial) or partial.name}: {size / 1e6:,.1f}{of} MB")
     status.close()
 
 
@@ -210,7 +210,7 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
     if name not in MODELS:
         raise UserError(f"there is no published model {name}; choose one of: {', '.join(MODELS)}")
     before = _manifest_before(out)
-    partial = out.with_name(f"{out.name}.download") / f"{MODELS[name]}.part"
+    partial = ownership.work_path(out.with_name(MODELS[name]))
     archive, url = fetch(MODELS[name], origin, partial)
     manifest = {
         "name": name,
@@ -230,7 +230,8 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
             checkpoint = unpack(archive, Path(unpacked))
             for path in sorted(checkpoint.parent.iterdir()):
                 if path.is_file() and path.suffix != ".pt":
-                    shutil.copyfile(path, folder / path.name)
+                    copy_file(path, folder / path.name)
+            ownership.claim(folder / "model.pt")
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             write_json(folder / "manifest.json", manifest)
     except UserError:  # the archive is whole but of no use; after an interruption it is kept
@@ -241,20 +242,24 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
 
 
 def _manifest_before(out: Path) -> dict[str, Any]:
-    if (out / "manifest.json").exists():
-        before = read_json(out / "manifest.json")
-        if isinstance(before, dict) and "sha256" in before:
-            return before
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not a model that this command fetched; give another --out")
-    return {}
+    """The manifest of the model that is there; empty if there is none.
+
+    Raises:
+        UserError: something else is there.
+    """
+    ownership.check_replaceable(out)
+    return dict(read_json(out / "manifest.json")) if (out / "manifest.json").exists() else {}
+
+
+def _tag(partial: Path) -> Path:
+    """The file that says which version of the archive the bytes are of."""
+    archive = ownership.scratch_for(partial) or partial.name
+    return ownership.work_path(partial.with_name(f"{archive}.tag"))
 
 
 def _forget(partial: Path) -> None:
-    for path in (partial, partial.with_name(partial.name + ".tag")):
-        path.unlink(missing_ok=True)
-    if partial.parent.is_dir() and not any(partial.parent.iterdir()):
-        partial.parent.rmdir()
+    for path in (_tag(partial), partial):
+        ownership.remove(path)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ configuration (`batch`), also where a training goes on with another number of de
 
 import argparse
 import hashlib
-import itertools
 import math
 import os
 import statistics
@@ -24,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common import checkpoints
+from scripts.common import checkpoints, ownership
 from scripts.common.commands import train_command
 from scripts.common.config import Config, load_config
 from scripts.common.devices import Devices, find_devices, precision, share_out
@@ -38,6 +37,7 @@ from scripts.plot_loss import plot_loss
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"
+LOG = "train.log"
 RESTARTS = 3  # after a process or a machine was lost
 LOSS_SCALE = "Minimum loss scale reached"  # fairseq, when no scale keeps the gradients of fp16 finite
 
@@ -58,6 +58,9 @@ def settle_folder(out: Path, identity: dict[str, Any]) -> str | None:
 
     Returns:
         what was done with an older folder, as a sentence, or None.
+
+    Raises:
+        UserError: there are files in the way that this command did not write.
     """
     said = []
     current = _identity(out)
@@ -66,26 +69,32 @@ def settle_folder(out: Path, identity: dict[str, Any]) -> str | None:
             (old for old in sorted(out.parent.glob(f"{out.name}.*.old")) if _identity(old) == identity), None
         )
         if out.exists() and (current is not None or earlier is not None):
-            aside = next(
-                path for n in itertools.count(1) if not (path := out.with_name(f"{out.name}.{n}.old")).exists()
-            )
-            out.rename(aside)
+            aside = ownership.set_aside(out)
             if current is not None:
                 said.append(f"the checkpoints in {out} were made with other settings or data: kept as {aside.name}")
         if earlier is not None:
-            earlier.rename(out)
+            ownership.take_back(earlier, out)
             said.append(f"{earlier.name} was made with just these settings and data: taken back as {out.name}")
-    out.mkdir(parents=True, exist_ok=True)
+    ownership.check_writable(*(out / name for name in (LOG, "train.json", "loss.png", checkpoints.DEVICES)))
+    ownership.claim_pattern(out, "checkpoint*.pt")  # fairseq writes them
     write_json(out / STARTED, identity)
     return "; ".join(said) or None
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
-    """What the checkpoints of a folder were made from; None if it has none (then there is nothing to protect)."""
-    if not any(folder.glob("checkpoint*.pt")):
+    """What the checkpoints of a folder were made from; None if it has none (then there is nothing to protect).
+
+    Raises:
+        UserError: it does not say, so that the checkpoints are somebody else's.
+    """
+    if not (found := sorted(folder.glob("checkpoint*.pt"))):
         return None
-    started = folder / STARTED
-    return read_json(started) if started.exists() else {}
+    if not (folder / STARTED).exists():
+        raise UserError(
+            f"{found[0]} was not written by this command (there is no {STARTED} beside it); move the checkpoints away, "
+            "or choose another folder"
+        )
+    return dict(read_json(folder / STARTED))
 
 
 class Diverged(UserError):
@@ -171,8 +180,8 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     command = train_command(config, seed, data, out, devices)
     print(f"train: on {devices}{describe_batch(config, devices)}", flush=True)
     reporter = Reporter(config.train.get("max-update"))
-    log = out / "train.log"
-    (out / DIVERGED).unlink(missing_ok=True)
+    log = out / LOG
+    ownership.remove(out / DIVERGED)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
         run_training(command, log, reporter, out, append=going_on)

@@ -13,7 +13,6 @@ a killed run had generated is used again.
 import argparse
 import csv
 import itertools
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,12 +22,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.average import average, choose, save
+from scripts.common import ownership
 from scripts.common.commands import averaged, evaluate_command, generate_command, generation_settings
 from scripts.common.config import Config, load_config
 from scripts.common.devices import find_devices
 from scripts.common.errors import UserError, run_command
 from scripts.common.fairseq import check_binarised, check_path
-from scripts.common.files import atomic_file, read_json, write_json
+from scripts.common.files import atomic_file, read_json, work_folder, write_json
 from scripts.common.generation import (
     HYPOTHESES,
     REFERENCE,
@@ -62,32 +62,25 @@ def combinations(tune: dict[str, Sequence[Any]]) -> Iterator[Candidate]:
 
 
 class Sweep:
-    """The models and searches of one sweep, each made once, in the folder ``out``."""
+    """The models and searches of one sweep, each made once, in scratch of the folder ``out``.
+
+    Raises:
+        UserError: there are fewer checkpoints than a candidate asks for.
+    """
 
     def __init__(self, config: Config, checkpoints: Path, data: Path, out: Path) -> None:
         self.config, self.checkpoints, self.data, self.out = config, checkpoints, data, out
-        self.work = out / "searches"
         self.gpu = find_devices().gpu
 
-    def begin(self) -> None:
-        """Forget the searches of an earlier run that had other checkpoints, settings or data.
-
-        Raises:
-            UserError: there are fewer checkpoints than a candidate asks for.
-        """
-        if self.config.average:
-            most = max(self.config.tune.get("last", [self.config.average["last"]]))
-            choose(self.checkpoints, most, self.config.average["by"])
-        files = [*self.checkpoints.glob("checkpoint*.pt"), *self.data.iterdir()]
+        if config.average:
+            choose(checkpoints, max(config.tune.get("last", [config.average["last"]])), config.average["by"])
+        files = [*checkpoints.glob("checkpoint*.pt"), *data.iterdir()]
         made_from = {
-            "generate": self.config.generate,
-            "average": self.config.average,
+            "generate": config.generate,
+            "average": config.average,
             "files": {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files},
         }
-        noted = self.work / "made_from.json"
-        if not noted.exists() or read_json(noted) != made_from:
-            shutil.rmtree(self.work, ignore_errors=True)
-            write_json(noted, made_from)
+        self.work = work_folder(out / "searches", made_from)
 
     def model(self, candidate: Candidate) -> Path:
         """The model of a candidate, made if it is not there; one mean is kept at a time."""
@@ -97,7 +90,7 @@ class Sweep:
         path = self.work / f"last{last}.pt"
         if not path.exists():
             for other in self.work.glob("last*.pt"):
-                other.unlink()
+                ownership.remove(other)
             print(f"tune: the mean of the last {averaged(self.config, candidate)}", flush=True)
             save(average(choose(self.checkpoints, last, self.config.average["by"])), path)
         return path
@@ -129,8 +122,8 @@ class Sweep:
     def keep(self, candidate: Candidate) -> None:
         """Leave the chosen model behind, and nothing else of the models."""
         if self.config.average:
-            self.model(candidate).replace(self.out / "model.pt")
-        shutil.rmtree(self.work, ignore_errors=True)
+            ownership.replace(self.model(candidate), self.out / "model.pt")
+        ownership.remove_leftover(self.work)
 
 
 def rescored(found: dict[str, Any], lenpen: float) -> list[str]:
@@ -198,9 +191,9 @@ def main() -> None:
     check_path(arguments.checkpoints)
     if not arguments.checkpoints.is_dir():
         raise UserError(f"no folder {arguments.checkpoints}; expected the checkpoints that scripts/train.py wrote")
-    (out / "tune.json").unlink(missing_ok=True)
+    ownership.check_writable(out / "tune.csv", out / "model.pt")
+    ownership.remove(out / "tune.json")
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out)
-    sweep.begin()
     if config.metric == "perplexity":
         tried = [Tried(one, sweep.perplexity(one)) for one in combinations(config.tune)]
         best, what = min(tried, key=lambda one: one.score), "perplexity"

@@ -6,7 +6,7 @@
         ...
 
 ``fetch`` returns only what has been tested: against its published length and checksum, or else against what the ledger
-says came the first time. A download that was killed, or whose connection broke, goes on from NAME.part.
+says came the first time. A download that was killed, or whose connection broke, goes on where it stopped.
 """
 
 from data_prep.fetch.archives import check_archive, iterate_members, named_members

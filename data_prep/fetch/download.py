@@ -1,7 +1,6 @@
 """Fetching a file: from where it lies already, from a folder of the user's, or from its mirrors."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,14 @@ from data_prep.fetch.archives import check_archive
 from data_prep.fetch.body import Refused
 from data_prep.fetch.ledger import noted, write_down
 from data_prep.fetch.packed import BUFFER, damage_told
-from data_prep.fetch.partial import Partial
+from data_prep.fetch.partial import Partial, forget_notes
 from data_prep.fetch.remote import HEAD, Digest, RemoteFile, difference, other_kind
 from data_prep.fetch.transfer import Patience, transfer
+from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file
+from scripts.common.files import copy_file
 from scripts.common.lock import file_lock
+from scripts.common.ownership import LEDGER
 from scripts.common.terminal import StatusLine
 
 
@@ -33,8 +34,7 @@ def fetch(
 
     Args:
         file: what to fetch.
-        folder: where to; beside the file, NAME.part and NAME.part.json are an unfinished download, NAME.bad is one
-            that was wrong, .NAME.lock is the lock.
+        folder: where to; beside the file, .NAME.*.work is an unfinished download, NAME.bad is one that was wrong.
         raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
         ledger: JSON file that keeps what came, see ledger.py.
         patience: with servers.
@@ -47,15 +47,14 @@ def fetch(
     path = folder / file.name
     status = StatusLine()
     try:
-        with file_lock(folder / f".{file.name}.lock", at_work=f"fetching {path}"):
+        with file_lock(folder / f"{LEDGER}.{file.name}.lock", at_work=f"fetching {path}"):
             given = _find(file.name, raw)
             if given is not None and not (path.exists() and path.samefile(given)):
                 _take(file, given, path, ledger, status)
             elif path.exists():
                 digest = _tested(file, path, ledger, status)
                 write_down(ledger, file, url="a file that was there", digest=digest)
-                if not (part := path.with_name(f"{path.name}.part")).exists():  # killed as it took the final name
-                    part.with_name(f"{part.name}.json").unlink(missing_ok=True)
+                forget_notes(path)
             else:
                 _download(file, path, raw, ledger, patience or Patience(), status)
     finally:
@@ -74,14 +73,13 @@ def _find(name: str, raw: Path | None) -> Path | None:
 def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: StatusLine) -> None:
     """Put a file of the user's in place."""
     digest = _tested(file, given, ledger, status)
-    beside = path.with_name(f".{path.name}.linked")
-    beside.unlink(missing_ok=True)
-    try:
-        os.link(given.resolve(), beside)
-        os.replace(beside, path)
-    except OSError:  # another disk, or one that knows no links
-        with given.open("rb") as source, atomic_file(path, "wb") as copy:
-            shutil.copyfileobj(source, copy, BUFFER)
+    with ownership.scratch_name(path) as linked:
+        try:
+            os.link(given.resolve(), linked)
+        except OSError:  # another disk, or one that knows no links
+            copy_file(given, path)
+        else:
+            ownership.replace(linked, path)
     write_down(ledger, file, url=given.resolve().as_uri(), digest=digest)
     status.line(f"{file.name}: {digest.bytes:,} bytes from {given}")
 
@@ -123,7 +121,7 @@ def _download(
 ) -> None:
     entry = noted(ledger, file.name)
     problems = []
-    part = Partial(path.with_name(f"{path.name}.part"), file)
+    part = Partial(path, file)
     for url in file.urls:
         try:
             _download_from(file, url, part, path, entry, ledger, patience=patience, status=status)

@@ -9,6 +9,7 @@ from data_prep.fetch.remote import Digest, RemoteFile
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.lock import file_lock
+from scripts.common.ownership import LEDGER
 
 _KEYS = {"url", "bytes", "sha256", "date", "trusted"}
 
@@ -24,7 +25,7 @@ def noted(ledger: Path, name: str) -> dict[str, Any] | None:
 
 def write_down(ledger: Path, file: RemoteFile, *, url: str, digest: Digest) -> None:
     """Enter a file that was found right, unless the same bytes are in the ledger already."""
-    with file_lock(ledger.with_name(f".{ledger.name}.lock"), at_work=f"writing {ledger}"):
+    with file_lock(ledger.with_name(f"{LEDGER}.{ledger.name}.lock"), at_work=f"writing {ledger}"):
         entries = _read(ledger)
         if file.name in entries and entries[file.name]["sha256"] == digest.sha256:
             return

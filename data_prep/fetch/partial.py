@@ -1,4 +1,4 @@
-"""NAME.part, the bytes of a download so far, and NAME.part.json, from where they are."""
+"""The bytes of a download so far, in scratch that a kill leaves behind to be gone on with, and from where they are."""
 
 import json
 import os
@@ -10,16 +10,33 @@ from typing import Any
 from data_prep.fetch.body import Body
 from data_prep.fetch.packed import BUFFER
 from data_prep.fetch.remote import HEAD, Digest, RemoteFile
+from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
 
 
-class Partial:
-    """The first bytes of a file. They are read once, to go on with their checksum, and from then on only grow."""
+def _notes(final: Path) -> Path:
+    return final.with_name(f"{final.name}.from.json")
 
-    def __init__(self, path: Path, file: RemoteFile) -> None:
-        self.path = path
-        self._notes_path = path.with_name(path.name + ".json")
+
+def forget_notes(final: Path) -> None:
+    """Remove what a kill left that came just after the bytes had taken their final name."""
+    if not ownership.scratch_beside(final, "work"):
+        for left in ownership.scratch_beside(_notes(final), "work"):
+            ownership.remove(left)
+
+
+class Partial:
+    """The first bytes of a file. They are read once, to go on with their checksum, and from then on only grow.
+
+    Args:
+        final: where the whole file is to be.
+        file: what is wanted.
+    """
+
+    def __init__(self, final: Path, file: RemoteFile) -> None:
+        self.path = path = ownership.work_path(final)
+        self._notes_path = ownership.work_path(_notes(final))
         self._notes = self._read_notes()
         self._wanted = file
         self.digest = Digest(self._wanted)
@@ -63,8 +80,8 @@ class Partial:
 
     def restart(self) -> None:
         """Forget all bytes."""
-        self.path.unlink(missing_ok=True)
-        self._notes_path.unlink(missing_ok=True)
+        ownership.remove(self.path)
+        ownership.remove(self._notes_path)
         self._notes = {}
         self.digest = Digest(self._wanted)
         self.head = b""
@@ -99,12 +116,12 @@ class Partial:
         """Take the final name, once all bytes are on the disk."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(self.path, path)
-        self._notes_path.unlink(missing_ok=True)
+        ownership.replace(self.path, path)
+        ownership.remove(self._notes_path)
 
     def put_aside(self, path: Path) -> None:
         """Keep the bytes under a name that says that they are wrong."""
-        os.replace(self.path, path)
+        ownership.replace(self.path, path)
         self.restart()
 
     def _count(self, block: bytes | memoryview) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
+from scripts.common.files import open_own
 
 _HELPERS = ("/usr/lib/apt/apt-helper", "/usr/libexec/apt/apt-helper")
 _WITHOUT = "copy the Translation files into a folder and give it with --raw DIR"
@@ -74,7 +75,7 @@ def fetch_translations(
             ]
             if not chosen:
                 raise UserError(_nothing_came(language, targets, origins, components, log))
-            with (out / f"Translation-{language}").open("wb") as f:
+            with open_own(out / f"Translation-{language}", "wb") as f:
                 for target in chosen:
                     f.write(_cat(helper, configuration, target[4]))
                     f.write(b"\n")

@@ -12,7 +12,7 @@ from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
 from data_prep.text.debian import Description, pair, parse, summary
 from data_prep.text.families import parts_by_family
 from scripts.common.errors import UserError
-from scripts.common.files import read_lines
+from scripts.common.files import open_own, read_lines
 
 DESCRIPTIONS = "debian_descriptions"
 TASKS = ("translation", "summarization", "language_modeling")
@@ -48,7 +48,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     taken = {}
     for language in languages:
         files = _find(raw, language)
-        with (out / f"Translation-{language}").open("wb") as f:
+        with open_own(out / f"Translation-{language}", "wb") as f:
             for path in files:
                 copy_plain(path, f)
                 f.write(b"\n")

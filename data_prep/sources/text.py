@@ -7,6 +7,7 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
 from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
+from scripts.common.files import open_own
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
             raise UserError(f"{raw} has no {' and no '.join(missing)}; put both sides of {part} there")
         for language, path in found.items():
             assert path is not None
-            with (out / f"{part}.{language}").open("wb") as f:
+            with open_own(out / f"{part}.{language}", "wb") as f:
                 copy_plain(path, f)
             taken[f"{part}.{language}"] = path.name
     _parts(raw, {name.partition(".")[0] for name in taken})

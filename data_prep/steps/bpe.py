@@ -19,6 +19,7 @@ from data_prep.steps.pool import tick
 from data_prep.steps.registry import APPLY_BPE
 from data_prep.steps.shards import Shard, Text, read_chunks
 from data_prep.text import bpe
+from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, count_lines, write_lines
 
@@ -60,7 +61,7 @@ def learn(
         )
         codes = bpe.learn_from_counts(bpe.outside(read_counts(words), glossaries), merges=merges)
         write_lines(out, codes.strip("\n").split("\n"))
-        words.unlink()
+        ownership.remove(words)
     for file, languages in files.items():
         count = count_lines(context.work / file) - 1  # the first line is the format's version
         log.append({"step": step.name, "part": "train", "codes": file, "languages": list(languages), "merges": count})
@@ -99,7 +100,7 @@ def _count(context: Context, shards: Sequence[Shard], languages: Sequence[str], 
         pass
     counted = [task.out for task in tasks]
     for path in _merge_down(counted, out):
-        path.unlink()
+        ownership.remove(path)
 
 
 def _count_group(task: _Task) -> None:

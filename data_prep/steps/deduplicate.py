@@ -16,6 +16,7 @@ from data_prep.dataset import Step
 from data_prep.steps.context import Context, ShardTask
 from data_prep.steps.pool import tick
 from data_prep.steps.shards import Text
+from scripts.common import ownership
 from scripts.common.files import atomic_file
 
 _ENTRY = np.dtype([("high", ">u8"), ("low", ">u8"), ("place", "<u8")])
@@ -51,7 +52,7 @@ def deduplicate(context: Context, text: Text, step: Step) -> tuple[Text, list[di
         by_shard = {task.shard: task for task in tasks}
         new, _ = context.rewrite(text, text.parts[part], by_shard.__getitem__, _filter, f"{step.name} {part}")
         for task in tasks:
-            task.hashes.unlink(missing_ok=True)
+            ownership.remove(task.hashes)
         gone = start - new.lines(part)
         entry = {"step": step.name, "part": part, "in": start, "out": new.lines(part)}
         log.append({**entry, "dropped": {"duplicate": gone} if gone else {}})

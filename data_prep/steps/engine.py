@@ -2,14 +2,12 @@
 
 In the work folder::
 
-    plan.json            what is being made, from what; another plan begins anew
     00-read/             shards; removed one by one as the next pass has read them
     00-read.json         the pass is complete: its shards, counts, digests
     01-tokenise/ ...     as many as there are passes
     raw/, codes*         what steps leave for the end
 """
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,8 +23,9 @@ from data_prep.steps.plan import BETWEEN_SHARDS, Pass, plan
 from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
 from data_prep.steps.write import write_rows
+from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, remove_partial, write_json
+from scripts.common.files import read_json, write_json
 from scripts.common.terminal import clock
 
 READ = "00-read"
@@ -55,18 +54,9 @@ class Engine:
         self.dataset, self.work, self._pool = dataset, work, pool
         self._keep, self._accept = keep, accept_counts
         self.passes = plan(dataset, work)
-
-    def begin(self, made_from: dict[str, Any]) -> None:
-        """Make the work folder ready for ``made_from``, plain data; what was made from anything else is removed."""
-        remove_partial(self.work, *(path for path in self.work.iterdir() if path.is_dir()))
-        path = self.work / "plan.json"
-        if path.exists() and read_json(path) == made_from:
-            self._pool.say(f"going on with what {self.work} holds")
-        else:
-            for old in self.work.iterdir():
-                if old.name != ".lock":
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
-            write_json(path, made_from)
+        ownership.remove_leftovers(work, *(path for path in work.iterdir() if path.is_dir()))
+        if any(work.glob("*/*.json")):
+            pool.say(f"going on with what {work} holds")
 
     def read(self, source: Sequence[Piece] | Iterable[tuple[str, Sequence[str]]], report: dict[str, Any]) -> State:
         """The first pass: pieces of archives, or rows that a kind of its own makes; ``report`` fills on the way."""

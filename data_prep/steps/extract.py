@@ -18,7 +18,7 @@ from data_prep.steps.pool import Pool, tick
 from data_prep.steps.registry import READERS
 from data_prep.steps.shards import CHUNK, Shard, Text, capacity, spread
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
+from scripts.common.files import open_own, read_json, write_json
 
 _SHARDS_A_SOURCE = 100_000
 
@@ -174,7 +174,7 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
             task.work, piece.language
         )
         full = count + capacity(place)
-        with open(path, "wb") as f:
+        with open_own(path, "wb") as f:
             while count < full and (chunk := list(islice(iterator, min(CHUNK, full - count)))):
                 f.write(b"\n".join(chunk) + b"\n")
                 count += len(chunk)

@@ -1,14 +1,13 @@
 """From the last shards to the files that binarise reads: a file a part and language, whole and checked."""
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
 from data_prep.steps import raw, sentencepiece
 from data_prep.steps.engine import READ, Engine, State, check_counts
 from scripts.common.errors import UserError
-from scripts.common.files import count_lines, write_json
+from scripts.common.files import copy_file, count_lines, open_own, write_json
 
 
 def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +19,6 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
     """
     dataset, work, last = engine.dataset, engine.work, states[-1]
     files: dict[str, dict[str, Any]] = {}
-    (folder / raw.FOLDER).mkdir()
     for part in last.text.parts:
         for language in dataset.languages:
             name = f"{part}.{language}"
@@ -31,9 +29,10 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
             if (files[name]["lines"], files[name]["sha256"]) != expected:
                 raise UserError(f"{work}: the shards of {name} have changed since they were made; remove the folder")
             files[name]["words"] = last.words.get(name)
-    for path in sorted((work / raw.FOLDER).glob("*")):
-        shutil.copyfile(path, folder / raw.FOLDER / path.name)
-    for path in sorted((folder / raw.FOLDER).iterdir()):
+    for name in files:
+        if (path := work / raw.FOLDER / name).exists():
+            copy_file(path, folder / raw.FOLDER / name)
+    for path in sorted((folder / raw.FOLDER).glob("[!.]*")):
         lines, part = count_lines(path), path.name.partition(".")[0]
         if lines != last.text.lines(part):
             raise UserError(
@@ -41,7 +40,7 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
                 f"step after save_raw in {dataset.file} drops lines of {part}; name other parts for it"
             )
     for path in sorted(path for path in work.iterdir() if path.name.startswith(("codes", sentencepiece.MODEL))):
-        shutil.copyfile(path, folder / path.name)
+        copy_file(path, folder / path.name)
     passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}
     expectations = [check_counts(dataset, state, {entry["step"] for entry in state.log}) for state in states]
     counts = {
@@ -67,7 +66,7 @@ def _line_counts(state: State) -> dict[str, int]:
 
 def _join(shards: list[Path], out: Path) -> dict[str, Any]:
     total, lines, returns = hashlib.sha256(), 0, 0
-    with open(out, "wb") as f:
+    with open_own(out, "wb") as f:
         for shard in shards:
             with open(shard, "rb") as part:
                 while block := part.read(1 << 20):

@@ -1,6 +1,5 @@
 """Writing shards: all languages of all parts that come of one input, committed together by a marker."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,7 +8,8 @@ from typing import IO, Any
 
 from data_prep.dataset import SPLITS
 from data_prep.steps.shards import CHUNK, Shard, Text, capacity
-from scripts.common.files import atomic_file, read_json, write_json
+from scripts.common import ownership
+from scripts.common.files import atomic_file, open_own, read_json, write_json
 
 
 class ShardWriter:
@@ -113,7 +113,7 @@ class _Growing:
     def _flush(self) -> None:
         shard = self._shards[-1]
         for place, language in enumerate(self._languages):
-            with open(shard.path(self._work, language), "ab" if shard.lines else "wb") as f:
+            with open_own(shard.path(self._work, language), "ab" if shard.lines else "wb") as f:
                 f.write(b"".join(row[place].replace("\n", " ").encode() + b"\n" for row in self._rows))
         self._shards[-1] = replace(shard, lines=shard.lines + len(self._rows))
         self._rows.clear()
@@ -122,6 +122,4 @@ class _Growing:
 def remove(work: Path, shard: Shard, languages: Sequence[str]) -> None:
     """Remove a shard whose successor is complete."""
     for language in languages:
-        shard.path(work, language).unlink(missing_ok=True)
-    if (folder := work / shard.folder).is_dir() and not any(folder.iterdir()):
-        os.rmdir(folder)
+        ownership.remove(shard.path(work, language))

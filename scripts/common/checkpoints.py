@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, write_json
 
@@ -122,7 +123,7 @@ def repair_last(folder: Path) -> str | None:
         )
     newest = max(intact, key=lambda path: (updates_done(load(path)), path.name))
     if last.exists():
-        last.rename(last.with_suffix(".pt.damaged"))
+        ownership.set_aside(last)
     with atomic_file(last, "wb") as target, open(newest, "rb") as source:
         shutil.copyfileobj(source, target, 1 << 20)
     return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"

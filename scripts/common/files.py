@@ -2,64 +2,98 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from scripts.common import ownership
 from scripts.common.errors import UserError
+
+_MADE_FROM = "made_from.json"
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
-    """Open a neighbour of ``path`` for writing; it takes the name ``path`` only if the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial{os.getpid()}")
+    """Open scratch beside ``path`` for writing; it takes the name ``path`` only if the block ends without an error.
+
+    Raises:
+        UserError: there is a file of that name that this project did not write.
+    """
+    ownership.claim(path)
     try:
-        with open(partial, mode, encoding=None if "b" in mode else "utf-8", newline=None if "b" in mode else "\n") as f:
+        with ownership.scratch_file(path, mode) as (f, scratch):
             yield f
             f.flush()
             os.fsync(f.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def remove_partial(*folders: Path) -> None:
-    """Remove what ``atomic_file`` left in folders, if they exist, when its process was killed.
-
-    The caller holds the lock that keeps others from writing there.
-    """
-    for folder in folders:
-        for path in folder.glob("*.partial*"):
-            if path.suffix.removeprefix(".partial").isdecimal():
-                path.unlink()
+            ownership.replace(scratch, path)
+    except OSError as error:
+        if error.filename is None:  # a full disk, of which write() does not say which file it was for
+            error.filename = os.fspath(path)
+        raise
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty neighbour of ``path`` to fill; it replaces ``path`` only if the block ends without an error.
+    """Yield an empty scratch folder to fill; it replaces ``path`` only if the block ends without an error.
 
     An older ``path`` stays in place until the new one is complete, and is not touched when the block fails.
+
+    Raises:
+        UserError: ``path`` is there and holds something that this project did not write, or that has been edited.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    old = path.with_name(f"{path.name}.old")
-    if old.exists() and not path.exists():  # killed between the two renames below: the older result is the good one
-        os.replace(old, path)
-    for leftover in (partial, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if path.exists():
-        os.replace(path, old)
-    os.replace(partial, path)
-    shutil.rmtree(old, ignore_errors=True)
+    ownership.clear_for(path)
+    ownership.check_replaceable(path)
+    with ownership.scratch_folder(path) as scratch:
+        yield scratch
+        ownership.replace_folder(scratch, path)
+
+
+def work_folder(path: Path, made_from: Any) -> Path:
+    """The scratch folder in which a killed run was making ``path`` from the same, to go on there, or else a new one.
+
+    What was begun from anything else is removed. The caller holds the lock that keeps others from making ``path``.
+    """
+    for found in ownership.scratch_beside(path, "work"):
+        if (found / _MADE_FROM).exists() and read_json(found / _MADE_FROM) == made_from:
+            return found
+        ownership.remove_leftover(found)
+    new = ownership.scratch_path(path, "work")
+    write_json(new / _MADE_FROM, made_from)
+    return new
+
+
+def dispensable(path: Path) -> list[Path]:
+    """What of this project's near ``path`` could be removed to make room: what was set aside or left by a kill."""
+    found: list[Path] = []
+    for folder in [parent for parent in path.absolute().parents if parent.is_dir()][:3]:
+        found += (
+            each
+            for each in sorted(folder.iterdir())
+            if re.search(r"\.\d+\.old$|\.bad$", each.name) or (each != path and ownership.scratch_for(each) is not None)
+        )
+    return found
+
+
+@contextmanager
+def open_own(path: Path, mode: str, **options: Any) -> Iterator[IO]:
+    """Open a file of ours under its own name: a log that grows, or what lies in scratch.
+
+    Raises:
+        UserError: there is a file of that name that this project did not write.
+    """
+    ownership.claim(path)
+    with open(path, mode, **options) as f:
+        yield f
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file, whole or not at all."""
+    with open(source, "rb") as given, atomic_file(path, "wb") as f:
+        shutil.copyfileobj(given, f, 1 << 20)
 
 
 def read_lines(path: Path) -> list[str]:

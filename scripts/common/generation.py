@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
 from scripts.common.process import run_logged
 from scripts.common.terminal import StatusLine
 
 HYPOTHESES, REFERENCE, SOURCE, FACTS = "hypotheses.tok", "reference.tok", "source.tok", "generation.json"
+LOG = "generate.log"
 _LINE = re.compile(r"([STHP])-(\d+)\t(.*)")
 _LOADED = re.compile(r"loaded ([\d,]+) examples from: .*/([^/.]+)\.[^/]+$")
 _SPEED = re.compile(
@@ -147,7 +149,7 @@ def run_generation(
 
 def write_hypotheses(folder: Path, lines: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> None:
     """A folder as scripts/score.py reads it; the facts are written last and stand for a complete folder."""
-    (folder / FACTS).unlink(missing_ok=True)
+    ownership.remove(folder / FACTS)
     for name, text in lines.items():
         write_lines(folder / name, text)
     write_json(folder / FACTS, dict(facts))

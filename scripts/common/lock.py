@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.common.errors import UserError
+from scripts.common.ownership import LEDGER
 
 # A run that was just killed needs a moment until the programs it started have ended too.
 PATIENCE_SECONDS = 10.0
+LOCK = f"{LEDGER}.lock"
 
 
 @contextmanager
@@ -23,7 +25,19 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
         UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
     at_work, instead = f"in {folder}", "choose another folder"
-    with file_lock(folder / ".lock", at_work=at_work, instead=instead, shared=shared, patience=patience):
+    with file_lock(folder / LOCK, at_work=at_work, instead=instead, shared=shared, patience=patience):
+        yield
+
+
+@contextmanager
+def output_lock(out: Path) -> Iterator[None]:
+    """Hold the lock for making the folder ``out``, which takes its place only when it is complete.
+
+    Raises:
+        UserError: another run is making it.
+    """
+    lock = out.with_name(f"{LEDGER}.{out.name}.lock")
+    with file_lock(lock, at_work=f"in {out}", instead="choose another folder"):
         yield
 
 
@@ -51,7 +65,7 @@ def file_lock(
                 fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
-                    holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
+                    holder = _holder(path, descriptor)
                     raise UserError(
                         f"another run (process {holder}) is at work {at_work}; "
                         f"wait until it has ended{', or ' + instead if instead else ''}"
@@ -62,6 +76,7 @@ def file_lock(
                 break
             os.close(descriptor)  # the run that held it has cleared the folder away, and the lock with it
             descriptor = _open(path)
+        _holder(path, descriptor)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -74,6 +89,18 @@ def _open(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     os.set_inheritable(descriptor, True)
     return descriptor
+
+
+def _holder(path: Path, descriptor: int) -> str:
+    """The process that the lock names.
+
+    Raises:
+        UserError: the file holds something else, so that it is no lock of ours.
+    """
+    content = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
+    if not content.isdecimal() and content:
+        raise UserError(f"{path} is not a lock of this project, which keeps one under that name; move it away")
+    return content or "unknown"
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

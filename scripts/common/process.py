@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from scripts.common.errors import UserError
+from scripts.common.files import open_own
 
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -89,11 +90,10 @@ def run_logged(
     Raises:
         UserError: the command ended with a status that is not 0; the message has its last lines and the log's path.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
     # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with open(log, "ab" if append else "wb", buffering=0) as sink:
+    with open_own(log, "ab" if append else "wb", buffering=0) as sink:
         start = sink.tell()
         with child(command, env=environment, **pipes) as process:
             assert process.stdout is not None

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
 
@@ -57,8 +58,8 @@ def new_id() -> str:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """The files of a folder with their sizes, the stamp itself left out."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    """The files of a folder with their sizes, the stamp itself and the marks of ownership left out."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     return {str(path.relative_to(folder)): path.stat().st_size for path in paths if path != folder / NAME}
 
 
@@ -78,7 +79,7 @@ def write_stamp(folder: Path, stamp: Stamp) -> None:
 
 def remove_stamp(folder: Path) -> None:
     """Declare a stage's folder incomplete, before work on it begins."""
-    (folder / NAME).unlink(missing_ok=True)
+    ownership.remove(folder / NAME)
 
 
 def missing_files(folder: Path, stamp: Stamp) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.fetch import Patience, RemoteFile, fetch
+from scripts.common import ownership
 
 CONTENT = bytes(n * n % 251 for n in range(5000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -16,6 +17,16 @@ def get(folder: Path, *urls: str, raw: Path | None = None, patience: Patience = 
     """Fetch a.txt, whatever it holds."""
     file = RemoteFile(more.pop("name", "a.txt"), urls, **more)
     return fetch(file, folder / "out", raw=raw, ledger=folder / "ledger.json", patience=patience)
+
+
+def part(folder: Path, name: str = "a.txt") -> Path:
+    """The bytes of an unfinished download; where there are none, the name that they could have."""
+    return ownership.work_path(folder / name)
+
+
+def notes(folder: Path, name: str = "a.txt") -> Path:
+    """What is known of an unfinished download, likewise."""
+    return ownership.work_path(folder / f"{name}.from.json")
 
 
 def left(folder: Path) -> list[str]:

@@ -18,7 +18,10 @@ from data_prep.binarise import binarise
 from data_prep.dataset import load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
+from scripts.common import ownership
 from scripts.common.errors import UserError
+from scripts.common.files import write_lines
+from scripts.common.ownership import LEDGER
 from tests.data_prep.samples import ROOT, block, dataset_file, fake_apt, refuse, run, translations
 
 PARTS = ("train", "valid", "test")
@@ -31,7 +34,7 @@ def raw(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "timings.json"]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -236,7 +239,7 @@ def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, comman
     out = tmp_path / "out"
     out.mkdir()
     mark = "manifest.json" if command == "download" else "counts.json"
-    (out / mark).write_text("older")
+    write_lines(out / mark, ["older"])
     if command == "download":
         path = fake_apt(tmp_path / "apt", update="sleep 60")
         arguments = ["debian_en_de", "--out", out]
@@ -252,14 +255,13 @@ def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, comman
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    partial = tmp_path / "out.partial"
     deadline = time.monotonic() + 30
-    while not partial.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not ownership.scratch_beside(out, "partial") and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert partial.exists()
-    assert contents(out) == {mark: b"older"}
+    assert ownership.scratch_beside(out, "partial")
+    assert contents(out) == {mark: b"older\n"}
 
 
 def test_binarise_checks_what_fairseq_does_not(tmp_path: Path):
@@ -319,9 +321,13 @@ def test_what_another_program_wrote_is_never_replaced(tmp_path: Path, raw: Path,
     before = contents(out)
     given = ["--prepared", out] if command == "binarise" else ["--raw", raw]
     arguments: list[object] = [dataset_file(tmp_path), *given, "--out", out]
-    refuse("would be replaced; give another folder", command=command, arguments=arguments)
+    refuse("which this project did not write there: test.de, test.en", command=command, arguments=arguments)
     assert contents(out) == before
-    refuse("is a file; give a folder", command=command, arguments=[*arguments[:-1], out / "train.en"])
+    refuse(
+        "is not a folder, and one of that name is to be written",
+        command=command,
+        arguments=[*arguments[:-1], out / "train.en"],
+    )
 
 
 @pytest.mark.parametrize("command", ["prepare", "binarise"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from data_prep.fetch import RemoteFile, fetch
+from tests.data_prep.fetching import notes, part
 from tests.data_prep.samples import ROOT
 from tests.data_prep.web import Site, wait_until
 
@@ -30,16 +31,15 @@ def command(url: str, folder: Path) -> list[str]:
 
 def test_killed_and_gone_on_with_for_the_missing_bytes_alone(tmp_path, site: Site):
     url = site.add("/a", CONTENT, stall=[70_000, 80_000, None])
-    part = tmp_path / "a.txt.part"
     for size in (70_000, 150_000):
         child = subprocess.Popen(command(url, tmp_path), cwd=ROOT, stdout=subprocess.PIPE)
         try:
-            there = wait_until(lambda size=size: part.exists() and part.stat().st_size == size)
+            there = wait_until(lambda size=size: part(tmp_path).exists() and part(tmp_path).stat().st_size == size)
         finally:
             child.send_signal(signal.SIGKILL)
             child.communicate()
         assert there
-        assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["a.txt.part", "a.txt.part.json"]
+        assert list(tmp_path.glob("[!.]*")) == []
     done = subprocess.run(command(url, tmp_path), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.txt").read_bytes() == CONTENT
@@ -57,12 +57,11 @@ def test_a_disk_that_is_full_half_way(tmp_path, site: Site):
 
     done = subprocess.run(command(url, tmp_path), cwd=ROOT, capture_output=True, text=True, preexec_fn=small_disk)
     assert done.returncode == 1
-    assert done.stderr.startswith(
-        f"error: cannot write {tmp_path}/a.txt.part: File too large; nothing was written under"
-    )
+    assert done.stderr.startswith(f"error: cannot write {part(tmp_path)}: File too large; nothing was written under")
     assert "and 100,000 bytes are kept" in done.stderr
     assert "Traceback" not in done.stderr
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["a.txt.part", "a.txt.part.json"]
+    assert list(tmp_path.glob("[!.]*")) == []
+    assert notes(tmp_path).exists()
     file = RemoteFile("a.txt", (url,))
     assert fetch(file, tmp_path, raw=None, ledger=tmp_path / "ledger.json").read_bytes() == CONTENT
     assert site.ranges == [None, "bytes=100000-"]
@@ -73,10 +72,9 @@ def test_ctrl_c_keeps_what_is_there(tmp_path, site: Site):
     child = subprocess.Popen(
         command(url, tmp_path), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    part = tmp_path / "a.txt.part"
-    assert wait_until(lambda: part.exists() and part.stat().st_size == 70_000)
+    assert wait_until(lambda: part(tmp_path).exists() and part(tmp_path).stat().st_size == 70_000)
     child.send_signal(signal.SIGINT)
     _, told = child.communicate(timeout=20)
     assert child.returncode == 1
     assert told == "interrupted; run the same command again to go on\n"
-    assert part.stat().st_size == 70_000
+    assert part(tmp_path).stat().st_size == 70_000

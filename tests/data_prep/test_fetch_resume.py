@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from data_prep.fetch import Patience
 from scripts.common.errors import UserError
-from tests.data_prep.fetching import CONTENT, SHA256, entry, get, left
+from tests.data_prep.fetching import CONTENT, SHA256, entry, get, left, notes, part
 from tests.data_prep.web import Served, Site
 
 
@@ -36,7 +36,9 @@ def test_a_server_without_ranges_is_asked_for_all_again_but_not_for_ever(tmp_pat
     url = site.add("/b", CONTENT, drop=[1000, 2000, 3000, 4000], ranges=False)
     with pytest.raises(UserError, match=r"closed after 3,000 of 5,000 bytes, 3 times in a row"):
         get(tmp_path / "b", url)
-    assert left(tmp_path / "b") == ["a.txt.part", "a.txt.part.json"]
+    assert left(tmp_path / "b") == []
+    assert part(tmp_path / "b" / "out").stat().st_size == 3000
+    assert notes(tmp_path / "b" / "out").exists()
 
 
 def test_without_a_validator_and_a_checksum_nothing_is_pieced_together(tmp_path, site: Site):
@@ -72,7 +74,7 @@ def test_a_file_that_is_shorter_by_now_comes_whole(tmp_path, site: Site):
 
 def test_pieces_that_do_not_fit_are_fetched_once_more_in_one(tmp_path, site: Site):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "a.txt.part").write_bytes(b"x" * 1000)
+    part(tmp_path / "out").write_bytes(b"x" * 1000)
     url = site.add("/a", CONTENT)
     assert get(tmp_path, url, sha256=SHA256).read_bytes() == CONTENT
     assert site.ranges == ["bytes=1000-", None]
@@ -105,9 +107,9 @@ def test_a_segment_of_what_was_asked_for_is_gone_on_from(tmp_path, site: Site):
 def test_a_part_that_is_all_there_is_not_fetched_again(tmp_path, site: Site):
     url = site.add("/a", CONTENT)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "a.txt.part").write_bytes(CONTENT)
-    notes = {"url": url, "validator": '"1"', "bytes": 5000}
-    (tmp_path / "out" / "a.txt.part.json").write_text(json.dumps(notes))
+    part(tmp_path / "out").write_bytes(CONTENT)
+    noted = {"url": url, "validator": '"1"', "bytes": 5000}
+    notes(tmp_path / "out").write_text(json.dumps(noted))
     assert get(tmp_path, url).read_bytes() == CONTENT
     assert site.asked == []
 

@@ -17,6 +17,7 @@ from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 from data_prep import __main__ as command
 from data_prep import binarise
 from data_prep.fetch import named_members
+from scripts.common import ownership
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
 from tests.data_prep.samples import ROOT
@@ -40,6 +41,7 @@ def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> Non
     from fairseq_cli import preprocess as fairseq
 
     options = line[line.index("fairseq_cli.preprocess") + 1 :]
+    ownership.claim(log)
     handler = logging.FileHandler(log)
     fairseq.logger.addHandler(handler)
     fairseq.logger.setLevel(logging.INFO)

@@ -32,8 +32,8 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 
 def kind_of_file(path: Path, out: Path) -> str:
     """Where a file is and what it is for, without its number, process and, of what was fetched, its name."""
-    name = re.sub(r"\.partial\d*|\.\d{8}|\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
-    return re.sub(r"(out/raw/)(?!ledger|manifest)[^.]*[^/]*?((?:\.part)?(?:\.json)?)$", r"\1*\2", name)
+    name = re.sub(r"\.\d{8}|\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
+    return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
 
 
 def killed(out: Path, done: list[str], work: Callable[[], None], *, odd: bool) -> bool:
@@ -101,6 +101,6 @@ def test_killed_at_each_step(name: str, ranges: bool, tmp_path: Path, monkeypatc
         out, done = tmp_path / "out", list[str]()
         while killed(out, done, lambda: run(monkeypatch, file, "--out", out, "--workers", 1), odd=ranges):
             assert len(done) == len(set(done))
-    assert {kind.split("/")[1] for kind in done} >= {"raw", "prepared.work", "prepared", "binarised", "report.md"}
+    assert {kind.split("/")[1] for kind in done} >= {"raw", ".prepared..work", "prepared", "binarised", "report.md"}
     assert contents(out) == contents(tmp_path / "whole")
     assert names(out) == names(tmp_path / "whole")

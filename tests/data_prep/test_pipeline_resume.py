@@ -13,6 +13,7 @@ from data_prep.dataset import Dataset, load_dataset
 from data_prep.prepare import prepare
 from data_prep.steps import deduplicate, shards
 from scripts.common.errors import UserError
+from scripts.common.ownership import LEDGER
 from tests.data_prep.corpora import numbers, pack, pairs, text
 
 YAML = """\
@@ -68,7 +69,7 @@ def dataset(tmp_path: Path) -> Dataset:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All files but those with times in them."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "timings.json"]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -110,14 +111,14 @@ def test_killed_again_and_again(dataset: Dataset, tmp_path: Path, before: bool):
 
     out = tmp_path / "killed"
     kills = 0
-    # a shard is three renames (two sides and the marker): fewer than four in a run would never get on
-    while (code := run_until_commit(dataset, tmp_path, out, 4 + kills % 5, before=before)) == -signal.SIGKILL:
+    # a shard is three renames (two sides and the marker), the finished folder ten: fewer in a run would never get on
+    while (code := run_until_commit(dataset, tmp_path, out, 4 + kills % 10, before=before)) == -signal.SIGKILL:
         kills += 1
         assert kills < 100
     assert code == 0
     assert kills > 10
     assert contents(out) == contents(expected)
-    assert not (tmp_path / "killed.work").exists()
+    assert sorted(path.name for path in tmp_path.glob(".killed*")) == []
 
 
 def test_workers_and_shard_sizes_change_nothing(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -152,7 +153,7 @@ def test_a_killed_worker_is_a_sentence_and_can_be_gone_on_from(
 
 def test_keep_keeps_every_step_and_its_absence_nothing(dataset: Dataset, tmp_path: Path):
     prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1, keep=True)
-    work = tmp_path / "out.work"
+    (work,) = tmp_path.glob(".out.*.work")
     kept = {path.name for path in work.iterdir() if path.is_dir()}
     assert kept >= {"00-read", "02-normalise_space", "03-deduplicate", "04-hold_out", "05-tokenise", "07-apply_bpe"}
     assert (work / "00-read" / "train.en.00000000").exists()
@@ -176,7 +177,7 @@ def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypa
     )
     process.start()
     wait_for(started.exists)
-    with pytest.raises(UserError, match=rf"another run \(process {process.pid}\) is at work in .*out.work"):
+    with pytest.raises(UserError, match=rf"another run \(process {process.pid}\) is at work in .*/out;"):
         prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
     go_on.touch()
     process.join()

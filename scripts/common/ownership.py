@@ -1,0 +1,404 @@
+"""Which files this project wrote. It replaces and removes these alone; nothing else in the project removes anything.
+
+Every folder that a program of this project writes to has a ledger, the file ``.lightconv``:
+
+    lightconv-plugin wrote what is listed here; it replaces and removes nothing else in this folder
+    5c0ffee19a2b3d4e
+    {"folder": "prepared", "inode": 918273}
+    "counts.json"
+    {"name": "train.en", "bytes": 120034}
+
+A name is entered before its file is made. Names count below a line that describes the folder as it is now, by its name
+or by its inode: in a copy with another name, a backup say, nothing is ours. A file with ``bytes`` is ours as long as it
+has that size: what a user has edited is the user's. Lines are only ever appended, whole, so processes need no lock.
+
+Scratch has names that nobody chooses: ``.NAME.<16 digits>.<kind>``, of which the second eight are a checksum.
+"""
+
+import fcntl
+import fnmatch
+import hashlib
+import itertools
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from scripts.common.errors import UserError
+
+LEDGER = ".lightconv"  # names that begin so are this project's: locks, too
+_FIRST_LINE = b"lightconv-plugin wrote what is listed here; it replaces and removes nothing else in this folder\n"
+_SCRATCH = re.compile(r"\.(?P<name>.+)\.(?P<number>[0-9a-f]{8})(?P<check>[0-9a-f]{8})\.(?P<kind>partial|old|work)")
+# of ledgers, by their second line and their folder's inode and name: bytes read so far, and what they said
+_known: dict[tuple[bytes, int, str], tuple[int, "_Listed"]] = {}
+
+
+@dataclass
+class _Listed:
+    """The entries of a ledger that count."""
+
+    sizes: dict[str, int | None] = field(default_factory=dict)
+    patterns: list[str] = field(default_factory=list)
+    current: bool = False  # whether its last description is of the folder as it is
+
+    def has(self, path: Path) -> bool:
+        if path.name in self.sizes:
+            return self.sizes[path.name] in (None, path.lstat().st_size)
+        return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self.patterns)
+
+
+def _own_name(folder: Path) -> str:
+    """A folder's name; of scratch, the name that it is to have."""
+    return scratch_for(folder) or folder.resolve().name
+
+
+def _read(folder: Path) -> _Listed:
+    """What the ledger of a folder says; only what has been appended since the last time is read."""
+    if not (folder / LEDGER).exists():
+        return _Listed()
+    name, inode = _own_name(folder), folder.stat().st_ino
+    with open(folder / LEDGER, "rb") as ledger:
+        if ledger.readline() != _FIRST_LINE:
+            raise UserError(
+                f"{folder / LEDGER} is not a ledger of this project, which keeps one of that name in every folder that "
+                "it writes to: move the file away, or choose another folder"
+            )
+        key = (ledger.readline(), inode, name)
+        read, listed = _known.get(key, (ledger.tell(), _Listed()))
+        ledger.seek(read)
+        lines = ledger.read().split(b"\n")[:-1]  # a last line without an end was cut short when the machine stopped
+    for line in lines:
+        _enter(listed, json.loads(line), name, inode)
+    _known[key] = (read + sum(len(line) + 1 for line in lines), listed)
+    return listed
+
+
+def _enter(listed: _Listed, entry: Any, name: str, inode: int) -> None:
+    if isinstance(entry, dict) and "folder" in entry:
+        listed.current = entry["folder"] == name or entry["inode"] == inode
+    elif not listed.current:
+        pass
+    elif isinstance(entry, str):
+        listed.sizes[entry] = None
+    elif "pattern" in entry:
+        listed.patterns.append(entry["pattern"])
+    elif "gone" in entry:
+        listed.sizes.pop(entry["gone"], None)
+    else:
+        listed.sizes[entry["name"]] = entry["bytes"]
+
+
+def _append(folder: Path, *entries: Any) -> None:
+    """Add lines to a ledger, and before them the folder's description if the last one there is of another folder."""
+    if not (folder / LEDGER).exists():
+        _create(folder / LEDGER, _FIRST_LINE + f"{secrets.token_hex(8)}\n".encode())
+    lines = list(entries)
+    if not _read(folder).current:
+        lines.insert(0, {"folder": _own_name(folder), "inode": folder.stat().st_ino})
+    descriptor = os.open(folder / LEDGER, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(descriptor, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path, content: bytes) -> None:
+    """Make a file with its content at once, unless another process just did."""
+    scratch = scratch_path(path)
+    scratch.write_bytes(content)
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        if not path.exists():
+            os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _is_mark(path: Path) -> bool:
+    return path.name.startswith(LEDGER) or scratch_for(path) is not None
+
+
+def check_writable(*paths: Path) -> None:
+    """Refuse files that are there and are not ours, before the work whose result they are to hold.
+
+    Raises:
+        UserError: one of them is somebody else's.
+    """
+    for path in paths:
+        if os.path.lexists(path) and not _is_mark(path) and not _read(path.parent).has(path):
+            raise UserError(
+                f"{path} is there, was not written there by this project{_edited(path)}, and would be replaced; "
+                "move it away, or choose another place"
+            )
+
+
+def claim(path: Path) -> None:
+    """Enter a file that is about to be written; it may be there already if it is ours.
+
+    Raises:
+        UserError: it is somebody else's.
+    """
+    check_writable(path)
+    if _is_mark(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # what is entered with a size is about to have another
+    if not os.path.lexists(path) or _read(path.parent).sizes.get(path.name) is not None:
+        _append(path.parent, path.name)
+
+
+def claim_pattern(folder: Path, *patterns: str) -> None:
+    """Enter all files that another program is about to write to ``folder``, by their names, such as ``*.pt``.
+
+    Raises:
+        UserError: one that matches is there and is somebody else's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = _read(folder)
+    new = [pattern for pattern in patterns if pattern not in listed.patterns]
+    for pattern in new:
+        check_writable(*folder.glob(pattern))
+    _append(folder, *({"pattern": pattern} for pattern in new))
+
+
+def _edited(path: Path) -> str:
+    listed = _read(path.parent).sizes.get(path.name)
+    return f" as it is now ({path.lstat().st_size:,} bytes, not {listed:,})" if listed is not None else ""
+
+
+def foreign(folder: Path) -> list[Path]:
+    """What is in a folder, and in the folders in it, that is not ours. An empty folder is nobody's."""
+    found: list[Path] = []
+    listed = _read(folder)
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            found += foreign(path)
+        elif not (_is_mark(path) or listed.has(path)):
+            found.append(path)
+    return found
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to replace a folder in which anything is not ours.
+
+    Raises:
+        UserError: it is a file, or holds something that this project did not write there.
+    """
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        raise UserError(f"{path} is not a folder, and one of that name is to be written; choose another")
+    if others := foreign(path):
+        names = ", ".join(str(each.relative_to(path)) + _edited(each) for each in others[:3])
+        raise UserError(
+            f"{path} would be replaced, and holds something else, which this project did not write there: {names}"
+            f"{' and more' if len(others) > 3 else ''}; move that away, or choose another folder"
+        )
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder of ours; one that is not there is no error.
+
+    Raises:
+        UserError: it is somebody else's, or holds something that is.
+    """
+    if path.is_dir() and not path.is_symlink():
+        check_replaceable(path)
+        _remove_folder(path)
+    elif os.path.lexists(path):
+        check_writable(path)
+        path.unlink()
+        if not _is_mark(path):
+            _append(path.parent, {"gone": path.name})
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder in which all is ours; the ledgers last, so that a kill leaves nothing without its mark."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _remove_folder(path)
+        elif path.name != LEDGER:
+            path.unlink()
+    (folder / LEDGER).unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def replace(scratch: Path, path: Path) -> None:
+    """Give a file of ours its final name, in place of an older one of ours.
+
+    Raises:
+        UserError: somebody else's file has that name.
+    """
+    claim(path)
+    os.replace(scratch, path)
+
+
+def replace_folder(scratch: Path, path: Path) -> None:
+    """Give a scratch folder that is complete its final name, in place of an older folder of ours.
+
+    Raises:
+        UserError: see ``check_replaceable``.
+    """
+    seal(scratch)
+    check_replaceable(path)
+    old = scratch_path(path, "old")
+    if path.exists():
+        os.replace(path, old)
+    os.replace(scratch, path)
+    remove(old)
+
+
+def clear_for(path: Path) -> None:
+    """Tidy up what a killed ``replace_folder`` left: between its two renames the older result is the good one."""
+    for old in scratch_beside(path, "old"):
+        if path.exists():
+            remove(old)
+        else:
+            os.replace(old, path)
+    for left in scratch_beside(path, "partial"):
+        remove_leftover(left)
+
+
+def seal(folder: Path) -> None:
+    """Enter the sizes of all files in a folder that is complete, and in the folders in it."""
+    listed, sizes = _read(folder), []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            seal(path)
+        elif listed.has(path):
+            sizes.append({"name": path.name, "bytes": path.lstat().st_size})
+    _append(folder, *sizes)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file or folder to ``NAME.1.old``, or to the next number that is free; returns where it is now."""
+    aside = next(
+        each
+        for number in itertools.count(1)
+        if not os.path.lexists(each := path.with_name(f"{path.name}.{number}.old"))
+    )
+    os.rename(path, aside)
+    return aside
+
+
+def take_back(aside: Path, path: Path) -> None:
+    """Undo ``set_aside``.
+
+    Raises:
+        UserError: something has the name by now.
+    """
+    if os.path.lexists(path):
+        raise UserError(f"{path} is there, so {aside} cannot be taken back; move one of them away")
+    os.rename(aside, path)
+
+
+def scratch_path(path: Path, kind: str = "partial") -> Path:
+    """A name beside ``path`` for what is to become it: ``partial``, thrown away after a kill; ``work``, gone on with;
+    ``old``, an older ``path`` that is being replaced.
+    """
+    number = secrets.token_hex(4)
+    return path.with_name(f".{path.name}.{number}{_checksum(path.name, number)}.{kind}")
+
+
+def scratch_for(path: Path) -> str | None:
+    """The name that scratch is to have when it is complete; None if ``path`` has not the name of scratch."""
+    found = _SCRATCH.fullmatch(path.name)
+    return found["name"] if found and found["check"] == _checksum(found["name"], found["number"]) else None
+
+
+def _checksum(name: str, number: str) -> str:
+    return hashlib.sha256(f"{name}\0{number}".encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def scratch_beside(path: Path, kind: str) -> list[Path]:
+    """The scratch of ``path`` that is there."""
+    if not path.parent.is_dir():
+        return []
+    ending = f".{kind}"
+    return sorted(each for each in path.parent.iterdir() if each.suffix == ending and scratch_for(each) == path.name)
+
+
+@contextmanager
+def scratch_name(path: Path) -> Iterator[Path]:
+    """Yield a name for scratch that is to become ``path``; what still has that name after the block is removed."""
+    scratch = scratch_path(path)
+    try:
+        yield scratch
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_file(path: Path, mode: str) -> Iterator[tuple[IO, Path]]:
+    """Open scratch for ``path`` and hold its lock, by which others see that it is in use."""
+    options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    with scratch_name(path) as scratch, open(scratch, mode.replace("w", "x"), **options) as f:
+        _hold(f.fileno())
+        yield f, scratch
+
+
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Make an empty folder as scratch for ``path``; it is gone after the block, unless it has been renamed.
+
+    What is not ours in it stays, and the folder with it.
+    """
+    scratch = scratch_path(path)
+    scratch.mkdir(parents=True)
+    descriptor = os.open(scratch, os.O_RDONLY)
+    try:
+        _hold(descriptor)
+        yield scratch
+    finally:
+        os.close(descriptor)
+        if scratch.exists() and not foreign(scratch):
+            _remove_folder(scratch)
+
+
+def _hold(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks: then only the caller's own lock keeps others away
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove_leftovers(*folders: Path) -> None:
+    """Remove from folders, if they exist, the scratch of programs that were killed.
+
+    What is in use, is to be gone on with, or holds something that is not ours stays.
+    """
+    for folder in folders:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.suffix == ".partial" and scratch_for(path) is not None:
+                remove_leftover(path)
+
+
+def remove_leftover(scratch: Path) -> None:
+    """Remove one piece of scratch, unless it is in use or holds something that is not ours."""
+    try:
+        descriptor = os.open(scratch, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not scratch.is_dir():
+            scratch.unlink(missing_ok=True)
+        elif others := foreign(scratch):
+            print(f"note: {scratch} was left by an earlier run, and stays: {others[0].name} in it is not ours")
+        else:
+            _remove_folder(scratch)
+    except BlockingIOError:
+        pass  # in use
+    finally:
+        os.close(descriptor)
+
+
+def work_path(path: Path) -> Path:
+    """The scratch that a killed run left of ``path`` to be gone on with, or a new name where there is none."""
+    return next(iter(scratch_beside(path, "work")), None) or scratch_path(path, "work")
