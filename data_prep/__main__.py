@@ -36,7 +36,7 @@ from data_prep.report import write_report
 from data_prep.sources import debian, kind_of
 from data_prep.sources.corpus import listing
 from data_prep.steps.plan import plan
-from scripts.common import ownership
+from scripts.common import ownership, scratch
 from scripts.common.errors import UserError, run_command
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
@@ -62,6 +62,8 @@ class Stage:
     folder: Path
     inputs: dict[str, Any]
     run: Callable[[], Any]
+    replaces: bool = True
+    """Whether the folder is made as a whole, in place of an older one."""
 
 
 def stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) -> dict[str, Stage]:
@@ -78,6 +80,7 @@ def stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) 
             raw,
             {**fetched, "given": listing(given) if given is not None else None},
             lambda: download(dataset, raw=given, out=raw),
+            replaces=not kind_of(dataset).resumes,
         ),
         "prepare": Stage(
             prepared,
@@ -98,13 +101,15 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | No
     """Run what is not done yet, up to ``arguments.last``."""
     before = None
     todo = STAGES[: STAGES.index(arguments.last) + 1]
-    for name, stage in stages(dataset, arguments, given).items():
-        if name not in todo:
-            return
+    there = {name: stage for name, stage in stages(dataset, arguments, given).items() if name in todo}
+    for name, stage in there.items():
         made_from = fingerprint({"stage": name, "inputs": stage.inputs, "before": before})
         stamp = read_stamp(stage.folder)
         if stamp is None or stamp.fingerprint != made_from or missing_files(stage.folder, stamp):
             print(f"== {name}: {stage.folder}", flush=True)
+            for later in list(there.values())[list(there).index(name) :]:  # which will all be made anew: know now
+                if later.replaces:
+                    ownership.check_replaceable(later.folder)
             remove_stamp(stage.folder)
             start = time.monotonic()
             stage.run()
@@ -132,7 +137,7 @@ def linked_sides(dataset: Dataset, out: Path, source: Path, target: Path | None)
     for path in files.values():
         if not path.is_file():
             raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
-    with ownership.scratch_folder(out / "given") as folder:
+    with scratch.folder(out / "given") as folder:
         for language, path in files.items():
             suffix = path.suffix if path.suffix in (".gz", ".bz2", ".xz") else ""
             link = folder / f"train.{language}{suffix}"
@@ -188,7 +193,7 @@ def main() -> None:
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
     with folder_lock(arguments.out):
         ownership.check_writable(*(arguments.out / name for name in REPORT))
-        ownership.remove_leftovers(arguments.out)
+        scratch.remove_leftovers(arguments.out)
         if arguments.src is None:
             run_stages(dataset, arguments, arguments.raw)
         else:

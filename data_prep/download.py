@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_prep.cli import command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from scripts.common import ownership
+from scripts.common import scratch
 from scripts.common.errors import run_command
 from scripts.common.files import atomic_folder, write_json
 from scripts.common.lock import output_lock
@@ -25,7 +25,7 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
     kind = kind_of(dataset)
     # a kind that resumes adds files and replaces none
     with output_lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
-        ownership.remove_leftovers(folder)
+        scratch.remove_leftovers(folder)
         notes = kind.fetch(dataset, raw, folder)
         names = dataset.files if kind.resumes else sorted(path.name for path in folder.glob("[!.]*"))
         files = {name: _describe(folder / name) for name in names}

@@ -26,7 +26,7 @@ from data_prep.sources.corpus import listing
 from data_prep.steps.engine import Engine
 from data_prep.steps.finish import finish
 from data_prep.steps.pool import Pool
-from scripts.common import ownership
+from scripts.common import ownership, scratch
 from scripts.common.errors import run_command
 from scripts.common.files import atomic_folder, work_folder
 from scripts.common.lock import output_lock
@@ -60,7 +60,7 @@ def prepare(
         if keep:
             pool.say(f"{work} has what every step made")
         else:
-            ownership.remove_leftover(work)
+            scratch.remove_leftover(work)
     return counts
 
 

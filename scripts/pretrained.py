@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common import ownership
+from scripts.common import ownership, scratch
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_folder, copy_file, read_json, write_json, write_lines
 from scripts.common.terminal import StatusLine, aligned
@@ -210,7 +210,7 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
     if name not in MODELS:
         raise UserError(f"there is no published model {name}; choose one of: {', '.join(MODELS)}")
     before = _manifest_before(out)
-    partial = ownership.work_path(out.with_name(MODELS[name]))
+    partial = scratch.work_path(out.with_name(MODELS[name]))
     archive, url = fetch(MODELS[name], origin, partial)
     manifest = {
         "name": name,
@@ -254,7 +254,7 @@ def _manifest_before(out: Path) -> dict[str, Any]:
 def _tag(partial: Path) -> Path:
     """The file that says which version of the archive the bytes are of."""
     archive = ownership.scratch_for(partial) or partial.name
-    return ownership.work_path(partial.with_name(f"{archive}.tag"))
+    return scratch.work_path(partial.with_name(f"{archive}.tag"))
 
 
 def _forget(partial: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common import show
+from scripts.common import ownership, show
 from scripts.common.config import load_config
 from scripts.common.devices import claimed
 from scripts.common.errors import UserError, run_command
@@ -34,6 +34,7 @@ from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible
 from scripts.common.record import build_record, git_state, read_dataset, seed_facts
 from scripts.common.stages import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Run, completed, seeds_to_do
+from scripts.common.stamp import NAME as STAMP
 from scripts.common.stamp import Stamp, fingerprint_files, new_id, remove_stamp, sizes, write_stamp
 from scripts.common.terminal import clock
 
@@ -99,8 +100,23 @@ def run_if_needed(run: Run, keys: list[str]) -> bool:
     return ran
 
 
+def check_places(run: Run, names: list[str], seeds: list[int]) -> None:
+    """Refuse files that are in the way of a stage, before the first stage runs.
+
+    Raises:
+        UserError: see ownership.py.
+    """
+    ownership.check_writable(run.record)
+    for key in (*run.chosen(names), *run.chosen(names, seeds)):
+        folder = run.stages[key].folder
+        if run.stages[key].name in ("prepare", "binarise") and run.why_not_done(key):
+            ownership.check_replaceable(folder)
+        ownership.check_writable(folder / STAMP)
+
+
 def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end."""
+    check_places(run, names, seeds)
     data = run.chosen(set(names) & set(DATA_STAGES))
     if data:
         with folder_lock(run.dataset_root, shared=True):

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.average import average, choose, save
-from scripts.common import ownership
+from scripts.common import ownership, scratch
 from scripts.common.commands import averaged, evaluate_command, generate_command, generation_settings
 from scripts.common.config import Config, load_config
 from scripts.common.devices import find_devices
@@ -123,7 +123,7 @@ class Sweep:
         """Leave the chosen model behind, and nothing else of the models."""
         if self.config.average:
             ownership.replace(self.model(candidate), self.out / "model.pt")
-        ownership.remove_leftover(self.work)
+        scratch.remove_leftover(self.work)
 
 
 def rescored(found: dict[str, Any], lenpen: float) -> list[str]:

@@ -11,7 +11,7 @@ from data_prep.fetch.packed import BUFFER, damage_told
 from data_prep.fetch.partial import Partial, forget_notes
 from data_prep.fetch.remote import HEAD, Digest, RemoteFile, difference, other_kind
 from data_prep.fetch.transfer import Patience, transfer
-from scripts.common import ownership
+from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file
 from scripts.common.lock import file_lock
@@ -73,7 +73,7 @@ def _find(name: str, raw: Path | None) -> Path | None:
 def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: StatusLine) -> None:
     """Put a file of the user's in place."""
     digest = _tested(file, given, ledger, status)
-    with ownership.scratch_name(path) as linked:
+    with scratch.name(path) as linked:
         try:
             os.link(given.resolve(), linked)
         except OSError:  # another disk, or one that knows no links

@@ -10,7 +10,7 @@ from typing import Any
 from data_prep.fetch.body import Body
 from data_prep.fetch.packed import BUFFER
 from data_prep.fetch.remote import HEAD, Digest, RemoteFile
-from scripts.common import ownership
+from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
 
@@ -21,8 +21,8 @@ def _notes(final: Path) -> Path:
 
 def forget_notes(final: Path) -> None:
     """Remove what a kill left that came just after the bytes had taken their final name."""
-    if not ownership.scratch_beside(final, "work"):
-        for left in ownership.scratch_beside(_notes(final), "work"):
+    if not scratch.beside(final, "work"):
+        for left in scratch.beside(_notes(final), "work"):
             ownership.remove(left)
 
 
@@ -35,8 +35,8 @@ class Partial:
     """
 
     def __init__(self, final: Path, file: RemoteFile) -> None:
-        self.path = path = ownership.work_path(final)
-        self._notes_path = ownership.work_path(_notes(final))
+        self.path = path = scratch.work_path(final)
+        self._notes_path = scratch.work_path(_notes(final))
         self._notes = self._read_notes()
         self._wanted = file
         self.digest = Digest(self._wanted)

@@ -23,7 +23,7 @@ from data_prep.steps.plan import BETWEEN_SHARDS, Pass, plan
 from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
 from data_prep.steps.write import write_rows
-from scripts.common import ownership
+from scripts.common import scratch
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.terminal import clock
@@ -54,7 +54,7 @@ class Engine:
         self.dataset, self.work, self._pool = dataset, work, pool
         self._keep, self._accept = keep, accept_counts
         self.passes = plan(dataset, work)
-        ownership.remove_leftovers(work, *(path for path in work.iterdir() if path.is_dir()))
+        scratch.remove_leftovers(work, *(path for path in work.iterdir() if path.is_dir()))
         if any(work.glob("*/*.json")):
             pool.say(f"going on with what {work} holds")
 

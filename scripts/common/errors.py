@@ -1,12 +1,28 @@
 """One way for a command to refuse: a sentence, and an exit status that is not 0."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 
 class UserError(Exception):
     """Something the user can mend. The message says what was got, what was expected and what to do."""
+
+
+def _in_words(error: OSError) -> str:
+    """What went wrong with which file, and what to do."""
+    if error.filename is None:
+        return str(error.strerror or error)
+    path = Path(os.fsdecode(error.filename))
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{error.strerror} ({path}); nothing was written under its final name"
+    from scripts.common.files import dispensable  # which needs this module
+
+    found = "".join(f"\n  {each}" for each in dispensable(path)[:10])
+    room = f"make room: of this project's files near it these can go:{found}" if found else "make room on that disk"
+    return f"cannot write {path}: {error.strerror}; what was complete before is as it was. To go on, {room}"
 
 
 def run_command(main: Callable[[], None]) -> None:
@@ -16,7 +32,6 @@ def run_command(main: Callable[[], None]) -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        where = f" ({os.fspath(error.filename)})" if error.filename is not None else ""
-        sys.exit(f"error: {error.strerror or error}{where}; nothing was written under its final name")
+        sys.exit(f"error: {_in_words(error)}")
     except KeyboardInterrupt:
         sys.exit("interrupted; run the same command again to go on")

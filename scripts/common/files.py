@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.common import ownership
+from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 
 _MADE_FROM = "made_from.json"
@@ -24,11 +24,11 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
     """
     ownership.claim(path)
     try:
-        with ownership.scratch_file(path, mode) as (f, scratch):
+        with scratch.file(path, mode) as (f, partial):
             yield f
             f.flush()
             os.fsync(f.fileno())
-            ownership.replace(scratch, path)
+            ownership.replace(partial, path)
     except OSError as error:
         if error.filename is None:  # a full disk, of which write() does not say which file it was for
             error.filename = os.fspath(path)
@@ -45,11 +45,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         UserError: ``path`` is there and holds something that this project did not write, or that has been edited.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    ownership.clear_for(path)
+    scratch.clear_for(path)
     ownership.check_replaceable(path)
-    with ownership.scratch_folder(path) as scratch:
-        yield scratch
-        ownership.replace_folder(scratch, path)
+    with scratch.folder(path) as partial:
+        yield partial
+        scratch.replace_folder(partial, path)
 
 
 def work_folder(path: Path, made_from: Any) -> Path:
@@ -57,10 +57,10 @@ def work_folder(path: Path, made_from: Any) -> Path:
 
     What was begun from anything else is removed. The caller holds the lock that keeps others from making ``path``.
     """
-    for found in ownership.scratch_beside(path, "work"):
+    for found in scratch.beside(path, "work"):
         if (found / _MADE_FROM).exists() and read_json(found / _MADE_FROM) == made_from:
             return found
-        ownership.remove_leftover(found)
+        scratch.remove_leftover(found)
     new = ownership.scratch_path(path, "work")
     write_json(new / _MADE_FROM, made_from)
     return new

@@ -15,7 +15,6 @@ has that size: what a user has edited is the user's. Lines are only ever appende
 Scratch has names that nobody chooses: ``.NAME.<16 digits>.<kind>``, of which the second eight are a checksum.
 """
 
-import fcntl
 import fnmatch
 import hashlib
 import itertools
@@ -23,15 +22,15 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from scripts.common.errors import UserError
 
-LEDGER = ".lightconv"  # names that begin so are this project's: locks, too
+LEDGER = ".lightconv"
+_LOCK = re.compile(r"\.lightconv\.(?:.+\.)?lock")  # lock.py looks into them before it writes
 _FIRST_LINE = b"lightconv-plugin wrote what is listed here; it replaces and removes nothing else in this folder\n"
 _SCRATCH = re.compile(r"\.(?P<name>.+)\.(?P<number>[0-9a-f]{8})(?P<check>[0-9a-f]{8})\.(?P<kind>partial|old|work)")
 # of ledgers, by their second line and their folder's inode and name: bytes read so far, and what they said
@@ -71,9 +70,10 @@ def _read(folder: Path) -> _Listed:
         key = (ledger.readline(), inode, name)
         read, listed = _known.get(key, (ledger.tell(), _Listed()))
         ledger.seek(read)
-        lines = ledger.read().split(b"\n")[:-1]  # a last line without an end was cut short when the machine stopped
-    for line in lines:
-        _enter(listed, json.loads(line), name, inode)
+        lines = ledger.read().split(b"\n")[:-1]
+    for line in filter(None, lines):
+        with suppress(ValueError):  # cut short when the machine stopped
+            _enter(listed, json.loads(line), name, inode)
     _known[key] = (read + sum(len(line) + 1 for line in lines), listed)
     return listed
 
@@ -89,6 +89,9 @@ def _enter(listed: _Listed, entry: Any, name: str, inode: int) -> None:
         listed.patterns.append(entry["pattern"])
     elif "gone" in entry:
         listed.sizes.pop(entry["gone"], None)
+    elif "sealed" in entry:
+        listed.sizes.clear()
+        listed.patterns.clear()
     else:
         listed.sizes[entry["name"]] = entry["bytes"]
 
@@ -102,7 +105,8 @@ def _append(folder: Path, *entries: Any) -> None:
         lines.insert(0, {"folder": _own_name(folder), "inode": folder.stat().st_ino})
     descriptor = os.open(folder / LEDGER, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(descriptor, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        # begun with a line end too: the last line may have been cut short
+        os.write(descriptor, "".join(f"\n{json.dumps(line)}\n" for line in lines).encode())
     finally:
         os.close(descriptor)
 
@@ -123,7 +127,7 @@ def _create(path: Path, content: bytes) -> None:
 
 
 def _is_mark(path: Path) -> bool:
-    return path.name.startswith(LEDGER) or scratch_for(path) is not None
+    return path.name == LEDGER or bool(_LOCK.fullmatch(path.name)) or scratch_for(path) is not None
 
 
 def check_writable(*paths: Path) -> None:
@@ -241,41 +245,15 @@ def replace(scratch: Path, path: Path) -> None:
     os.replace(scratch, path)
 
 
-def replace_folder(scratch: Path, path: Path) -> None:
-    """Give a scratch folder that is complete its final name, in place of an older folder of ours.
-
-    Raises:
-        UserError: see ``check_replaceable``.
-    """
-    seal(scratch)
-    check_replaceable(path)
-    old = scratch_path(path, "old")
-    if path.exists():
-        os.replace(path, old)
-    os.replace(scratch, path)
-    remove(old)
-
-
-def clear_for(path: Path) -> None:
-    """Tidy up what a killed ``replace_folder`` left: between its two renames the older result is the good one."""
-    for old in scratch_beside(path, "old"):
-        if path.exists():
-            remove(old)
-        else:
-            os.replace(old, path)
-    for left in scratch_beside(path, "partial"):
-        remove_leftover(left)
-
-
 def seal(folder: Path) -> None:
-    """Enter the sizes of all files in a folder that is complete, and in the folders in it."""
+    """Enter the sizes of all files in a folder that is complete, and in the folders in it: no others are ours then."""
     listed, sizes = _read(folder), []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             seal(path)
         elif listed.has(path):
             sizes.append({"name": path.name, "bytes": path.lstat().st_size})
-    _append(folder, *sizes)
+    _append(folder, {"sealed": len(sizes)}, *sizes)
 
 
 def set_aside(path: Path) -> Path:
@@ -316,89 +294,3 @@ def scratch_for(path: Path) -> str | None:
 
 def _checksum(name: str, number: str) -> str:
     return hashlib.sha256(f"{name}\0{number}".encode(errors="surrogateescape")).hexdigest()[:8]
-
-
-def scratch_beside(path: Path, kind: str) -> list[Path]:
-    """The scratch of ``path`` that is there."""
-    if not path.parent.is_dir():
-        return []
-    ending = f".{kind}"
-    return sorted(each for each in path.parent.iterdir() if each.suffix == ending and scratch_for(each) == path.name)
-
-
-@contextmanager
-def scratch_name(path: Path) -> Iterator[Path]:
-    """Yield a name for scratch that is to become ``path``; what still has that name after the block is removed."""
-    scratch = scratch_path(path)
-    try:
-        yield scratch
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-@contextmanager
-def scratch_file(path: Path, mode: str) -> Iterator[tuple[IO, Path]]:
-    """Open scratch for ``path`` and hold its lock, by which others see that it is in use."""
-    options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    with scratch_name(path) as scratch, open(scratch, mode.replace("w", "x"), **options) as f:
-        _hold(f.fileno())
-        yield f, scratch
-
-
-@contextmanager
-def scratch_folder(path: Path) -> Iterator[Path]:
-    """Make an empty folder as scratch for ``path``; it is gone after the block, unless it has been renamed.
-
-    What is not ours in it stays, and the folder with it.
-    """
-    scratch = scratch_path(path)
-    scratch.mkdir(parents=True)
-    descriptor = os.open(scratch, os.O_RDONLY)
-    try:
-        _hold(descriptor)
-        yield scratch
-    finally:
-        os.close(descriptor)
-        if scratch.exists() and not foreign(scratch):
-            _remove_folder(scratch)
-
-
-def _hold(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: then only the caller's own lock keeps others away
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def remove_leftovers(*folders: Path) -> None:
-    """Remove from folders, if they exist, the scratch of programs that were killed.
-
-    What is in use, is to be gone on with, or holds something that is not ours stays.
-    """
-    for folder in folders:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.suffix == ".partial" and scratch_for(path) is not None:
-                remove_leftover(path)
-
-
-def remove_leftover(scratch: Path) -> None:
-    """Remove one piece of scratch, unless it is in use or holds something that is not ours."""
-    try:
-        descriptor = os.open(scratch, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not scratch.is_dir():
-            scratch.unlink(missing_ok=True)
-        elif others := foreign(scratch):
-            print(f"note: {scratch} was left by an earlier run, and stays: {others[0].name} in it is not ours")
-        else:
-            _remove_folder(scratch)
-    except BlockingIOError:
-        pass  # in use
-    finally:
-        os.close(descriptor)
-
-
-def work_path(path: Path) -> Path:
-    """The scratch that a killed run left of ``path`` to be gone on with, or a new name where there is none."""
-    return next(iter(scratch_beside(path, "work")), None) or scratch_path(path, "work")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.fetch import Patience, RemoteFile, fetch
-from scripts.common import ownership
+from scripts.common import scratch
 
 CONTENT = bytes(n * n % 251 for n in range(5000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -21,12 +21,12 @@ def get(folder: Path, *urls: str, raw: Path | None = None, patience: Patience = 
 
 def part(folder: Path, name: str = "a.txt") -> Path:
     """The bytes of an unfinished download; where there are none, the name that they could have."""
-    return ownership.work_path(folder / name)
+    return scratch.work_path(folder / name)
 
 
 def notes(folder: Path, name: str = "a.txt") -> Path:
     """What is known of an unfinished download, likewise."""
-    return ownership.work_path(folder / f"{name}.from.json")
+    return scratch.work_path(folder / f"{name}.from.json")
 
 
 def left(folder: Path) -> list[str]:

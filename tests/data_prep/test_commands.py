@@ -18,7 +18,7 @@ from data_prep.binarise import binarise
 from data_prep.dataset import load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
-from scripts.common import ownership
+from scripts.common import scratch
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.ownership import LEDGER
@@ -256,11 +256,11 @@ def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, comman
         start_new_session=True,
     )
     deadline = time.monotonic() + 30
-    while not ownership.scratch_beside(out, "partial") and process.poll() is None and time.monotonic() < deadline:
+    while not scratch.beside(out, "partial") and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert ownership.scratch_beside(out, "partial")
+    assert scratch.beside(out, "partial")
     assert contents(out) == {mark: b"older\n"}
 
 

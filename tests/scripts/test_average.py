@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts import average
-from scripts.common import checkpoints
+from scripts.common import checkpoints, ownership
 from scripts.common.errors import UserError
+from scripts.common.files import write_lines
+from scripts.common.ownership import LEDGER
 
 SCRIPT = Path(average.__file__)
 
@@ -143,8 +145,7 @@ def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
     for n in (1, 2):
         save(tmp_path / f"checkpoint{n}.pt", {"w": torch.ones(100_000)})
     out = tmp_path / "out" / "model.pt"
-    out.parent.mkdir()
-    out.write_text("the older model")
+    write_lines(out, ["the older model"])
     command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path), "--out", str(out), "--last", "2", "--by"]
 
     def small_files_only() -> None:  # stands for a disk with too little room
@@ -152,13 +153,14 @@ def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
 
     done = subprocess.run([*command, "epoch"], capture_output=True, text=True, preexec_fn=small_files_only)
     assert done.returncode != 0
-    assert done.stderr.startswith("error: File too large")
+    assert done.stderr.startswith(f"error: cannot write {out}: File too large")
     assert "Traceback" not in done.stderr
-    assert [path.name for path in out.parent.iterdir()] == ["model.pt"]
-    assert out.read_text() == "the older model"
+    assert [path.name for path in out.parent.iterdir() if path.name != LEDGER] == ["model.pt"]
+    assert out.read_text() == "the older model\n"
 
 
 def test_repair_goes_on_from_the_newest_whole_checkpoint(tmp_path):
+    ownership.claim_pattern(tmp_path, "checkpoint*.pt")
     for n in (100, 200, 1000):
         save(tmp_path / f"checkpoint_1_{n}.pt", {"w": torch.full((2,), float(n))}, n)
     last = save(tmp_path / "checkpoint_last.pt", {"w": torch.full((2,), 1000.0)}, 1000)
@@ -169,7 +171,7 @@ def test_repair_goes_on_from_the_newest_whole_checkpoint(tmp_path):
     assert said is not None
     assert "Going on from checkpoint_1_1000.pt (1,000 updates)" in said
     assert checkpoints.load(last)["model"]["w"].tolist() == [1000.0, 1000.0]
-    assert (tmp_path / "checkpoint_last.pt.damaged").exists()
+    assert (tmp_path / "checkpoint_last.pt.1.old").exists()
 
     last.unlink()
     (tmp_path / "checkpoint_1_1000.pt").write_bytes(b"PK")

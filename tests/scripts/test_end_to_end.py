@@ -152,7 +152,7 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
     out = data.parent.parent / "tuned"
     tune = [sys.executable, str(CHECKOUT / "scripts" / "tune.py"), str(config), *where, "--out", str(out)]
     process = subprocess.Popen(tune, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (made := list((out / "searches").glob("*[0-9a-f].json"))) and process.poll() is None:
+    while not (made := list(out.glob(".searches.*.work/*[0-9a-f].json"))) and process.poll() is None:
         time.sleep(0.02)
     process.kill()
     process.wait()
@@ -161,7 +161,7 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
     assert done.returncode == 0, done.stderr
     assert "tune: last 1, generating valid" not in done.stdout  # that was there already
     assert "tune: last 2, generating valid" in done.stdout
-    assert sorted(path.name for path in out.iterdir()) == ["model.pt", "tune.csv", "tune.json", "valid"]
+    assert sorted(path.name for path in out.glob("[!.]*")) == ["model.pt", "tune.csv", "tune.json", "valid"]
     sweep = read(out / "tune.json")
     assert [(one["last"], one["lenpen"]) for one in sweep["candidates"]] == list(itertools.product([1, 2], penalties))
     assert sweep["score"] == max(one["score"] for one in sweep["candidates"])
@@ -189,7 +189,7 @@ def test_a_run_killed_outright_ends_with_the_same_scores(data, finished, stage):
     config.write_text(CONFIG)
     seed = data / config.stem / "seed1"
     if stage == "generate":
-        shutil.copytree(data / "toy", data / config.stem)
+        shutil.copytree(data / "toy", data / config.stem, ignore=shutil.ignore_patterns("record.json"))
         shutil.rmtree(seed / "hypotheses")
     signs = {"train": seed / "checkpoints" / "checkpoint_last.pt", "generate": seed / "hypotheses" / "generate.log"}
     line = command(config, data.parent, "--from", "train")

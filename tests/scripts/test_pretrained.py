@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from scripts import pretrained
+from scripts.common import scratch
 from scripts.common.errors import UserError
 
 NAME = "dynamicconv.glu.wmt17.zh-en"
@@ -164,11 +165,11 @@ def test_interrupted_then_resumed_then_converted(server, shelf, tmp_path, capsys
     with pytest.raises(UserError, match=r"ended after 1,000 of [\d,]+ bytes; run the same command again"):
         pretrained.get(NAME, out=out, origin=address(server))
     assert not out.exists()
-    partial = tmp_path / "model.download" / f"{ARCHIVE}.part"
+    (partial,) = scratch.beside(tmp_path / ARCHIVE, "work")
     assert partial.read_bytes() == (shelf / ARCHIVE).read_bytes()[:1000]
     manifest = pretrained.get(NAME, out=out, origin=address(server))
     assert server.asked == [None, "bytes=1000-"]
-    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert sorted(path.name for path in out.glob("[!.]*")) == FILES
     assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
     assert manifest["bytes"] == (shelf / ARCHIVE).stat().st_size
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -182,13 +183,12 @@ def test_interrupted_then_resumed_then_converted(server, shelf, tmp_path, capsys
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("change", ["no ranges", "another version", "too many bytes"])
 def test_what_came_before_is_of_no_use(server, shelf, tmp_path, change):
-    partial = tmp_path / "model.download" / f"{ARCHIVE}.part"
-    partial.parent.mkdir()
+    partial = scratch.work_path(tmp_path / ARCHIVE)
     partial.write_bytes(b"\0" * (10**6 if change == "too many bytes" else 500))
     if change == "no ranges":
         server.ranges = False
     if change == "another version":
-        partial.with_name(partial.name + ".tag").write_text('"0"')
+        scratch.work_path(tmp_path / f"{ARCHIVE}.tag").write_text('"0"\n')
     manifest = pretrained.get(NAME, out=tmp_path / "model", origin=address(server))
     assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
 
@@ -205,7 +205,7 @@ def test_fetched_again_it_must_be_the_same(shelf, model, tmp_path):
     with pytest.raises(UserError, match="is not what was fetched before: SHA-256"):
         pretrained.get(NAME, out=out, origin=str(other))
     assert (out / "manifest.json").read_bytes() == before
-    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert sorted(path.name for path in out.glob("[!.]*")) == FILES
     assert (other / ARCHIVE).exists()
 
 
@@ -254,7 +254,7 @@ def test_unknown_names_missing_files_and_other_folders(server, shelf, tmp_path):
         pretrained.get(OTHER, out=tmp_path / "model", origin=str(shelf))
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("x")
-    with pytest.raises(UserError, match="is not a model that this command fetched; give another --out"):
+    with pytest.raises(UserError, match="which this project did not write there: chapter1"):
         pretrained.get(NAME, out=tmp_path / "thesis", origin=str(shelf))
     assert (tmp_path / "thesis" / "chapter1").exists()
 

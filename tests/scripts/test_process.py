@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.common.errors import UserError
+from scripts.common.files import write_lines
 from scripts.common.lock import folder_lock
 from scripts.common.process import python_module, run_logged
 
@@ -91,7 +92,7 @@ print("no newline at the end", end="")
 """
     lines: list[str] = []
     log = tmp_path / "log"
-    log.write_text("before\n")
+    write_lines(log, ["before"])
     run_logged([sys.executable, "-c", code], log, lines.append, what="it", append=True)
     for mark in "oe":
         assert [line for line in lines if line.startswith(mark)] == [f"{mark * 50}\r\u2028{n}" for n in range(500)]

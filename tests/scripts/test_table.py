@@ -164,7 +164,7 @@ def test_the_csv_has_every_figure_once(tmp_path):
 def test_the_folder_has_the_page_the_figures_and_the_picture(number, tmp_path, monkeypatch):
     ablation(tmp_path / "work")
     run(monkeypatch, number, "--work", tmp_path / "work", "--out", tmp_path / "out")
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    names = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
     assert names == [f"table{number}.{suffix}" for suffix in ("csv", "md", "png")]
     page = (tmp_path / "out" / f"table{number}.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scripts import train
-from scripts.common import checkpoints
+from scripts.common import checkpoints, ownership
 from scripts.common.config import load_config
 from scripts.common.errors import UserError
 from scripts.common.fairseq import check_binarised, user_dir
@@ -125,11 +125,14 @@ def test_other_settings_or_data_never_go_on_from_old_checkpoints(place, monkeypa
     assert (place / "checkpoints.3.old").exists()
 
 
-def test_checkpoints_of_unknown_origin_are_put_aside(place, monkeypatch):
+def test_checkpoints_of_unknown_origin_are_refused(place, monkeypatch):
     (place / "checkpoints").mkdir()
     (place / "checkpoints" / "checkpoint_last.pt").write_text("by hand")
-    run(place, monkeypatch)
-    assert (place / "checkpoints.1.old" / "checkpoint_last.pt").read_text() == "by hand"
+    with pytest.raises(
+        UserError, match=r"checkpoint_last.pt was not written by this command .* move the checkpoints away"
+    ):
+        run(place, monkeypatch)
+    assert (place / "checkpoints" / "checkpoint_last.pt").read_text() == "by hand"
 
 
 def test_a_diverging_training_is_stopped(place, monkeypatch):
@@ -187,6 +190,7 @@ def test_progress_names_update_speed_and_time_left(place, monkeypatch):
 
 def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
     last = tmp_path / "checkpoint_last.pt"
+    ownership.claim_pattern(tmp_path, last.name)
     assert checkpoints.move_position(tmp_path, 2) is None  # nothing yet, but noted
     state = {"model": {"w": torch.ones(1)}, "extra_state": {"train_iterator": {"epoch": 3, "iterations_in_epoch": 30}}}
     torch.save(state, last)
