@@ -38,6 +38,7 @@ from scripts.plot_loss import plot_loss
 STARTED = "started.json"
 DIVERGED = "diverged.json"
 LOG = "train.log"
+HALF_WRITTEN = ("checkpoint*.pt.tmp", ".checkpoint*.pt.*.partial")  # by fairseq, and by the plugin
 RESTARTS = 3  # after a process or a machine was lost
 LOSS_SCALE = "Minimum loss scale reached"  # fairseq, when no scale keeps the gradients of fp16 finite
 
@@ -69,14 +70,18 @@ def settle_folder(out: Path, identity: dict[str, Any]) -> str | None:
             (old for old in sorted(out.parent.glob(f"{out.name}.*.old")) if _identity(old) == identity), None
         )
         if out.exists() and (current is not None or earlier is not None):
+            ownership.check_replaceable(out)  # somebody's notes stay where they are
             aside = ownership.set_aside(out)
             if current is not None:
                 said.append(f"the checkpoints in {out} were made with other settings or data: kept as {aside.name}")
         if earlier is not None:
+            ownership.check_replaceable(earlier)
             ownership.take_back(earlier, out)
             said.append(f"{earlier.name} was made with just these settings and data: taken back as {out.name}")
     ownership.check_writable(*(out / name for name in (LOG, "train.json", "loss.png", checkpoints.DEVICES)))
-    ownership.claim_pattern(out, "checkpoint*.pt")  # fairseq writes them
+    ownership.claim_pattern(out, "checkpoint*.pt", *HALF_WRITTEN)
+    for left in (path for pattern in HALF_WRITTEN for path in out.glob(pattern)):
+        ownership.remove(left)  # a full disk, or a kill, left it
     write_json(out / STARTED, identity)
     return "; ".join(said) or None
 

@@ -16,6 +16,10 @@ def _in_words(error: OSError) -> str:
     if error.filename is None:
         return str(error.strerror or error)
     path = Path(os.fsdecode(error.filename))
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return (
+            f"{path} is in the way, where a folder is needed ({error.strerror}); move it away, or choose another place"
+        )
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error.strerror} ({path}); nothing was written under its final name"
     from scripts.common.files import dispensable  # which needs this module

@@ -48,6 +48,9 @@ class _Listed:
     def has(self, path: Path) -> bool:
         if path.name in self.sizes:
             return self.sizes[path.name] in (None, path.lstat().st_size)
+        return self.matches(path)
+
+    def matches(self, path: Path) -> bool:
         return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self.patterns)
 
 
@@ -160,7 +163,7 @@ def claim(path: Path) -> None:
 
 
 def claim_pattern(folder: Path, *patterns: str) -> None:
-    """Enter all files that another program is about to write to ``folder``, by their names, such as ``*.pt``.
+    """Enter all files and folders that another program is about to write to ``folder``: names such as ``*.pt``.
 
     Raises:
         UserError: one that matches is there and is somebody else's.
@@ -184,7 +187,7 @@ def foreign(folder: Path) -> list[Path]:
     listed = _read(folder)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            found += foreign(path)
+            found += [] if listed.matches(path) else foreign(path)
         elif not (_is_mark(path) or listed.has(path)):
             found.append(path)
     return found
@@ -215,7 +218,8 @@ def remove(path: Path) -> None:
         UserError: it is somebody else's, or holds something that is.
     """
     if path.is_dir() and not path.is_symlink():
-        check_replaceable(path)
+        if not _read(path.parent).matches(path):
+            check_replaceable(path)
         _remove_folder(path)
     elif os.path.lexists(path):
         check_writable(path)

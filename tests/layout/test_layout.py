@@ -85,3 +85,60 @@ def test_folders_do_not_reach_into_each_other(folder, forbidden):
                 if folder == "scripts/common" and within(name, "scripts.common"):
                     continue
                 assert not reached, f"{path} imports {name}"
+
+
+REMOVING = {"rmtree", "unlink", "rmdir", "removedirs", "os.remove"}
+RENAMING = {"os.replace", "os.rename", "os.renames", "shutil.move", "rename"}
+WRITING = {"write_text", "write_bytes", "copyfile", "copytree", "copy2", "symlink", "touch", "mkdtemp"}
+# who may, and why
+MAY_REMOVE = {"scripts/common/ownership.py"}  # which looks whose it is
+MAY_RENAME = MAY_REMOVE | {
+    "scripts/common/scratch.py",  # a folder that is complete takes its name
+    "lightconv_plugin/compat/checkpoints.py",  # a checkpoint that is complete, in fairseq's own folder
+    "lightconv_plugin/convert.py",  # likewise, in place of one that it wrote
+}
+MAY_WRITE = MAY_REMOVE | {
+    "scripts/common/files.py",  # which claims what it writes
+    "scripts/common/lock.py",  # which looks into a lock before it writes
+    "scripts/benchmarks/memory.py",  # /proc
+    "data_prep/__main__.py",  # links in scratch
+    "data_prep/bench.py",  # in a temporary folder
+    "data_prep/fetch/partial.py",  # scratch that grows
+    "data_prep/sources/apt.py",  # in a temporary folder
+    "data_prep/text/fastbpe.py",  # in a temporary folder
+    "scripts/pretrained.py",  # scratch that grows
+}
+
+
+def called(path: Path) -> set[str]:
+    """The functions that a file calls, with their module where that is ``os`` or ``shutil``; ``open`` to write."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        names |= {name, f"{owner.id}.{name}" if isinstance(owner, ast.Name) else name}
+        modes = [a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
+        if name == "open" and any(isinstance(mode, str) and set(mode) <= set("wabx+t") for mode in modes):
+            names.add("open to write")
+    return names
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "folders", "allowed"),
+    [
+        (REMOVING, ("scripts", "data_prep", "lightconv_plugin"), MAY_REMOVE),
+        (RENAMING, ("scripts", "data_prep", "lightconv_plugin"), MAY_RENAME),
+        (WRITING | {"open to write"}, ("scripts", "data_prep"), MAY_WRITE),
+    ],
+    ids=["remove", "rename", "write"],
+)
+def test_files_are_removed_renamed_and_written_where_it_is_known_whose_they_are(forbidden, folders, allowed):
+    found = {
+        str(path.relative_to(ROOT)): sorted(called(path) & forbidden)
+        for path in PYTHON
+        if path.relative_to(ROOT).parts[0] in folders and called(path) & forbidden
+    }
+    assert {path: names for path, names in found.items() if path not in allowed} == {}
+    assert set(found) >= MAY_REMOVE

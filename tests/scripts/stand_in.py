@@ -51,8 +51,9 @@ seed = re.search(r"/seed(\\d+)/", str(out))
 subset = ":valid" if out.name == "valid" else ""
 with open(os.environ["RAN"], "a") as f:
     f.write(stage + (":" + seed[1] if seed else "") + subset + "\\n")
-out.mkdir(parents=True, exist_ok=True)
-(out / "half").write_text("half")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.common.files import write_json, write_lines
+write_lines(out / "half", ["half"])
 if os.environ.get("FAIL") == stage:
     sys.exit("error: it broke")
 if os.environ.get("HANG") == stage:
@@ -61,7 +62,7 @@ facts = json.loads(os.environ["FACTS"]).get(stage)
 if facts:
     if seed and seed[1] == os.environ.get("BETTER"):
         facts[1] = facts[1] | {"bleu": 9.5}
-    (out / facts[0]).write_text(json.dumps(facts[1]))
+    write_json(out / facts[0], facts[1])
 """
 
 

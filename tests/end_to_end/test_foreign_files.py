@@ -1,0 +1,285 @@
+"""Files that this project did not write stay as they are, whatever runs, is killed and runs again."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_prep import __main__ as data_prep_command
+from data_prep import binarise, download, prepare
+from data_prep.steps import shards
+from scripts import average, evaluate, generate, plot_loss, score, select_seed, table, train
+from scripts.common import generation as generation_log
+from scripts.common import ownership, perplexity
+from scripts.common.errors import run_command
+from scripts.common.files import open_own
+from scripts.common.ownership import LEDGER
+from tests.data_prep.test_pipeline import preprocess
+
+REFUSED = 3
+CONFIG = "dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 3}\naverage: {by: update, last: 2}\n"
+DATASET = """\
+kind: text
+source: en
+target: de
+steps: [{split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, {save_raw: {}}, {bpe: {merges: 10}}]
+"""
+# names that other programs, people and earlier versions of this project use beside a file, behind its name
+NEAR = ("work", "old", "partial", "part", "bad", "tmp", "download", "lock", "1.old")
+
+
+def fake_run_logged(
+    command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, append: bool = False
+) -> None:
+    """Stands for fairseq's commands: writes what they write and says what they say."""
+    if what == "fairseq-preprocess":
+        preprocess(command, log, on_line, what=what)
+        return
+    said = []
+    if what == "fairseq-train":
+        out = Path(next(word.removeprefix("--save-dir=") for word in command if word.startswith("--save-dir=")))
+        for update in (1, 2, 3):
+            state = {"model": {"w": torch.ones(1)}, "optimizer_history": [{"num_updates": update}]}
+            for name in (f"checkpoint_1_{update}.pt", "checkpoint_last.pt"):
+                torch.save(state, out / name)
+            values = {"loss": "2.5", "ppl": "5", "num_updates": str(update), "wall": "1"}
+            said.append("t t | INFO | train_inner | " + json.dumps(values))
+    elif what == "fairseq-generate":
+        said += ["x | loaded 1 examples from: /a/test.en-de.en", "S-0\ta", "T-0\tb", "H-0\t-0.5\tb"]
+        said += ["x | Translated 1 sentences (2 tokens) in 1.0s (1.0 sentences/s, 2.0 tokens/s)"]
+    else:
+        said += ["t t | INFO | fairseq_cli.eval_lm | 0 a [-1.0]\t</s> [-1.0]"]
+        said += ["x | Evaluated 2 tokens in 1.0s (2.0 tokens/s)", "x | Loss (base 2): 1.0, Perplexity: 2.0"]
+    with open_own(log, "ab" if append else "wb") as f:
+        f.write("\n".join(said).encode() + b"\n")
+    for line in said:
+        on_line(line)
+
+
+def given_files(root: Path) -> None:
+    """What the commands start from, in a folder that is not theirs."""
+    given = root / "given"
+    for name in ("text", "data", "checkpoints", "prepared/raw"):
+        (given / name).mkdir(parents=True)
+    for language in ("en", "de"):
+        lines = "".join(f"{language} number {n} of some lines\n" for n in range(60))
+        (given / "text" / f"train.{language}").write_text(lines)
+        (given / "prepared" / "raw" / f"test.{language}").write_text("b\n")
+        for name in (f"dict.{language}.txt", f"train.en-de.{language}.idx"):
+            (given / "data" / name).write_text(name)
+    for update in (1, 2):
+        torch.save({"model": {"w": torch.ones(1)}}, given / "checkpoints" / f"checkpoint_1_{update}.pt")
+    loss = {"loss": "2.5", "num_updates": "1"}
+    (given / "train.log").write_text("t t | INFO | train_inner | " + json.dumps(loss) + "\n")
+    (given / "own.yaml").write_text(DATASET)
+    (given / "model.yaml").write_text(CONFIG)
+    (given / "lm.yaml").write_text(CONFIG + "score: {metric: perplexity}\n")
+    scores = {"bleu": 1.0, "details": {}, "signature": "s"}
+    for path, content in (
+        ("run/seed1/scores/test/scores.json", scores),
+        ("hypotheses/generation.json", {"settings": {}}),
+        ("own/raw/manifest.json", {}),
+    ):
+        (given / path).parent.mkdir(parents=True, exist_ok=True)
+        (given / path).write_text(json.dumps(content))
+    for name in ("hypotheses.tok", "reference.tok"):
+        (given / "hypotheses" / name).write_text("b\n")
+
+
+def call(main: Callable[[], None], *arguments: object) -> None:
+    sys.argv = ["command", *map(str, arguments)]
+    main()
+
+
+# Each command as a user gives it, writing to `out` or beside it; `turn` changes what it is made from.
+def own_text(given: Path, out: Path, turn: int) -> None:
+    sides = ["--src", given / "text" / "train.en", "--tgt", given / "text" / "train.de"]
+    merges = given / "own.yaml"
+    merges.write_text(DATASET.replace("merges: 10", f"merges: {10 + turn}"))
+    call(data_prep_command.main, merges, *sides, "--out", out, "--workers", 1)
+
+
+def download_alone(given: Path, out: Path, turn: int) -> None:
+    call(download.main, given / "own.yaml", "--raw", given / "text", "--out", out)
+
+
+def prepare_alone(given: Path, out: Path, turn: int) -> None:
+    raw = given / "text"
+    (raw / "train.de").write_text((raw / "train.de").read_text().replace("some", f"some{turn}"))
+    call(prepare.main, given / "own.yaml", "--raw", raw, "--out", out, "--workers", 1)
+
+
+def binarise_alone(given: Path, out: Path, turn: int) -> None:
+    ready = given / "ready"
+    ready.mkdir(exist_ok=True)
+    for part in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            (ready / f"{part}.{language}").write_text(f"a {part} {language}\n")
+    call(binarise.main, given / "own.yaml", "--prepared", ready, "--out", out)
+
+
+def train_model(given: Path, out: Path, turn: int) -> None:
+    (given / "model.yaml").write_text(CONFIG.replace("arch: a", f"arch: a{turn}"))
+    call(train.main, given / "model.yaml", "--data", given / "data", "--out", out)
+
+
+def average_model(given: Path, out: Path, turn: int) -> None:
+    call(average.main, "--checkpoints", given / "checkpoints", "--out", out / "model.pt", "--last", 2, "--by", "update")
+
+
+def generate_test(given: Path, out: Path, turn: int) -> None:
+    model = given / "checkpoints" / "checkpoint_1_1.pt"
+    call(generate.main, given / "model.yaml", "--data", given / "data", "--model", model, "--out", out)
+
+
+def evaluate_test(given: Path, out: Path, turn: int) -> None:
+    model = given / "checkpoints" / "checkpoint_1_1.pt"
+    call(evaluate.main, given / "lm.yaml", "--data", given / "data", "--model", model, "--out", out)
+
+
+def score_test(given: Path, out: Path, turn: int) -> None:
+    where = ["--hypotheses", given / "hypotheses", "--prepared", given / "prepared"]
+    call(score.main, given / "model.yaml", *where, "--out", out, "--baseline", given / "hypotheses")
+
+
+def select_best(given: Path, out: Path, turn: int) -> None:
+    call(select_seed.main, given / "model.yaml", "--run", given / "run", "--out", out)
+
+
+def print_table(given: Path, out: Path, turn: int) -> None:
+    call(table.main, 1, "--work", given / "work", "--out", out)
+
+
+def draw_loss(given: Path, out: Path, turn: int) -> None:
+    call(plot_loss.main, given / "train.log", out / "loss.png")
+
+
+COMMANDS = [
+    own_text,
+    download_alone,
+    prepare_alone,
+    binarise_alone,
+    train_model,
+    average_model,
+    generate_test,
+    evaluate_test,
+    score_test,
+    select_best,
+    print_table,
+    draw_loss,
+]
+Command = Callable[[Path, Path, int], None]
+
+
+def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -> int:
+    """Run a command in a process that is killed at its ``kill_at``-th rename; returns its exit status."""
+
+    def child() -> None:
+        os.setsid()
+        sink = os.open(root / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(sink, 1), os.dup2(sink, 2)
+        replace, count = os.replace, 0
+
+        def counting(*arguments: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(*arguments)
+
+        os.replace = counting  # type: ignore[assignment]
+        shards._SMALL = 20
+        for module in (binarise, train, generation_log, perplexity):
+            module.run_logged = fake_run_logged  # type: ignore[attr-defined]
+        try:
+            run_command(lambda: command(root / "given", root / "made" / "out", turn))
+        except SystemExit as ended:
+            print(ended, flush=True)
+            os._exit(REFUSED if ended.code else 0)
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, REFUSED, -signal.SIGKILL), (root / "said").read_text()
+    return process.exitcode
+
+
+def prepared(root: Path) -> Path:
+    given_files(root)
+    (root / "made").mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Command], list[Path]]:
+    """Where a command writes, relative to the folder ``made``, and the usual names beside that."""
+    found: dict[Command, list[Path]] = {}
+
+    def of(command: Command) -> list[Path]:
+        if command not in found:
+            root = prepared(tmp_path_factory.mktemp("clean"))
+            for turn in (0, 1):
+                assert in_a_process(command, root, turn, None) == 0, (root / "said").read_text()
+            made = root / "made"
+            written = sorted(path.relative_to(made) for path in made.rglob("*"))
+            assert any(path.name == LEDGER for path in written)
+            beside = [path.with_name(f"{path.name}.{ending}") for path in written for ending in NEAR]
+            found[command] = [path for path in [*written, *beside] if path.name != LEDGER]
+        return found[command]
+
+    return of
+
+
+def plant(path: Path, foreign: dict[Path, bytes]) -> None:
+    """Put a user's file at ``path``, unless something is there or above it."""
+    if os.path.lexists(path) or any(parent.is_file() for parent in path.parents):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    foreign[path] = f"mine, number {len(foreign)}\n".encode()
+    path.write_bytes(foreign[path])
+
+
+def unchanged(foreign: dict[Path, bytes]) -> None:
+    for path, content in foreign.items():
+        assert path.is_file(), f"{path} is gone"
+        assert path.read_bytes() == content, f"{path} has changed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_foreign_files_stay(command, places, tmp_path_factory, data):
+    root = prepared(tmp_path_factory.mktemp("walk"))
+    foreign: dict[Path, bytes] = {}
+    for path in data.draw(st.lists(st.sampled_from(places(command)), max_size=2, unique=True), label="in the way"):
+        plant(root / "made" / path, foreign)
+    in_a_process(command, root, 0, data.draw(st.none() | st.integers(1, 12), label="killed at"))
+    unchanged(foreign)
+    folders = [path for path in sorted((root / "made").rglob("*")) if path.is_dir()]
+    name = data.draw(st.sampled_from(["notes.txt", "train.en.bak", "checkpoint_best.pt.mine", ".hidden", "x.partial"]))
+    for folder in folders:
+        plant(folder / name, foreign)
+    for turn in (0, 1):
+        in_a_process(command, root, turn, None)
+        unchanged(foreign)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_a_killed_command_leaves_no_scratch_once_it_has_run_again(command, tmp_path):
+    root = prepared(tmp_path)
+    for kill_at in (1, 2, 3, 5, 8):
+        in_a_process(command, root, 0, kill_at)
+    assert in_a_process(command, root, 0, None) == 0, (root / "said").read_text()
+    left = [path for path in (root / "made").rglob("*") if ownership.scratch_for(path) is not None]
+    assert left == []
