@@ -3,12 +3,24 @@
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 class UserError(Exception):
     """Something the user can mend. The message says what was got, what was expected and what to do."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Have a full disk name the file that it was for: write() itself does not say it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def _in_words(error: OSError) -> str:

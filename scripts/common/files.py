@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from scripts.common import ownership, scratch
-from scripts.common.errors import UserError
+from scripts.common.errors import UserError, writing
 
 _MADE_FROM = "made_from.json"
 
@@ -23,16 +23,13 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
         UserError: there is a file of that name that this project did not write.
     """
     ownership.claim(path)
-    try:
-        with scratch.file(path, mode) as (f, partial):
-            yield f
-            f.flush()
-            os.fsync(f.fileno())
-            ownership.replace(partial, path)
-    except OSError as error:
-        if error.filename is None:  # a full disk, of which write() does not say which file it was for
-            error.filename = os.fspath(path)
-        raise
+    if not any(map(ownership.scratch_for, path.parents)):  # or who made that scratch tidies it up
+        scratch.clear_for(path)
+    with writing(path), scratch.file(path, mode) as (f, partial):
+        yield f
+        f.flush()
+        os.fsync(f.fileno())
+        ownership.replace(partial, path)
 
 
 @contextmanager
@@ -86,7 +83,7 @@ def open_own(path: Path, mode: str, **options: Any) -> Iterator[IO]:
         UserError: there is a file of that name that this project did not write.
     """
     ownership.claim(path)
-    with open(path, mode, **options) as f:
+    with writing(path), open(path, mode, **options) as f:
         yield f
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.common.errors import UserError
+from scripts.common.errors import UserError, writing
 from scripts.common.ownership import LEDGER
 
 # A run that was just killed needs a moment until the programs it started have ended too.
@@ -78,7 +78,8 @@ def file_lock(
             descriptor = _open(path)
         _holder(path, descriptor)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with writing(path):
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

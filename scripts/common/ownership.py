@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
+from scripts.common.errors import UserError, writing
 
 LEDGER = ".lightconv"
 _LOCK = re.compile(r"\.lightconv\.(?:.+\.)?lock")  # lock.py looks into them before it writes
@@ -108,8 +108,8 @@ def _append(folder: Path, *entries: Any) -> None:
         lines.insert(0, {"folder": _own_name(folder), "inode": folder.stat().st_ino})
     descriptor = os.open(folder / LEDGER, os.O_WRONLY | os.O_APPEND)
     try:
-        # begun with a line end too: the last line may have been cut short
-        os.write(descriptor, "".join(f"\n{json.dumps(line)}\n" for line in lines).encode())
+        with writing(folder / LEDGER):  # begun with a line end too: the last line may have been cut short
+            os.write(descriptor, "".join(f"\n{json.dumps(line)}\n" for line in lines).encode())
     finally:
         os.close(descriptor)
 
@@ -117,8 +117,9 @@ def _append(folder: Path, *entries: Any) -> None:
 def _create(path: Path, content: bytes) -> None:
     """Make a file with its content at once, unless another process just did."""
     scratch = scratch_path(path)
-    scratch.write_bytes(content)
     try:
+        with writing(path):
+            scratch.write_bytes(content)
         os.link(scratch, path)
     except FileExistsError:
         pass

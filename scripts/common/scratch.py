@@ -111,7 +111,7 @@ def replace_folder(scratch: Path, path: Path) -> None:
 
 
 def clear_for(path: Path) -> None:
-    """Tidy up what a killed ``replace_folder`` left: between its two renames the older result is the good one."""
+    """Tidy up what a killed run left of ``path``: between two renames of a folder the older one is the good one."""
     for old in beside(path, "old"):
         if path.exists():
             ownership.remove(old)
