@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fairseq_cli.preprocess  # noqa: F401  once, not in every process
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,8 +19,8 @@ from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
 from data_prep.steps import shards
 from scripts import average, evaluate, generate, plot_loss, score, select_seed, table, train
-from scripts.common import generation as generation_log
 from scripts.common import devices, ownership, perplexity
+from scripts.common import generation as generation_log
 from scripts.common.errors import run_command
 from scripts.common.files import open_own
 from scripts.common.ownership import LEDGER
@@ -198,7 +199,8 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
 
         os.replace = counting  # type: ignore[assignment]
         shards._SMALL = 20
-        devices._installed = lambda: (0, False)  # to ask torch takes seconds
+        # to ask torch takes seconds
+        devices._installed = lambda: (0, False)  # type: ignore[assignment]
         for module in (binarise, train, generation_log, perplexity):
             module.run_logged = fake_run_logged  # type: ignore[attr-defined]
         try:
