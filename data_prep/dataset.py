@@ -1,6 +1,6 @@
 """What a file of datasets/ says, as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from scripts.common.errors import UserError
 
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
+INVALID = ("error", "replace", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,8 @@ class Dataset:
     """A paragraph for --list and the report."""
     licence: str = ""
     """Licence and terms of the text, as far as known."""
+    invalid: str = "error"
+    """For ``kind: text``: as ``Source.invalid``."""
     debian: Debian = field(default_factory=Debian)
     files: dict[str, File] = field(default_factory=dict)
     parts: dict[str, tuple[Source, ...]] = field(default_factory=dict)
@@ -139,9 +142,18 @@ class Dataset:
         """Source and, if there is one, target."""
         return (self.source,) if self.target is None else (self.source, self.target)
 
+    def facts(self, *without: str) -> dict[str, Any]:
+        """All keys as plain data, but those that change no text and those in ``without``; for fingerprints."""
+        facts = asdict(self)
+        for key in ("file", "about", "licence", "expected", *without):
+            del facts[key]
+        if self.kind != "text":  # where it says nothing: what was made before there was this key stays as it is
+            del facts["invalid"]
+        return facts
 
-def load_dataset(name: str) -> Dataset:
-    """Read the dataset of that name in datasets/, or the YAML file of that path.
+
+def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
+    """Read the dataset of that name in datasets/, or the YAML file of that path; ``invalid`` overrides its key.
 
     Raises:
         UserError: there is none, or it does not say what a dataset must say; the message names file and key.
@@ -157,6 +169,8 @@ def load_dataset(name: str) -> Dataset:
     if isinstance(data, dict) and "steps" in data:
         data = {**data, "steps": _steps(data["steps"], file)}
     dataset = build(Dataset, data, file=file, given={"name": file.stem, "file": file})
+    if invalid is not None:
+        dataset = replace(dataset, invalid=invalid)
     _check(dataset)
     return dataset
 
@@ -185,7 +199,14 @@ def _steps(data: object, file: Path) -> list[dict[str, Any]]:
 def _check(dataset: Dataset) -> None:
     """What the types alone do not say."""
     rules: list[tuple[bool, str, object, str]] = [
-        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages")
+        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages"),
+        (dataset.invalid in INVALID, "invalid", repr(dataset.invalid), "error, replace or drop"),
+        (
+            dataset.kind == "text" or dataset.invalid == "error",
+            "invalid",
+            repr(dataset.invalid),
+            f"nothing: kind {dataset.kind} says it of each source under parts, if at all",
+        ),
     ]
     for part, sources in dataset.parts.items():
         rules += [(bool(sources), f"parts.{part}", "no source", "one or more")]
@@ -203,7 +224,7 @@ def _check(dataset: Dataset) -> None:
                     "the first and the last number",
                 ),
                 (
-                    source.invalid in ("error", "replace", "drop"),
+                    source.invalid in INVALID,
                     f"{key}.invalid",
                     repr(source.invalid),
                     "error, replace or drop",
