@@ -56,6 +56,10 @@ class Engine:
         self._keep, self._accept = keep, accept_counts
         self.passes = plan(dataset, work)
 
+    def say(self, text: str) -> None:
+        """A line for people that stays."""
+        self._pool.say(text)
+
     def begin(self, made_from: dict[str, Any]) -> None:
         """Make the work folder ready for ``made_from``, plain data; what was made from anything else is removed."""
         remove_partial(self.work, *(path for path in self.work.iterdir() if path.is_dir()))

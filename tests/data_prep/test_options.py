@@ -1,4 +1,4 @@
-"""Options of `python -m data_prep` that say where the user's own text lies, and what is refused before anything runs."""
+"""Options of `python -m data_prep` about the user's own text, and what is refused before anything runs."""
 
 import sys
 from pathlib import Path
