@@ -27,6 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.common.archive import check_size
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_folder, read_json, write_json
 from scripts.common.terminal import StatusLine, aligned
@@ -162,14 +163,16 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpack into ``folder``; gives the checkpoint in it.
 
     Raises:
-        UserError: a broken archive, one that writes outside its folder, or one without a single checkpoint.
+        UserError: a broken archive, one that is far too large or writes outside its folder, or one without a single
+            checkpoint.
     """
     try:
+        check_size(archive, folder)
         with tarfile.open(archive, "r:*") as tar:
             tar.extractall(folder, filter="data")
     except tarfile.FilterError as error:
         raise UserError(f"{archive} is refused: {error}; an archive of a model only holds plain files") from error
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ArithmeticError, LookupError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # a full disk, no permission
             raise
         raise UserError(f"{archive} is not a whole .tar.gz archive ({error}); delete it and fetch it again") from error
