@@ -5,6 +5,7 @@ words or break lines (scripts/common/blanks.py) become spaces.
 """
 
 import codecs
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ class SuppliedText:
         """Lines read so far."""
         self.changes: dict[str, dict[str, int]] = {}
         """By what was found: how many ``times``, and the number of the ``first line`` with it."""
+        self.name = os.fsencode(self.path.name).decode(errors="backslashreplace")
+        """The file's name as text, also where it is not UTF-8 or the locale is C."""
         self._invalid = invalid
         self._broken: tuple[int, int] | None = None  # the first line that is not UTF-8, and the byte
 

@@ -45,9 +45,9 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
         if lost := _copy(texts, out):
             dropped[part] = lost
         for name, text in texts.items():
-            taken[name] = text.path.name
+            taken[name] = text.name
             if text.changes:
-                changes[f"{name} ({text.path.name})"] = text.changes
+                changes[f"{name} ({text.name})"] = text.changes
     _parts(raw, {name.partition(".")[0] for name in taken})
     notes = {
         "taken from the folder given with --raw": taken,

@@ -5,13 +5,14 @@ import gzip
 import io
 import json
 import lzma
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset import Dataset
@@ -165,6 +166,16 @@ def test_messages_name_the_file_that_the_user_gave_and_not_a_link_to_it(tmp_path
     assert not (tmp_path / "raw").exists()
 
 
+def test_a_name_that_is_not_utf_8_is_taken(tmp_path):
+    (tmp_path / "given").mkdir()
+    path = tmp_path / os.fsdecode(b"my\xff.en")
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD)
+    (tmp_path / "given" / "train.en").symlink_to(path)
+    (tmp_path / "given" / "train.de").write_bytes(GOOD)
+    manifest = download(dataset(), raw=tmp_path / "given", out=tmp_path / "raw")
+    assert list(manifest["changed in your text"]) == ["train.en (my\\xff.en)"]
+
+
 def test_files_of_which_one_is_meant(tmp_path):
     with pytest.raises(UserError, match=r"has no train.en \(but train.en.zip\); put both sides"):
         fetch(tmp_path, b"x", name="train.en.zip")
@@ -202,6 +213,7 @@ def test_a_carriage_return_is_said_before_subword_nmt_ends_the_process(tmp_path)
 texts = st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=8).map(str.encode)), max_size=6).map(b"\n".join)
 
 
+@settings(deadline=None)
 @given(texts, st.sampled_from(["error", "replace", "drop"]))
 @example(b"\xef\xbb\xbf", "error")
 @example(b"\r\n\r\n", "error")
@@ -223,6 +235,7 @@ sides = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(sides, st.sampled_from(["replace", "drop"]))
 def test_pairs_stay_pairs(tmp_path_factory, rows, invalid):
     """Each line carries its number, on both sides."""

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
@@ -91,6 +91,7 @@ pieces = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(pieces, max_size=25).map("".join))
 @example("a: &a\n ? *a\n : b")
 def test_random_text_raises_nothing_else(tmp_path_factory, text):
