@@ -1,5 +1,6 @@
 """One way for a command to refuse: a sentence, and an exit status that is not 0."""
 
+import codecs
 import io
 import os
 import sys
@@ -8,11 +9,22 @@ from typing import Any
 
 _OUTPUT = "standard output"
 _NO_READER = 128 + 13  # the status of a program that SIGPIPE ends, as with `| head`
-_UNKNOWN_LETTERS = "backslashreplace"  # the locale may be C, which has no "±"
+_UNKNOWN_LETTERS = "spell"
 
 
 class UserError(Exception):
     """Something the user can mend. The message says what was got, what was expected and what to do."""
+
+
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Print the bytes of a file's name as they are, and a letter that the locale lacks (C has no "±") as its number."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error(_UNKNOWN_LETTERS, _spell)
 
 
 def run_command(main: Callable[[], None]) -> None:

@@ -54,5 +54,6 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path, closed, output, er
 
 def test_letters_that_the_locale_lacks_are_spelt(tmp_path):
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = run(tmp_path, "print('1 ± 2'); print('…', file=sys.stderr)", "", **environment)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"1 \\xb1 2\n", b"\\u2026\n")
+    done = run(tmp_path, "print('1 ± 2'); print('…', sys.argv[1], file=sys.stderr)", "nämlich", **environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"1 \\xb1 2\n", "\\u2026 nämlich\n".encode())
+    assert run(tmp_path, "print(sys.argv[1])", "$'a\\xff'").stdout == b"a\xff\n"
