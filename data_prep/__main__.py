@@ -21,13 +21,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from data_prep.binarise import binarise
-from data_prep.cli import add_prepare_options
+from data_prep.cli import add_invalid_option, add_prepare_options
 from data_prep.dataset import Dataset, load_dataset, names
 from data_prep.download import download
 from data_prep.prepare import prepare
@@ -69,11 +69,10 @@ class Stage:
 def stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) -> dict[str, Stage]:
     """All but the report, in order."""
     raw, prepared, binarised = (arguments.out / name for name in ("raw", "prepared", "binarised"))
-    facts = asdict(dataset)
+    facts = dataset.facts()
     options = facts.pop("binarise")
-    for key in ("file", "about", "licence", "expected"):
-        del facts[key]
-    fetched = {key: facts[key] for key in ("kind", "source", "target", "debian", "files")}
+    kept = ("kind", "source", "target", "debian", "files", "invalid")
+    fetched: dict[str, Any] = {key: facts[key] for key in kept if key in facts}
     accept = arguments.accept_counts
     return {
         "download": Stage(
@@ -172,6 +171,7 @@ def main() -> None:
         "--task", metavar="TASK", help=f"debian_descriptions: {', '.join(debian.TASKS)} (default: {debian.TASKS[0]})"
     )
     parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"end with: {', '.join(STAGES)}")
+    add_invalid_option(parser)
     add_prepare_options(parser)
     arguments = parser.parse_args()
     if arguments.list:
@@ -183,13 +183,18 @@ def main() -> None:
         raise UserError(f"--to {arguments.last}: unknown stage; the stages are {', '.join(STAGES)}")
     if arguments.raw is not None and arguments.src is not None:
         raise UserError("--raw and --src both say where the text lies; give one of them")
+    if arguments.tgt is not None and arguments.src is None:
+        raise UserError(f"--tgt {arguments.tgt} without --src; give the other side of your text with --src FILE")
     interruptible()
     if arguments.dataset == debian.DESCRIPTIONS:
         arguments.dataset = debian.dataset_name(pair=arguments.pair, task=arguments.task)
     elif arguments.pair is not None or arguments.task is not None:
         raise UserError(f"--pair and --task are for {debian.DESCRIPTIONS}; {arguments.dataset} is one pair and task")
-    dataset = load_dataset(arguments.dataset)
+    dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
     kind_of(dataset)
+    if dataset.kind == "text" and arguments.src is not None and (arguments.tgt is None) != (dataset.target is None):
+        wanted = "--src alone" if dataset.target is None else "--src FILE and --tgt FILE, a side each"
+        raise UserError(f"{dataset.name} is text in {' and '.join(dataset.languages)}; give {wanted}")
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
     with folder_lock(arguments.out):
         ownership.check_writable(*(arguments.out / name for name in REPORT))

@@ -4,6 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
+from data_prep.dataset import INVALID
+
 
 def command_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that shows the module's docstring and takes a dataset and an output folder."""
@@ -24,6 +26,15 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
         "--accept-counts",
         action="store_true",
         help="go on where a step leaves another number of lines than the dataset expects; the report says so",
+    )
+
+
+def add_invalid_option(parser: argparse.ArgumentParser) -> None:
+    """The option that says what is done with the user's text where it is not UTF-8."""
+    parser.add_argument(
+        "--invalid",
+        choices=INVALID,
+        help="own text: refuse bytes that are not UTF-8 (the default), replace them by U+FFFD, or drop such pairs",
     )
 
 

@@ -1,14 +1,19 @@
 """What a file of datasets/ says, as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.schema import build, read_yaml
+from data_prep.schema import build
 from scripts.common.errors import UserError
+from scripts.common.strict_yaml import read_yaml
 
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq parts these at dots
+_MOST_NUMBERS = 100_000
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
+INVALID = ("error", "replace", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,8 @@ class Dataset:
     """A paragraph for --list and the report."""
     licence: str = ""
     """Licence and terms of the text, as far as known."""
+    invalid: str = "error"
+    """For ``kind: text``: as ``Source.invalid``."""
     debian: Debian = field(default_factory=Debian)
     files: dict[str, File] = field(default_factory=dict)
     parts: dict[str, tuple[Source, ...]] = field(default_factory=dict)
@@ -139,9 +146,18 @@ class Dataset:
         """Source and, if there is one, target."""
         return (self.source,) if self.target is None else (self.source, self.target)
 
+    def facts(self, *without: str) -> dict[str, Any]:
+        """All keys as plain data, but those that change no text and those in ``without``; for fingerprints."""
+        facts = asdict(self)
+        for key in ("file", "about", "licence", "expected", *without):
+            del facts[key]
+        if self.kind != "text":  # where it says nothing: what was made before there was this key stays as it is
+            del facts["invalid"]
+        return facts
 
-def load_dataset(name: str) -> Dataset:
-    """Read the dataset of that name in datasets/, or the YAML file of that path.
+
+def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
+    """Read the dataset of that name in datasets/, or the YAML file of that path; ``invalid`` overrides its key.
 
     Raises:
         UserError: there is none, or it does not say what a dataset must say; the message names file and key.
@@ -154,9 +170,11 @@ def load_dataset(name: str) -> Dataset:
             f"no dataset {name!r} ({file} is not a file); give one of {', '.join(names())}, or the path of a YAML file"
         )
     data = read_yaml(file)
-    if isinstance(data, dict) and "steps" in data:
+    if "steps" in data:
         data = {**data, "steps": _steps(data["steps"], file)}
     dataset = build(Dataset, data, file=file, given={"name": file.stem, "file": file})
+    if invalid is not None:
+        dataset = replace(dataset, invalid=invalid)
     _check(dataset)
     return dataset
 
@@ -185,7 +203,20 @@ def _steps(data: object, file: Path) -> list[dict[str, Any]]:
 def _check(dataset: Dataset) -> None:
     """What the types alone do not say."""
     rules: list[tuple[bool, str, object, str]] = [
-        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages")
+        (
+            all(map(_LANGUAGE.fullmatch, dataset.languages)),
+            "source and target",
+            dataset.languages,
+            "names such as en or zh_CN",
+        ),
+        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages"),
+        (dataset.invalid in INVALID, "invalid", repr(dataset.invalid), "error, replace or drop"),
+        (
+            dataset.kind == "text" or dataset.invalid == "error",
+            "invalid",
+            repr(dataset.invalid),
+            f"nothing: kind {dataset.kind} says it of each source under parts, if at all",
+        ),
     ]
     for part, sources in dataset.parts.items():
         rules += [(bool(sources), f"parts.{part}", "no source", "one or more")]
@@ -197,13 +228,22 @@ def _check(dataset: Dataset) -> None:
                 (source.file in dataset.files, f"{key}.file", repr(source.file), "a key of files"),
                 (set(source.members) == set(dataset.languages), f"{key}.members", list(source.members), languages),
                 (
-                    not numbers or (len(numbers) == 2 and 0 <= numbers[0] <= numbers[1]),
+                    not numbers
+                    or (
+                        len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] and numbers[1] - numbers[0] < _MOST_NUMBERS
+                    ),
                     f"{key}.numbers",
                     list(numbers),
-                    "the first and the last number",
+                    f"the first and the last number, of {_MOST_NUMBERS:,} at most",
                 ),
                 (
-                    source.invalid in ("error", "replace", "drop"),
+                    not numbers or _takes_numbers(source),
+                    f"{key}.members",
+                    source.members,
+                    "{n} where the number stands",
+                ),
+                (
+                    source.invalid in INVALID,
                     f"{key}.invalid",
                     repr(source.invalid),
                     "error, replace or drop",
@@ -217,8 +257,16 @@ def _check(dataset: Dataset) -> None:
     steps = {step.name for step in dataset.steps} | {"read", "end"}
     for place, expected in enumerate(dataset.expected):
         rules += [
-            (expected.after in steps, f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}")
+            (expected.after in steps, f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}"),
+            (0 <= expected.tolerance <= 1, f"expected[{place}].tolerance", expected.tolerance, "a fraction"),
         ]
     for holds, key, got, wanted in rules:
         if not holds:
             raise UserError(f"{dataset.file}: {key}: got {got}, expected {wanted}")
+
+
+def _takes_numbers(source: Source) -> bool:
+    try:
+        return all(member.format(n=1) != member for member in source.members.values())
+    except (LookupError, ValueError, AttributeError, TypeError):
+        return False

@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_prep.cli import command_parser
+from data_prep.cli import add_invalid_option, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from scripts.common import scratch
@@ -54,8 +54,11 @@ def main() -> None:
         "descriptions; train.en, train.de and, if you have them, valid.* and test.* for your own text; "
         "plain or as .gz, .bz2 or .xz",
     )
+    add_invalid_option(parser)
     arguments = parser.parse_args()
-    manifest = download(load_dataset(arguments.dataset), raw=arguments.raw, out=arguments.out)
+    manifest = download(
+        load_dataset(arguments.dataset, invalid=arguments.invalid), raw=arguments.raw, out=arguments.out
+    )
     for name, described in manifest["files"].items():
         print(f"{arguments.out / name}: {described['lines']:,} lines, {described['bytes']:,} bytes")
 

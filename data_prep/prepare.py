@@ -13,7 +13,6 @@ example: python data_prep/prepare.py debian_en_de --raw work/debian/raw --out wo
 """
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +70,7 @@ def _versions() -> dict[str, str | None]:
 
 def _described(dataset: Dataset) -> str:
     """What of a dataset decides the text."""
-    facts = asdict(dataset)
-    for key in ("file", "about", "licence", "binarise", "expected"):
-        del facts[key]
-    return fingerprint(facts)
+    return fingerprint(dataset.facts("binarise"))
 
 
 def main() -> None:

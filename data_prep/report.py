@@ -15,6 +15,7 @@ from matplotlib import pyplot
 
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
+from data_prep.steps.finish import LONGEST
 from scripts.common.files import atomic_file, read_json, write_lines
 
 FILES = ("report.md", "lengths.png")
@@ -30,7 +31,9 @@ def write_report(dataset: Dataset, out: Path) -> Path:
     lines = [f"# {dataset.name}", "", " ".join(dataset.about.split()), ""]
     lines += [f"Licence and terms: {' '.join(dataset.licence.split()) or 'see the source'}", ""]
     lines += _sources(out, counts) + _steps(counts) + _expected(counts) + _sizes(dataset, out, counts)
-    lines += _lengths(dataset, out) + _vocabulary(dataset, out) + _examples(dataset, out, counts) + _digests(counts)
+    lines += (
+        _lengths(dataset, out, counts) + _vocabulary(dataset, out) + _examples(dataset, out, counts) + _digests(counts)
+    )
     versions = ", ".join(f"{name} {found or 'absent'}" for name, found in counts["versions"].items())
     lines += ["## Versions", "", versions]
     write_lines(out / "report.md", lines)
@@ -112,7 +115,7 @@ def _histogram(path: Path) -> Counter[int]:
     return lengths
 
 
-def _lengths(dataset: Dataset, out: Path) -> list[str]:
+def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     histograms = {
         (part, language): _histogram(out / "prepared" / f"{part}.{language}")
         for part in SPLITS
@@ -132,7 +135,13 @@ def _lengths(dataset: Dataset, out: Path) -> list[str]:
     ]
     header = ("part", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
     longer = f"Lines of more than {drawn:,} tokens, at most 1% of a part, are not drawn."
-    return ["## Lengths in tokens", "", *table(header, rows), "![lengths](lengths.png)", "", longer, ""]
+    long = [
+        f"{name}: {found['lines']:,} lines are longer than the {LONGEST:,} tokens that fairseq's models take unless "
+        f"told, the first is line {found['first'][0][0]:,}, the longest has {found['longest']:,} with its end."
+        for name, found in counts.get("long", {}).items()
+    ]
+    said = [line for sentence in (longer, *long) for line in (sentence, "")]
+    return ["## Lengths in tokens", "", *table(header, rows), "![lengths](lengths.png)", "", *said]
 
 
 def _draw(histograms: Mapping[tuple[str, str], Counter[int]], languages: Sequence[str], path: Path) -> int:

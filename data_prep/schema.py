@@ -6,21 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scripts.common.errors import UserError
-
-
-def read_yaml(file: Path) -> Any:
-    """The content of a YAML file.
-
-    Raises:
-        UserError: it is not YAML in UTF-8.
-    """
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
 
 
 def build(cls: type, data: object, *, file: Path, key: str = "", given: dict[str, Any] | None = None) -> Any:

@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
@@ -27,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common import ownership, scratch
+from scripts.common.archive import check_size
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_folder, copy_file, read_json, write_json, write_lines
 from scripts.common.terminal import StatusLine, aligned
@@ -162,14 +162,16 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpack into ``folder``; gives the checkpoint in it.
 
     Raises:
-        UserError: a broken archive, one that writes outside its folder, or one without a single checkpoint.
+        UserError: a broken archive, one that is far too large or writes outside its folder, or one without a single
+            checkpoint.
     """
     try:
+        check_size(archive, folder)
         with tarfile.open(archive, "r:*") as tar:
             tar.extractall(folder, filter="data")
     except tarfile.FilterError as error:
         raise UserError(f"{archive} is refused: {error}; an archive of a model only holds plain files") from error
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ArithmeticError, LookupError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # a full disk, no permission
             raise
         raise UserError(f"{archive} is not a whole .tar.gz archive ({error}); delete it and fetch it again") from error
@@ -226,9 +228,12 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
             f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
         )
     try:
-        with atomic_folder(out) as folder, tempfile.TemporaryDirectory(dir=out.parent) as unpacked:
-            checkpoint = unpack(archive, Path(unpacked))
-            for path in sorted(checkpoint.parent.iterdir()):
+        contents = out.with_name(f"{out.name}.unpacked")
+        scratch.clear_for(contents)
+        with atomic_folder(out) as folder, scratch.folder(contents) as unpacked:
+            ownership.claim_pattern(unpacked, "*")
+            checkpoint = unpack(archive, unpacked)
+            for path in sorted(checkpoint.parent.glob("[!.]*")):
                 if path.is_file() and path.suffix != ".pt":
                     copy_file(path, folder / path.name)
             ownership.claim(folder / "model.pt")
@@ -285,7 +290,7 @@ def main() -> None:
     print(
         f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (recorded; none published)"
     )
-    print(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.common.blanks import BLANK
 from scripts.common.detokenise import detokeniser
 from scripts.common.errors import UserError, run_command
 from scripts.common.fairseq import CHECKOUT
@@ -30,9 +31,6 @@ from scripts.common.record import read_dataset
 from scripts.common.rouge import SENTENCE_SEPARATOR
 from scripts.common.trained import Trained, find_trained
 from scripts.common.translator import Translator
-
-_CONTROL = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029), " ")
-_TAB = ord("\t")
 
 
 def note(number: int, text: str) -> None:
@@ -46,9 +44,9 @@ def read_text(line: bytes, number: int) -> str:
     text = data.decode("utf-8", errors="replace")
     if (lost := text.count("\N{REPLACEMENT CHARACTER}") - data.count("\N{REPLACEMENT CHARACTER}".encode())) > 0:
         note(number, f"not UTF-8 in {lost} places, which became \N{REPLACEMENT CHARACTER}")
-    if any(ord(each) in _CONTROL and ord(each) != _TAB for each in text):
+    if BLANK.search(text):
         note(number, "control characters became spaces")
-    text = text.translate(_CONTROL).strip()
+    text = BLANK.sub(" ", text).replace("\t", " ").strip()
     if not text:
         note(number, "empty, and so is the answer")
     return text
@@ -151,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--beam", type=_positive, metavar="N", help="(default: as the run's test set, or 5)")
     parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: likewise, or 1)")
     arguments = parser.parse_args(argv)
+    for stream, name, sign in ((sys.__stdin__, "input", "<"), (sys.__stdout__, "output", ">")):
+        if stream is None:
+            raise UserError(f"standard {name} is closed; give it a file ({sign} FILE) or a pipe")
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
     answers_to = sys.stdout.buffer
     try:

@@ -43,8 +43,11 @@ def packed_suffix(name: str) -> str:
     return next((suffix for suffix in OPENERS if name.endswith(suffix)), "")
 
 
+_FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
+
+
 @contextmanager
-def damage_told(what: str) -> Iterator[None]:
+def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
     """Turn what a library raises on bad data into a sentence about ``what``: an archive, or a member of one."""
     try:
         yield
@@ -53,24 +56,20 @@ def damage_told(what: str) -> Iterator[None]:
             raise UserError(
                 f"cannot read {what}: {error.strerror}; see to the file's permissions and the disk"
             ) from error
-        raise UserError(
-            f"{what} is damaged or cut short ({str(error) or type(error).__name__}); "
-            "delete the archive, fetch it again, and run the same command"
-        ) from error
+        raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
 
 
 class _Told(io.RawIOBase):
     """A stream that says of what it is a part when reading fails, so that a reader's own errors stay its own."""
 
-    def __init__(self, stream: IO[bytes], what: str) -> None:
-        self._stream = stream
-        self._what = what
+    def __init__(self, stream: IO[bytes], what: str, remedy: str) -> None:
+        self._stream, self._what, self._remedy = stream, what, remedy
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with damage_told(self._what):
+        with damage_told(self._what, self._remedy):
             block = self._stream.read(len(buffer))
         buffer[: len(block)] = block
         return len(block)
@@ -81,9 +80,9 @@ class _Told(io.RawIOBase):
         super().close()
 
 
-def told(stream: IO[bytes], what: str) -> BinaryIO:
+def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
     """``stream``, buffered; damage in it raises a UserError that names ``what``."""
-    return cast(BinaryIO, io.BufferedReader(_Told(stream, what), BUFFER))
+    return cast(BinaryIO, io.BufferedReader(_Told(stream, what, remedy), BUFFER))
 
 
 def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:

@@ -1,46 +1,127 @@
 """A user's own parallel text: one sentence a line, line n of one language translating line n of the other."""
 
+from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset
-from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
+from data_prep.sources.corpus import SUFFIXES, require_folder
+from data_prep.sources.supplied import EMPTY, SuppliedText
 from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 
+Changes = dict[str, dict[str, dict[str, int]]]
+"""By file: what was found in it, how many times, and where first."""
+
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
-    """Copy the files of the user's folder: train, valid and test, or train alone."""
+    """Copy the files of the user's folder as clean text: train, valid and test, or train alone.
+
+    Whatever the copies leave out or have otherwise is said and counted.
+    """
     if raw is None:
         raise UserError(f"the text of {dataset.name} is your own; say with --raw DIR where it lies")
     require_folder(raw)
-    taken = {}
+    taken: dict[str, str] = {}
+    changes: Changes = {}
+    dropped: dict[str, int] = {}
     for part in SPLITS:
         found = {language: _find(raw, f"{part}.{language}") for language in dataset.languages}
         missing = [f"{part}.{language}" for language, path in found.items() if path is None]
         if len(missing) == len(found) and part != "train":
             continue
         if missing:
-            raise UserError(f"{raw} has no {' and no '.join(missing)}; put both sides of {part} there")
-        for language, path in found.items():
-            assert path is not None
-            with open_own(out / f"{part}.{language}", "wb") as f:
-                copy_plain(path, f)
-            taken[f"{part}.{language}"] = path.name
+            near = ", ".join(sorted(path.name for path in raw.glob(f"{missing[0]}*")))
+            raise UserError(
+                f"{raw} has no {' and no '.join(missing)}{f' (but {near})' if near else ''}; "
+                f"put both sides of {part} there, as plain text or compressed as {', '.join(filter(None, SUFFIXES))}"
+            )
+        texts = {
+            f"{part}.{language}": SuppliedText(path, invalid=dataset.invalid)
+            for language, path in found.items()
+            if path
+        }
+        if lost := _copy(texts, out):
+            dropped[part] = lost
+        for name, text in texts.items():
+            taken[name] = text.name
+            if text.changes:
+                changes[f"{name} ({text.name})"] = text.changes
     _parts(raw, {name.partition(".")[0] for name in taken})
-    return {"taken from the folder given with --raw": taken}
+    notes = {
+        "taken from the folder given with --raw": taken,
+        "changed in your text": changes,
+        "pairs dropped, since not UTF-8": dropped,
+    }
+    return {key: note for key, note in notes.items() if note}
+
+
+def _copy(texts: dict[str, SuppliedText], out: Path) -> int:
+    """Write the sides of a part, by their names in ``out``; returns how many pairs were dropped.
+
+    Raises:
+        UserError: a file is no text in UTF-8, or one has more lines than another.
+    """
+    ended = b"\n"  # no line holds it
+    kept = 0
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_own(out / name, "wb")) for name in texts]
+        for rows in zip_longest(*texts.values(), fillvalue=ended):
+            if ended in rows or None in rows:
+                continue
+            kept += 1
+            for file, row in zip(files, rows, strict=True):
+                file.write((row or b"") + b"\n")
+    for text in texts.values():
+        text.check()
+    if len({text.lines for text in texts.values()}) != 1:
+        counts = " but ".join(f"{text.path} has {text.lines:,} lines" for text in texts.values())
+        raise UserError(f"{counts}; line n of one must translate line n of the other: mend the files")
+    names = " and ".join(str(text.path) for text in texts.values())
+    if not kept:
+        raise UserError(f"{names}: no pair is left, all have bytes that are not UTF-8; convert the files")
+    for text in texts.values():
+        for what, said in text.changes.items():
+            print(f"{text.path}: {what}: {said['times']:,} times, first in line {said['first line']:,}", flush=True)
+    dropped = next(text.lines for text in texts.values()) - kept
+    if dropped:
+        print(f"{names}: {dropped:,} pairs dropped, {kept:,} kept", flush=True)
+    return dropped
 
 
 def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
-    """The files of a folder that ``fetch`` filled."""
+    """The files of a folder that ``fetch`` filled, or of one that holds such text without it.
+
+    Raises:
+        UserError: ``fetch`` did not fill it, and would change something in its text.
+    """
     present = {part for part in SPLITS if any((raw / f"{part}.{language}").exists() for language in dataset.languages)}
     present.add("train")  # whose absence is then reported with its path
-    return [
+    found = [
         Piece(part, 0, language, raw / f"{part}.{language}", f"{part}.{language}")
         for part in _parts(raw, present)
         for language in dataset.languages
     ]
+    if not (raw / "manifest.json").is_file():
+        for piece in found:
+            _check_clean(dataset, piece.archive)
+    return found
+
+
+def _check_clean(dataset: Dataset, path: Path) -> None:
+    if not path.is_file():
+        return  # which reading tells
+    text = SuppliedText(path, invalid="error")
+    for _ in text:
+        pass
+    text.check()
+    if found := [what for what in text.changes if what != EMPTY]:
+        raise UserError(
+            f"{path}, line {text.changes[found[0]]['first line']:,}: {found[0]}, which download.py alone does; run "
+            f"data_prep/download.py {dataset.name} --raw {path.parent} --out FOLDER, and give FOLDER here"
+        )
 
 
 def _parts(raw: Path, present: set[str]) -> list[str]:
@@ -54,4 +135,13 @@ def _parts(raw: Path, present: set[str]) -> list[str]:
 
 
 def _find(raw: Path, name: str) -> Path | None:
-    return next((raw / (name + suffix) for suffix in SUFFIXES if (raw / (name + suffix)).is_file()), None)
+    """The file of that name, or of that name and a suffix of compression in either case.
+
+    Raises:
+        UserError: there are several.
+    """
+    found = [raw / (name + suffix) for suffix in dict.fromkeys((*SUFFIXES, *map(str.upper, SUFFIXES)))]
+    found = [path for path in found if path.is_file()]
+    if len(found) > 1:
+        raise UserError(f"{raw} has {' and '.join(path.name for path in found)}; leave the one there that is meant")
+    return found[0] if found else None

@@ -108,6 +108,11 @@ def _count_group(task: _Task) -> None:
     for path in task.paths:
         for chunk in read_chunks(path):
             for line in chunk:
+                if b"\r" in line:  # fairseq would break it, and subword-nmt take the word without it for another
+                    raise UserError(
+                        f"bpe: {'.'.join(path.name.split('.')[:2])}: a carriage return within a line, {line[:80]!r}: "
+                        "put the step normalise_space before bpe in the dataset's YAML"
+                    )
                 counts.update(line.split(b" "))
             tick(len(chunk))
     del counts[b""]

@@ -58,6 +58,10 @@ class Engine:
         if any(work.glob("*/*.json")):
             pool.say(f"going on with what {work} holds")
 
+    def say(self, text: str) -> None:
+        """A line for people that stays."""
+        self._pool.say(text)
+
     def read(self, source: Sequence[Piece] | Iterable[tuple[str, Sequence[str]]], report: dict[str, Any]) -> State:
         """The first pass: pieces of archives, or rows that a kind of its own makes; ``report`` fills on the way."""
         done = self._done(READ)

@@ -184,7 +184,7 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
     if decoder.count and piece.invalid == "error":
         raise UserError(
             f"{piece.name}: {decoder.count:,} lines are not UTF-8, the first is line {decoder.first:,}; mend the file, "
-            "or say `invalid: replace` or `invalid: drop` for it under parts in the dataset's YAML"
+            "or say `invalid: replace` or `invalid: drop` of it in the dataset's YAML"
         )
     if piece.md5 is not None and raw.md5.hexdigest() != piece.md5:
         raise UserError(

@@ -4,10 +4,16 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from data_prep.dataset import Dataset
 from data_prep.steps import raw, sentencepiece
 from data_prep.steps.engine import READ, Engine, State, check_counts
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, count_lines, open_own, write_json
+
+LONGEST = 1024
+"""The tokens of a line, its end counted, that fairseq's models take unless their configuration says otherwise."""
+
+_SHOWN = 5  # long lines that are named one by one
 
 
 def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[str, Any]) -> dict[str, Any]:
@@ -43,11 +49,16 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
         copy_file(path, folder / path.name)
     passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}
     expectations = [check_counts(dataset, state, {entry["step"] for entry in state.log}) for state in states]
+    held_out = [name for name in files if name.partition(".")[0] in ("valid", "test")]  # train's may be left out
+    long = {name: found for name in held_out if (found := long_lines(folder / name))}
+    for name, found in long.items():
+        engine.say(f"note: {name} {_said(dataset, name, found)}")
     counts = {
         "dataset": dataset.name,
         "source": states[0].report,
         "steps": [entry for state in states for entry in state.log],
         "files": files,
+        "long": long,
         "expected": [entry for found in [*expectations, check_counts(dataset, last, {"end"})] for entry in found],
         "passes": [
             {"after": name, "steps": steps, "lines": _line_counts(state), "sha256": state.sha256}
@@ -58,6 +69,31 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
     write_json(folder / "counts.json", counts)
     write_json(folder / "timings.json", {name: state.seconds for name, state in zip(passes, states, strict=True)})
     return counts
+
+
+def long_lines(path: Path) -> dict[str, Any]:
+    """Count the lines of more than LONGEST tokens; with the longest, and the first few as (number, tokens)."""
+    first: list[tuple[int, int]] = []
+    lines = longest = 0
+    with open(path, "rb") as f:
+        for number, line in enumerate(f, 1):
+            if len(line) < 2 * LONGEST or (tokens := len(line.decode().split()) + 1) <= LONGEST:
+                continue
+            lines, longest = lines + 1, max(longest, tokens)
+            first += [(number, tokens)] if len(first) < _SHOWN else []
+    return {"lines": lines, "longest": longest, "first": first} if lines else {}
+
+
+def _said(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
+    which = ", ".join(f"line {number:,} ({tokens:,})" for number, tokens in found["first"])
+    more = ", ..." if found["lines"] > len(found["first"]) else ""
+    side = "source" if name.endswith(f".{dataset.source}") else "target"
+    flag = "tokens-per-sample" if dataset.target is None else f"max-{side}-positions"
+    return (
+        f"has {found['lines']:,} lines of more than {LONGEST:,} tokens, the end of the line counted: {which}{more}; "
+        f"fairseq's models take no more unless told: set train.{flag}: {found['longest']} in the configuration, or "
+        f"shorten or drop such lines by a step truncate or clean in {dataset.file.name}"
+    )
 
 
 def _line_counts(state: State) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """From the steps a dataset lists to passes over its text, every mistake in them found before work begins."""
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, 
 from scripts.common.errors import UserError
 
 BETWEEN_SHARDS: dict[str, Registered] = {
-    "hold_out": Registered(BETWEEN, split.hold_out),
-    "split_by_hash": Registered(BETWEEN, split.split_by_hash),
+    "hold_out": Registered(BETWEEN, split.hold_out, check=split.check_every),
+    "split_by_hash": Registered(BETWEEN, split.split_by_hash, check=split.check_percent),
     "deduplicate": Registered(BETWEEN, deduplicate.deduplicate),
     "save_raw": Registered(BETWEEN, raw.save),
     "bpe": Registered(BETWEEN, bpe.learn, check=bpe.check, then=bpe.apply_steps),
@@ -99,6 +100,8 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
+    if (by := step.parameters.get("by")) is not None and by not in dataset.languages:
+        raise UserError(f"{key}: {step.name}.by: got {by!r}, expected one of {', '.join(dataset.languages)}")
     if step.name == "hold_out" and len(step.parts) != 1:
         raise UserError(f"{key}: hold_out.parts: got {list(step.parts)}, expected the one part it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
@@ -112,6 +115,8 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
 
 
 def _check_type(key: str, annotation: Any, value: object) -> None:
+    if annotation == Sequence[str] and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+        raise UserError(f"{key}: got {value!r}, expected a list of words")
     accepted = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}.get(annotation)
     if accepted is not None and type(value) not in accepted:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}

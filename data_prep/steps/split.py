@@ -64,6 +64,29 @@ class _ApartTask(ShardTask):
     taken: tuple[Path, ...]
 
 
+def check_every(*, into: str, every: int) -> None:
+    """What ``hold_out`` would fail at.
+
+    Raises:
+        UserError: it would take no line, or all of them.
+    """
+    if every < 2:
+        raise UserError(f"hold_out: every: got {every}, expected a number above 1")
+
+
+def check_percent(*, by: str, valid_percent: int, test_percent: int) -> None:
+    """What ``split_by_hash`` would fail at.
+
+    Raises:
+        UserError: a part would be left empty.
+    """
+    if not (min(valid_percent, test_percent) > 0 and valid_percent + test_percent < 100):
+        raise UserError(
+            f"split_by_hash: valid_percent and test_percent: got {valid_percent} and {test_percent}, expected numbers "
+            "above 0 whose sum is below 100"
+        )
+
+
 def split_by_hash(
     context: Context, text: Text, step: Step, *, by: str, valid_percent: int, test_percent: int
 ) -> tuple[Text, list[dict[str, Any]]]:
@@ -73,13 +96,6 @@ def split_by_hash(
     sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes a worker
     for each line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
     """
-    if by not in context.languages:
-        raise UserError(f"{step.name}: by: got {by!r}, expected one of {', '.join(context.languages)}")
-    if not (min(valid_percent, test_percent) > 0 and valid_percent + test_percent < 100):
-        raise UserError(
-            f"{step.name}: valid_percent and test_percent: got {valid_percent} and {test_percent}, expected numbers "
-            "above 0 whose sum is below 100"
-        )
     if set(SPLITS) <= set(text.parts):
         return text, []
     side = context.languages.index(by)

@@ -19,15 +19,14 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
 A whole section given as null is taken back.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scripts.common.errors import UserError
 from scripts.common.schema import OWN, SECTIONS, check_keys, check_values
+from scripts.common.strict_yaml import read_yaml
 
 
 @dataclass(frozen=True)
@@ -54,40 +53,6 @@ class Config:
     def merged(self) -> dict[str, Any]:
         """All settings as plain data, for the run record."""
         return {key: getattr(self, key) for key in ("dataset", "seeds", *SECTIONS)}
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice: YAML's silent "last one wins" hides a mistake."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands here a second time", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in one YAML file.
-
-    Raises:
-        UserError: the file is missing, unreadable, not UTF-8, not YAML, or not a mapping.
-    """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing YAML file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}); give a YAML file in UTF-8") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds {type(content).__name__}, expected a mapping of sections such as `train:`")
-    return content
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.common.config import read_yaml
 from scripts.common.errors import UserError
+from scripts.common.strict_yaml import read_yaml
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BETTER = ("higher", "lower", "neither")
@@ -77,7 +77,7 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
     Raises:
         UserError: the file cannot be read, or holds something unknown; the message names the place.
     """
-    tables: dict[Any, Any] = read_yaml(path)
+    tables = read_yaml(path)
     return {number: _table(f"{path}: table {number}", number, content) for number, content in tables.items()}
 
 

@@ -9,11 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from scripts.common.config import Config, read_yaml
+from scripts.common.config import Config
 from scripts.common.errors import UserError
 from scripts.common.fairseq import CHECKOUT
 from scripts.common.files import read_json
 from scripts.common.selection import numbers, summarise
+from scripts.common.strict_yaml import read_yaml
 from scripts.common.versions import package_versions
 
 PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")

@@ -61,6 +61,7 @@ class Translator:
             each.eval().to(self._device)
             each.prepare_for_inference_(cfg)
         self._generator = self._task.build_generator(self._models, cfg.generation)
+        self._model = model
         self._post_process = cfg.common_eval.post_process
         positions = utils.resolve_max_positions(
             self._task.max_positions(), *(each.max_positions() for each in self._models)
@@ -76,6 +77,9 @@ class Translator:
         """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
 
         Lines are cut after ``longest`` tokens.
+
+        Raises:
+            UserError: the model gives nothing that is a number.
         """
         import torch
 
@@ -86,8 +90,16 @@ class Translator:
         dataset = self._task.build_dataset_for_inference(tokens, [len(each) for each in tokens])
         sample = dataset.collater([dataset[place] for place in range(len(lines))])
         inputs = {key: sample["net_input"][key].to(self._device) for key in ("src_tokens", "src_lengths")}
-        with torch.no_grad():
-            found = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
+        try:
+            with torch.no_grad():
+                found = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
+        except RuntimeError as error:
+            if "no hypothesis" not in str(error):
+                raise
+            raise UserError(
+                f"{self._model} has no answer: {error}. Weights of a training that diverged are so; take another "
+                "checkpoint, or train anew"
+            ) from error
         ignored = getattr(self._generator, "symbols_to_strip_from_output", {self._generator.eos})
         texts = [
             self._task.target_dictionary.string(

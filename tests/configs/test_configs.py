@@ -16,12 +16,13 @@ from fairseq import options
 import lightconv_plugin  # noqa: F401  registers the models and tasks
 from scripts.common import show
 from scripts.common.commands import generate_command, generation_settings, train_command
-from scripts.common.config import load_config, merge, read_yaml
+from scripts.common.config import load_config, merge
 from scripts.common.devices import Devices, share_out
 from scripts.common.layout import build_run
 from scripts.common.published import CONFIGS, read_tables
 from scripts.common.record import read_dataset
 from scripts.common.stages import NAMES
+from scripts.common.strict_yaml import read_yaml
 
 DATASETS = {path.stem: path for path in (CONFIGS.parent / "data_prep" / "datasets").glob("*.yaml")}
 TABLES = read_tables()

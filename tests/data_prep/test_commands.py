@@ -208,12 +208,12 @@ def test_prepare_refuses_and_leaves_the_older_result(tmp_path: Path):
     (given / "train.de").write_bytes(good["train.de"] + b"eine mehr\n")
     fails(r"train.en has 300 lines but .*train.de has 301 lines")
     (given / "train.de").write_bytes(b"ein Wort\n\xe4\n")
-    fails("train.de: 1 lines are not UTF-8, the first is line 2")
+    fails("train.de, line 2: byte 0xe4 is not UTF-8")
     (given / "train.de").unlink()
     fails("train.de is missing, or not a file")
     for language in LANGUAGES:
         (given / f"train.{language}").write_bytes(b"")
-    fails("train.en has no lines")
+    fails("train.en is empty")
     fails("empty corpus: no line is left of train .*fewer than 90 words: 300", clean="{min_words: 90}")
     for language in LANGUAGES:
         (given / f"train.{language}").write_bytes(b"one single line\n")

@@ -53,6 +53,9 @@ def test_the_demo_is_what_the_design_says():
         ("joined_dictionary: true", "joined_dictionary: 1", "joined_dictionary: got 1, expected true or false"),
         ("target: de", "target: no", "target: got False, expected a word (YAML reads no and on as false and true"),
         ("target: de", "target: en", "source and target: got both 'en', expected two languages"),
+        ("source: en", "source: ../en", "source and target: got ('../en', 'de'), expected names such as en"),
+        ("target: de", "target: de\nsource: fr", "the key 'source' stands here a second time"),
+        ("kind: debian", "? [a, b]", "a list or keys with values as a key, expected a word"),
         ("kind: debian", "kind: parquet", "kind: got 'parquet', expected one of archives,"),
         (
             "target: de",
@@ -62,8 +65,8 @@ def test_the_demo_is_what_the_design_says():
         ("target: de", "target: de\nparts: {train: x.en}", "parts.train: got 'x.en', expected a list"),
         ("target: de", "target: de\nparts: [train]", "parts: got ['train'], expected keys with values"),
         ("target: de", "target: de\nfiles: {no: {}}", "files: got {False: {}}, expected keys with values (YAML reads"),
-        ("target: de", "target: [de", "is not YAML in UTF-8"),
-        ("target: de", "target: d\x80", "is not YAML in UTF-8"),
+        ("target: de", "target: [de", "not valid YAML"),
+        ("target: de", "target: d\x80", "is not UTF-8"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, message: str):

@@ -212,6 +212,20 @@ def test_saved_raw_lines_must_stay_those_of_the_part(place: Place):
         ({"steps": "steps: [{bpe: {merges: 0}}]"}, "bpe: merges: got 0, expected a number above 0"),
         ({"steps": "steps: [{bpe: {merges: 5, engine: fast}}]"}, "got 'fast', expected one of subword-nmt, fastBPE"),
         ({"steps": "steps: [{bpe: {merges: 5, glossaries: ['(']}}]"}, "the glossary '\\(' is no regular expression"),
+        ({"steps": "steps: [{bpe: {merges: 5, glossaries: 5}}]"}, "bpe.glossaries: got 5, expected a list of words"),
+        ({"steps": "steps: [{bpe: {merges: 5, glossaries: abc}}]"}, "bpe.glossaries: got 'abc', expected a list of"),
+        (
+            {"steps": "steps: [{split_by_hash: {by: fr, valid_percent: 1, test_percent: 1}}]"},
+            "split_by_hash.by: got 'fr', expected one of en, de",
+        ),
+        (
+            {"steps": "steps: [{split_by_hash: {by: en, valid_percent: 50, test_percent: 50}}]"},
+            "got 50 and 50, expected numbers above 0 whose sum is below 100",
+        ),
+        (
+            {"steps": "steps: [{hold_out: {parts: [train], into: x, every: 0}}]"},
+            "every: got 0, expected a number above 1",
+        ),
         ({"steps": "steps: [{sentencepiece: {units: 0}}]"}, "units: got 0, expected a number above 0"),
         ({"steps": "steps: [{tokenise: {escape: 1}}]"}, "tokenise.escape: got 1, expected true or false"),
         ({"steps": "steps: [{tokenise: {parts: [dev]}}]"}, "tokenise.parts: got 'dev', expected some of test,"),
@@ -226,6 +240,12 @@ def test_saved_raw_lines_must_stay_those_of_the_part(place: Place):
         ({"source": ", reader: csv"}, r"parts.train\[0\].reader: got 'csv', expected one of plain"),
         ({"source": ", invalid: skip"}, r"parts.train\[0\].invalid: got 'skip', expected error, replace or drop"),
         ({"source": ", numbers: [3, 1]"}, r"parts.train\[0\].numbers: got \[3, 1\], expected the first and the last"),
+        ({"source": ", numbers: [1, 999999999]"}, r"numbers: got \[1, 999999999\], expected .* of 100,000 at most"),
+        ({"source": ", numbers: [1, 3]"}, r"members: got .*, expected \{n\} where the number stands"),
+        (
+            {"steps": "expected: [{after: end, lines: {train: 1}, tolerance: .nan, status: y}]"},
+            r"expected\[0\].tolerance: got nan, expected a fraction",
+        ),
         ({"steps": "expected: [{after: x, lines: {train: 1}, status: y}]"}, "after: got 'x', expected one of"),
         ({"file": ", size: 3"}, "unknown key files.a.tgz.size; expected some of urls, bytes"),
     ],

@@ -1,5 +1,6 @@
 """Fetching published models: from a server on this machine, with archives of small models of fairseq's."""
 
+import gzip
 import hashlib
 import io
 import re
@@ -12,13 +13,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from scripts import pretrained
-from scripts.common import scratch
+from scripts.common import archive, scratch
 from scripts.common.errors import UserError
 
 NAME = "dynamicconv.glu.wmt17.zh-en"
@@ -225,6 +227,80 @@ def test_archives_of_something_else(tmp_path, files, message):
     assert not (tmp_path / "deep" / "model").exists()
     assert not (tmp_path / "outside").exists()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == []
+
+
+def bomb(kind: str) -> Iterator[bytes]:
+    """Headers, and the bytes that follow each, of an archive that is small only as it is packed."""
+    member = tarfile.TarInfo("model.pt")
+    member.size = 1 << 21
+    zeros = bytes(member.size)
+    if kind == "large":
+        for n in range(3):
+            member.name = f"{n}.pt"
+            yield from (member.tobuf(), zeros)
+    elif kind == "hard links":
+        yield from (member.tobuf(), zeros)
+        for n in range(3):
+            link = tarfile.TarInfo(f"{n}.pt")
+            link.type, link.linkname = tarfile.LNKTYPE, "./model.pt"
+            yield link.tobuf()
+    elif kind.startswith("sparse"):
+        holes = "" if kind.endswith("without a map") else "0,0"
+        member.size, member.pax_headers = 0, {"GNU.sparse.size": str(10**13), "GNU.sparse.map": holes}
+        yield member.tobuf(tarfile.PAX_FORMAT)
+    elif kind == "many":
+        for n in range(1001):
+            yield tarfile.TarInfo(str(n)).tobuf()
+    elif kind == "long header":
+        member.type, member.size = tarfile.XHDTYPE, 1 << 30
+        yield from (member.tobuf(), zeros)
+    elif kind in ("negative", "negative header"):
+        member.type = tarfile.GNUTYPE_LONGNAME if kind.endswith("header") else tarfile.REGTYPE
+        header = bytearray(member.tobuf())
+        header[124:136] = (-512).to_bytes(12, "big", signed=True)
+        header[148:156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
+        yield bytes(header)
+    yield bytes(1024)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("large", "would unpack to more than 5,000,000 bytes or 1,000 files"),
+        ("hard links", "would unpack to more than 5,000,000"),
+        ("sparse", "would unpack to more than 5,000,000"),
+        ("many", "or 1,000 files"),
+        ("long header", "its headers have more than"),
+        ("negative", "model.pt has -512 bytes by its header"),
+        ("negative header", "its headers have more than"),
+    ],
+)
+def test_an_archive_that_would_fill_the_disk_is_refused_before_it_unpacks(tmp_path, monkeypatch, kind, message):
+    monkeypatch.setattr(archive, "MOST_BYTES", 5_000_000)
+    monkeypatch.setattr(tarfile.TarFile, "extractall", None)
+    with gzip.open(tmp_path / ARCHIVE, "wb") as file:
+        file.writelines(bomb(kind))
+    assert (tmp_path / ARCHIVE).stat().st_size < 20_000
+    with pytest.raises(UserError, match=f"{ARCHIVE} is refused: .*{message}"):
+        pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
+
+
+@pytest.mark.usefixtures("quick")
+def test_headers_that_tarfile_fails_at(tmp_path):
+    with gzip.open(tmp_path / ARCHIVE, "wb") as file:
+        file.writelines(bomb("sparse without a map"))
+    with pytest.raises(UserError, match=r"is not a whole \.tar\.gz archive"):
+        pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_archive_for_which_there_is_no_room(shelf, tmp_path, monkeypatch):
+    monkeypatch.setattr(archive.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match=r"unpacks to [\d,]+ bytes, and .* has room for 1,000; make room"):
+        pretrained.get(NAME, out=tmp_path / "model", origin=str(shelf))
+    assert archive.MOST_BYTES == 20 * 10**9
 
 
 @pytest.mark.usefixtures("quick")

@@ -2,6 +2,10 @@
 
 import csv
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,7 @@ from scripts.tables.measured import Runs, cells
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 TABLES = read_tables()
 BLEU = {"bleu": [15.0, 15.5, 16.0], "sacrebleu": [14.0, 14.25, 14.5]}
 
@@ -87,6 +92,14 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
         choose(["8"])
     with pytest.raises(UserError, match="--out goes with"):
         run(monkeypatch, path, "--out", tmp_path)
+
+
+def test_a_locale_without_letters_is_enough(tmp_path):
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, CHECKOUT / "scripts" / "table.py", "3", "--work", tmp_path]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"26.9 \\xb1 0.1" in done.stdout
 
 
 @pytest.mark.parametrize("number", range(1, 8))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_prep.text.bpe import learn
 from scripts import translate
@@ -130,6 +131,31 @@ def test_batches_give_what_single_lines_give_in_their_order(work):
     apart = [model.translate([line])[0] for line in lines]
     assert model.translate(lines) == apart
     assert len(set(apart)) > 5
+
+
+@pytest.mark.slow
+def test_a_model_that_is_no_number_is_named(work, tmp_path):
+    checkpoint, dictionaries, languages, generate = model_of(work)
+    state = torch.load(checkpoint, weights_only=False)
+    for key, weights in state["model"].items():
+        if key.startswith("decoder.") and weights.is_floating_point():
+            weights.fill_(float("nan"))
+    torch.save(state, tmp_path / "diverged.pt")
+    with pytest.raises(UserError, match=r"diverged\.pt has no answer: .*take another checkpoint"):
+        Translator(tmp_path / "diverged.pt", dictionaries, languages, generate).translate(["one two"])
+
+
+@pytest.mark.parametrize(("closed", "message"), [("<&-", "input is closed"), (">&-", "output is closed")])
+def test_closed_streams_are_said(tmp_path, closed, message):
+    line = f"{sys.executable} {CHECKOUT / 'scripts' / 'translate.py'} {tmp_path} {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: standard {message}")
+
+
+def test_lines_are_cleaned_as_in_preparation(capsys):
+    assert translate.read_text("\ufeffone\u200btwo\tthree\0\r\n".encode(), 7) == "one two three"
+    assert capsys.readouterr().err == "line 7: control characters became spaces\n"
 
 
 def model_of(work):

@@ -1,0 +1,53 @@
+"""Options of `python -m data_prep` about the user's own text, and what is refused before anything runs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep import __main__ as command
+from scripts.common.errors import UserError
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
+    monkeypatch.setattr(command, "interruptible", lambda: None)
+    command.main()
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "my.en", tmp_path / "my.de"]
+    for path in paths:
+        path.write_bytes(b"".join(b"%s\xff word %d\n" % (path.suffix.encode(), n) for n in range(9)))
+    return paths
+
+
+def test_one_side_alone_is_refused_where_there_are_two(tmp_path, sides, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"--tgt .*my.de without --src; give the other side"):
+        run(monkeypatch, "own_text", "--tgt", sides[1], "--out", out)
+    with pytest.raises(UserError, match="own_text is text in en and de; give --src FILE and --tgt FILE"):
+        run(monkeypatch, "own_text", "--src", sides[0], "--out", out)
+    alone = tmp_path / "alone.yaml"
+    alone.write_text("{kind: text, source: en, steps: []}")
+    with pytest.raises(UserError, match="alone is text in en; give --src alone"):
+        run(monkeypatch, alone, "--src", sides[0], "--tgt", sides[1], "--out", out)
+    assert not out.exists()
+
+
+def test_what_to_do_with_bytes_that_are_not_utf_8(tmp_path, sides, monkeypatch):
+    out = tmp_path / "out"
+    given = ["own_text", "--src", sides[0], "--tgt", sides[1], "--out", out, "--to", "download", "--workers", 1]
+    with pytest.raises(UserError, match=r"my.en, line 1: byte 0xff is not UTF-8, as in 9 lines"):
+        run(monkeypatch, *given)
+    run(monkeypatch, *given, "--invalid", "replace")
+    assert (out / "raw" / "train.de").read_text().count("\ufffd") == 9
+    with pytest.raises(UserError, match="no pair is left"):  # not what the other option made
+        run(monkeypatch, *given, "--invalid", "drop")
+    with pytest.raises(UserError, match=r"debian_en_de.yaml: invalid: got 'drop', expected nothing: kind debian"):
+        run(monkeypatch, "debian_en_de", "--out", out, "--invalid", "drop")
+    file = tmp_path / "mine.yaml"
+    file.write_text("{kind: text, source: en, target: de, steps: [], invalid: skip}")
+    with pytest.raises(UserError, match=r"mine.yaml: invalid: got 'skip', expected error, replace or drop"):
+        run(monkeypatch, file, "--raw", tmp_path, "--out", out)

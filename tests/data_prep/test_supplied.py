@@ -1,0 +1,252 @@
+"""The user's own text: whatever the files are, it is read, or refused by name; what is changed is counted."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from data_prep.dataset import Dataset
+from data_prep.download import download
+from data_prep.prepare import prepare
+from data_prep.report import _sources
+from data_prep.sources.supplied import _LONGEST, SuppliedText
+from data_prep.steps.bpe import _count_group, _Task
+from scripts.common.errors import UserError
+
+GOOD = b"one\ntwo\nthree\n"
+TEXT = "The first line.\nAnother one.\nAnd the last.\n"
+
+
+def read(path: Path, data: bytes, *, invalid: str = "error") -> tuple[list[bytes | None], dict[str, dict[str, int]]]:
+    path.write_bytes(data)
+    text = SuppliedText(path, invalid=invalid)
+    lines = list(text)
+    text.check()
+    return lines, text.changes
+
+
+def dataset(invalid: str = "error") -> Dataset:
+    return Dataset(name="mine", file=Path("mine.yaml"), kind="text", source="en", target="de", invalid=invalid)
+
+
+def fetch(
+    folder: Path, english: bytes, german: bytes = GOOD, *, name: str = "train.en", invalid: str = "error"
+) -> Path:
+    (folder / "own").mkdir()
+    (folder / "own" / name).write_bytes(english)
+    (folder / "own" / "train.de").write_bytes(german)
+    download(dataset(invalid), raw=folder / "own", out=folder / "raw")
+    return folder / "raw"
+
+
+@pytest.mark.parametrize(
+    ("data", "lines", "found"),
+    [
+        (b"\xef\xbb\xbfone\n", [b"one"], {"byte order mark at the start, dropped": (1, 1)}),
+        (b"one\r\ntwo\r\n", [b"one", b"two"], {"line ended by CR LF, now by LF": (2, 1)}),
+        (b"one\ntwo", [b"one", b"two"], {}),
+        (b"one\ta\nb\rc\n", [b"one\ta", b"b c"], {"U+000D control character, now a space": (1, 2)}),
+        (b"a\nb\0c\0d\n", [b"a", b"b c d"], {"U+0000 control character, now a space": (2, 2)}),
+        ("a\nb\u200bc\n".encode(), [b"a", b"b c"], {"U+200B ZERO WIDTH SPACE, now a space": (1, 2)}),
+        ("a\n\ufeffb\n".encode(), [b"a", b" b"], {"U+FEFF ZERO WIDTH NO-BREAK SPACE, now a space": (1, 2)}),
+        ("a\u2028b\x85c\n".encode(), [b"a b c"], {"U+2028 LINE SEPARATOR, now a space": (1, 1)}),
+        ("\u200dक्\u200dष \u200e\u00ad\n".encode(), ["\u200dक्\u200dष \u200e\u00ad".encode()], {}),
+        (b"a\n\n \n", [b"a", b"", b" "], {"empty line, kept": (2, 2)}),
+    ],
+)
+def test_what_is_changed_is_counted(tmp_path, data, lines, found):
+    got, changes = read(tmp_path / "my.en", data)
+    assert got == lines
+    for what, (times, first) in found.items():
+        assert changes[what] == {"times": times, "first line": first}
+    assert bool(changes) is bool(found)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("name", ["train.en.{}", "train.en.{upper}", "train.en"])
+def test_compressed_files_are_known_by_what_they_hold(tmp_path, packing, name):
+    name = name.format(packing, upper=packing.upper())
+    raw = fetch(tmp_path, PACKERS[packing](b"\xef\xbb\xbf" + GOOD), name=name)
+    assert (raw / "train.en").read_bytes() == GOOD
+    manifest = json.loads((raw / "manifest.json").read_text())
+    assert list(manifest["changed in your text"]) == [f"train.en ({name})"]
+
+
+def archive(kind: str) -> bytes:
+    content = io.BytesIO()
+    if kind == "tar":
+        with tarfile.open(fileobj=content, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("a"))
+    else:
+        with zipfile.ZipFile(content, "w") as file:
+            file.writestr(kind, TEXT)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TEXT.encode("utf-16"), "is text in UTF-16, .*: iconv -f UTF-16 -t UTF-8 my.en > NEW"),
+        (b"\xfe\xff" + TEXT.encode("utf-16-be"), "is text in UTF-16, "),
+        (TEXT.encode("utf-16-le"), "is text in UTF-16LE without a byte order mark, .*iconv -f UTF-16LE"),
+        (TEXT.encode("utf-16-be"), "is text in UTF-16BE without a byte order mark"),
+        ("我们朋友的房子\n".encode("utf-16-le") * 9, "is text in UTF-16LE without a byte order mark"),
+        (TEXT.encode("utf-32"), "is text in UTF-32"),
+        (gzip.compress(TEXT.encode("utf-16")), "my.en, decompressed, is text in UTF-16"),
+        (archive("a.txt"), "is a zip archive, expected plain text in UTF-8: unzip my.en"),
+        (archive("[Content_Types].xml"), "is a document of an office program.*: save it as plain text"),
+        (archive("tar"), "is a tar archive"),
+        (gzip.compress(archive("tar")), "decompressed, is a tar archive"),
+        (b"%PDF-1.7\n", "is a PDF document.*: pdftotext my.en"),
+        (b"{\\rtf1 a}", "is a document in RTF"),
+        (b"\x28\xb5\x2f\xfd\0\0", "is compressed with zstd.*: unzstd my.en"),
+        (gzip.compress(gzip.compress(GOOD)), "decompressed, is compressed once more"),
+        (gzip.compress(GOOD * 99)[:-5], "my.en is damaged or cut short .*give another copy"),
+        (b"one\rtwo\rthree\r", "its lines end with CR alone.*tr"),
+        (b"", "my.en is empty; give text with one sentence a line"),
+        (gzip.compress(b""), "my.en is empty"),
+        (b"x" * (_LONGEST + 1), "line 1: it goes on for more than 16,777,216 bytes"),
+        (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8, as in 2 lines in all.*iconv.*--invalid replace"),
+    ],
+)
+def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, data, message):
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / "my.en", data)
+
+
+@pytest.mark.parametrize("data", [b"a\0b\nc\n", b"a\0\n", TEXT.encode() + b"\0\n", "我们\0\n".encode() * 3000])
+def test_a_stray_nul_makes_no_utf_16(tmp_path, data):
+    assert read(tmp_path / "my.en", data)[0] == data.replace(b"\0", b" ").split(b"\n")[:-1]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_bytes_that_are_not_utf_8_as_the_user_says(tmp_path, pack, capsys):
+    data = pack(b"one\ncaf\xe9 two\nthree\n")
+    for how, english, german in (
+        ("replace", "one\ncaf\ufffd two\nthree\n".encode(), GOOD),
+        ("drop", b"one\nthree\n", b"one\nthree\n"),
+    ):
+        (tmp_path / how).mkdir()
+        raw = fetch(tmp_path / how, data, invalid=how)
+        assert (raw / "train.en").read_bytes() == english
+        assert (raw / "train.de").read_bytes() == german
+        manifest = json.loads((raw / "manifest.json").read_text())
+        assert "not UTF-8, line" in str(manifest["changed in your text"]["train.en (train.en)"])
+        assert manifest.get("pairs dropped, since not UTF-8") == ({"train": 1} if how == "drop" else None)
+        said = capsys.readouterr().out
+        assert f"{tmp_path / how / 'own' / 'train.en'}: not UTF-8" in said
+        assert "first in line 2" in said
+        assert ("1 pairs dropped, 2 kept" in said) is (how == "drop")
+    with pytest.raises(UserError, match="no pair is left"):
+        fetch(tmp_path, b"\xff\n\xff\n\xff\n", invalid="drop")
+    with pytest.raises(UserError, match=r"own/train.en, line 2: byte 0xe9 is not UTF-8"):
+        download(dataset(), raw=tmp_path / "drop" / "own", out=tmp_path / "none")
+
+
+def test_messages_name_the_file_that_the_user_gave_and_not_a_link_to_it(tmp_path):
+    (tmp_path / "my.en").write_bytes(b"one\n")
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "train.en").symlink_to(tmp_path / "my.en")
+    (tmp_path / "given" / "train.de").write_bytes(GOOD)
+    with pytest.raises(UserError, match=r"my.en has 1 lines but .*train.de has 3 lines; line n of one must translate"):
+        download(dataset(), raw=tmp_path / "given", out=tmp_path / "raw")
+    assert not (tmp_path / "raw").exists()
+
+
+def test_a_name_that_is_not_utf_8_is_taken(tmp_path):
+    (tmp_path / "given").mkdir()
+    path = tmp_path / os.fsdecode(b"my\xff.en")
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD)
+    (tmp_path / "given" / "train.en").symlink_to(path)
+    (tmp_path / "given" / "train.de").write_bytes(GOOD)
+    manifest = download(dataset(), raw=tmp_path / "given", out=tmp_path / "raw")
+    assert list(manifest["changed in your text"]) == ["train.en (my\\xff.en)"]
+
+
+def test_files_of_which_one_is_meant(tmp_path):
+    with pytest.raises(UserError, match=r"has no train.en \(but train.en.zip\); put both sides"):
+        fetch(tmp_path, b"x", name="train.en.zip")
+    (tmp_path / "two").mkdir()
+    fetch(tmp_path / "two", GOOD)
+    (tmp_path / "two" / "own" / "train.en.gz").write_bytes(gzip.compress(GOOD))
+    with pytest.raises(UserError, match=r"has train.en and train.en.gz; leave the one"):
+        download(dataset(), raw=tmp_path / "two" / "own", out=tmp_path / "again")
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(UserError, match=r"train.en.gz is not compressed as its name says"):
+        fetch(tmp_path / "plain", GOOD, name="train.en.gz")
+
+
+def test_preparation_reads_no_text_that_was_not_cleaned(tmp_path):
+    (tmp_path / "train.en").write_bytes(b"\xef\xbb\xbf" + GOOD)
+    (tmp_path / "train.de").write_bytes(GOOD)
+    with pytest.raises(UserError, match=r"train.en, line 1: byte order mark .*run data_prep/download.py mine --raw"):
+        prepare(dataset(), raw=tmp_path, out=tmp_path / "out", workers=1)
+
+
+def test_the_report_says_what_was_changed(tmp_path):
+    fetch(tmp_path, b"one\ntwo\0\nthr\xffe\n", invalid="drop")
+    said = "\n".join(_sources(tmp_path, {"source": {}}))
+    assert "U+0000 control character, now a space (times 1; first line 2)" in said
+    assert "- pairs dropped, since not UTF-8: train 1" in said
+
+
+def test_a_carriage_return_is_said_before_subword_nmt_ends_the_process(tmp_path):
+    shard = tmp_path / "train.en.00000000"
+    shard.write_bytes(b"one two\nthree \r four\n")
+    with pytest.raises(UserError, match=r"train\.en: a carriage return within a line, b'three .* normalise_space"):
+        _count_group(_Task((shard,), tmp_path / "out"))
+
+
+texts = st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=8).map(str.encode)), max_size=6).map(b"\n".join)
+
+
+@settings(deadline=None)
+@given(texts, st.sampled_from(["error", "replace", "drop"]))
+@example(b"\xef\xbb\xbf", "error")
+@example(b"\r\n\r\n", "error")
+@example(b"a\r\xff\r", "drop")
+def test_random_bytes_lose_no_line_and_raise_nothing_else(tmp_path_factory, data, invalid):
+    try:
+        lines, changes = read(tmp_path_factory.mktemp("any") / "my.en", data, invalid=invalid)
+    except UserError:
+        return
+    assert len(lines) == data.count(b"\n") + (not data.endswith(b"\n"))
+    assert lines.count(None) == sum(said["times"] for what, said in changes.items() if "dropped with its pair" in what)
+    assert changes or lines == data.removesuffix(b"\n").split(b"\n")
+    for line in lines:
+        assert line is None or not set(line.decode()) & {*"\r\n\0\ufeff\u200b\u2028"}
+
+
+sides = st.lists(
+    st.tuples(*[st.sampled_from([b"", b"a\r", b"\xff", b"b\xc2\x85c", "\ufeffx".encode(), b"a b"])] * 2), min_size=1
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sides, st.sampled_from(["replace", "drop"]))
+def test_pairs_stay_pairs(tmp_path_factory, rows, invalid):
+    """Each line carries its number, on both sides."""
+    rows = [tuple(b"%d " % number + side for side in row) for number, row in enumerate(rows)]
+    folder = tmp_path_factory.mktemp("pairs")
+    good = [n for n, row in enumerate(rows) if invalid == "replace" or not any(b"\xff" in side for side in row)]
+    if not good:
+        return
+    raw = fetch(folder, *(b"".join(row[side] + b"\n" for row in rows) for side in (0, 1)), invalid=invalid)
+    for language in ("en", "de"):
+        got = (raw / f"train.{language}").read_bytes().decode().split("\n")[:-1]
+        assert [int(line.split(" ")[0]) for line in got] == good
+    dropped = json.loads((raw / "manifest.json").read_text()).get("pairs dropped, since not UTF-8", {})
+    assert dropped.get("train", 0) == len(rows) - len(good)

@@ -1,0 +1,99 @@
+"""The reader of YAML: odd files are a sentence with their place, in configurations and datasets alike."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from scripts.common.errors import UserError
+from scripts.common.strict_yaml import read_yaml
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 8)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "odd.yaml"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("? [a, b]\n: 1\n", "line 1, column 3: .*a list or keys with values as a key, expected a word"),
+        ("x: 1\n? {a: b}\n: 1\n", "line 2, column 3"),
+        ("? !!seq a\n: 1\n", "as a key"),
+        ("a: " + "[" * 3000 + "]" * 3000, "values within one another more than 50 deep"),
+        ("a: " + "[" * 60 + "]" * 60, "deep"),
+        ("a: " + "{b: " * 3000 + "}" * 3000, "deep"),
+        ("a: &a [*a]\n", "deep"),
+        ("a: &a {<<: *a}\n", "deep"),
+        (LAUGHS, "more than 100,000 values"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: .*the key 'a' stands here a second time"),
+        ("a: {b: 1, b: 2}\n", "the key 'b' stands here a second time"),
+        ("1: a\n0x1: b\n", "the key 1 stands"),
+        ("a: 2001-13-45\n", "line 1, column 4: .*'2001-13-45' cannot be read as timestamp; quote it"),
+        ("a: !!int x\n", "'x' cannot be read as int"),
+        ("a: !!bool maybe\n", "cannot be read as bool"),
+        ("a: !!timestamp x\n", "cannot be read as timestamp"),
+        ("a: 0b_\n", "cannot be read as int"),
+        ("a: " + "9" * 5000, "cannot be read as int"),
+        ("a: 0x" + "f" * 9000, "cannot be read as int"),
+        ("a: !!omap 3\n", "expected a sequence"),
+        ("a: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
+        ("a: =\n", "could not determine a constructor"),
+        ("a: *b\n", "found undefined alias 'b'"),
+        ("<<: 3\n", "expected a mapping or list of mappings for merging"),
+        ("a:\n\t- b\n", "line 2, column 1: .*cannot start any token"),
+        ("a: b\0\n", "special characters are not allowed"),
+        ('a: "\\0"\n', "an escape that no text can hold"),
+        ('a: "\\ud800"\n', "an escape that no text can hold"),
+        ("a: 1\n---\nb: 1\n", "another document"),
+        ("%YAML 9.9\n---\na: 1\n", "version 1"),
+        ("a: [\n", "not valid YAML"),
+        ("", "holds nothing, expected keys with values"),
+        ("# a remark\n", "holds nothing"),
+        ("- a\n", "holds list"),
+        ("word\n", "holds str"),
+    ],
+)
+def test_an_odd_file_is_a_sentence(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(UserError, match=message) as refusal:
+        read_yaml(path)
+    assert str(path) in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*nothing.yaml: No such file"):
+        read_yaml(tmp_path / "nothing.yaml")
+    with pytest.raises(UserError, match="Is a directory"):
+        read_yaml(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
+    with pytest.raises(UserError, match=r"latin.yaml is not UTF-8 \(byte 3\)"):
+        read_yaml(tmp_path / "latin.yaml")
+
+
+def test_what_yaml_allows_is_read(tmp_path):
+    text = "\ufeffx: &x {a: 1, b: [2, ~]}\ny: {<<: *x, a: 3}\nz: *x\n'on': yes\n1: 2\n"
+    first = {"a": 1, "b": [2, None]}
+    expected = {"x": first, "y": {"a": 3, "b": [2, None]}, "z": first, "on": True, 1: 2}
+    assert read_yaml(write(tmp_path, text)) == expected
+
+
+pieces = st.sampled_from(
+    [*"[]{}:,-?&*!|>'\"%@`#\n \t=~<", "a", "1", "\0", "\u2028", "&a ", "*a", "<<: ", "!!set ", ": "]
+)
+
+
+@settings(deadline=None)
+@given(st.lists(pieces, max_size=25).map("".join))
+@example("a: &a\n ? *a\n : b")
+def test_random_text_raises_nothing_else(tmp_path_factory, text):
+    with suppress(UserError):
+        assert isinstance(read_yaml(write(tmp_path_factory.mktemp("yaml"), text)), dict)
