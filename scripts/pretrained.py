@@ -179,7 +179,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     named = [path for path in found if path.name == "model.pt"]
     if len(named or found) == 1:
         return (named or found)[0]
-    held = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("*"))[:5]) or "nothing"
+    held = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
     raise UserError(f"{archive} holds {len(found)} checkpoints ({held}); expected one .pt file")
 
 
