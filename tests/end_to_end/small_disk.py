@@ -23,15 +23,21 @@ class SmallDisk:
         except FileNotFoundError:
             return False
 
-    def run(self, command: Sequence[str], size: int, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command with ``size`` bytes on the disk, or with files of at most so many."""
+    def leave(self, room: int) -> None:
+        """Have ``room`` bytes left on the disk."""
+        if self.mounted:
+            found = os.statvfs(self.path)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            assert self._mount("-o", f"remount,size={used + room}", str(self.path))
+
+    def run(self, command: Sequence[str], room: int, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command with ``room`` bytes left on the disk, or with files of at most so many."""
 
         def limit() -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 
-        if self.mounted:
-            assert self._mount("-o", f"remount,size={size}", str(self.path))
+        self.leave(room)
         return subprocess.run(
             command,
             capture_output=True,

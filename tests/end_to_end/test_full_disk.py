@@ -42,8 +42,8 @@ def test_preparation_recovers_from_a_full_disk(tmp_path):
     full = 0
     with small_disk(tmp_path / "small") as disk:
         out = disk.path / "out"
-        for size in (8 << 10, 100 << 10, 300 << 10, 600 << 10, 900 << 10, 1300 << 10):
-            done = disk.run([*command, str(out)], size, **paths)
+        for room in (8 << 10, 100 << 10, 200 << 10, 200 << 10, 300 << 10):
+            done = disk.run([*command, str(out)], room, **paths)
             if done.returncode == 0:
                 break
             full += 1

@@ -19,6 +19,7 @@ from scripts.common.metrics import metric
 from scripts.common.process import python_module
 from scripts.common.stamp import Stamp, new_id, read_stamp, sizes, write_stamp
 from scripts.common.trainlog import read_log
+from tests.end_to_end.small_disk import small_disk
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SEED = 5
@@ -204,6 +205,29 @@ def test_a_run_killed_outright_ends_with_the_same_scores(data, finished, stage):
     assert {key: ended[key] for key in ("bleu", "sacrebleu")} == {key: whole[key] for key in ("bleu", "sacrebleu")}
     if stage == "train":
         assert (seed / "checkpoints" / "train.log").read_text().count("num. shared model params") == 2
+
+
+@pytest.mark.slow
+def test_a_training_recovers_from_a_full_disk(data, finished, tmp_path):
+    whole = read(data / "toy" / "seed1" / "scores" / "test" / "scores.json")
+    size = (data / "toy" / "seed1" / "checkpoints" / "checkpoint_last.pt").stat().st_size
+    (config := tmp_path / "disk.yaml").write_text(CONFIG)
+    with small_disk(tmp_path / "small") as disk:
+        disk.leave(64 << 20)
+        root = disk.path / "work" / data.name
+        for name in ("prepared", "binarised"):
+            shutil.copytree(data / name, root / name)
+        line = command(config, root.parent, "--from", "train")
+        for room in (size // 2, 2 * size + size // 2):
+            done = disk.run(line, room, OMP_NUM_THREADS="1")
+            assert done.returncode == 1, done.stdout + done.stderr
+            assert "Traceback" not in done.stderr
+            assert f"The disk that holds {root / 'disk' / 'seed1' / 'checkpoints'} is full" in done.stderr
+            assert not list(root.rglob("*.pt.tmp")), done.stderr
+        done = disk.run(line, 64 << 20, OMP_NUM_THREADS="1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        ended = read(root / "disk" / "seed1" / "scores" / "test" / "scores.json")
+    assert {key: ended[key] for key in ("bleu", "sacrebleu")} == {key: whole[key] for key in ("bleu", "sacrebleu")}
 
 
 # starts the command once for each of two machines, which is this one twice, as srun does
