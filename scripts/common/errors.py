@@ -45,7 +45,7 @@ def _in_words(error: OSError) -> str:
 
     found = "".join(f"\n  {each}" for each in dispensable(path)[:10])
     room = f"make room: of this project's files near it these can go:{found}" if found else "make room on that disk"
-    return f"cannot write {path}: {error.strerror}; what was complete before is as it was. To go on, {room}"
+    return f"{error.strerror}: cannot write {path}; nothing was written under its final name. To go on, {room}"
 
 
 def _spell(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -70,7 +70,8 @@ def dispensable(path: Path) -> list[Path]:
         found += (
             each
             for each in sorted(folder.iterdir())
-            if re.search(r"\.\d+\.old$|\.bad$", each.name) or (each != path and ownership.scratch_for(each) is not None)
+            if re.search(r"\.\d+\.old$|\.bad$", each.name)
+            or (each.suffix != ".work" and ownership.scratch_for(each) not in (None, path.name))
         )
     return found
 

@@ -153,7 +153,7 @@ def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
 
     done = subprocess.run([*command, "epoch"], capture_output=True, text=True, preexec_fn=small_files_only)
     assert done.returncode != 0
-    assert done.stderr.startswith(f"error: cannot write {out}: File too large")
+    assert done.stderr.startswith(f"error: File too large: cannot write {out}")
     assert "Traceback" not in done.stderr
     assert [path.name for path in out.parent.iterdir() if path.name != LEDGER] == ["model.pt"]
     assert out.read_text() == "the older model\n"
