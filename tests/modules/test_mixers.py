@@ -255,6 +255,7 @@ def test_no_sentences(name, causal):
     module, x = build(name, causal=causal), torch.empty(3, 0, C, dtype=torch.float64, requires_grad=True)
     out = module(x, torch.zeros(0, 3, dtype=torch.bool))
     out.sum().backward()
+    assert x.grad is not None
     assert out.shape == x.grad.shape == x.shape
 
 
