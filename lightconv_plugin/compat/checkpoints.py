@@ -156,8 +156,11 @@ def _check_archive(path: str) -> None:
     with open(path, "rb") as file:
         if file.read(4) != b"PK\3\4":
             return
-        with zipfile.ZipFile(file) as archive:
-            bad = archive.testzip()
+        try:
+            with zipfile.ZipFile(file) as archive:
+                bad = archive.testzip()
+        except zipfile.BadZipFile as error:
+            raise zipfile.BadZipFile(f"its table of contents, at the end, is missing or damaged: {error}") from None
     if bad is not None:
         raise zipfile.BadZipFile(f"its part {bad} does not match its checksum")
 

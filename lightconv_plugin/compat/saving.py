@@ -85,11 +85,12 @@ def copy_checkpoints_without_asserts() -> None:
 
 
 def _why_unwritten(path: Path, error: OSError) -> str:
-    older = sorted((each for each in path.parent.glob("checkpoint*[0-9].pt") if each != path), key=_age)
+    # the newest stays: it may be all that training can go on from
+    older = sorted((each for each in path.parent.glob("checkpoint*[0-9].pt") if each != path), key=_age)[:-1]
     megabytes = sum(each.stat().st_size for each in older) / 1e6
     names = ", ".join(each.name for each in older[:3]) + (", ..." if len(older) > 3 else "")
     removable = (
-        f"What is not to be averaged of {path.parent} can be removed: {names} ({len(older)} files, {megabytes:,.0f} MB)"
+        f"What is not to be averaged of {path.parent} can be removed: {names} (together {megabytes:,.1f} MB)"
         if older
         else f"There is no older checkpoint in {path.parent} to remove: remove something else from its disk"
     )
@@ -99,5 +100,5 @@ def _why_unwritten(path: Path, error: OSError) -> str:
     )
 
 
-def _age(path: Path) -> float:
-    return path.stat().st_mtime
+def _age(path: Path) -> int:
+    return path.stat().st_mtime_ns

@@ -76,8 +76,9 @@ def test_without_the_shim_a_copy_that_dies_cuts_it_short(monkeypatch: pytest.Mon
 
 def test_a_checkpoint_that_does_not_fit_is_a_sentence_and_leaves_nothing(folder: Path) -> None:
     """A limit on the size of files stands for a full disk."""
-    (folder / "checkpoint_1_8.pt").write_bytes(b"old")
-    (folder / "checkpoint7.pt").write_bytes(b"old")
+    for age, name in enumerate(("checkpoint_1_8.pt", "checkpoint7.pt", "checkpoint_2_12.pt")):
+        (folder / name).write_bytes(b"old" * 50_000)
+        os.utime(folder / name, (age, age))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -88,7 +89,9 @@ def test_a_checkpoint_that_does_not_fit_is_a_sentence_and_leaves_nothing(folder:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message = str(caught.value)
     assert message.startswith(f"{folder / 'checkpoint_2_16.pt'}: cannot be written: File too large; nothing of it was")
-    assert "can be removed: checkpoint_1_8.pt, checkpoint7.pt (2 files, 0 MB)" in message
+    assert "can be removed: checkpoint_1_8.pt, checkpoint7.pt (together 0.3 MB)" in message, (
+        "the newest is not among them"
+    )
     assert "checkpoint_last.pt" in message
     assert caught.value.__suppress_context__
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
