@@ -182,8 +182,12 @@ def _why_unreadable(path: str, error: Exception) -> str:
             f"{path}: refused, because it asks to call something that is not among the types that a fairseq "
             f"checkpoint holds ({called[1][:200]}). Use a checkpoint from a source you trust."
         )
-    # the text of an unpickling error is torch's advice to read the file without the check
-    found = "not what torch writes" if isinstance(error, pickle.UnpicklingError) else _first_line(error)
+    if isinstance(error, zipfile.BadZipFile):
+        found = str(error)
+    elif isinstance(error, pickle.UnpicklingError | LookupError | EOFError):
+        found = "it does not hold what a checkpoint holds"  # torch's text is advice to read it without the check
+    else:
+        found = f"{type(error).__name__}: {_first_line(error)}"
     return (
         f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {found}). The file is damaged, truncated or "
         "something else: copy it again, or go back to an earlier checkpoint of the same folder (to resume: "

@@ -257,6 +257,11 @@ def test_a_file_that_is_no_checkpoint_is_named(content: str, checkpoint: Path, t
     with pytest.raises(compat.CheckpointError, match=message) as caught:
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
     assert_without_hint(caught.value)
+    found = {
+        "half": "its table of contents, at the end, is missing",
+        "text": "it does not hold what a checkpoint holds",
+    }
+    assert found.get(content, "") in str(caught.value)
 
 
 def flipped(path: Path, place: int, bit: int, to: Path) -> Path:
