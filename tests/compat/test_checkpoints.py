@@ -288,6 +288,18 @@ def test_one_flipped_bit_of_a_parameter_is_refused(checkpoint: Path, tmp_path: P
     assert_without_hint(caught.value)
 
 
+def test_a_part_that_is_marked_as_a_folder_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """By one bit of the archive's table; torch gives what happens to be in memory for the part."""
+    with zipfile.ZipFile(checkpoint) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/data/3"))
+    entry = checkpoint.read_bytes().rindex(name.encode() + b"PK") - 46  # in the table at the end
+    path = flipped(checkpoint, entry + 38, 4, tmp_path / "flipped.pt")
+    with pytest.raises(
+        compat.CheckpointError, match=rf"flipped\.pt: not a readable .*its part {name} is marked as a fol"
+    ):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
 def contents(value: Any) -> Any:
     """What a checkpoint holds, to compare with ``==``."""
     if isinstance(value, torch.Tensor):

@@ -141,6 +141,17 @@ def test_a_flipped_byte_is_noticed(tmp_path):
         average.average([path])
 
 
+def test_a_part_that_is_marked_as_a_folder_is_refused(tmp_path):
+    """By one bit of the archive's table; torch gives what happens to be in memory for the part."""
+    path = save(tmp_path / "checkpoint1.pt", {"w": torch.arange(6.0)})
+    whole = bytearray(path.read_bytes())
+    entry = whole.rindex(b"PK\1\2", 0, whole.rindex(b"/data/0"))  # in the table at the end
+    whole[entry + 38] ^= 0x10
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match="its part checkpoint1/data/0 is marked as a folder"):
+        checkpoints.load(path)
+
+
 def test_any_flipped_bit_is_a_sentence_or_changes_nothing(tmp_path):
     """In the archive's tables too; without torch's advice to load the file with its check switched off."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.arange(6.0)})
