@@ -12,7 +12,6 @@ optimiser's state is left behind. An existing OUT is replaced only if this comma
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import sys
@@ -29,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from lightconv_plugin.compat import CheckpointError
-from lightconv_plugin.compat.saving import write_state
+from lightconv_plugin.compat.saving import FULL, write_state
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
@@ -390,9 +389,10 @@ def main(arguments: list[str] | None = None) -> None:
     except CheckpointError as error:
         sys.exit(f"error: {error} Nothing was written.")
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one" if full else ""
-        sys.exit(f"error: {error.filename}: {error.strerror}; nothing was written{advice}")
+        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"
+        sys.exit(
+            f"error: {error.filename}: {error.strerror}; nothing was written{advice if error.errno in FULL else ''}"
+        )
     print("\n".join([*describe(report), f"wrote {given.out}"]))
 
 

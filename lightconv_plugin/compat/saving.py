@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import torch
 from lightconv_plugin.compat.checkpoints import CheckpointError
 from lightconv_plugin.compat.wrap import wrap
 from lightconv_plugin.ops.files import whole_file
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that removing files mends
 
 
 def write_state(state: Any, path: Path) -> None:
@@ -48,7 +51,7 @@ def save_checkpoints_whole() -> None:
             try:
                 write_state(obj, Path(filename))
             except OSError as error:
-                raise CheckpointError(_why_unwritten(Path(filename), error)) from None
+                raise _explained(error, Path(filename)) from None
 
         return wrapper
 
@@ -61,7 +64,7 @@ def save_checkpoints_whole() -> None:
                     with whole_file(Path(dst_path)) as target:
                         shutil.copyfileobj(source, target, 1 << 20)
                 except OSError as error:
-                    raise CheckpointError(_why_unwritten(Path(dst_path), error)) from None
+                    raise _explained(error, Path(dst_path)) from None
             return dst_path
 
         return wrapper
@@ -84,7 +87,10 @@ def copy_checkpoints_without_asserts() -> None:
     exec(compile(source, checkpoint_utils.__file__, "exec", optimize=0), vars(checkpoint_utils))
 
 
-def _why_unwritten(path: Path, error: OSError) -> str:
+def _explained(error: OSError, path: Path) -> Exception:
+    """A full disk in a sentence that says what can be removed; any other error as it is, with its file's name."""
+    if error.errno not in FULL:
+        return error
     # the newest stays: it may be all that training can go on from
     older = sorted((each for each in path.parent.glob("checkpoint*[0-9].pt") if each != path), key=_age)[:-1]
     megabytes = sum(each.stat().st_size for each in older) / 1e6
@@ -94,9 +100,9 @@ def _why_unwritten(path: Path, error: OSError) -> str:
         if older
         else f"There is no older checkpoint in {path.parent} to remove: remove something else from its disk"
     )
-    return (
-        f"{path}: cannot be written: {error.strerror or error}; nothing of it was left behind. {removable}. Then the "
-        "same command goes on from checkpoint_last.pt, if that is there."
+    return CheckpointError(
+        f"{path}: cannot be written: {error.strerror}; nothing of it was left behind. {removable}. Then the same "
+        "command goes on from checkpoint_last.pt, if that is there."
     )
 
 

@@ -97,6 +97,17 @@ def test_a_checkpoint_that_does_not_fit_is_a_sentence_and_leaves_nothing(folder:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_another_error_is_its_own_and_gives_no_advice_to_remove_anything(folder: Path) -> None:
+    (folder / "taken").mkdir()
+    for write in (
+        lambda: SAVE({"model": torch.zeros(1)}, str(folder / "taken")),
+        lambda: PathManager.copy(str(folder / "new.pt"), str(folder / "taken"), overwrite=True),
+    ):
+        with pytest.raises(IsADirectoryError, match="taken"):
+            write()
+    assert names(folder) == ["checkpoint_last.pt", "new.pt", "taken"]
+
+
 def test_without_the_shim_its_part_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_utils.time, "sleep", lambda seconds: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
