@@ -6,7 +6,7 @@ IN may come from any version of fairseq: with its settings as `args` or as `cfg`
 in float32 or float16, with parameters under the names of fairseq 0.12.2 and earlier or under later ones. It is read
 with torch's check of types on: nothing in it is run. OUT says by itself what model it is, and serves fairseq-generate,
 -interactive, -validate and --finetune-from-model with --user-dir lightconv_plugin, and from_pretrained(). The
-optimiser's state is left behind.
+optimiser's state is left behind. An existing OUT is replaced only if this command wrote it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from lightconv_plugin.compat import CheckpointError
+from lightconv_plugin.compat.saving import FULL, write_state
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
 
 Tensors = dict[str, Tensor]
+MARK = "lightconv_plugin.convert"  # in a checkpoint's extra_state: this may be replaced
 
 
 class ConversionError(Exception):
@@ -300,17 +302,10 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
 
     Raises:
         ConversionError: not a checkpoint that can be converted, in a sentence.
-        CheckpointError: not readable, or refused for the types in it.
+        CheckpointError: damaged, not readable, or refused for the types in it.
         OSError: no such file, no permission.
     """
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
-    except OSError as error:
-        if error.filename is not None:  # missing, or no permission
-            raise
-        raise ConversionError(  # torch, looking for the end of a file in its new format
-            f"not a readable fairseq checkpoint ({error.strerror or error}). It is probably truncated: copy it again"
-        ) from error
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
     theirs = state.get("model")
     if not isinstance(theirs, dict) or not isinstance(state.get("cfg"), DictConfig):
         raise ConversionError(f"it holds {', '.join(state)}; expected a model and its settings (args or cfg)")
@@ -330,7 +325,7 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
         "optimizer_history": [
             {key: value for key, value in entry.items() if key != "optimizer"} for entry in state["optimizer_history"]
         ],
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "written_by": MARK},
         "task_state": state.get("task_state") or {},
     }
     weights = [t for name, t in parameters.items() if not name.endswith((".version", "._float_tensor"))]
@@ -339,20 +334,22 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
 
 
 def save(state: dict[str, Any], out: Path) -> None:
-    """Write a checkpoint, whole or not at all."""
-    partial = out.with_name(f"{out.name}.partial{os.getpid()}")
+    """Write a checkpoint, whole or not at all; see also ``write_state``.
+
+    Raises:
+        ConversionError: something stands there that was not written by this.
+    """
+    if os.path.lexists(out) and not _is_ours(out):
+        raise ConversionError(f"{out} exists, and is no checkpoint that this command wrote: give another name for OUT")
+    write_state(state, out)
+
+
+def _is_ours(out: Path) -> bool:
     try:
-        with open(partial, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, out)
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
-            raise error.__context__ from None
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
+        state = torch.load(out, map_location="cpu", weights_only=True, mmap=True) if out.is_file() else {}
+        return state["extra_state"]["written_by"] == MARK
+    except Exception:  # torch has many for what is no checkpoint
+        return False
 
 
 def describe(report: Report) -> list[str]:
@@ -378,7 +375,7 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of fairseq's lightconv or lightconv_lm")
-    parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write; replaced where it exists")
+    parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write; replaces only what this wrote")
     given = parser.parse_args(arguments)
     if given.source.resolve() == given.out.resolve() or (given.out.exists() and given.out.samefile(given.source)):
         sys.exit(f"error: IN and OUT are both {given.source}; give another OUT, so that the original stays")
@@ -392,7 +389,10 @@ def main(arguments: list[str] | None = None) -> None:
     except CheckpointError as error:
         sys.exit(f"error: {error} Nothing was written.")
     except OSError as error:
-        sys.exit(f"error: {error.filename or given.source}: {error.strerror or error}; nothing was written")
+        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"
+        sys.exit(
+            f"error: {error.filename}: {error.strerror}; nothing was written{advice if error.errno in FULL else ''}"
+        )
     print("\n".join([*describe(report), f"wrote {given.out}"]))
 
 

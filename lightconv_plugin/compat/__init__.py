@@ -1,17 +1,17 @@
 """What fairseq (ve-fairseq 0.12.3) needs on today's torch, numpy and Python, and nothing else.
 
 `apply()` runs once, when `--user-dir` loads the plugin. Every shim says which version of what needs it and does nothing
-where it is not needed. A fairseq function is only ever wrapped: same signature, the original is called.
+where it is not needed. A fairseq function is wrapped: same signature; the original is called, except to write files.
 """
 
 from lightconv_plugin.compat.checkpoints import (
     CheckpointError,
     allow_broadcast_types,
     allow_checkpoint_types,
-    copy_checkpoints_whole,
     explain_checkpoint_errors,
 )
 from lightconv_plugin.compat.command_line import help_with_model_options
+from lightconv_plugin.compat.saving import copy_checkpoints_without_asserts, save_checkpoints_whole
 from lightconv_plugin.compat.training import (
     SetupError,
     refuse_what_cannot_train,
@@ -27,7 +27,8 @@ def apply() -> None:
     """Apply every shim; calling it again changes nothing."""
     allow_checkpoint_types()
     allow_broadcast_types()
-    copy_checkpoints_whole()
+    save_checkpoints_whole()
+    copy_checkpoints_without_asserts()
     explain_checkpoint_errors()
     restore_numpy_compat()
     train_in_bfloat16_without_xla()

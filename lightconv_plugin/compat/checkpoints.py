@@ -1,10 +1,12 @@
-"""Checkpoints: which types may be read from them, written whole or not at all, and errors that say what to do."""
+"""Checkpoints as they are read: which types may be in them, that they are whole, and errors that say what to do."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -90,46 +92,23 @@ def allow_broadcast_types() -> None:
     wrap(distributed_utils, "_broadcast_object_slow", broadcast_types)
 
 
-def copy_checkpoints_whole() -> None:
-    """All versions: `checkpoint_last.pt` and `checkpoint_best.pt` are there whole, or as they were before.
-
-    fairseq writes a checkpoint under a temporary name and renames it, but the names it copies that to it writes in
-    place: a process killed then leaves a last checkpoint that is cut short, from which training cannot go on.
-    """
-    from fairseq.file_io import PathManager
-
-    def renamed_when_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-            if not overwrite or not PathManager.supports_rename(dst_path):
-                return original(src_path, dst_path, overwrite=overwrite)
-            partial = f"{dst_path}.tmp"  # the name that fairseq uses for the first file
-            try:
-                copied = original(src_path, partial, overwrite=True)
-                if copied:
-                    os.replace(partial, dst_path)
-            finally:
-                if os.path.exists(partial):
-                    os.remove(partial)
-            return copied
-
-        return wrapper
-
-    wrap(PathManager, "copy", renamed_when_whole)
-
-
 def explain_checkpoint_errors() -> None:
-    """All versions: say which file, what was found and what to do; the original error stays as the cause."""
+    """All versions: say which file, what was found and what to do, and refuse a file that is damaged.
+
+    torch's own error is not shown beside: for a refused file it advises to switch the check off.
+    """
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
     def unreadable(original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(path: str, *args: Any, **kwargs: Any) -> Any:
             try:
+                _check_archive(path)
                 return original(path, *args, **kwargs)
             except Exception as error:
                 if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
                     raise
-                raise CheckpointError(_why_unreadable(path, error)) from error
+                raise CheckpointError(_why_unreadable(path, error)) from None
 
         return wrapper
 
@@ -163,6 +142,33 @@ def explain_checkpoint_errors() -> None:
     wrap(Trainer, "load_checkpoint", other_training)
 
 
+def _check_archive(path: str) -> None:
+    """Compare the parts of a file in torch's format with their checksums; torch itself does not.
+
+    The format of before torch 1.6 has no checksums. ``scripts/common/checkpoints.py`` has a twin of these lines: the
+    plugin is installed without the scripts, and those do without fairseq.
+
+    Raises:
+        BadZipFile: they do not agree; or another of zipfile's many errors.
+    """
+    if not os.path.isfile(path):  # missing, or in a storage that fairseq fetches it from
+        return
+    with open(path, "rb") as file:
+        if file.read(4) != b"PK\3\4":
+            return
+        try:
+            with zipfile.ZipFile(file) as archive:
+                bad = archive.testzip()
+                # one flipped bit: torch then reads nothing for the part, and gives what was in memory
+                folder = next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
+        except zipfile.BadZipFile as error:
+            raise zipfile.BadZipFile(f"its table of contents, at the end, is missing or damaged: {error}") from None
+    if bad is not None:
+        raise zipfile.BadZipFile(f"its part {bad} does not match its checksum")
+    if folder is not None:
+        raise zipfile.BadZipFile(f"its part {folder} is marked as a folder")
+
+
 def _why_unreadable(path: str, error: Exception) -> str:
     size = os.path.getsize(path) if os.path.exists(path) else 0
     refused = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
@@ -172,15 +178,24 @@ def _why_unreadable(path: str, error: Exception) -> str:
             "checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a source you "
             "trust, written by fairseq-train."
         )
-    if "reduce for unrecognized function" in str(error) or "create new object" in str(error):
+    called = re.search(
+        r"(?:reduce for unrecognized function|allowlisted via `add_safe_globals` but got) (.+)", str(error)
+    )
+    if called:
         return (
             f"{path}: refused, because it asks to call something that is not among the types that a fairseq "
-            f"checkpoint holds ({str(error).splitlines()[-1].strip()[:200]}). Use a checkpoint from a source you trust."
+            f"checkpoint holds ({called[1][:200]}). Use a checkpoint from a source you trust."
         )
+    if isinstance(error, zipfile.BadZipFile):
+        found = str(error)
+    elif isinstance(error, pickle.UnpicklingError | LookupError | EOFError):
+        found = "it does not hold what a checkpoint holds"  # torch's text is advice to read it without the check
+    else:
+        found = f"{type(error).__name__}: {_first_line(error)}"
     return (
-        f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {type(error).__name__}: "
-        f"{_first_line(error)}). The file is probably truncated, or something else: copy it again, or go back to an "
-        "earlier checkpoint of the same folder (to resume: --restore-file checkpoint_best.pt)."
+        f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {found}). The file is damaged, truncated or "
+        "something else: copy it again, or go back to an earlier checkpoint of the same folder (to resume: "
+        "--restore-file checkpoint_best.pt)."
     )
 
 

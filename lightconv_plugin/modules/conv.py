@@ -170,6 +170,6 @@ class DynamicConv(TimeConv):
         time, batch = query.shape[:2]
         if self.query_heads == 1:
             return self.weight_linear(query).view(time, batch, self.heads, self.kernel_size)
-        groups = query.view(time, batch, self.query_heads, -1)
+        groups = query.view(time, batch, self.query_heads, query.shape[2] // self.query_heads)
         maps = self.weight_linear.weight.view(self.query_heads, -1, groups.shape[-1])
         return torch.einsum("tbqd,qod->tbqo", groups, maps).reshape(time, batch, self.heads, self.kernel_size)

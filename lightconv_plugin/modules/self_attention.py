@@ -39,9 +39,7 @@ class SelfAttention(InputWindow):
         if incremental_state is None:
             seen = self._visible(len(x), x.device)
             if padding_mask is not None:
-                # a padded position keeps itself: a row that sees nothing would be a softmax over nothing
-                itself = torch.eye(len(x), dtype=torch.bool, device=x.device)
-                seen = seen & ~padding_mask[:, None, None, :] | itself
+                seen = seen & ~padding_mask[:, None, None, :]
             return self._attend(x, x, seen)
         return self._attend(x, self.push(x, incremental_state), None)
 
@@ -57,7 +55,7 @@ class SelfAttention(InputWindow):
 
     def _attend(self, queries: Tensor, inputs: Tensor, seen: Tensor | None) -> Tensor:
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
-            return x.view(*x.shape[:2], self.heads, -1).permute(1, 2, 0, 3)
+            return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).permute(1, 2, 0, 3)
 
         out, _ = ops.attention(
             split(self.q_proj(queries)),

@@ -68,7 +68,7 @@ class SourceAttention(MultiheadAttention):
         """All positions: (T, B, C), and the weights (H, B, T, S) if needed."""
 
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
-            return x.view(*x.shape[:2], self.num_heads, -1).permute(1, 2, 0, 3)
+            return x.view(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads).permute(1, 2, 0, 3)
 
         q, k, v = split(self.q_proj(query)), split(self.k_proj(key)), split(self.v_proj(value))
         seen = None if padding is None else ~padding.bool()[:, None, None, :]

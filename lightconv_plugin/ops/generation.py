@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops import native
 from lightconv_plugin.ops.dispatch import choose_backend
+from lightconv_plugin.ops.training import masked_softmax
 
 # From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
 FEW_ROWS = 24
@@ -43,7 +44,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
         heads: a divisor of C.
 
     Returns:
-        (1, N, C).
+        (1, N, C); zero for a row whose sentence is all padding.
     """
     if choose_backend("attend", "auto", query, lambda x: _refusal(x, keys, values)) is native:
         return torch.ops.lightconv.attend(query, keys, values, padding, sentence, heads)
@@ -55,14 +56,11 @@ def attend_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32."""
     _, rows, channels = query.shape
-    own_keys = keys[sentence].view(rows, -1, heads, channels // heads)
-    own_values = values[sentence].view(rows, -1, heads, channels // heads)
+    split = (rows, keys.shape[1], heads, channels // heads)
+    own_keys, own_values = keys[sentence].view(split), values[sentence].view(split)
     q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
     logits = torch.einsum("nhr,nshr->nhs", q, own_keys)
-    if padding is not None:
-        logits = logits.masked_fill(padding[sentence].unsqueeze(1), -math.inf)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    weights = torch.softmax(wide, dim=-1)
+    weights = masked_softmax(logits, None if padding is None else ~padding[sentence].unsqueeze(1))
     out = torch.einsum("nhs,nshr->nhr", weights.to(query.dtype), own_values)
     return out.reshape(1, rows, channels), weights
 

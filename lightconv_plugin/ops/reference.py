@@ -53,10 +53,11 @@ def light_conv(
         per_position = F.dropout(kernel.expand(time, batch, heads, width), dropconnect)
         return dynamic_conv(x, per_position, padding_l=padding_l, normalization="none")
     # (T, B, H, R) -> (H, T, B * R): one band matrix a head serves all sentences
-    folded = x.reshape(time, batch, heads, -1).permute(2, 0, 1, 3).reshape(heads, time, -1)
+    size = channels // heads
+    folded = x.reshape(time, batch, heads, size).permute(2, 0, 1, 3).reshape(heads, time, batch * size)
     rows = kernel.to(x.dtype).unsqueeze(1).expand(heads, time, width)
     out = _band_matmul(folded, rows, padding_l)
-    return out.reshape(heads, time, batch, -1).permute(1, 2, 0, 3).reshape(time, batch, channels)
+    return out.reshape(heads, time, batch, size).permute(1, 2, 0, 3).reshape(time, batch, channels)
 
 
 def dynamic_conv(
@@ -78,7 +79,7 @@ def dynamic_conv(
     if dropconnect > 0.0:
         kernel = F.dropout(kernel, dropconnect)
     rows = kernel.to(x.dtype).reshape(time, batch * heads, width).transpose(0, 1)
-    folded = x.reshape(time, batch * heads, -1).transpose(0, 1)
+    folded = x.reshape(time, batch * heads, channels // heads).transpose(0, 1)
     return _band_matmul(folded, rows, padding_l).transpose(0, 1).reshape(time, batch, channels)
 
 
@@ -109,7 +110,7 @@ def dynamic_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "s
     inputs, batch, channels = window.shape
     heads, width = weight.shape[2:]
     kernel = normalize_kernel(weight, normalization)[0, :, :, width - inputs :].to(window.dtype)
-    values = window.reshape(inputs, batch, heads, -1)
+    values = window.reshape(inputs, batch, heads, channels // heads)
     return torch.einsum("bht,tbhr->bhr", kernel, values).reshape(1, batch, channels)
 
 
@@ -136,7 +137,7 @@ def _band_matmul(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
     time, width = x.shape[1], kernel.shape[2]
     padded = F.pad(x, (0, 0, padding_l, width - 1 - padding_l))
     blocks = []
-    for start in range(0, time, TIME_BLOCK):
+    for start in range(0, max(time, 1), TIME_BLOCK):  # no positions at all are one empty block
         size = min(TIME_BLOCK, time - start)
         band = _shift_rows(kernel[:, start : start + size])
         blocks.append(torch.bmm(band, padded[:, start : start + size + width - 1]))

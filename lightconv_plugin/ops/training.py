@@ -37,15 +37,29 @@ def attention(
         seen: broadcast to (B, H, T, S), true where a query sees a key; None: everywhere.
 
     Returns:
-        (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64.
+        (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64. Both are
+        zero where a query sees nothing.
     """
     if not need_weights and (p == 0.0 or q.device.type != "cpu"):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p), None
+        if seen is None:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=p), None
+        blind = ~seen.any(dim=-1, keepdim=True)
+        # not left to PyTorch: what its kernels give for such a row differs
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
+        return out.masked_fill(blind, 0), None
     logits = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # PyTorch does the same on a CPU where weights are dropped
-    if seen is not None:
-        logits = logits.masked_fill(~seen, -math.inf)
-    weights = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+    weights = masked_softmax(logits, seen)
     return dropout(weights, p).to(v.dtype) @ v, weights if need_weights else None
+
+
+def masked_softmax(logits: Tensor, seen: Tensor | None) -> Tensor:
+    """Attention's weights from its logits (..., S), zero where ``seen`` is false; in float32 or float64."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if seen is None:
+        return torch.softmax(wide, dim=-1)
+    # not -inf: a row of that alone is NaN, and its gradient too
+    lowest = torch.finfo(wide.dtype).min
+    return torch.softmax(wide.masked_fill(~seen, lowest), dim=-1).masked_fill(~seen, 0)
 
 
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:

@@ -29,10 +29,15 @@ def numbered(folder: Path, by: str) -> list[tuple[int, Path]]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, or None if it is whole. Reads it all, builds nothing of it."""
+    """What is wrong with a checkpoint file, or None if it is whole. Reads it all, builds nothing of it.
+
+    The plugin's ``compat.checkpoints`` has a twin of this for what fairseq loads; nothing here imports the plugin.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
+            # one flipped bit: torch then reads nothing for the part, and gives what was in memory
+            folder = next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
     except FileNotFoundError:
         return "it does not exist"
     except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError):
@@ -40,7 +45,11 @@ def damage(path: Path) -> str | None:
         return f"it is cut short, or not a checkpoint ({size:,} bytes, without the table of contents at the end)"
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-    return None if bad is None else f"its part {bad} does not match its checksum"
+    except Exception as error:  # zipfile has many for a table of contents that is not as it should be
+        return f"its table of contents is damaged ({error})"
+    if bad is not None:
+        return f"its part {bad} does not match its checksum"
+    return None if folder is None else f"its part {folder} is marked as a folder"
 
 
 def allowed_types() -> list[Callable | tuple[Callable, str]]:
@@ -77,17 +86,16 @@ def load(path: Path) -> dict[str, Any]:
         already = torch.serialization.get_safe_globals()
         with torch.serialization.safe_globals([kind for kind in allowed_types() if kind not in already]):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
+    except pickle.UnpicklingError as error:  # its text advises to load the file without the check
         reason = re.search(r"Unsupported (?:global|operand|class)[^.]*[.\w]*|unsupported GLOBAL \S+", str(error))
         raise UserError(
-            f"refused to load {path}: it holds something other than tensors and settings "
-            f"({reason[0] if reason else str(error).splitlines()[0]}), which could run code; "
+            f"refused to load {path}: it holds something other than tensors and settings"
+            f"{f' ({reason[0]})' if reason else ''}, which could run code; "
             "use only checkpoints that fairseq-train wrote"
-        ) from error
-    except RuntimeError as error:
-        raise UserError(
-            f"cannot load {path}: {str(error).splitlines()[0]}; expected a checkpoint by fairseq-train"
-        ) from error
+        ) from None
+    except Exception as error:
+        found = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot load {path}: {found}; expected a checkpoint by fairseq-train") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UserError(f"{path} holds no model; expected a checkpoint that fairseq-train wrote")
     return state

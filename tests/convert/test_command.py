@@ -173,18 +173,88 @@ def test_in_and_out_are_one_file(tmp_path, original, capsys):
     assert "is not a file in an existing folder" in refuse(source, tmp_path, capsys)
 
 
-def test_an_older_out_stays_when_writing_fails(tmp_path, original, capsys, monkeypatch):
+def test_an_out_of_its_own_is_replaced_and_stays_where_writing_fails(tmp_path, original, capsys, monkeypatch):
     model, args = original
-    source = common.save(tmp_path / "in.pt", model, args)
-    (tmp_path / "out.pt").write_text("older")
+    source, out = common.save(tmp_path / "in.pt", model, args), tmp_path / "out.pt"
+    convert.main([str(source), str(out)])
+    older = out.read_bytes()
+    convert.main([str(source), str(out)])
+    capsys.readouterr()
 
     def full(state, file):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
+        try:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos")  # noqa: B904  as torch does
 
     monkeypatch.setattr(torch, "save", full)
-    assert "No space left on device" in refuse(source, tmp_path / "out.pt", capsys)
-    assert (tmp_path / "out.pt").read_text() == "older"
+    said = refuse(source, out, capsys)
+    assert said.startswith(f"error: {out}: No space left on device; nothing was written. Remove what is not needed")
+    assert out.read_bytes() == older
+
+
+def somebody_s_text(folder):
+    (folder / "out.pt").write_text("mine")
+
+
+def somebody_s_checkpoint(folder):
+    torch.save({"model": {}, "extra_state": {"train_iterator": {"epoch": 3}}}, folder / "out.pt")
+
+
+def somebody_s_old_checkpoint(folder):
+    torch.save({"model": {}}, folder / "out.pt", _use_new_zipfile_serialization=False)
+
+
+def a_link_to_nothing(folder):
+    (folder / "out.pt").symlink_to(folder / "nothing")
+
+
+def a_link_to_something(folder):
+    (folder / "mine").write_text("mine")
+    (folder / "out.pt").symlink_to(folder / "mine")
+
+
+def a_pipe(folder):
+    os.mkfifo(folder / "out.pt")
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        somebody_s_text,
+        somebody_s_checkpoint,
+        somebody_s_old_checkpoint,
+        a_link_to_nothing,
+        a_link_to_something,
+        a_pipe,
+    ],
+)
+def test_what_it_did_not_write_is_not_replaced(put, tmp_path, original, capsys):
+    model, args = original
+    source, out = common.save(tmp_path / "in.pt", model, args), tmp_path / "out.pt"
+    put(tmp_path)
+
+    def look():
+        found = [(path.name, path.lstat()) for path in sorted(tmp_path.iterdir())]
+        return [(name, it.st_ino, it.st_mode, it.st_size, it.st_mtime_ns) for name, it in found]
+
+    before = look()
+    said = refuse(source, out, capsys)
+    assert f"{out} exists, and is no checkpoint that this command wrote: give another name" in said
+    assert look() == before
+
+
+def test_a_flipped_bit_is_noticed(tmp_path, original, capsys):
+    model, args = original
+    source = common.save(tmp_path / "in.pt", model, args)
+    weight = model.encoder.embed_tokens.weight.detach().numpy().tobytes()
+    content = source.read_bytes()
+    assert content.count(weight) == 1
+    source.write_bytes(content.replace(weight, bytes([weight[0] ^ 64]) + weight[1:]))
+    said = refuse(source, tmp_path / "out.pt", capsys)
+    assert "does not match its checksum" in said
+    assert "Nothing was written" in said
 
 
 def test_as_a_command_from_any_folder(tmp_path, original):

@@ -237,6 +237,28 @@ def test_a_row_of_padding_alone_is_finite_and_so_are_its_gradients(name, causal)
         assert torch.isfinite(value.grad).all()
 
 
+@pytest.mark.parametrize("name", ["local_attention", "attention"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_to_padding_alone_is_zero(name, causal):
+    """Of a row that is all padding, and where a window holds nothing else; what is left is the last map's bias."""
+    module, mask = build(name, causal=causal), padding(7, (7, 1, 0), "right")
+    got = module(inputs(7), mask)
+    assert_close(got[:, 2], module.out_proj.bias.expand(7, C))
+    if name == "local_attention":
+        assert_close(got[3:, 1], module.out_proj.bias.expand(4, C))
+    assert not torch.allclose(got[:, 0], module.out_proj.bias.expand(7, C))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_sentences(name, causal):
+    module, x = build(name, causal=causal), torch.empty(3, 0, C, dtype=torch.float64, requires_grad=True)
+    out = module(x, torch.zeros(0, 3, dtype=torch.bool))
+    out.sum().backward()
+    assert x.grad is not None
+    assert out.shape == x.grad.shape == x.shape
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_causal_mixer_never_looks_ahead_and_another_does(name):
     x, changed = inputs(7), inputs(7)

@@ -1,5 +1,6 @@
-"""The library's build: what happens without a compiler or a cache, and when processes build at once."""
+"""The library's build: without a compiler or a cache, by two processes at once, killed, and where there is damage."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -103,35 +104,150 @@ def small_sources(folder: Path) -> str:
     return str(folder / "csrc")
 
 
+def built(process: subprocess.Popen[str]) -> Path:
+    """Return the library that a process built or found."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return Path(out.strip())
+
+
+def in_cache(folder: Path) -> list[str]:
+    """Everything in the cache but the lock, which is empty."""
+    (lock,) = folder.glob(".native-*.lock")
+    assert not lock.read_bytes()
+    return sorted(path.name for path in folder.iterdir() if path != lock)
+
+
 def test_two_processes_build_at_once(tmp_path):
-    sources = small_sources(tmp_path)
-    code = SMALL.format(sources=sources)
+    code = SMALL.format(sources=small_sources(tmp_path))
     both = [python(code, LIGHTCONV_CACHE=str(tmp_path / "cache")) for _ in range(2)]
-    paths = set()
-    for process in both:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        paths.add(out)
-    assert len(paths) == 1
-    assert [path.name for path in (tmp_path / "cache").glob("[!.]*")] == [Path(paths.pop().strip()).name]
+    first, second = map(built, both)
+    assert first == second
+    assert in_cache(tmp_path / "cache") == [first.name]
 
 
-def test_a_killed_build_leaves_no_library(tmp_path):
-    sources = small_sources(tmp_path)
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A cache of its own for a library of one small source."""
+    monkeypatch.setattr(build, "SOURCES", Path(small_sources(tmp_path)))
+    monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_name_says_size_and_digest(cache):
+    path = build.library_path()
+    content = path.read_bytes()
+    assert path.stem.split("-")[2:] == [str(len(content)), hashlib.sha256(content).hexdigest()]
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0")
+
+
+@pytest.mark.parametrize("damage", [cut, flip, grow])
+def test_a_damaged_library_is_built_anew_and_this_is_said(damage, cache, caplog):
+    """Loaded as it is, one that is cut short ends the process with SIGBUS."""
+    path = build.library_path()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    content = path.read_bytes()
+    damage(path)
+    assert build.library_path() == path
+    assert path.read_bytes() == content
+    assert in_cache(cache) == [path.name]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"the compiled library {path} is damaged" in warning
+    assert build.library_path() == path
+    assert len(caplog.records) == 3, "compiled twice, and damaged once"
+
+
+def test_a_lock_of_somebody_s_keeps_its_content(cache):
+    path = build.library_path()
+    (lock,) = cache.glob(".native-*.lock")
+    lock.write_text("mine")
+    path.unlink()
+    assert build.library_path() == path
+    assert lock.read_text() == "mine"
+
+
+# a child of this process for every step that the build makes outside of Python's own memory, killed there
+KILLED = """
+import hashlib, os, shutil, signal, sys
+from pathlib import Path
+import torch
+from lightconv_plugin.ops import files
+from lightconv_plugin.ops.native import build
+
+build.SOURCES, cache, damaged = Path({sources!r}), build.cache_folder(), {damaged!r}
+if {named!r}:
+    files._link = lambda file, path: False  # a file system that cannot name a file later
+moment = [0]
+
+
+def dies(event, arguments):
+    moment[0] -= 1
+    if moment[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def whole(path):
+    content = path.read_bytes()
+    return path.stem.split("-")[2:] == [str(len(content)), hashlib.sha256(content).hexdigest()]
+
+
+for event in range(1, 2000):
+    shutil.rmtree(cache, ignore_errors=True)
+    cache.mkdir()
+    if damaged:
+        (cache / damaged).write_bytes(b"cut short")
+    child = os.fork()
+    if child == 0:
+        moment[0] = event
+        sys.addaudithook(dies)
+        build.library_path()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    for path in cache.rglob("*"):
+        if path.suffix == ".so" and path.read_bytes() != b"cut short":
+            assert whole(path) or ({named!r} and path.parent != cache), (event, path)
+        else:
+            assert path.is_dir() or path.suffix == ".lock" or path.name == damaged, (event, path)
+    if status == 0:
+        assert whole(next(cache.glob("*.so")))
+        print(event)
+        break
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+"""
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_build_killed_at_any_step_leaves_nothing_that_is_not_whole(damaged, named, tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\n'
-        'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo half > "$2"; shift; done\nkill -9 $PPID\n'
+        '#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo what is compiled > "$2"; shift; done\n'
     )
     compiler.chmod(0o755)
-    process = python(SMALL.format(sources=sources), CXX=str(compiler), LIGHTCONV_CACHE=str(tmp_path / "cache"))
-    process.communicate(timeout=120)
-    assert process.returncode == -9
-    assert not list((tmp_path / "cache").glob("*.so"))
-    again = python(SMALL.format(sources=sources), LIGHTCONV_CACHE=str(tmp_path / "cache"))
-    out, err = again.communicate(timeout=120)
-    assert again.returncode == 0, err
-    assert Path(out.strip()).exists()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {"CXX": str(compiler), "LIGHTCONV_CACHE": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
+    sources = small_sources(tmp_path)
+    path = built(python(SMALL.format(sources=sources), **environment))
+    code = KILLED.format(sources=sources, damaged=path.name if damaged else "", named=named)
+    process = python(code, **environment)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert int(out) > 20, "too few steps: the hook does not see them"
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):

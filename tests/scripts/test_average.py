@@ -1,9 +1,11 @@
 import argparse
+import fractions
 import gc
 import os
 import resource
 import subprocess
 import sys
+import traceback
 import weakref
 from pathlib import Path
 
@@ -139,6 +141,46 @@ def test_a_flipped_byte_is_noticed(tmp_path):
     path.write_bytes(whole)
     with pytest.raises(UserError, match="checksum"):
         average.average([path])
+
+
+def test_a_part_that_is_marked_as_a_folder_is_refused(tmp_path):
+    """By one bit of the archive's table; torch gives what happens to be in memory for the part."""
+    path = save(tmp_path / "checkpoint1.pt", {"w": torch.arange(6.0)})
+    whole = bytearray(path.read_bytes())
+    entry = whole.rindex(b"PK\1\2", 0, whole.rindex(b"/data/0"))  # in the table at the end
+    whole[entry + 38] ^= 0x10
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match="its part checkpoint1/data/0 is marked as a folder"):
+        checkpoints.load(path)
+
+
+def test_any_flipped_bit_is_a_sentence_or_changes_nothing(tmp_path):
+    """In the archive's tables too; without torch's advice to load the file with its check switched off."""
+    path = save(tmp_path / "checkpoint1.pt", {"w": torch.arange(6.0)})
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        try:
+            state = checkpoints.load(path)
+        except UserError as error:
+            printed = "".join(traceback.format_exception(error))
+            assert "weights_only" not in printed.lower()
+            refused += 1
+        else:
+            assert state["model"]["w"].tolist() == [0, 1, 2, 3, 4, 5], f"bit {place % 8} of byte {place}"
+    assert refused > 50
+
+
+@pytest.mark.parametrize("held", [fractions.Fraction(1, 2), b"".join, slice(1)])
+def test_what_is_no_data_is_refused_without_advice_to_trust_it(held, tmp_path):
+    path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(1)})
+    torch.save(torch.load(path, weights_only=False) | {"args": held}, path)
+    with pytest.raises(UserError, match="refused to load") as caught:
+        checkpoints.load(path)
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "weights_only" not in printed.lower()
+    assert "only if you" not in printed
 
 
 def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):

@@ -4,6 +4,7 @@ g++ (or clang++) and torch's own headers are enough: the library uses LibTorch's
 CPU and CUDA builds of torch.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -17,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+
+from lightconv_plugin.ops.files import whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +68,13 @@ def compiler() -> str:
 
 
 def library_path() -> Path:
-    """The compiled library; compiles it if this version is not in the cache.
+    """The compiled library; compiles it if the cache does not hold this version, whole.
 
     Raises:
         BuildError: no compiler, or the compiler's own message.
     """
-    path = cache_folder() / f"native-{_fingerprint()}.so"
-    if not path.exists():
-        _compile_alone(compiler(), path)
-    return path
+    version = _fingerprint()
+    return _intact(version) or _compile_alone(compiler(), version)
 
 
 def sources() -> list[Path]:
@@ -98,26 +99,58 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _compile_alone(cxx: str, path: Path) -> None:
+def _name_of(library: bytes, version: str) -> str:
+    """The library's file name, with its size and SHA-256. A mapped page that the file lacks would be a SIGBUS."""
+    return f"native-{version}-{len(library)}-{hashlib.sha256(library).hexdigest()}.so"
+
+
+def _in_cache(version: str) -> list[Path]:
+    return sorted(cache_folder().glob(f"native-{version}-*.so"))
+
+
+def _intact(version: str) -> Path | None:
+    """The library of the cache whose content is that of its name; None where there is none."""
+    for path in _in_cache(version):
+        with contextlib.suppress(OSError):
+            if path.name == _name_of(path.read_bytes(), version):
+                return path
+    return None
+
+
+def _compile_alone(cxx: str, version: str) -> Path:
     """Compile, unless another process is at it: then wait for that, and take what it made."""
+    cache = cache_folder()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / f".{path.stem}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
-            if not path.exists():
-                logger.info("compiling the native operators into %s (once; half a minute on two cores)", path.parent)
-                _compile(cxx, path)
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f".native-{version}.lock").open("ab") as lock:  # whatever bears the name keeps its content
+            with contextlib.suppress(OSError):  # a file system without locks: at worst both compile
+                fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
+            found = _intact(version)
+            if found is not None:
+                return found
+            for path in _in_cache(version):
+                logger.warning(
+                    "lightconv_plugin: the compiled library %s is damaged: its content has not the size and SHA-256 "
+                    "that its name says; compiling it anew",
+                    path,
+                )
+            logger.info("compiling the native operators into %s (once; half a minute on two cores)", cache)
+            library = _compile(cxx)
+            path = cache / _name_of(library, version)
+            with whole_file(path) as file:
+                file.write(library)
+            return path
     except OSError as error:
         raise BuildError(
-            f"the library cannot be written to {path.parent} ({error}); set LIGHTCONV_CACHE to a folder that can"
+            f"the library cannot be written to {cache} ({error}); set LIGHTCONV_CACHE to a folder that can"
         ) from error
 
 
-def _compile(cxx: str, path: Path) -> None:
-    """Compile all sources side by side, link, and put the library in place under its final name when it is whole."""
+def _compile(cxx: str) -> bytes:
+    """Compile all sources side by side and link, outside the cache: a killed build leaves nothing there."""
     torch_root = Path(torch.__file__).parent
     include = [f"-I{torch_root / 'include'}", f"-I{SOURCES}", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lightconv-build-") as folder:
 
         def one(source: Path) -> str:
             target = Path(folder) / (str(source.relative_to(SOURCES)).replace(os.sep, "-") + ".o")
@@ -127,10 +160,10 @@ def _compile(cxx: str, path: Path) -> None:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(one, sources()))
-        whole = Path(folder) / path.name
+        whole = Path(folder) / "native.so"
         lib = torch_root / "lib"
         _run([cxx, "-shared", *objects, "-o", str(whole), f"-L{lib}", "-ltorch_cpu", "-ldl", f"-Wl,-rpath,{lib}"])
-        os.replace(whole, path)
+        return whole.read_bytes()
 
 
 def _run(command: Sequence[str]) -> None:

@@ -22,7 +22,8 @@ void attend_rows(const Attention& a, void* scratch, int64_t begin, int64_t end) 
       for (int64_t s = 0; s < a.S; ++s) weights[s] = exponential(weights[s]);
       for (int64_t s = 0; s < a.S; ++s)
         if (padding != nullptr && padding[s]) weights[s] = 0;
-      const A normalizer = 1 / total(weights, a.S);
+      const A sum_of_weights = total(weights, a.S);
+      const A normalizer = sum_of_weights == 0 ? A(0) : 1 / sum_of_weights;  // 0: all is padding, and so is the result
       for (int64_t s = 0; s < a.S; ++s) {
         const A weight = weights[s] * normalizer;
         const T* value = values + s * a.C + h;

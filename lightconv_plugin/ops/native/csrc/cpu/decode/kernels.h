@@ -83,8 +83,8 @@ inline int64_t step_scratch(const Step& step) {
   return block_rows(step) * (step.H * step.K + step.C) + (by_head(step) ? 0 : step.K * step.C);
 }
 
-// The same for `attend`: a query, a sum and the weights of a head.
-inline int64_t attend_scratch(const Attention& a) { return 2 * (a.C / a.H) + a.S; }
+// The same for `attend`: a query, a sum and the weights of a head, the first of which is read whatever S is.
+inline int64_t attend_scratch(const Attention& a) { return 2 * (a.C / a.H) + a.S + 1; }
 
 // And for `best`: the largest logit of each chunk.
 inline int64_t best_scratch(const Search& search) { return search.V / 256 + 1; }

@@ -1,0 +1,110 @@
+"""Checkpoints as they are written: whole or not at all, with `python -O` too, and a full disk is a sentence."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightconv_plugin.compat.checkpoints import CheckpointError
+from lightconv_plugin.compat.wrap import wrap
+from lightconv_plugin.ops.files import whole_file
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that removing files mends
+
+
+def write_state(state: Any, path: Path) -> None:
+    """Save with torch; the file is under its name when it is whole and on the disk.
+
+    Raises:
+        OSError: it cannot be written; ``path`` is as it was.
+    """
+    try:
+        with whole_file(path) as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
+            cause = error.__context__
+            raise OSError(cause.errno, cause.strerror, str(path)) from None
+        raise
+
+
+def save_checkpoints_whole() -> None:
+    """All versions: every checkpoint is there whole, or as it was before, and nothing lies beside it.
+
+    fairseq writes `NAME.tmp` and renames it, then writes the copies of it (last, best) in place: a full disk or a kill
+    leaves the one, or a last checkpoint that is cut short. On a full disk it tries three times, and may append the
+    second to the rest of the first.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.file_io import PathManager
+
+    def saved_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(obj: Any, filename: str, async_write: bool = False) -> Any:
+            if async_write or not PathManager.supports_rename(filename):
+                return original(obj, filename, async_write=async_write)
+            try:
+                write_state(obj, Path(filename))
+            except OSError as error:
+                raise _explained(error, Path(filename)) from None
+
+        return wrapper
+
+    def copied_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+            if not overwrite or not PathManager.supports_rename(dst_path):
+                return original(src_path, dst_path, overwrite=overwrite)
+            with open(src_path, "rb") as source:
+                try:
+                    with whole_file(Path(dst_path)) as target:
+                        shutil.copyfileobj(source, target, 1 << 20)
+                except OSError as error:
+                    raise _explained(error, Path(dst_path)) from None
+            return dst_path
+
+        return wrapper
+
+    wrap(checkpoint_utils, "torch_persistent_save", saved_whole)
+    wrap(PathManager, "copy", copied_whole)
+
+
+def copy_checkpoints_without_asserts() -> None:
+    """Python's option -O: `checkpoint_last.pt` and `checkpoint_best.pt` are written there too.
+
+    fairseq makes the copies inside an `assert`, which -O leaves out. Its function is compiled again with it.
+    """
+    if __debug__:
+        return
+    from fairseq import checkpoint_utils
+
+    lines, first = inspect.getsourcelines(checkpoint_utils.save_checkpoint)
+    source = "\n" * (first - 1) + "".join(lines)  # at its place, for tracebacks
+    exec(compile(source, checkpoint_utils.__file__, "exec", optimize=0), vars(checkpoint_utils))
+
+
+def _explained(error: OSError, path: Path) -> Exception:
+    """A full disk in a sentence that says what can be removed; any other error as it is, with its file's name."""
+    if error.errno not in FULL:
+        return error
+    # the newest stays: it may be all that training can go on from
+    older = sorted((each for each in path.parent.glob("checkpoint*[0-9].pt") if each != path), key=_age)[:-1]
+    megabytes = sum(each.stat().st_size for each in older) / 1e6
+    names = ", ".join(each.name for each in older[:3]) + (", ..." if len(older) > 3 else "")
+    removable = (
+        f"What is not to be averaged of {path.parent} can be removed: {names} (together {megabytes:,.1f} MB)"
+        if older
+        else f"There is no older checkpoint in {path.parent} to remove: remove something else from its disk"
+    )
+    return CheckpointError(
+        f"{path}: cannot be written: {error.strerror}; nothing of it was left behind. {removable}. Then the same "
+        "command goes on from checkpoint_last.pt, if that is there."
+    )
+
+
+def _age(path: Path) -> int:
+    return path.stat().st_mtime_ns

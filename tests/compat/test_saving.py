@@ -1,0 +1,153 @@
+"""Checkpoints as they are written: whole or not at all, under `python -O` too, and a full disk is a sentence."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+from lightconv_plugin import compat
+
+from .conftest import RECIPE, REPO, TINY, Train, unwrapped
+
+SAVE = checkpoint_utils.torch_persistent_save
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A last checkpoint, and the newer one that is copied over it."""
+    (tmp_path / "new.pt").write_bytes(b"newer than before")
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"before")
+    return tmp_path
+
+
+def copy(folder: Path) -> None:
+    assert PathManager.copy(str(folder / "new.pt"), str(folder / "checkpoint_last.pt"), overwrite=True)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+Ending = Callable[[], BaseException]
+
+
+@pytest.mark.parametrize(
+    ("ending", "seen"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (lambda: OSError(28, "No space left on device"), compat.CheckpointError)],
+)
+def test_a_copy_that_dies_leaves_the_last_checkpoint_as_it_was(
+    ending: Ending, seen: type, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    def half(source, target, *_):
+        target.write(source.read(8))
+        raise ending()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", half)
+        with pytest.raises(seen):
+            copy(folder)
+    assert (folder / "checkpoint_last.pt").read_bytes() == b"before"
+    assert names(folder) == ["checkpoint_last.pt", "new.pt"]
+    copy(folder)
+    assert (folder / "checkpoint_last.pt").read_bytes() == b"newer than before"
+    assert names(folder) == ["checkpoint_last.pt", "new.pt"]
+
+
+def test_without_the_shim_a_copy_that_dies_cuts_it_short(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def half(source, target):
+        Path(target).write_bytes(Path(source).read_bytes()[:8])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", half)
+    with pytest.raises(KeyboardInterrupt):
+        unwrapped(PathManager.copy)(str(folder / "new.pt"), str(folder / "checkpoint_last.pt"), overwrite=True)
+    assert (folder / "checkpoint_last.pt").read_bytes() == b"newer th"
+
+
+def test_a_checkpoint_that_does_not_fit_is_a_sentence_and_leaves_nothing(folder: Path) -> None:
+    """A limit on the size of files stands for a full disk."""
+    for age, name in enumerate(("checkpoint_1_8.pt", "checkpoint7.pt", "checkpoint_2_12.pt")):
+        (folder / name).write_bytes(b"old" * 50_000)
+        os.utime(folder / name, (age, age))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(compat.CheckpointError) as caught:
+            SAVE({"model": torch.zeros(100_000)}, str(folder / "checkpoint_2_16.pt"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = str(caught.value)
+    assert message.startswith(f"{folder / 'checkpoint_2_16.pt'}: cannot be written: File too large; nothing of it was")
+    assert "can be removed: checkpoint_1_8.pt, checkpoint7.pt (together 0.3 MB)" in message, (
+        "the newest is not among them"
+    )
+    assert "checkpoint_last.pt" in message
+    assert caught.value.__suppress_context__
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_another_error_is_its_own_and_gives_no_advice_to_remove_anything(folder: Path) -> None:
+    (folder / "taken").mkdir()
+    for write in (
+        lambda: SAVE({"model": torch.zeros(1)}, str(folder / "taken")),
+        lambda: PathManager.copy(str(folder / "new.pt"), str(folder / "taken"), overwrite=True),
+    ):
+        with pytest.raises(IsADirectoryError, match="taken"):
+            write()
+    assert names(folder) == ["checkpoint_last.pt", "new.pt", "taken"]
+
+
+def test_without_the_shim_its_part_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_utils.time, "sleep", lambda seconds: None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises((RuntimeError, OSError)):
+            unwrapped(SAVE)({"model": torch.zeros(100_000)}, str(tmp_path / "checkpoint_2_16.pt"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == ["checkpoint_2_16.pt.tmp"]
+
+
+def test_training_ends_with_the_sentence_and_nothing_half_written(train: Train, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(compat.CheckpointError, match=r"cannot be written: File too large.*no older checkpoint"):
+            train(tmp_path, "--max-update", "2", "--save-interval-updates", "2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == []
+
+
+def updates(path: Path) -> int:
+    return torch.load(path)["optimizer_history"][-1]["num_updates"]
+
+
+@pytest.mark.slow
+def test_python_without_asserts_writes_every_checkpoint_and_goes_on(corpus: Path, tmp_path: Path) -> None:
+    """The copies that fairseq makes inside an assert."""
+    options = [str(corpus), *TINY.split(), *RECIPE.split(), "--save-dir", str(tmp_path), "--save-interval-updates", "2"]
+    command = [sys.executable, "-O", "-m", "fairseq_cli.train", *options, "--user-dir", str(REPO / "lightconv_plugin")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for most in (4, 6):
+        done = subprocess.run(
+            [*command, "--max-update", str(most)], cwd=REPO, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert updates(tmp_path / "checkpoint_last.pt") == most
+        assert updates(tmp_path / f"checkpoint_1_{most}.pt") == most
+        best = torch.load(tmp_path / "checkpoint_best.pt")["extra_state"]
+        assert best["val_loss"] == best["best"]
+        assert ("Loaded checkpoint" in done.stdout + done.stderr) == (most == 6)
