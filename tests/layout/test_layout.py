@@ -94,8 +94,7 @@ WRITING = {"write_text", "write_bytes", "copyfile", "copytree", "copy2", "symlin
 MAY_REMOVE = {"scripts/common/ownership.py"}  # which looks whose it is
 MAY_RENAME = MAY_REMOVE | {
     "scripts/common/scratch.py",  # a folder that is complete takes its name
-    "lightconv_plugin/compat/checkpoints.py",  # a checkpoint that is complete, in fairseq's own folder
-    "lightconv_plugin/convert.py",  # likewise, in place of one that it wrote
+    "lightconv_plugin/ops/files.py",  # a file that is complete; who calls it looks what is there
 }
 MAY_WRITE = MAY_REMOVE | {
     "scripts/common/files.py",  # which claims what it writes
