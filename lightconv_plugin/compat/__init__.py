@@ -12,6 +12,7 @@ from lightconv_plugin.compat.checkpoints import (
     explain_checkpoint_errors,
 )
 from lightconv_plugin.compat.command_line import help_with_model_options
+from lightconv_plugin.compat.intervals import keep_updates_at_epoch_ends
 from lightconv_plugin.compat.training import (
     SetupError,
     refuse_what_cannot_train,
@@ -29,6 +30,7 @@ def apply() -> None:
     allow_broadcast_types()
     copy_checkpoints_whole()
     explain_checkpoint_errors()
+    keep_updates_at_epoch_ends()
     restore_numpy_compat()
     train_in_bfloat16_without_xla()
     train_data_parallel_on_cpu()

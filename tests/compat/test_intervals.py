@@ -1,0 +1,68 @@
+"""The checkpoints of --save-interval-updates, where an update is the last of its epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+from .conftest import Train, unwrapped
+
+EPOCH = 4  # updates: 200 pairs in batches of 50
+
+
+def every(updates: int, *more: str) -> list[str]:
+    batches = ["--batch-size", "50", "--max-tokens", "3000", "--required-batch-size-multiple", "1"]
+    return [*batches, "--save-interval-updates", str(updates), "--max-epoch", "3", *more]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_every_interval_leaves_its_checkpoint_and_counts_as_kept(train: Train, tmp_path: Path) -> None:
+    train(tmp_path, *every(2, "--keep-interval-updates", "3", "--disable-validation"))
+    last = ["checkpoint_2_8.pt", "checkpoint_3_10.pt", "checkpoint_3_12.pt"]
+    assert names(tmp_path) == sorted([*last, "checkpoint_last.pt"])
+    assert (tmp_path / last[-1]).read_bytes() == (tmp_path / "checkpoint_last.pt").read_bytes()
+
+
+def test_the_checkpoints_of_epochs_are_written_too(train: Train, tmp_path: Path) -> None:
+    train(tmp_path, *every(EPOCH, "--save-interval", "2"), epochs=True)
+    updates = [f"checkpoint_{n}_{n * EPOCH}.pt" for n in (1, 2, 3)]
+    assert names(tmp_path) == sorted(["checkpoint2.pt", *updates, "checkpoint_best.pt", "checkpoint_last.pt"])
+    state = torch.load(tmp_path / "checkpoint2.pt", weights_only=False)
+    assert state["extra_state"]["train_iterator"]["epoch"] == 3  # where the training goes on
+
+
+def test_without_the_shim_they_are_missing(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", unwrapped(checkpoint_utils.save_checkpoint))
+    train(tmp_path, *every(EPOCH, "--disable-validation"))
+    assert names(tmp_path) == ["checkpoint_last.pt"]
+
+
+def test_a_kill_between_the_copies_loses_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path
+) -> None:
+    """The last checkpoint is written last: until then the training goes on from before, and writes the others again."""
+    copy, died = PathManager.copy, []
+
+    def dies(source: str, target: str, **more: Any) -> Any:
+        if target.endswith("checkpoint_last.pt") and source.endswith(f"_2_{2 * EPOCH}.pt") and not died:
+            died.append(target)
+            raise KeyboardInterrupt
+        return copy(source, target, **more)
+
+    options = every(EPOCH, "--disable-validation")
+    uninterrupted = train(tmp_path / "whole", *options)
+    monkeypatch.setattr(PathManager, "copy", staticmethod(dies))
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", *options)
+    losses = train(tmp_path / "killed", *options)
+    assert died
+    assert losses == uninterrupted[EPOCH:]
+    assert names(tmp_path / "killed") == names(tmp_path / "whole")
