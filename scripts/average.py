@@ -33,10 +33,18 @@ def choose(folder: Path, last: int, by: str) -> list[Path]:
     found = checkpoints.numbered(folder, by)
     if len(found) < last:
         names = ", ".join(path.name for _, path in found) or "none"
-        setting = "save-interval-updates and keep-interval-updates" if by == "update" else "save-interval and max-epoch"
+        other = "epoch" if by == "update" else "update"
+        others = len(checkpoints.numbered(folder, other))
+        remedies = [f"ask for at most {len(found)} with --last"] if found else []
+        remedies += [f"take --by {other}, of which there are {others}"] if others >= last else []
+        keep = "train.keep-interval-updates" if by == "update" else "train.keep-last-epochs"
+        remedies.append(
+            f"train again with {keep}: {last} and checkpoints often enough: scripts/check.py CONFIG tells before a "
+            "training whether a configuration keeps what it averages"
+        )
         raise UserError(
             f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; "
-            f"ask for fewer with --last, or let training keep more ({setting})"
+            f"{', or '.join(remedies)}"
         )
     return [path for _, path in found[-last:]]
 

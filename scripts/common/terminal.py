@@ -1,10 +1,37 @@
 """What people read: progress, a line that rewrites itself or, with nobody watching, a line now and then; and tables."""
 
+import io
+import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+class _Unread(io.FileIO):
+    """A stream that goes nowhere once nobody reads it: `... | head` ends no training."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
+def go_on_unread() -> None:
+    """Let standard output and error go nowhere, without a word, from when nobody reads them any more."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None:  # closed from the start otherwise
+            buffer = io.BufferedWriter(_Unread(stream.fileno(), "w", closefd=False))
+            buffered = stream.line_buffering or stream.write_through
+            text = io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=buffered)
+            setattr(sys, name, text)
 
 
 class StatusLine:

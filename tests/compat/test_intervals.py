@@ -49,7 +49,8 @@ def test_a_kill_between_the_copies_loses_none_of_them(
     monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path
 ) -> None:
     """The last checkpoint is written last: until then the training goes on from before, and writes the others again."""
-    copy, died = PathManager.copy, []
+    copy = PathManager.copy
+    died: list[str] = []
 
     def dies(source: str, target: str, **more: Any) -> Any:
         if target.endswith("checkpoint_last.pt") and source.endswith(f"_2_{2 * EPOCH}.pt") and not died:
