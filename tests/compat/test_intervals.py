@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq import options as fairseq_options
 from fairseq.file_io import PathManager
+
+from scripts.common.kept import kept_epochs, kept_updates
 
 from .conftest import Train, unwrapped
 
@@ -37,6 +40,27 @@ def test_the_checkpoints_of_epochs_are_written_too(train: Train, tmp_path: Path)
     assert names(tmp_path) == sorted(["checkpoint2.pt", *updates, "checkpoint_best.pt", "checkpoint_last.pt"])
     state = torch.load(tmp_path / "checkpoint2.pt", weights_only=False)
     assert state["extra_state"]["train_iterator"]["epoch"] == 3  # where the training goes on
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--save-interval-updates 4 --keep-interval-updates 2",
+        "--save-interval-updates 2 --keep-interval-updates 1 --keep-interval-updates-pattern 4 --save-interval 3",
+        "--save-interval-updates 5 --keep-last-epochs 1",
+        "--save-interval-updates 3 --validate-after-updates 6 --max-update 10",
+    ],
+)
+def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, tmp_path: Path) -> None:
+    """scripts/check.py promises it."""
+    given = every(1, *options.split())
+    flags = ["no-data", "--arch", "transformer", *given]
+    args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), flags)
+    train(tmp_path, *given, epochs=True)
+    last = args.max_update or 3 * EPOCH
+    updates = [f"checkpoint_{-(-n // EPOCH)}_{n}.pt" for n in kept_updates(args, last)]
+    epochs = [f"checkpoint{n}.pt" for n in kept_epochs(args, last // EPOCH)]
+    assert names(tmp_path) == sorted([*updates, *epochs, "checkpoint_best.pt", "checkpoint_last.pt"])
 
 
 def test_without_the_shim_they_are_missing(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
