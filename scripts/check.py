@@ -10,7 +10,7 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.fairseq import check_binarised
 from scripts.common.kept import check_kept, updates_in_epoch
 from scripts.common.layout import baseline_config
-from scripts.common.models import invented_dictionaries, load_plugin
+from scripts.common.models import NoWords, invented_dictionaries, load_plugin
 from scripts.common.parsers import Asked, parse
 from scripts.common.record import read_dataset
 from scripts.tune import combinations
@@ -55,11 +55,12 @@ def check_settings(config: Config, devices: Devices) -> list[str]:
     """Check the settings, without data."""
     args = parse(asked_training(config, NOWHERE, devices))
     generations = [(asked, parse(asked)) for asked in asked_generations(config, NOWHERE, devices)]
-    model = build(config, args, None)
-    for asked, generation in generations:
-        if asked.name == "fairseq-generate":
-            with explained(asked.path, "set up the search of the section `generate`"):
-                model.task.build_generator([model.model], generation)
+    with suppress(NoWords):  # a model that reads its dictionaries is built when there are some
+        built = build(config, args, None)
+        for asked, generation in generations:
+            if asked.name == "fairseq-generate":
+                with explained(asked.path, "set up the search of the section `generate`"):
+                    built.task.build_generator([built.model], generation)
     note = check_kept(config, args)
     return [note] if note else []
 
@@ -129,8 +130,9 @@ def build(config: Config, args: Namespace, data: Path | None) -> Built:
             f"{config.path}: `train.criterion` is adaptive_loss, which is for a model with an adaptive softmax; "
             "set train.adaptive-softmax-cutoff, or another criterion"
         )
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
+    # some optimizers choose their code by whether there is a GPU, and run on nothing else then
+    parameter = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+    parameter.grad = torch.zeros_like(parameter)
     with explained(config.path, "take a step with `train.optimizer`"):
         optimizer = optim.build_optimizer(cfg.optimizer, [parameter])
         optimizer.step()
@@ -159,7 +161,7 @@ def explained(path: Path, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
+    except (UserError, NoWords):
         raise
     except (Exception, SystemExit) as error:
         import traceback
@@ -197,18 +199,19 @@ def check_training_set(config: Config, built: Built, args: Namespace, devices: D
     positions = resolve_max_positions(task.max_positions(), built.model.max_positions(), options.max_tokens)
     keys = (*position_keys(config, args, "train"), "batch" if config.batch else "train.max-tokens")
     said = lengths.skipped_in_training(config.path, task.dataset("train"), lengths.Limits(positions, None, keys))
-    batches = task.get_batch_iterator(
-        dataset=task.dataset("train"),
-        max_tokens=options.max_tokens,
-        max_sentences=options.batch_size,
-        max_positions=positions,
-        ignore_invalid_inputs=True,
-        required_batch_size_multiple=options.required_batch_size_multiple,
-        seed=config.seeds[0],
-        num_shards=devices.total,
-        skip_remainder_batch=args.skip_remainder_batch,
-    )
-    check_kept(config, args, updates_in_epoch(len(batches), args))
+    if args.max_epoch or config.average.get("by") == "epoch":
+        batches = task.get_batch_iterator(
+            dataset=task.dataset("train"),
+            max_tokens=options.max_tokens,
+            max_sentences=options.batch_size,
+            max_positions=positions,
+            ignore_invalid_inputs=True,
+            required_batch_size_multiple=options.required_batch_size_multiple,
+            seed=config.seeds[0],
+            num_shards=devices.total,
+            skip_remainder_batch=args.skip_remainder_batch,
+        )
+        check_kept(config, args, updates_in_epoch(len(batches), args))
     return [said] if said else []
 
 
@@ -233,7 +236,7 @@ def check_judged_parts(config: Config, built: Built, args: Namespace, generation
     if language_model:
         positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
     else:
-        own = (generation.max_source_positions, generation.max_target_positions)
+        own = tuple(getattr(generation, key.replace("-", "_"), None) for key in commands.POSITIONS)
         positions = resolve_max_positions(own, reads)
         tokens = generation.max_tokens or (None if generation.batch_size else GENERATE_TOKENS)
     keys = (*position_keys(config, args, "generate"), "generate.max-tokens")

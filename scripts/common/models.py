@@ -25,8 +25,12 @@ def load_plugin() -> None:
     import_user_module(Namespace(user_dir=str(PLUGIN)))
 
 
+class NoWords(AttributeError):
+    """Something was asked of a dictionary that only a real one has."""
+
+
 class Types:
-    """As much of a dictionary as a model asks for: its size and the special symbols, without the words."""
+    """As much of a dictionary as most models ask for: its size and the special symbols, without the words."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -45,6 +49,12 @@ class Types:
 
     def unk(self) -> int:
         return 3
+
+    def __getattr__(self, name: str) -> Any:
+        raise NoWords(f"a dictionary without words has no {name}")
+
+    def __getitem__(self, number: int) -> str:
+        raise NoWords(f"a dictionary without words has no word {number}")
 
 
 @contextmanager

@@ -152,6 +152,15 @@ def test_a_mistake_is_named_with_its_key(tmp_path, changes, refusal):
     assert refusal in str(refused.value)
 
 
+def test_a_model_that_reads_words_is_built_when_there_are_some(tmp_path, data):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("1 32\nw1 " + " ".join(["0.5"] * 32) + "\n")
+    assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}") == ""
+    assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}", data) == ""
+    with pytest.raises(UserError, match="does not divide"):
+        said(tmp_path, f"train: {{encoder-embed-path: {vectors}, encoder-conv-heads: 5}}", data)
+
+
 def test_the_baseline_of_the_speed_is_checked_too(tmp_path):
     (tmp_path / "other.yaml").write_text("base: base.yaml\nspeed: null\ntrain: {dropout: 7}\n")
     with pytest.raises(UserError, match=r"other\.yaml: `train\.dropout` is 7"):
