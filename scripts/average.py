@@ -37,11 +37,12 @@ def choose(folder: Path, last: int, by: str) -> list[Path]:
         others = len(checkpoints.numbered(folder, other))
         remedies = [f"ask for at most {len(found)} with --last"] if found else []
         remedies += [f"take --by {other}, of which there are {others}"] if others >= last else []
-        keep = "train.keep-interval-updates" if by == "update" else "train.keep-last-epochs"
-        remedies.append(
-            f"train again with {keep}: {last} and checkpoints often enough: scripts/check.py CONFIG tells before a "
-            "training whether a configuration keeps what it averages"
+        keep = (
+            f"with train.keep-interval-updates, if it is set, {last} or more and a smaller train.save-interval-updates"
         )
+        if by == "epoch":
+            keep = f"without train.no-epoch-checkpoints, and with train.keep-last-epochs, if it is set, {last} or more"
+        remedies.append(f"train again {keep}. scripts/check.py CONFIG says before a training what it will keep")
         raise UserError(
             f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; "
             f"{', or '.join(remedies)}"
