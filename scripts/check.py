@@ -94,7 +94,7 @@ def asked_generations(config: Config, data: Path, devices: Devices) -> Iterator[
 
 @dataclass(frozen=True)
 class Built:
-    """What fairseq-train builds before it trains; the model without weights."""
+    """Task and model as fairseq-train builds them, the model without weights."""
 
     cfg: Any
     task: Any

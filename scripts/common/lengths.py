@@ -9,7 +9,7 @@ from scripts.common.errors import UserError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a command of fairseq's takes: ``positions``, of a model's sides or one; ``tokens``, of a batch, or None.
+    """Limits of a command of fairseq's: ``positions``, of a model's sides or one; ``tokens``, of a batch, or None.
 
     ``keys`` says by which setting of the configuration each side's positions, and last the tokens, are set.
     """
@@ -21,7 +21,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the samples are, for messages."""
+    """Origin of the samples, for messages."""
 
     config: Path
     languages: tuple[str, ...]  # of each side
@@ -41,7 +41,7 @@ def left_out(dataset: Any, limits: Limits) -> Any:
 
 
 def skipped_in_training(config: Path, dataset: Any, limits: Limits) -> str | None:
-    """What fairseq leaves out of the training data for its length, as a sentence; None where it takes all.
+    """Describe what fairseq leaves out of the training data for its length; None where it takes all.
 
     Raises:
         UserError: it would leave out everything.

@@ -26,11 +26,11 @@ def load_plugin() -> None:
 
 
 class NoWords(AttributeError):
-    """Something was asked of a dictionary that only a real one has."""
+    """The refusal of a stand-in that is asked for what only a real dictionary has."""
 
 
 class Types:
-    """As much of a dictionary as most models ask for: its size and the special symbols, without the words."""
+    """Stand-in for a dictionary: its size and the special symbols, without the words. Most models ask for no more."""
 
     def __init__(self, size: int) -> None:
         self.size = size
