@@ -161,6 +161,12 @@ def test_a_model_that_reads_words_is_built_when_there_are_some(tmp_path, data):
         said(tmp_path, f"train: {{encoder-embed-path: {vectors}, encoder-conv-heads: 5}}", data)
 
 
+def test_generation_reads_lines_as_long_as_training_does(tmp_path):
+    said(tmp_path, "train: {max-source-positions: 2048}")
+    for asked in check.asked_generations(load_config(tmp_path / "model.yaml"), Path("data"), CPU):
+        assert asked.given("max-source-positions") == "2048"  # fairseq-generate's own limit is 1,024
+
+
 def test_the_baseline_of_the_speed_is_checked_too(tmp_path):
     (tmp_path / "other.yaml").write_text("base: base.yaml\nspeed: null\ntrain: {dropout: 7}\n")
     with pytest.raises(UserError, match=r"other\.yaml: `train\.dropout` is 7"):
