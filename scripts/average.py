@@ -33,10 +33,19 @@ def choose(folder: Path, last: int, by: str) -> list[Path]:
     found = checkpoints.numbered(folder, by)
     if len(found) < last:
         names = ", ".join(path.name for _, path in found) or "none"
-        setting = "save-interval-updates and keep-interval-updates" if by == "update" else "save-interval and max-epoch"
+        other = "epoch" if by == "update" else "update"
+        others = len(checkpoints.numbered(folder, other))
+        remedies = [f"ask for at most {len(found)} with --last"] if found else []
+        remedies += [f"take --by {other}, of which there are {others}"] if others >= last else []
+        keep = (
+            f"with train.keep-interval-updates, if it is set, {last} or more and a smaller train.save-interval-updates"
+        )
+        if by == "epoch":
+            keep = f"without train.no-epoch-checkpoints, and with train.keep-last-epochs, if it is set, {last} or more"
+        remedies.append(f"train again {keep}. scripts/check.py CONFIG says before a training what it will keep")
         raise UserError(
             f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; "
-            f"ask for fewer with --last, or let training keep more ({setting})"
+            f"{', or '.join(remedies)}"
         )
     return [path for _, path in found[-last:]]
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.config import flags, load_config
 from scripts.common.errors import UserError, run_command
-from scripts.common.models import load_plugin, training_arguments
+from scripts.common.models import Types, load_plugin, training_arguments
 from scripts.common.published import CONFIGS, read_tables
 from scripts.common.terminal import aligned
 
@@ -78,28 +78,6 @@ def read_rows() -> list[Row]:
             paper = int(figure.value) if figure and figure.value is not None else None
             result.append(Row(table.number, row.name, path, paper))
     return result
-
-
-class Types:
-    """As much of a dictionary as a model asks for: its size and the special symbols, without the words."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def bos(self) -> int:
-        return 0
-
-    def pad(self) -> int:
-        return 1
-
-    def eos(self) -> int:
-        return 2
-
-    def unk(self) -> int:
-        return 3
 
 
 def vocabulary(path: Path) -> Vocabulary:

@@ -5,6 +5,7 @@
   select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
   table    prints the row from work/<dataset>/<model>/record.json
 
+Before the first stage that has to run scripts/check.py goes through the whole configuration; training does so itself.
 `tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
 `generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
 goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
@@ -26,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common import ownership, show
 from scripts.common.config import load_config
-from scripts.common.devices import claimed
-from scripts.common.errors import UserError, run_command
+from scripts.common.devices import check_count, claimed
+from scripts.common.errors import INTERRUPTED, UserError, run_command
+from scripts.common.fairseq import check_first
 from scripts.common.files import read_json, write_json
 from scripts.common.layout import Launch, build_run, seed_root
 from scripts.common.lock import folder_lock
@@ -73,8 +75,10 @@ def run_stage(run: Run, key: str) -> None:
             status = process.wait()
         if status != 0:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            refused = "" if status in (INTERRUPTED, *range(-64, 0)) else "once what is said above is mended, "
             raise UserError(
-                f"the stage {stage.title} {how}; what was complete before is kept, the same command goes on from there"
+                f"the stage {stage.title} {how}; what was complete before is kept: {refused}the same command goes on "
+                "from there"
             )
     files = sizes(stage.folder)
     if stage.key_files is not None:
@@ -112,6 +116,19 @@ def check_places(run: Run, names: list[str], seeds: list[int]) -> None:
         if run.stages[key].name in ("prepare", "binarise") and run.why_not_done(key):
             ownership.check_replaceable(folder)
         ownership.check_writable(folder / STAMP)
+
+
+def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) -> None:
+    """Check the whole configuration before any stage runs, if one has to; training does so itself, with its data.
+
+    Raises:
+        UserError: something in it cannot be.
+    """
+    stages = [stage for stage in run.stages.values() if stage.name in names and stage.seed in (None, *seeds)]
+    to_do = next((stage.name for stage in stages if run.why_not_done(stage.key)), None)
+    if to_do not in (None, "train"):
+        print("== check: every setting of the configuration, and the model built without weights", flush=True)
+        check_first(run.config.path, *flags)
 
 
 def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
@@ -213,6 +230,8 @@ def main() -> None:
     machines.add_argument("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
     arguments = parser.parse_args()
     interruptible()
+    check_count(arguments.devices)
+    check_count(arguments.nodes, "--nodes")
     names = choose_stages(arguments.first or NAMES[0], arguments.last)
     if arguments.raw and "download" not in names:
         raise UserError(
@@ -227,7 +246,13 @@ def main() -> None:
 
     passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous")}
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
-    launch = Launch(tuple(shlex.split(arguments.launch)), tuple(flags), **passed)
+    try:
+        prefix = shlex.split(arguments.launch)
+    except ValueError as error:
+        raise UserError(
+            f"--launch is {arguments.launch}, expected a command as a shell takes it ({error}); close what is open"
+        ) from error
+    launch = Launch(tuple(prefix), tuple(flags), **passed)
     dataset = read_dataset(config.dataset)
     run = build_run(
         config, dataset, arguments.work, CHECKOUT, arguments.raw, given, launch, untrained=arguments.untrained
@@ -243,6 +268,8 @@ def main() -> None:
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
         with claimed(None if arguments.launch else arguments.devices):
+            here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
+            check_run(run, names, seeds, here)
             run_stages(run, names, seeds)
 
 

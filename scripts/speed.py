@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common.commands import generate_command, generation_settings, train_command
+from scripts.common.commands import generate_command, speed_settings, train_command
 from scripts.common.config import Config, load_config
 from scripts.common.devices import find_devices
 from scripts.common.errors import UserError, run_command
@@ -29,8 +29,7 @@ from scripts.common.layout import baseline_config, model_file, seed_root, tuning
 from scripts.common.process import interruptible, run_logged
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
-# of the decoding settings these decide the speed, and are the section's; a fixed length takes the place of the others
-_OWN = ("beam", "batch-size", "max-tokens", "nbest")
+# a fixed length takes the place of these
 _LENGTHS = ("max-len-a", "max-len-b", "min-len", "match-source-len")
 
 
@@ -102,13 +101,10 @@ def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained:
 
 def time_once(system: System, speed: dict[str, Any], data: Path, log: Path, length: int | None) -> dict[str, Any]:
     """One run of fairseq-generate at the settings of the section ``speed``."""
-    settings = {
-        key: value for key, value in generation_settings(system.config, system.chosen).items() if key not in _OWN
-    }
+    settings = speed_settings(system.config, system.chosen, speed)
     if length is not None:
         settings = {key: value for key, value in settings.items() if key not in _LENGTHS}
         settings |= {"max-len-a": 0, "max-len-b": length, "min-len": length}
-    settings |= {key: speed[key] for key in ("beam", "batch-size")}
     command = generate_command(system.config, settings, data, system.model, speed["subset"], gpu=find_devices().gpu)
     output = run_generation(command, speed["subset"], log, label=f"{system.config.name}: ")
     return {key: output.facts[key] for key in ("seconds", *FIGURES)}

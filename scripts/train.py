@@ -28,7 +28,7 @@ from scripts.common.commands import train_command
 from scripts.common.config import Config, load_config
 from scripts.common.devices import Devices, find_devices, precision, share_out
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import check_binarised
+from scripts.common.fairseq import check_binarised, check_first
 from scripts.common.files import read_json, write_json
 from scripts.common.process import interruptible, run_logged
 from scripts.common.terminal import StatusLine, clock
@@ -40,7 +40,6 @@ DIVERGED = "diverged.json"
 LOG = "train.log"
 HALF_WRITTEN = ("checkpoint*.pt.tmp", ".checkpoint*.pt.*.partial")  # by fairseq, and by the plugin
 RESTARTS = 3  # after a process or a machine was lost
-LOSS_SCALE = "Minimum loss scale reached"  # fairseq, when no scale keeps the gradients of fp16 finite
 
 
 def digest_data(data: Path) -> str:
@@ -103,7 +102,13 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 
 
 class Diverged(UserError):
-    """A loss that is not a number."""
+    """A loss, a perplexity or gradients that are not finite."""
+
+    def __init__(self, what: str, update: int) -> None:
+        super().__init__(
+            f"the training diverged: {what} at update {update:,}; lower train.lr, lengthen train.warmup-updates or set "
+            "train.clip-norm in the configuration"
+        )
 
 
 class Reporter:
@@ -117,15 +122,18 @@ class Reporter:
         self.update = 0
 
     def __call__(self, line: str) -> None:
+        told = len(self.log.told)
         progress = self.log.read(line)
+        for text in self.log.told[told:]:
+            self.status.line(f"train: {text}")
+        if self.log.exploded:
+            raise Diverged(self.log.exploded, self.update)
         if progress is None:
             return
         loss, self.update = progress.values["loss"], progress.update
-        if not math.isfinite(loss):
-            raise Diverged(
-                f"the {progress.kind} loss became {loss} at update {progress.update:,}; "
-                "lower train.lr or lengthen train.warmup-updates in the configuration"
-            )
+        for name, value in (("loss", loss), ("perplexity", progress.values.get("ppl", 1.0))):
+            if not math.isfinite(value):
+                raise Diverged(f"the {progress.kind} {name} became {value}", progress.update)
         if progress.kind == "train_inner":
             self.status.update(self._describe(progress))
         elif progress.kind == "valid":
@@ -146,19 +154,26 @@ class Reporter:
         return text
 
 
-def summary(out: Path) -> dict[str, Any]:
-    """The facts of a finished training, from its log.
+def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a finished training, from its log; ``train`` is the section of the configuration.
 
     Raises:
-        UserError: fairseq ended without having trained.
+        UserError: fairseq ended without having trained, or before the end that was asked for.
     """
     with open(out / "train.log", encoding="utf-8", errors="replace") as f:
         log = read_log(f)
-    updates = max([*log.train_loss, *log.valid_loss], default=0)
-    if updates == 0 or not (out / "checkpoint_last.pt").exists():
+    if log.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / 'train.log'}")
+    limits = [("max-update", log.updates), ("max-epoch", log.epoch)]
+    asked = [(key, train[key], done) for key, done in limits if train.get(key)]
+    if not log.stopped and all(done < most for _, most, done in asked):
+        key, most, done = asked[0]
+        raise UserError(
+            f"fairseq-train ended at {done:,} of train.{key} {most:,} without saying why (patience, stop-min-lr and "
+            f"stop-time-hours would be said); see the end of {out / 'train.log'}. The same command goes on from there"
+        )
     return {
-        "updates": updates,
+        "updates": log.updates,
         "parameters": log.parameters,
         "trained_parameters": log.trained_parameters,
         "backend": log.backend or None,
@@ -191,11 +206,11 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     try:
         run_training(command, log, reporter, out, append=going_on)
     except UserError as error:
-        if isinstance(error, Diverged) or LOSS_SCALE in str(error):
+        if isinstance(error, Diverged):
             write_json(out / DIVERGED, {"update": reporter.update})
         raise
     reporter.status.close()
-    facts = summary(out) | {"devices": str(devices), "command": command}
+    facts = summary(out, config.train) | {"devices": str(devices), "command": command}
     plot_loss(log, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
@@ -218,7 +233,7 @@ def run_training(
         try:
             run_logged(command, log, on_line, what="fairseq-train", append=append)
         except UserError as error:
-            if isinstance(error, Diverged) or LOSS_SCALE in str(error) or not left or newest() == before:
+            if isinstance(error, Diverged) or "FloatingPointError" in str(error) or not left or newest() == before:
                 raise
             print(f"train: {error}\ntrain: going on from the last checkpoint", flush=True)
             append = True
@@ -266,6 +281,9 @@ def main() -> None:
     )
     seed = config.seeds[0] if arguments.seed is None else arguments.seed
     if devices.node_rank == 0:
+        print("train: checking every setting, the model and the lengths of all lines", flush=True)
+        shared = [f"--devices={devices.count}", f"--nodes={devices.nodes}"]
+        check_first(arguments.config, f"--data={arguments.data}", *shared)
         train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes
         command = train_command(config, seed, arguments.data, arguments.out, devices)

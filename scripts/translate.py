@@ -162,4 +162,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, unread=False)

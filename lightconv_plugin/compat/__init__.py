@@ -11,6 +11,7 @@ from lightconv_plugin.compat.checkpoints import (
     explain_checkpoint_errors,
 )
 from lightconv_plugin.compat.command_line import help_with_model_options
+from lightconv_plugin.compat.intervals import keep_updates_at_epoch_ends
 from lightconv_plugin.compat.saving import copy_checkpoints_without_asserts, save_checkpoints_whole
 from lightconv_plugin.compat.training import (
     SetupError,
@@ -30,6 +31,7 @@ def apply() -> None:
     save_checkpoints_whole()
     copy_checkpoints_without_asserts()
     explain_checkpoint_errors()
+    keep_updates_at_epoch_ends()
     restore_numpy_compat()
     train_in_bfloat16_without_xla()
     train_data_parallel_on_cpu()

@@ -19,6 +19,11 @@ FASTER_TASKS = {"translation": "pla_translation"}
 FASTER_CRITERIONS = {"label_smoothed_cross_entropy": "pla_label_smoothed_cross_entropy"}
 # what a language model is trained on is what it must be evaluated on; fairseq-eval-lm has other defaults
 LM_TASK = ("sample-break-mode", "tokens-per-sample", "add-bos-token")
+# fairseq-generate has limits of its own, and refuses longer lines than the smaller of both
+POSITIONS = ("max-source-positions", "max-target-positions")
+# of the settings of generation these decide its speed, and are those of the section `speed`
+SPEED = ("beam", "batch-size")
+_NOT_TIMED = (*SPEED, "max-tokens", "nbest")
 
 
 def train_command(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> list[str]:
@@ -59,6 +64,12 @@ def generation_settings(config: Config, chosen: Mapping[str, Any]) -> dict[str, 
     return config.generate | {key: value for key, value in chosen.items() if key != "last"}
 
 
+def speed_settings(config: Config, chosen: Mapping[str, Any], speed: Mapping[str, Any]) -> dict[str, Any]:
+    """fairseq-generate's flags where a section ``speed`` gives those that decide it."""
+    others = {key: value for key, value in generation_settings(config, chosen).items() if key not in _NOT_TIMED}
+    return others | {key: speed[key] for key in SPEED}
+
+
 def averaged(config: Config, chosen: Mapping[str, Any]) -> str:
     """How many checkpoints the model is the mean of, in words, such as "3 by update"."""
     return f"{chosen.get('last', config.average['last'])} by {config.average['by']}" if config.average else "no"
@@ -69,7 +80,8 @@ def generate_command(
 ) -> list[str]:
     """fairseq-generate with the flags ``settings``."""
     task = config.train.get("task", "translation")
-    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **settings}
+    positions = {key: config.train[key] for key in POSITIONS if key in config.train}
+    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **positions, **settings}
     return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu)
 
 

@@ -54,6 +54,16 @@ def _installed() -> tuple[int, bool]:
     return int(count), bf16 == "True"
 
 
+def check_count(count: int | None, flag: str = "--devices") -> None:
+    """Refuse a number of devices, or of machines, that there cannot be.
+
+    Raises:
+        UserError: it is smaller than 1.
+    """
+    if count is not None and count < 1:
+        raise UserError(f"{flag} is {count}, expected a whole number from 1 on")
+
+
 def find_devices(
     count: int | None = None, *, nodes: int = 1, node_rank: int = 0, rendezvous: str | None = None
 ) -> Devices:
@@ -68,9 +78,8 @@ def find_devices(
     Raises:
         UserError: there are not so many, or several machines have no place to meet.
     """
+    check_count(count)
     gpus, bf16 = _installed()
-    if count is not None and count < 1:
-        raise UserError(f"--devices is {count}, expected a whole number from 1 on")
     if gpus and count is not None and count > gpus:
         raise UserError(f"--devices is {count}, but torch sees {gpus} GPUs; ask for at most {gpus}")
     if nodes > 1 and not (rendezvous and rendezvous.rpartition(":")[2].isdigit()):

@@ -1,18 +1,16 @@
 """One way for a command to refuse: a sentence, and an exit status that is not 0."""
 
-import codecs
 import errno
-import io
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-_OUTPUT = "standard output"
+from scripts.common.terminal import OUTPUT, make_streams_usable
+
 _NO_READER = 128 + 13  # the status of a program that SIGPIPE ends, as with `| head`
-_UNKNOWN_LETTERS = "spell"
+INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
 
 
 class UserError(Exception):
@@ -39,7 +37,7 @@ def _in_words(error: OSError) -> str:
         return (
             f"{path} is in the way, where a folder is needed ({error.strerror}); move it away, or choose another place"
         )
-    if error.filename == _OUTPUT or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.filename == OUTPUT or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error.strerror} ({error.filename}); nothing was written under its final name"
     from scripts.common.files import dispensable  # which needs this module
 
@@ -48,20 +46,12 @@ def _in_words(error: OSError) -> str:
     return f"{error.strerror}: cannot write {path}; nothing was written under its final name. To go on, {room}"
 
 
-def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Print the bytes of a file's name as they are, and a letter that the locale lacks (C has no "±") as its number."""
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeError:
-        return codecs.backslashreplace_errors(error)
+def run_command(main: Callable[[], None], *, unread: bool = True) -> None:
+    """Run a command's ``main`` and end the process: a UserError or a full disk is one message, not a traceback.
 
-
-codecs.register_error(_UNKNOWN_LETTERS, _spell)
-
-
-def run_command(main: Callable[[], None]) -> None:
-    """Run a command's ``main`` and end the process: a UserError or a full disk is one message, not a traceback."""
-    _make_streams_usable()
+    ``unread``: the command comes to its end where nobody reads what it says.
+    """
+    make_streams_usable(unread=unread)
     try:
         try:
             main()
@@ -70,41 +60,11 @@ def run_command(main: Callable[[], None]) -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        if error.filename == _OUTPUT:
+        if error.filename == OUTPUT:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed at the end
             if isinstance(error, BrokenPipeError):
                 sys.exit(_NO_READER)
         sys.exit(f"error: {_in_words(error)}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; run the same command again to go on")
-
-
-class _Output(io.FileIO):
-    """Standard output, which names itself when it takes no more."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            error.filename = _OUTPUT
-            raise
-
-
-def _make_streams_usable() -> None:
-    """Let what is printed never fail for its letters, nor for a stream that was closed (``>&-``).
-
-    Files that are opened later must not get the number of a closed stream: what a library prints would go into them.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-    before: Any = sys.stdout
-    options = {"line_buffering": before.line_buffering, "write_through": before.write_through}
-    output = io.BufferedWriter(_Output(1, "w", closefd=False))
-    sys.stdout = io.TextIOWrapper(output, before.encoding, _UNKNOWN_LETTERS, **options)
-    errors: Any = sys.stderr
-    errors.reconfigure(errors=_UNKNOWN_LETTERS)
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,9 +1,11 @@
 """What every command that starts one of fairseq's has to arrange for it."""
 
 import os
+import sys
 from pathlib import Path
 
 from scripts.common.errors import UserError
+from scripts.common.process import child
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -35,3 +37,14 @@ def check_path(path: Path) -> None:
     """
     if os.pathsep in str(path.resolve()):
         raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
+
+
+def check_first(config: Path, *flags: str) -> None:
+    """Run scripts/check.py on a configuration, in a process of its own: fairseq is heavy.
+
+    Raises:
+        SystemExit: it refuses; it has said why itself.
+    """
+    with child([sys.executable, "-P", str(CHECKOUT / "scripts" / "check.py"), str(config), *flags]) as process:
+        if process.wait() != 0:
+            sys.exit(1)

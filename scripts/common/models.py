@@ -3,6 +3,8 @@
 import logging
 import warnings
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,51 @@ def load_plugin() -> None:
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(PLUGIN)))
+
+
+class NoWords(AttributeError):
+    """The refusal of a stand-in that is asked for what only a real dictionary has."""
+
+
+class Types:
+    """Stand-in for a dictionary: its size and the special symbols, without the words. Most models ask for no more."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def bos(self) -> int:
+        return 0
+
+    def pad(self) -> int:
+        return 1
+
+    def eos(self) -> int:
+        return 2
+
+    def unk(self) -> int:
+        return 3
+
+    def __getattr__(self, name: str) -> Any:
+        raise NoWords(f"a dictionary without words has no {name}")
+
+    def __getitem__(self, number: int) -> str:
+        raise NoWords(f"a dictionary without words has no word {number}")
+
+
+@contextmanager
+def invented_dictionaries(types: int, *, joined: bool) -> Iterator[None]:
+    """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
+    from fairseq.data import Dictionary
+
+    one, load = Types(types), Dictionary.__dict__["load"]
+    Dictionary.load = classmethod(lambda *_, **__: one if joined else Types(types))
+    try:
+        yield
+    finally:
+        Dictionary.load = load
 
 
 def training_arguments(flags: list[str], *, task: str = "translation") -> Namespace:

@@ -1,5 +1,6 @@
 """What a configuration may say, and what is wrong with one that says otherwise. config.py explains the settings."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,9 @@ def check_keys(path: Path, content: Mapping[str, Any]) -> None:
             raise UserError(f"{path}: `{key}` is {value!r}, expected a mapping of settings, or null")
         allowed = SECTIONS[key]
         for setting, given in value.items():
+            odd = [item for item in (given if isinstance(given, list) else [given]) if not _finite(item)]
+            if odd:
+                raise UserError(f"{path}: `{key}.{setting}` is {given!r}, expected finite numbers alone")
             if allowed is not None and setting not in allowed:
                 raise UserError(f"{path}: unknown key `{key}.{setting}`; expected one of {', '.join(sorted(allowed))}")
             if allowed is None:
@@ -131,6 +135,10 @@ def _check_speed(expect: Any, speed: Mapping[str, Any], metric: str) -> None:
     subset, baseline = speed.get("subset"), speed.get("baseline")
     expect("speed.subset", subset, subset in SUBSETS, f"one of {', '.join(SUBSETS)}")
     expect("speed.baseline", baseline, baseline is None or isinstance(baseline, str), "the path of a configuration")
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole(value: Any, least: int) -> bool:

@@ -27,7 +27,7 @@ TINY = """
 RECIPE = """
     --task translation -s en -t de --optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy
     --label-smoothing 0.1 --max-tokens 300 --seed 1 --cpu --num-workers 0 --log-format json --log-interval 1
-    --no-epoch-checkpoints --update-epoch-batch-itr True
+    --update-epoch-batch-itr True
 """
 
 
@@ -92,12 +92,15 @@ Train = Callable[..., list[float]]
 
 @pytest.fixture(scope="session")
 def train(corpus: Path) -> Train:
-    """`train(save_dir, *options)`: fairseq-train in this process; gives the training loss of every update in it."""
+    """`train(save_dir, *options)`: fairseq-train in this process; gives the training loss of every update in it.
+    Checkpoints of epochs are kept with `epochs`.
+    """
 
-    def run(save_dir: Path, *options: str, model: str = TINY) -> list[float]:
+    def run(save_dir: Path, *options: str, model: str = TINY, epochs: bool = False) -> list[float]:
         from fairseq_cli import train as fairseq_train
 
         arguments = [str(corpus), *model.split(), *RECIPE.split(), "--save-dir", str(save_dir), *options]
+        arguments += [] if epochs else ["--no-epoch-checkpoints"]
         heard = Heard()
         progress, root, before = logging.getLogger("fairseq.logging.progress_bar"), logging.getLogger(), sys.argv
         progress.addHandler(heard)

@@ -23,6 +23,7 @@ def test_applying_twice_changes_nothing() -> None:
     wrapped = [
         (checkpoint_utils, "load_checkpoint_to_cpu"),
         (checkpoint_utils, "load_model_ensemble_and_task"),
+        (checkpoint_utils, "save_checkpoint"),
         (PathManager, "copy"),
         (distributed_utils, "call_main"),
         (distributed_utils, "_broadcast_object_slow"),

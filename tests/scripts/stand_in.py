@@ -64,6 +64,15 @@ if facts:
         facts[1] = facts[1] | {"bleu": 9.5}
     write_json(out / facts[0], facts[1])
 """
+# Stands for the check: notes with what it was called, or refuses.
+CHECK = """
+import os, sys
+from pathlib import Path
+with open(Path(__file__).with_name("checked"), "a") as f:
+    f.write(" ".join(sys.argv[2:]) + "\\n")
+if os.environ.get("FAIL") == "check":
+    sys.exit("error: a setting cannot be")
+"""
 
 
 class Place:
@@ -84,6 +93,7 @@ class Place:
         for name in (*FACTS, "average", "download", "prepare", "binarise"):
             where = "data_prep" if name in ("download", "prepare", "binarise") else "scripts"
             (folder / where / f"{name}.py").write_text(FAKE)
+        (folder / "scripts" / "check.py").write_text(CHECK)
         self.config(CONFIG)
 
     def dataset(self, text: str) -> None:
@@ -112,6 +122,11 @@ class Place:
         process = self.start(*arguments, **environment)
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
+
+    def checked(self) -> list[str]:
+        """The options of each call of the check."""
+        noted = self.folder / "scripts" / "checked"
+        return noted.read_text().splitlines() if noted.exists() else []
 
     def ran(self) -> list[str]:
         return self.ran_file.read_text().split()

@@ -243,6 +243,7 @@ def test_two_processes_and_two_machines_reach_the_losses_of_one(data, finished):
     """The tokens of an update stay the same, so do the losses of the updates, whoever computes them."""
     config = finished[0].with_name("shared.yaml")
     text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 160", "max-update: 8")
+    text = text.replace("save-interval-updates: 20", "save-interval-updates: 2")
     exact = "  attention-dropout: 0\n  weight-dropout: 0\n  ddp-backend: legacy_ddp\n  dropout: 0\n"
     text = text.replace("  dropout: 0\n", exact) + "batch: {tokens: 600, max-tokens: 300}\n"
     config.write_text(text)

@@ -65,6 +65,39 @@ def test_a_change_runs_its_stage_and_all_after_it(place, change, first):
     assert place.ran() == keys[keys.index(first) :]
 
 
+def test_the_configuration_is_checked_before_anything_runs_and_only_then(place):
+    before = len(place.checked())
+    assert place.run()[0] == 0
+    assert len(place.checked()) == before  # nothing is to do
+    place.dataset("source: en\ntarget: de\nbpe: {merges: 5}\n")
+    status, out, err = place.run("--devices", "3", FAIL="check")
+    assert (status != 0, place.ran()) == (True, [])
+    assert place.checked()[before:] == ["--devices=3"]
+    assert "== check: every setting" in out
+    assert err == "error: a setting cannot be\n"
+    place.config(CONFIG.replace("last: 2", "last: 3"))
+    assert place.run()[0] == 0
+    assert place.checked()[before + 1 :] == [""]
+
+
+def test_training_checks_by_itself(place):
+    before = len(place.checked())
+    place.config(CONFIG.replace("max-update: 5", "max-update: 6"))
+    assert place.run()[0] == 0
+    assert len(place.checked()) == before
+
+
+def test_output_that_nobody_reads_ends_nothing(place):
+    place.config(CONFIG.replace("max-update: 5", "max-update: 6"))
+    process = place.start()
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 0
+    assert place.ran() == ["train:1", "average:1", "generate:1", "score:1"]
+
+
 def test_comments_and_order_are_no_change(place):
     place.config("# a comment\n" + "\n".join(reversed(CONFIG.strip().splitlines())))
     assert place.run()[0] == 0
@@ -96,6 +129,7 @@ def test_a_stage_that_fails_leaves_the_earlier_ones_and_is_not_done(place):
     assert status != 0
     assert "error: it broke" in err
     assert "the stage average (seed 1) ended with status 1" in err
+    assert "kept: once what is said above is mended, the same command goes on from there" in err
     assert place.ran() == ["train:1", "average:1"]
     assert not (place.stage_folder("average:1") / NAME).exists()
     assert "average:1" not in place.record()["stages"]
@@ -120,6 +154,17 @@ def test_a_killed_run_goes_on_with_the_stage_it_was_in(place, how):
     status, _, err = place.run()
     assert status == 0, err
     assert place.ran() == ["generate:1", "score:1"]
+
+
+def test_a_stage_that_is_killed_goes_on_without_a_mend(place):
+    place.config(CONFIG.replace("beam: 5", "beam: 4"))
+    stage = place.folder / "scripts" / "generate.py"
+    stage.write_text("import os\nos.kill(os.getpid(), 9)\n" + stage.read_text())
+    status, _, err = place.run()
+    assert status != 0
+    assert err.endswith(
+        "was killed by signal 9; what was complete before is kept: the same command goes on from there\n"
+    )
 
 
 def test_from_uses_what_is_there_and_names_what_is_missing(place):
@@ -228,6 +273,9 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
         (["--from", "train", "--raw", "/"], "--raw is for the stage download"),
         (["--seeds", "1,7"], "has no seed 7; its seeds are 1"),
         (["--list", "--print"], "not allowed with"),
+        (["--devices", "0"], "--devices is 0, expected a whole number from 1 on"),
+        (["--nodes", "0", "--launch", "srun"], "--nodes is 0, expected a whole number from 1 on"),
+        (["--launch", 'a "b'], "expected a command as a shell takes it (No closing quotation)"),
     ],
 )
 def test_arguments_that_make_no_sense(place, arguments, said):

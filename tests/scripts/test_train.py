@@ -31,7 +31,8 @@ for update in range(start + 1, 5):
     if str(update) == os.environ.get("DIE_AT") and start == 0:
         os.kill(os.getpid(), 9)
     loss = os.environ.get("LOSS", "2.5")
-    values = {"loss": loss, "ppl": "5", "wps": "10", "num_updates": str(update), "wall": "1"}
+    ppl = os.environ.get("PPL", "5")
+    values = {"loss": loss, "ppl": ppl, "wps": "10", "num_updates": str(update), "wall": "1"}
     print("t t | INFO | train_inner | " + json.dumps(values))
     shutil.copyfile(ready[update], out / f"checkpoint_1_{update}.pt")
     shutil.copyfile(ready[update], last)
@@ -53,6 +54,7 @@ def place(tmp_path, monkeypatch):
     for name in ("dict.en.txt", "dict.de.txt", "train.en-de.en.idx", "train.en-de.en.bin"):
         (tmp_path / "data" / name).write_text(name)
     (tmp_path / "model.yaml").write_text(CONFIG)
+    monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
     return tmp_path
 
 
@@ -135,20 +137,72 @@ def test_checkpoints_of_unknown_origin_are_refused(place, monkeypatch):
     assert (place / "checkpoints" / "checkpoint_last.pt").read_text() == "by hand"
 
 
-def test_a_diverging_training_is_stopped(place, monkeypatch):
-    with pytest.raises(UserError, match=r"train_inner loss became nan at update 1; lower train\.lr"):
-        run(place, monkeypatch, LOSS="nan")
+@pytest.mark.parametrize("what", ["loss", "perplexity"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_diverging_training_is_stopped(place, monkeypatch, what, value):
+    with pytest.raises(
+        UserError, match=rf"diverged: the train_inner {what} became {value} at update 1; lower train\.lr"
+    ):
+        run(place, monkeypatch, **{"LOSS" if what == "loss" else "PPL": value})
     assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 1}
+    assert not (place / "checkpoints" / "train.json").exists()
 
 
-def test_gradients_that_fp16_cannot_hold_are_a_divergence_too(place, monkeypatch):
+@pytest.mark.parametrize("words", ["Minimum loss scale reached (0.0001).", "gradients are Nan/Inf"])
+def test_gradients_that_are_not_finite_are_a_divergence_too(place, monkeypatch, words):
     fake = place / "fake" / "fairseq_cli" / "train.py"
-    fake.write_text(FAKE.replace('"broken"', '"FloatingPointError: Minimum loss scale reached (0.0001)."'))
-    with pytest.raises(UserError, match="Minimum loss scale"):
+    last = "and many lines that follow it"
+    fake.write_text(FAKE.replace('"broken"', f'"FloatingPointError: {words}" + 9 * "\\n{last}"'))
+    with pytest.raises(UserError, match=rf"diverged: {words[:12]}.* at update 2"):
         run(place, monkeypatch, BREAK_AT="3")
     assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 2}
     run(place, monkeypatch)  # a resumption that comes to its end
     assert not (place / "checkpoints" / "diverged.json").exists()
+
+
+STOPS = {
+    "early stop since valid performance hasn't improved for last 2 runs": "patience: 2",
+    "stopping training because current learning rate (0.0) is smaller than or equal to minimum": "stop-min-lr: 0.1",
+    "Stopping training due to cumulative_training_time: 1.1 > stop_time_hours: 1 hour(s)": "stop-time-hours: 1",
+}
+
+
+def test_a_training_that_ends_early_for_no_reason_is_refused(place, monkeypatch):
+    fake = place / "fake" / "fairseq_cli" / "train.py"
+    fake.write_text(FAKE.replace("start + 1, 5", "start + 1, 3"))
+    with pytest.raises(UserError, match=r"ended at 2 of train\.max-update 4 without saying why .* goes on from there"):
+        run(place, monkeypatch)
+    assert not (place / "checkpoints" / "train.json").exists()
+
+
+@pytest.mark.parametrize("said", STOPS)
+def test_a_training_that_was_asked_to_end_early_is_complete(place, monkeypatch, said):
+    (place / "model.yaml").write_text(CONFIG.replace("lr: 0.1", f"lr: 0.1, {STOPS[said]}"))
+    fake = place / "fake" / "fairseq_cli" / "train.py"
+    fake.write_text(FAKE.replace("start + 1, 5", "start + 1, 3") + f'print("t t | INFO | x | {said}")\n')
+    assert json.loads((run(place, monkeypatch) / "train.json").read_text())["updates"] == 2
+
+
+def test_the_last_epoch_ends_a_training_too(place, monkeypatch):
+    (place / "model.yaml").write_text(CONFIG.replace("max-update: 4", "max-update: 40, max-epoch: 3"))
+    fake = place / "fake" / "fairseq_cli" / "train.py"
+    values = {"epoch": 3, "train_loss": "2.5", "train_num_updates": "4"}
+    fake.write_text(FAKE + f"print('t t | INFO | train | ' + {json.dumps(values)!r})\n")
+    assert json.loads((run(place, monkeypatch) / "train.json").read_text())["updates"] == 4
+
+
+def test_what_concerns_a_person_is_shown_once(place, monkeypatch, capsys):
+    fake = place / "fake" / "fairseq_cli" / "train.py"
+    slow = "lightconv_plugin: the native backend is passed over: no g++"
+    skipped = "54 samples have invalid sizes and will be skipped, max_positions=(7, 7)"
+    lines = [f"t t | WARNING | x | {skipped}, first few sample ids=[{n}]" for n in (1, 2)] + 2 * [f"x.py:3: {slow}"]
+    fake.write_text("".join(f"print({line!r})\n" for line in lines) + FAKE)
+    run(place, monkeypatch)
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if "skipped" in line or "passed over" in line] == [
+        f"train: {skipped}",
+        f"train: {slow}",
+    ]
 
 
 def test_missing_data_names_the_command_to_run(place, monkeypatch):

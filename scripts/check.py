@@ -1,0 +1,267 @@
+"""Check a configuration before anything runs: every setting, by fairseq's own parsers and by building the model.
+
+The model is built without weights, its dictionaries of a stand-in size. With --data they are the real ones, and the
+lengths of all lines are compared with what the model reads. That the checkpoints will be there that `average` and
+`tune` ask for is computed. scripts/reproduce.py and scripts/train.py do this first.
+"""
+
+import argparse
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.common import commands, lengths
+from scripts.common.config import Config, load_config
+from scripts.common.devices import Devices, find_devices
+from scripts.common.errors import UserError, run_command
+from scripts.common.fairseq import check_binarised
+from scripts.common.kept import check_kept, updates_in_epoch
+from scripts.common.layout import baseline_config
+from scripts.common.models import NoWords, invented_dictionaries, load_plugin
+from scripts.common.parsers import Asked, parse
+from scripts.common.record import read_dataset
+from scripts.tune import combinations
+
+NOWHERE = Path("no-data")
+TYPES = 1_000_000  # of a stand-in dictionary: no adaptive softmax has larger bands
+EVAL_LM_TOKENS, GENERATE_TOKENS = 36_000, 12_000  # of a batch, where neither tokens nor sentences are given
+
+
+def check(config: Config, data: Path | None, devices: Devices) -> list[str]:
+    """Check all that a configuration says.
+
+    Returns:
+        what a person should know, in sentences.
+
+    Raises:
+        UserError: something in it cannot be, or will not be there when it is needed.
+    """
+    said = check_settings(config, devices)
+    baseline = baseline_config(config)
+    if baseline is not None:
+        check_settings(baseline, devices)
+    said += check_data(config, data, devices) if data else []
+    return said
+
+
+def check_settings(config: Config, devices: Devices) -> list[str]:
+    """Check the settings, without data."""
+    args = parse(asked_training(config, NOWHERE, devices))
+    generations = [(asked, parse(asked)) for asked in asked_generations(config, NOWHERE, devices)]
+    with suppress(NoWords):  # a model that reads its dictionaries is built when there are some
+        built = build(config, args, None)
+        for asked, generation in generations:
+            if asked.name == "fairseq-generate":
+                with explained(asked.path, "set up the search of the section `generate`"):
+                    built.task.build_generator([built.model], generation)
+    note = check_kept(config, args)
+    return [note] if note else []
+
+
+def asked_training(config: Config, data: Path, devices: Devices) -> Asked:
+    """The command of fairseq-train."""
+    try:
+        command = commands.train_command(config, config.seeds[0], data, NOWHERE, devices)
+    except UserError as error:  # there are more devices than tokens
+        raise UserError(f"{config.path}: {error}") from error
+    keys = {key: f"train.{key}" for key in config.train}
+    return Asked(config.path, command, keys | ({"max-tokens": "batch", "update-freq": "batch"} if config.batch else {}))
+
+
+def asked_generations(config: Config, data: Path, devices: Devices) -> Iterator[Asked]:
+    """The commands that run the model: every combination of the section `tune`, and that of the section `speed`."""
+    keys = {key: f"generate.{key}" for key in config.generate}
+    if config.metric == "perplexity":
+        command = commands.evaluate_command(config, data, NOWHERE, "test", gpu=devices.gpu)
+        yield Asked(config.path, command, keys)
+        return
+    for chosen in combinations({key: values for key, values in config.tune.items() if key != "last"}):
+        settings = commands.generation_settings(config, chosen)
+        command = commands.generate_command(config, settings, data, NOWHERE, "test", gpu=devices.gpu)
+        yield Asked(config.path, command, keys | {key: f"tune.{key}" for key in chosen})
+    if config.speed:
+        settings = commands.speed_settings(config, {}, config.speed)
+        command = commands.generate_command(config, settings, data, NOWHERE, config.speed["subset"], gpu=devices.gpu)
+        yield Asked(config.path, command, keys | {key: f"speed.{key}" for key in commands.SPEED})
+
+
+@dataclass(frozen=True)
+class Built:
+    """Task and model as fairseq-train builds them, the model without weights."""
+
+    cfg: Any
+    task: Any
+    model: Any
+
+
+def build(config: Config, args: Namespace, data: Path | None) -> Built:
+    """Build task, model, criterion, optimizer and scheduler as fairseq-train does.
+
+    Raises:
+        UserError: fairseq cannot.
+    """
+    import torch
+    from fairseq import optim, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.optim import lr_scheduler
+
+    check_heads(config, args)
+    if data is None and not getattr(args, "source_lang", None):
+        args.source_lang, args.target_lang = "source", "target"
+    joined = bool(read_dataset(config.dataset).get("binarise", {}).get("joined_dictionary"))
+    with explained(config.path, "read the section `train`"):
+        cfg = convert_namespace_to_omegaconf(args)
+    dictionaries = nullcontext() if data else invented_dictionaries(TYPES, joined=joined)
+    with explained(config.path, "set up `train.task`"), dictionaries:
+        task = tasks.setup_task(cfg.task)
+    with explained(config.path, "build the model of `train`"), torch.device("meta"):
+        model = task.build_model(cfg.model)
+    with explained(config.path, "build `train.criterion`"):
+        task.build_criterion(cfg.criterion)
+    if args.criterion == "adaptive_loss" and getattr(model.decoder, "adaptive_softmax", None) is None:
+        raise UserError(
+            f"{config.path}: `train.criterion` is adaptive_loss, which is for a model with an adaptive softmax; "
+            "set train.adaptive-softmax-cutoff, or another criterion"
+        )
+    # some optimizers choose their code by whether there is a GPU, and run on nothing else then
+    parameter = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+    parameter.grad = torch.zeros_like(parameter)
+    with explained(config.path, "take a step with `train.optimizer`"):
+        optimizer = optim.build_optimizer(cfg.optimizer, [parameter])
+        optimizer.step()
+    with explained(config.path, "build `train.lr-scheduler`"):
+        lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer).step_update(0)
+    return Built(cfg, task, model)
+
+
+def check_heads(config: Config, args: Namespace) -> None:
+    """Check that a model's heads divide its width: some models fail at it without naming either."""
+    for side in ("encoder", "decoder"):
+        width, heads = (getattr(args, f"{side}_{name}", None) for name in ("embed_dim", "attention_heads"))
+        if isinstance(width, int) and isinstance(heads, int) and width % heads:
+            raise UserError(
+                f"{config.path}: `train.{side}-attention-heads` is {heads}, expected a divisor of "
+                f"train.{side}-embed-dim, {width}"
+            )
+
+
+@contextmanager
+def explained(path: Path, what: str) -> Iterator[None]:
+    """Turn fairseq's error into a sentence.
+
+    Raises:
+        UserError: in place of any other error.
+    """
+    try:
+        yield
+    except (UserError, NoWords):
+        raise
+    except (Exception, SystemExit) as error:
+        import traceback
+
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split()) or f"`{place.line}` does not hold ({Path(place.filename).name})"
+        raise UserError(f"{path}: fairseq cannot {what}: {text[:600]}") from error
+
+
+def check_data(config: Config, data: Path, devices: Devices) -> list[str]:
+    """Check the settings against binarised data."""
+    args = parse(asked_training(config, data, devices))
+    built = build(config, args, data)
+    for part in ("train", "valid", "test"):
+        with explained(config.path, f"read the part {part} of {data}"):
+            built.task.load_dataset(part, combine=part == "train")
+    said = check_training_set(config, built, args, devices)
+    check_judged_parts(config, built, args, parse(next(asked_generations(config, data, devices))))
+    return said
+
+
+def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, ...]:
+    """The settings that limit the length of each side."""
+    if config.metric == "perplexity":
+        return ("train.tokens-per-sample" if args.max_target_positions is None else "train.max-target-positions",)
+    own = config.generate if section == "generate" else {}
+    return tuple(f"{'generate' if key in own else 'train'}.{key}" for key in commands.POSITIONS)
+
+
+def check_training_set(config: Config, built: Built, args: Namespace, devices: Devices) -> list[str]:
+    """Find what of the training set is too long, and how many updates an epoch has, for the checkpoints."""
+    from fairseq.utils import resolve_max_positions
+
+    task, options = built.task, built.cfg.dataset
+    positions = resolve_max_positions(task.max_positions(), built.model.max_positions(), options.max_tokens)
+    keys = (*position_keys(config, args, "train"), "batch" if config.batch else "train.max-tokens")
+    said = lengths.skipped_in_training(config.path, task.dataset("train"), lengths.Limits(positions, None, keys))
+    if args.max_epoch or config.average.get("by") == "epoch":
+        batches = task.get_batch_iterator(
+            dataset=task.dataset("train"),
+            max_tokens=options.max_tokens,
+            max_sentences=options.batch_size,
+            max_positions=positions,
+            ignore_invalid_inputs=True,
+            required_batch_size_multiple=options.required_batch_size_multiple,
+            seed=config.seeds[0],
+            num_shards=devices.total,
+            skip_remainder_batch=args.skip_remainder_batch,
+        )
+        check_kept(config, args, updates_in_epoch(len(batches), args))
+    return [said] if said else []
+
+
+def check_judged_parts(config: Config, built: Built, args: Namespace, generation: Namespace) -> None:
+    """Check that every line can be read of the parts that models are judged by."""
+    from fairseq.utils import resolve_max_positions
+
+    task, reads, options = built.task, built.model.max_positions(), built.cfg.dataset
+    language_model = config.metric == "perplexity"
+    steps = "`truncate`" if language_model else "`truncate` or `clean`"
+    place = lengths.Place(
+        config.path,
+        tuple(getattr(task.cfg, f"{side}_lang", "") for side in ("source", "target")),
+        "line" if not language_model or args.sample_break_mode == "eos" else "block",
+        f"a step {steps} in data_prep/datasets/{config.dataset}.yaml",
+    )
+    if not (options.disable_validation or options.skip_invalid_size_inputs_valid_test):
+        keys = (*position_keys(config, args, "train"), "train.max-tokens-valid")
+        positions = resolve_max_positions(task.max_positions(), reads)
+        limits = lengths.Limits(positions, options.max_tokens_valid, keys)
+        lengths.check_part(task.dataset("valid"), "valid", limits, place)
+    if language_model:
+        positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
+    else:
+        own = tuple(getattr(generation, key.replace("-", "_"), None) for key in commands.POSITIONS)
+        positions = resolve_max_positions(own, reads)
+        tokens = generation.max_tokens or (None if generation.batch_size else GENERATE_TOKENS)
+    keys = (*position_keys(config, args, "generate"), "generate.max-tokens")
+    for part in ("valid", "test"):
+        lengths.check_part(task.dataset(part), part, lengths.Limits(positions, tokens, keys), place)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep/binarise.py wrote")
+    parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
+    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines")
+    arguments = parser.parse_args()
+    config = load_config(arguments.config)
+    if arguments.data:
+        check_binarised(arguments.data)
+    found = find_devices(arguments.devices)
+    devices = Devices(found.gpu, found.count, found.bf16, arguments.nodes)
+    load_plugin()
+    logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here
+    for sentence in check(config, arguments.data, devices):
+        print(f"check: {sentence}")
+    print(f"check: {config.path} can be trained{' on these data' if arguments.data else ''}", flush=True)
+
+
+if __name__ == "__main__":
+    run_command(main)

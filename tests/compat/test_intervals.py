@@ -1,0 +1,93 @@
+"""The checkpoints of --save-interval-updates, where an update is the last of its epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq import options as fairseq_options
+from fairseq.file_io import PathManager
+
+from scripts.common.kept import kept_epochs, kept_updates
+
+from .conftest import Train, unwrapped
+
+EPOCH = 4  # updates: 200 pairs in batches of 50
+
+
+def every(updates: int, *more: str) -> list[str]:
+    batches = ["--batch-size", "50", "--max-tokens", "3000", "--required-batch-size-multiple", "1"]
+    return [*batches, "--save-interval-updates", str(updates), "--max-epoch", "3", *more]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_every_interval_leaves_its_checkpoint_and_counts_as_kept(train: Train, tmp_path: Path) -> None:
+    train(tmp_path, *every(2, "--keep-interval-updates", "3", "--disable-validation"))
+    last = ["checkpoint_2_8.pt", "checkpoint_3_10.pt", "checkpoint_3_12.pt"]
+    assert names(tmp_path) == sorted([*last, "checkpoint_last.pt"])
+    assert (tmp_path / last[-1]).read_bytes() == (tmp_path / "checkpoint_last.pt").read_bytes()
+
+
+def test_the_checkpoints_of_epochs_are_written_too(train: Train, tmp_path: Path) -> None:
+    train(tmp_path, *every(EPOCH, "--save-interval", "2"), epochs=True)
+    updates = [f"checkpoint_{n}_{n * EPOCH}.pt" for n in (1, 2, 3)]
+    assert names(tmp_path) == sorted(["checkpoint2.pt", *updates, "checkpoint_best.pt", "checkpoint_last.pt"])
+    state = torch.load(tmp_path / "checkpoint2.pt", weights_only=False)
+    assert state["extra_state"]["train_iterator"]["epoch"] == 3  # where the training goes on
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--save-interval-updates 4 --keep-interval-updates 2",
+        "--save-interval-updates 2 --keep-interval-updates 1 --keep-interval-updates-pattern 4 --save-interval 3",
+        "--save-interval-updates 5 --keep-last-epochs 1",
+        "--save-interval-updates 3 --validate-after-updates 6 --max-update 10",
+    ],
+)
+def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, tmp_path: Path) -> None:
+    """scripts/check.py promises it."""
+    given = every(1, *options.split())
+    flags = ["no-data", "--arch", "transformer", *given]
+    args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), flags)
+    train(tmp_path, *given, epochs=True)
+    last = args.max_update or 3 * EPOCH
+    updates = [f"checkpoint_{-(-n // EPOCH)}_{n}.pt" for n in kept_updates(args, last)]
+    epochs = [f"checkpoint{n}.pt" for n in kept_epochs(args, last // EPOCH)]
+    assert names(tmp_path) == sorted([*updates, *epochs, "checkpoint_best.pt", "checkpoint_last.pt"])
+
+
+def test_without_the_shim_they_are_missing(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", unwrapped(checkpoint_utils.save_checkpoint))
+    train(tmp_path, *every(EPOCH, "--disable-validation"))
+    assert names(tmp_path) == ["checkpoint_last.pt"]
+
+
+def test_a_kill_between_the_copies_loses_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path
+) -> None:
+    """The last checkpoint is written last: until then the training goes on from before, and writes the others again."""
+    copy = PathManager.copy
+    died: list[str] = []
+
+    def dies(source: str, target: str, **more: Any) -> Any:
+        if target.endswith("checkpoint_last.pt") and source.endswith(f"_2_{2 * EPOCH}.pt") and not died:
+            died.append(target)
+            raise KeyboardInterrupt
+        return copy(source, target, **more)
+
+    options = every(EPOCH, "--disable-validation")
+    uninterrupted = train(tmp_path / "whole", *options)
+    monkeypatch.setattr(PathManager, "copy", staticmethod(dies))
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", *options)
+    losses = train(tmp_path / "killed", *options)
+    assert died
+    assert losses == uninterrupted[EPOCH:]
+    assert names(tmp_path / "killed") == names(tmp_path / "whole")

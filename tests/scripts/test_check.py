@@ -1,0 +1,261 @@
+"""Each mistake is found before anything runs, and named with its file, its key, what was got and what was expected."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import check
+from scripts.common.config import load_config
+from scripts.common.devices import Devices
+from scripts.common.errors import UserError
+from scripts.common.models import load_plugin
+from tests.compat.conftest import write_corpus
+
+CONFIG = """
+dataset: debian_en_de
+seeds: [1]
+train:
+  task: translation
+  arch: pla_dynamicconv_small
+  encoder-embed-dim: 32
+  decoder-embed-dim: 32
+  encoder-ffn-embed-dim: 32
+  decoder-ffn-embed-dim: 32
+  optimizer: adam
+  lr: 0.01
+  lr-scheduler: cosine
+  warmup-updates: 10
+  lr-period-updates: 30
+  criterion: label_smoothed_cross_entropy
+  max-tokens: 300
+  max-update: 40
+  save-interval-updates: 10
+  keep-interval-updates: 3
+  no-epoch-checkpoints: true
+  required-batch-size-multiple: 1
+average: {by: update, last: 3}
+generate: {beam: 4, max-tokens: 3000}
+tune: {last: [1, 3], lenpen: [0.5, 1.0], max-len-b: [10, 20]}
+speed: {beam: 4, batch-size: 8, subset: test, runs: 1}
+"""
+LANGUAGE_MODEL = """
+dataset: debian_lm
+seeds: [1]
+train:
+  task: language_modeling
+  arch: pla_dynamicconv_lm_small
+  sample-break-mode: eos
+  tokens-per-sample: 20
+  adaptive-softmax-cutoff: [10]
+  adaptive-input-cutoff: [10]
+  criterion: adaptive_loss
+  ddp-backend: legacy_ddp
+  optimizer: nag
+  lr: 1.0
+  max-tokens: 300
+  max-update: 40
+score: {metric: perplexity}
+"""
+CPU = Devices(gpu=False, count=1)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin() -> None:
+    load_plugin()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Sentences of 3 to 11 words, in two languages."""
+    folder = tmp_path_factory.mktemp("data")
+    write_corpus(folder)
+    for path in list(folder.glob("valid.*")):
+        shutil.copy(path, folder / path.name.replace("valid", "test"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_language(data, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    for path in data.iterdir():
+        if ".de." in path.name:
+            name = "dict.txt" if path.name == "dict.de.txt" else path.name.replace(".en-de.de", "")
+            shutil.copy(path, folder / name)
+    return folder
+
+
+def said(folder: Path, changes: str = "", data: Path | None = None, base: str = CONFIG, devices: Devices = CPU) -> str:
+    """The sentences of the check of a configuration with changes; raises its refusal."""
+    (folder / "base.yaml").write_text(base)
+    (folder / "model.yaml").write_text(f"base: base.yaml\n{changes}\n")
+    return "\n".join(check.check(load_config(folder / "model.yaml"), data, devices))
+
+
+@pytest.mark.parametrize("base", [CONFIG, LANGUAGE_MODEL], ids=["translation", "language model"])
+def test_what_can_be_trained_is_taken(tmp_path, base, data, one_language):
+    assert said(tmp_path, base=base) == ""
+    assert said(tmp_path, base=base, data=data if base == CONFIG else one_language) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ("generate: {beam: many}", "`generate.beam` is many, expected a whole number"),
+        ("generate: {beem: 5}", "`generate.beem` is not a flag of fairseq-generate; did you mean beam?"),
+        ("generate: {beam: 0}", "`generate.beam` is 0, expected a number from 1 on"),
+        ("generate: {max-len-a: -1}", "`generate.max-len-a` is -1, expected a number from 0 on"),
+        ("generate: {beam: true}", "`generate.beam` is true, expected a value"),
+        ("generate: {sampling-topk: 5}", "the search of the section `generate`: --sampling-topk requires --sampling"),
+        ("generate: {lenpen: .nan}", "`generate.lenpen` is nan, expected finite numbers"),
+        ("tune: {lenpen: [0.5, x]}", "`tune.lenpen` is x, expected a number"),
+        ("tune: {max-len-b: [10, -3]}", "`tune.max-len-b` is -3, expected a number from 0 on"),
+        ("tune: {beem: [5]}", "`tune.beem` is not a flag of fairseq-generate; did you mean beam?"),
+        ("tune: {lenpen: [0.5, .inf]}", "`tune.lenpen` is [0.5, inf], expected finite numbers"),
+        ("speed: {batch-size: 0}", "`speed.batch-size` is 0, expected a whole number from 1 on"),
+        ("speed: {runs: .nan}", "`speed.runs` is nan, expected finite numbers"),
+        ("train: {arch: nonsense}", "`train.arch` is nonsense, expected one of the "),
+        ("train: {arch: pla_dynamicconv_smal}", "expected one of pla_dynamicconv_small, "),
+        ("train: {optimizer: adamm}", "`train.optimizer` is adamm, expected one of adadelta, "),
+        ("train: {criterion: label_smoothed}", "`train.criterion` is label_smoothed, expected one of "),
+        ("train: {lr: .inf}", "`train.lr` is inf, expected finite numbers"),
+        ("train: {lr: '1e999'}", "`train.lr` is 1e999, expected a finite number"),
+        ("train: {lr: fast}", "`train.lr` is fast, expected a value of fairseq's kind, such as a number"),
+        ("train: {lr: 0}", "`train.lr` is 0, expected a number above 0"),
+        ("train: {adam-betas: 0.9}", "a step with `train.optimizer`: cannot unpack"),
+        ("train: {dropout: 7}", "`train.dropout` is 7, expected a number from 0 to less than 1"),
+        ("train: {max-tokens-valid: -3}", "`train.max-tokens-valid` is -3, expected a number from 1 on"),
+        ("train: {encoder-embed-dim: -4}", "`train.encoder-embed-dim` is -4, expected a number from 1 on"),
+        ("train: {encoder-attention-heads: 5}", "5, expected a divisor of train.encoder-embed-dim, 32"),
+        ("train: {encoder-kernel-size-list: [3, 3, 3]}", "has 3 widths [3, 3, 3] for 2 layers"),
+        ("train: {encoder-kernel-size-list: [4, 4]}", "holds even widths [4, 4]"),
+        (
+            "train: {decoder-kernel-size-list: [0, 3]}",
+            "`train.decoder-kernel-size-list` is 0,3, expected a number from",
+        ),
+        ("train: {encoder-conv-heads: 5}", "does not divide --encoder-conv-dim 32; choose a divisor"),
+        ("train: {criterion: adaptive_loss, ddp-backend: legacy_ddp}", "for a model with an adaptive softmax"),
+        ("train: {lr-scheduler: fixed}", "`train.lr-period-updates` is not a flag of fairseq-train"),
+        ("train: {share-all-embeddings: 3}", "`train.share-all-embeddings` is 3, expected true or false"),
+        ("dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null", "requires a joined dictionary"),
+        ("average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
+        ("batch: {tokens: 1, max-tokens: 9}\ntrain: {max-tokens: null}", "batch.tokens is 1, too few for 2 devices"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key(tmp_path, changes, refusal):
+    with pytest.raises(UserError) as refused:
+        said(tmp_path, changes, devices=Devices(gpu=False, count=2))
+    assert str(refused.value).startswith(f"{tmp_path / 'model.yaml'}: ")
+    assert refusal in str(refused.value)
+
+
+def test_a_model_that_reads_words_is_built_when_there_are_some(tmp_path, data):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("1 32\nw1 " + " ".join(["0.5"] * 32) + "\n")
+    assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}") == ""
+    assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}", data) == ""
+    with pytest.raises(UserError, match="does not divide"):
+        said(tmp_path, f"train: {{encoder-embed-path: {vectors}, encoder-conv-heads: 5}}", data)
+
+
+def test_generation_reads_lines_as_long_as_training_does(tmp_path):
+    said(tmp_path, "train: {max-source-positions: 2048}")
+    for asked in check.asked_generations(load_config(tmp_path / "model.yaml"), Path("data"), CPU):
+        assert asked.given("max-source-positions") == "2048"  # fairseq-generate's own limit is 1,024
+
+
+def test_the_baseline_of_the_speed_is_checked_too(tmp_path):
+    (tmp_path / "other.yaml").write_text("base: base.yaml\nspeed: null\ntrain: {dropout: 7}\n")
+    with pytest.raises(UserError, match=r"other\.yaml: `train\.dropout` is 7"):
+        said(tmp_path, "speed: {baseline: other.yaml}")
+
+
+def test_the_flags_of_a_language_model_are_those_of_its_own_commands(tmp_path):
+    with pytest.raises(UserError, match=r"`generate\.beam` is not a flag of fairseq-eval-lm"):
+        said(tmp_path, "generate: {beam: 4}", base=LANGUAGE_MODEL)
+
+
+# settings that are too small, where the line is that is too long for them, and the setting that is named
+TOO_SMALL = {
+    "train: {max-source-positions: 9}": ("valid.en", "train.max-source-positions"),
+    "train: {max-target-positions: 9}": ("valid.de", "train.max-target-positions"),
+    "generate: {max-source-positions: 9}": ("valid.en", "generate.max-source-positions"),
+    "generate: {max-tokens: 9}": ("valid", "generate.max-tokens"),
+    "train: {max-tokens-valid: 9}": ("valid", "train.max-tokens-valid"),
+}
+
+
+def lengths(data: Path) -> list[int]:
+    """The lengths of the lines of the part valid, the end counted."""
+    from fairseq.data import data_utils
+
+    dataset = data_utils.load_indexed_dataset(str(data / "valid.en-de.en"), None)
+    return [int(size) for size in dataset.sizes]
+
+
+@pytest.mark.parametrize("changes", TOO_SMALL)
+def test_a_line_that_is_too_long_is_named_and_the_advice_is_taken(tmp_path, data, changes):
+    with pytest.raises(UserError) as refused:
+        said(tmp_path, changes, data)
+    sizes = lengths(data)
+    first = next(number for number, size in enumerate(sizes) if size > 9)
+    text = str(refused.value)
+    where, named = TOO_SMALL[changes]
+    assert f"model.yaml: line {first + 1} of {where} has {sizes[first]} tokens, its end counted, expected" in text
+    assert f"expected at most 9 (`{named}`); " in text
+    assert f"{sum(size > 9 for size in sizes) - 1} more are too long. Set " in text
+    section, key, value = text.split("Set ")[1].split(", or")[0].replace(": ", ".").split(".")
+    assert int(value) == max(sizes)
+    assert said(tmp_path, f"{section}: {{{key}: {value}}}", data) == ""
+
+
+@pytest.mark.parametrize("key", ["tokens-per-sample", "max-target-positions"])
+def test_a_language_model_has_limits_of_its_own(tmp_path, one_language, key):
+    with pytest.raises(UserError, match=rf"line \d+ of valid has 1\d tokens, its end counted, .* 9 \(`train\.{key}`\)"):
+        said(tmp_path, f"train: {{{key}: 9}}", one_language, LANGUAGE_MODEL)
+
+
+def test_blocks_are_as_long_as_they_are_asked_to_be(tmp_path, one_language):
+    blocks = "train: {{tokens-per-sample: 9, sample-break-mode: none{}}}"
+    assert said(tmp_path, blocks.format(""), one_language, LANGUAGE_MODEL) == ""
+    with pytest.raises(UserError, match=r"are longer than 5 tokens \(train\.max-target-positions.* None is left"):
+        said(tmp_path, blocks.format(", max-target-positions: 5"), one_language, LANGUAGE_MODEL)
+
+
+def test_pairs_that_training_skips_are_counted(tmp_path, data):
+    text = said(tmp_path, "train: {max-tokens: 9, max-tokens-valid: 300}", data)
+    assert "of the 200 pairs for training (" in text
+    assert "are longer than 9 tokens" in text
+    with pytest.raises(UserError, match=r"200 of the 200 pairs for training \(100\.0%\) .* None is left"):
+        said(tmp_path, "train: {max-tokens: 3, max-tokens-valid: 300}", data)
+
+
+def test_the_epochs_that_a_training_has_follow_from_the_data(tmp_path, data):
+    """200 pairs in batches of 50: 4 updates an epoch, 2 with two devices, 10 or 20 epochs in 40 updates."""
+    changes = (
+        "tune: null\naverage: {{by: epoch, last: {}}}\ntrain: {{no-epoch-checkpoints: null, max-tokens: 3000, {}}}"
+    )
+    batches = "batch-size: 50, keep-interval-updates: null"
+    assert said(tmp_path, changes.format(10, batches), data) == ""
+    with pytest.raises(
+        UserError, match=r"asks for 11 checkpoints by epoch, but a training of 10 epochs will have kept 10"
+    ):
+        said(tmp_path, changes.format(11, batches), data)
+    assert said(tmp_path, changes.format(11, batches), data, devices=Devices(gpu=False, count=2)) == ""
+    assert said(tmp_path, changes.format(20, f"{batches}, update-freq: 2"), data) == ""
+
+
+def test_the_command_ends_with_a_sentence(tmp_path, data):
+    path = tmp_path / "model.yaml"
+    path.write_text(CONFIG)
+    command = [sys.executable, check.__file__, str(path), "--data", str(data)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"check: {path} can be trained on these data\n"
+    path.write_text(CONFIG.replace("beam: 4, max-tokens", "beam: many, max-tokens"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {path}: `generate.beam` is many, expected a whole number\n"

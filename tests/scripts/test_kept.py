@@ -1,0 +1,152 @@
+"""The arithmetic of the checkpoints; that fairseq keeps just these: tests/compat/test_intervals.py."""
+
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.common.config import Config
+from scripts.common.errors import UserError
+from scripts.common.kept import check_kept, final_epoch, final_update, updates_in_epoch
+
+DEFAULTS = {
+    "max_update": 40,
+    "max_epoch": 0,
+    "save_interval": 1,
+    "save_interval_updates": 0,
+    "keep_interval_updates": -1,
+    "keep_interval_updates_pattern": -1,
+    "keep_last_epochs": -1,
+    "no_epoch_checkpoints": False,
+    "validate_after_updates": 0,
+    "disable_validation": False,
+    "no_save": False,
+    "no_last_checkpoints": False,
+    "update_freq": [1],
+    "skip_remainder_batch": False,
+}
+
+
+def parsed(**settings: Any) -> Namespace:
+    return Namespace(**DEFAULTS | settings)
+
+
+def config(last: int = 3, by: str = "update", **more: Any) -> Config:
+    average = {"by": by, "last": last} if last else {}
+    return Config(Path("model.yaml"), "model", "toy", [1], average=average, **more)
+
+
+def refusal(settings: Config, args: Namespace, updates: int | None = None) -> str:
+    with pytest.raises(UserError) as refused:
+        check_kept(settings, args, updates_in_epoch(updates, args) if updates else None)
+    return str(refused.value)
+
+
+def test_what_is_there_is_taken():
+    assert check_kept(config(), parsed(save_interval_updates=10, keep_interval_updates=3)) is None
+    assert check_kept(config(by="epoch"), parsed(), lambda epoch: 13) is None
+    assert check_kept(config(by="epoch"), parsed()) is None  # how long an epoch is nobody knows yet
+    assert check_kept(config(last=0), parsed()) is None
+
+
+def test_a_final_state_that_is_left_out_is_said():
+    said = check_kept(config(last=2), parsed(save_interval_updates=16))
+    assert said is not None
+    assert said.startswith("the last checkpoint averaged will be that of update 32 of 40;")
+
+
+@pytest.mark.parametrize(
+    ("settings", "args", "said"),
+    [
+        (
+            config(),
+            {"save_interval_updates": 16},
+            "will have kept 2 (16, 32); ask for at most 2, or set train.save-inter",
+        ),
+        (config(), {}, "of 40 updates will have kept none; set train.save-interval-updates: 13"),
+        (
+            config(),
+            {"max_update": 0, "max_epoch": 3},
+            "a training will have kept none; set train.save-interval-updates: 1000",
+        ),
+        (
+            config(),
+            {"save_interval_updates": 5, "keep_interval_updates": 2},
+            "will have kept 2 (35, 40); ask for at most 2, or set train.keep-interval-updates: 3",
+        ),
+        (
+            config(tune={"last": [1, 5]}),
+            {"save_interval_updates": 20, "keep_interval_updates": 1},
+            "`tune.last` asks for 5 checkpoints by update, but a training of 40 updates will have kept 1 (40); ask for "
+            "at most 1, or set train.keep-interval-updates: 5 and train.save-interval-updates: 8",
+        ),
+        (
+            config(),
+            {"save_interval_updates": 10, "validate_after_updates": 25},
+            "kept 2 (30, 40); ask for at most 2, or set train.validate-after-updates: 0",
+        ),
+        (config(by="epoch"), {"no_epoch_checkpoints": True}, "kept none; set train.no-epoch-checkpoints: false"),
+        (config(by="epoch"), {"keep_last_epochs": 2}, "kept 2; ask for at most 2, or set train.keep-last-epochs: 3"),
+        (
+            config(last=0),
+            {"disable_validation": True},
+            "`train.disable-validation` is true; take it out, or add `average",
+        ),
+        (
+            config(last=0),
+            {"validate_after_updates": 50},
+            "`train.validate-after-updates` is 50 of 40 updates; lower it",
+        ),
+        (config(), {"no_save": True}, "`train.no-save` is true, but the training would leave nothing behind"),
+        (config(), {"no_last_checkpoints": True}, "`train.no-last-checkpoints` is true, but a training goes on from"),
+    ],
+)
+def test_what_will_be_missing_is_said_with_what_to_set(settings, args, said):
+    text = refusal(settings, parsed(**args))
+    assert text.startswith("model.yaml: ")
+    assert said in text
+
+
+def test_epochs_that_the_updates_leave_no_time_for():
+    text = refusal(config(last=4, by="epoch"), parsed(), 13)
+    assert "of 3 epochs will have kept 3 (1, 2, 3); ask for at most 3, or train for longer" in text
+    assert "set train.save-interval: 1" in refusal(config(last=4, by="epoch"), parsed(save_interval=2), 8)
+
+
+def test_the_end_of_a_training():
+    args = parsed(update_freq=[2, 1], max_update=0, max_epoch=3)
+    assert [updates_in_epoch(5, args)(epoch) for epoch in (1, 2, 3)] == [3, 5, 5]
+    assert updates_in_epoch(5, parsed(update_freq=[2], skip_remainder_batch=True))(1) == 2
+    assert final_update(args, updates_in_epoch(5, args)) == 13
+    assert (final_update(args, None), final_epoch(args, None)) == (None, 3)
+    both = parsed(max_update=10, max_epoch=3)
+    assert (final_update(both, lambda _: 5), final_epoch(both, lambda _: 5)) == (10, 2)
+    assert (final_update(both, lambda _: 2), final_epoch(both, lambda _: 2)) == (6, 3)
+
+
+small = st.integers(1, 12)
+
+
+@given(small, st.integers(1, 60), small | st.just(0), small | st.just(-1), st.integers(0, 20), st.booleans())
+def test_the_advice_is_taken(last, updates, interval, keep, after, by_epoch):
+    key = "save_interval" if by_epoch else "save_interval_updates"
+    args = parsed(max_update=updates, keep_interval_updates=keep, keep_last_epochs=keep, validate_after_updates=after)
+    setattr(args, key, max(1, interval) if by_epoch else interval)
+    settings = config(last=last, by="epoch" if by_epoch else "update")
+    try:
+        check_kept(settings, args, lambda _: 4)
+    except UserError as error:
+        text = str(error)
+        if fewer := re.search(r"ask for at most (\d+)", text):
+            check_kept(config(last=int(fewer[1]), by=settings.average["by"]), args, lambda _: 4)
+        advice = re.findall(r"train\.([\w-]+): (\w+)", text.partition("set ")[2])
+        for name, value in advice:
+            setattr(args, name.replace("-", "_"), value == "true" if value in ("true", "false") else int(value))
+        if advice:
+            check_kept(settings, args, lambda _: 4)
+        else:
+            assert "train for longer" in text
