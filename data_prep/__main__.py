@@ -63,7 +63,7 @@ class Stage:
     inputs: dict[str, Any]
     run: Callable[[], Any]
     replaces: bool = True
-    """Whether the folder is made as a whole, in place of an older one."""
+    """The folder is made as a whole, in place of an older one."""
 
 
 def stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) -> dict[str, Stage]:

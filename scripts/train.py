@@ -86,7 +86,7 @@ def settle_folder(out: Path, identity: dict[str, Any]) -> str | None:
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
-    """What the checkpoints of a folder were made from; None if it has none (then there is nothing to protect).
+    """Return what the checkpoints of a folder were made from; None if it has none (then there is nothing to protect).
 
     Raises:
         UserError: it does not say, so that the checkpoints are somebody else's.

@@ -55,7 +55,7 @@ class SuppliedText:
         self.lines = 0
         """Lines read so far."""
         self.changes: dict[str, dict[str, int]] = {}
-        """By what was found: how many ``times``, and the number of the ``first line`` with it."""
+        """Counts by what was found: how many ``times``, and the number of the ``first line`` with it."""
         self.name = os.fsencode(self.path.name).decode(errors="backslashreplace")
         """The file's name as text, also where it is not UTF-8 or the locale is C."""
         self._invalid = invalid

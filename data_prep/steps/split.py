@@ -65,7 +65,7 @@ class _ApartTask(ShardTask):
 
 
 def check_every(*, into: str, every: int) -> None:
-    """What ``hold_out`` would fail at.
+    """Refuse what ``hold_out`` would fail at.
 
     Raises:
         UserError: it would take no line, or all of them.
@@ -75,7 +75,7 @@ def check_every(*, into: str, every: int) -> None:
 
 
 def check_percent(*, by: str, valid_percent: int, test_percent: int) -> None:
-    """What ``split_by_hash`` would fail at.
+    """Refuse what ``split_by_hash`` would fail at.
 
     Raises:
         UserError: a part would be left empty.

@@ -29,7 +29,7 @@ def numbered(folder: Path, by: str) -> list[tuple[int, Path]]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, or None if it is whole. Reads it all, builds nothing of it.
+    """Return what is wrong with a checkpoint file, or None if it is whole. Reads it all, builds nothing of it.
 
     The plugin's ``compat.checkpoints`` has a twin of this for what fairseq loads; nothing here imports the plugin.
     """

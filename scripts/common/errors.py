@@ -29,7 +29,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _in_words(error: OSError) -> str:
-    """What went wrong with which file, and what to do."""
+    """Return what went wrong with which file, and what to do."""
     if error.filename is None:
         return str(error.strerror or error)
     path = Path(os.fsdecode(error.filename))

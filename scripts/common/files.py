@@ -64,7 +64,7 @@ def work_folder(path: Path, made_from: Any) -> Path:
 
 
 def dispensable(path: Path) -> list[Path]:
-    """What of this project's near ``path`` could be removed to make room: what was set aside or left by a kill."""
+    """List what of this project's near ``path`` can go to make room: what was set aside or left by a kill."""
     found: list[Path] = []
     for folder in [parent for parent in path.absolute().parents if parent.is_dir()][:3]:
         found += (

@@ -1,4 +1,4 @@
-"""Which files this project wrote. It replaces and removes these alone; nothing else in the project removes anything.
+"""Knowledge of which files this project wrote. It replaces and removes these alone; no other module removes anything.
 
 Every folder that a program of this project writes to has a ledger, the file ``.lightconv``:
 
@@ -60,7 +60,7 @@ def _own_name(folder: Path) -> str:
 
 
 def _read(folder: Path) -> _Listed:
-    """What the ledger of a folder says; only what has been appended since the last time is read."""
+    """Read what the ledger of a folder says, from where the last reading ended."""
     if not (folder / LEDGER).exists():
         return _Listed()
     name, inode = _own_name(folder), folder.stat().st_ino
@@ -183,7 +183,7 @@ def _edited(path: Path) -> str:
 
 
 def foreign(folder: Path) -> list[Path]:
-    """What is in a folder, and in the folders in it, that is not ours. An empty folder is nobody's."""
+    """List the files in a folder, and in the folders in it, that are not ours. An empty folder is nobody's."""
     found: list[Path] = []
     listed = _read(folder)
     for path in sorted(folder.iterdir()):

@@ -184,7 +184,7 @@ def test_the_extra_types_are_for_the_broadcast_only(
 
 
 def assert_without_hint(error: BaseException) -> None:
-    """What a traceback prints of it is this project's sentence alone, not torch's advice to switch the check off."""
+    """Check that a traceback prints this project's sentence alone, not torch's advice to switch the check off."""
     printed = "".join(traceback.format_exception(error))
     assert "weights_only" not in printed.replace("weights_only=True", "")
     for hint in ("WEIGHTS_ONLY", "add_safe_globals", "Weights only load failed", "weights_only=False"):
@@ -301,7 +301,7 @@ def test_a_part_that_is_marked_as_a_folder_is_refused(checkpoint: Path, tmp_path
 
 
 def contents(value: Any) -> Any:
-    """What a checkpoint holds, to compare with ``==``."""
+    """The content of a checkpoint, to compare with ``==``."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.tolist()
     if isinstance(value, dict):

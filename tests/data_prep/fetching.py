@@ -25,7 +25,7 @@ def part(folder: Path, name: str = "a.txt") -> Path:
 
 
 def notes(folder: Path, name: str = "a.txt") -> Path:
-    """What is known of an unfinished download, likewise."""
+    """The notes of an unfinished download, likewise."""
     return scratch.work_path(folder / f"{name}.from.json")
 
 

@@ -67,7 +67,7 @@ def fake_run_logged(
 
 
 def given_files(root: Path) -> None:
-    """What the commands start from, in a folder that is not theirs."""
+    """Write what the commands start from, in a folder that is not theirs."""
     given = root / "given"
     for name in ("text", "data", "checkpoints", "prepared/raw"):
         (given / name).mkdir(parents=True)
@@ -225,7 +225,7 @@ def prepared(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Command], list[Path]]:
-    """Where a command writes, relative to the folder ``made``, and the usual names beside that."""
+    """The places that a command writes to, relative to the folder ``made``, and the usual names beside them."""
     found: dict[Command, list[Path]] = {}
 
     def of(command: Command) -> list[Path]:

@@ -127,7 +127,7 @@ def test_a_key_that_is_not_a_number_is_not_hidden(backend):
 @pytest.mark.parametrize("p", [0.0, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_attention_in_training_to_nothing_is_zero_with_no_nan_on_the_way(need_weights, p, dtype):
-    """Where PyTorch's own operator does it, and where the weights are dropped or asked for."""
+    """Cases that PyTorch's own operator does, and those where weights are dropped or asked for."""
     q, k, v = (torch.randn(3, 2, 4, 5).to(dtype).requires_grad_() for _ in range(3))
     seen = torch.ones(3, 1, 4, 4, dtype=torch.bool)
     seen[1] = False  # a sentence of padding

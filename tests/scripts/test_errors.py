@@ -1,4 +1,4 @@
-"""How a command ends when what it prints has nowhere to go, or letters that the locale lacks."""
+"""The end of a command whose output has nowhere to go, or letters that the locale lacks."""
 
 import os
 import subprocess
