@@ -97,9 +97,11 @@ def train(corpus: Path) -> Train:
     """
 
     def run(save_dir: Path, *options: str, model: str = TINY, epochs: bool = False) -> list[float]:
+        from fairseq import checkpoint_utils
         from fairseq_cli import train as fairseq_train
 
         arguments = [str(corpus), *model.split(), *RECIPE.split(), "--save-dir", str(save_dir), *options]
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)  # the best loss of a training before, in this process
         arguments += [] if epochs else ["--no-epoch-checkpoints"]
         heard = Heard()
         progress, root, before = logging.getLogger("fairseq.logging.progress_bar"), logging.getLogger(), sys.argv

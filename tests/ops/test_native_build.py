@@ -1,6 +1,7 @@
 """The library's build: without a compiler or a cache, by two processes at once, killed, and where there is damage."""
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -158,6 +159,7 @@ def grow(path: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, flip, grow])
 def test_a_damaged_library_is_built_anew_and_this_is_said(damage, cache, caplog):
     """Loaded as it is, one that is cut short ends the process with SIGBUS."""
+    caplog.set_level(logging.INFO, logger=build.logger.name)
     path = build.library_path()
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     content = path.read_bytes()

@@ -17,12 +17,16 @@ def main():
     with open("opened", "w") as file:
         Path("number").write_text(str(file.fileno()))
         {body}
-run_command(main)
+run_command(main, unread={unread})
 """
 
 
-def run(folder: Path, body: str, redirect: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    (folder / "command.py").write_text(SCRIPT.format(checkout=str(CHECKOUT), body=body), encoding="utf-8")
+def run(
+    folder: Path, body: str, redirect: str, *, unread: bool = True, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    (folder / "command.py").write_text(
+        SCRIPT.format(checkout=str(CHECKOUT), body=body, unread=unread), encoding="utf-8"
+    )
     line = f"{sys.executable} command.py {redirect}"
     return subprocess.run(["bash", "-c", line], cwd=folder, env=os.environ | environment, capture_output=True)
 
@@ -37,6 +41,8 @@ def test_output_that_takes_nothing_is_named(tmp_path, body):
 def test_a_reader_that_left_is_no_error_of_ours(tmp_path):
     body = "print('x', flush=True); print('y' * 1_000_000)"  # more than a pipe holds
     done = run(tmp_path, body, "| head -n 1; echo ${PIPESTATUS[0]}")
+    assert (done.stdout, done.stderr) == (b"x\n0\n", b"")
+    done = run(tmp_path, body, "| head -n 1; echo ${PIPESTATUS[0]}", unread=False)
     assert (done.stdout, done.stderr) == (b"x\n141\n", b"")
 
 
