@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,15 @@ run_command(main, unread={unread})
 
 
 def run(
-    folder: Path, body: str, redirect: str, *, unread: bool = True, **environment: str
+    folder: Path, body: str, redirect: str, *, unread: bool = True, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     (folder / "command.py").write_text(
         SCRIPT.format(checkout=str(CHECKOUT), body=body, unread=unread), encoding="utf-8"
     )
     line = f"{sys.executable} command.py {redirect}"
-    return subprocess.run(["bash", "-c", line], cwd=folder, env=os.environ | environment, capture_output=True)
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=os.environ | dict(environment or {}), capture_output=True
+    )
 
 
 @pytest.mark.parametrize("body", ["print('x')", "print('x' * 100_000)", "print('x'); sys.exit(0)"])
@@ -60,6 +63,6 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path, closed, output, er
 
 def test_letters_that_the_locale_lacks_are_spelt(tmp_path):
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = run(tmp_path, "print('1 ± 2'); print('…', sys.argv[1], file=sys.stderr)", "nämlich", **environment)
+    done = run(tmp_path, "print('1 ± 2'); print('…', sys.argv[1], file=sys.stderr)", "nämlich", environment=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"1 \\xb1 2\n", "\\u2026 nämlich\n".encode())
     assert run(tmp_path, "print(sys.argv[1])", "$'a\\xff'").stdout == b"a\xff\n"
