@@ -6,7 +6,6 @@ With a few hypotheses, what lies between a block's matrix products would otherwi
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -34,8 +33,6 @@ class BlockStep:
     def of(cls, block: Any, x: Tensor) -> "BlockStep | None":
         """For a ``DecoderBlock`` and its input (1, N, C); None where its parts must be run one after the other."""
         mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
-        if torch.is_grad_enabled():  # a step that records gradients leaves a state of another form
-            return None
         if type(mixer) is not ConvModule or mixer.query_proj is not None:
             return None
         conv = mixer.conv
@@ -55,7 +52,8 @@ class BlockStep:
             [ffn.fc1.weight, ffn.fc1.bias, ffn.fc2.weight, ffn.fc2.bias, *_norm(norms[2])],
         ]
         parameters = [parameter for part in parts for parameter in part]
-        if not ops.takes_block(x, parameters, backend=conv.backend):
+        # one row here: rows come and go, and each step asks for its own
+        if conv.backend == "reference" or not ops.takes("decoder_block", x[:, :1], *parameters):
             return None
         return cls(conv, attention.num_heads, parameters, mixer.glu, residuals[0].normalize_before, norms[0].eps)
 
@@ -64,7 +62,7 @@ class BlockStep:
 
         ``source`` is the attention's part of the state, which like the convolution's is there from the second step on.
         """
-        if not 0 < x.shape[1] <= ops.FEW_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not ops.takes("decoder_block", x):
             return None
         return ops.decoder_block(
             x,
