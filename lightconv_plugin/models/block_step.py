@@ -35,14 +35,14 @@ class BlockStep:
         mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
         if type(mixer) is not ConvModule or mixer.query_proj is not None:
             return None
-        conv = mixer.conv
+        conv: Any = mixer.conv
         if conv.normalization != "softmax" or (isinstance(conv, DynamicConv) and conv.query_heads > 1):
             return None
         if any(module.probability > 0 for module in block.modules() if isinstance(module, Dropout)):
             return None
         residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
         norms = [residual.layer_norm for residual in residuals]
-        kernel: Any = conv.weight_linear.weight if isinstance(conv, DynamicConv) else conv.weight
+        kernel = conv.weight_linear.weight if isinstance(conv, DynamicConv) else conv.weight
         parts = [
             [mixer.in_proj.weight, mixer.in_proj.bias],
             [kernel],

@@ -62,13 +62,13 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
     return _SmoothedNll.apply(logits, target, smoothing, ignore)
 
 
-def require(operator: str, *tensors: Tensor | None) -> None:
+def require(operator: str, x: Tensor, *others: Tensor | None) -> None:
     """Raise what ``refusal`` says.
 
     Raises:
         ValueError: the library does not take the call.
     """
-    refused = refusal(operator, *tensors)
+    refused = refusal(operator, x, *others)
     if refused is not None:
         raise ValueError(f"the native backend cannot run {operator}: {refused.reason}")
 
