@@ -19,11 +19,12 @@ def test_decoding(dtype, gpu):
     assert ops.attend(x, keys, keys, padding, sentence, 2).dtype == dtype
     assert ops.linear(x, torch.ones(6, 8, dtype=dtype)).shape == (1, 4, 6)
     assert ops.glu_mask(x).shape == (1, 4, 4)
-    state = None
+    state: dict | None = None
     for kernels in (weight, weight.expand(1, 4, 2, 3)):
         out, state = ops.conv_step(x, kernels, state)
         assert out.shape == x.shape
         state = ops.reorder_state(state, sentence)
+    assert state is not None
     assert ops.reorder_state(state, sentence.repeat(2))["ancestors"].shape == (3, 8)
     assert gpu.met == {"glu_mask", "conv_step"}
     options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0, "banned": None, "only": 2}
