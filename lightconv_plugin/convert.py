@@ -27,11 +27,11 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGI
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from lightconv_plugin.compat import CheckpointError
 from lightconv_plugin.compat.saving import FULL, write_state
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
+from lightconv_plugin.register import compat
 
 Tensors = dict[str, Tensor]
 MARK = "lightconv_plugin.convert"  # in a checkpoint's extra_state: this may be replaced
@@ -302,7 +302,7 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
 
     Raises:
         ConversionError: not a checkpoint that can be converted, in a sentence.
-        CheckpointError: damaged, not readable, or refused for the types in it.
+        compat.CheckpointError: damaged, not readable, or refused for the types in it.
         OSError: no such file, no permission.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
@@ -386,7 +386,7 @@ def main(arguments: list[str] | None = None) -> None:
         save(state, given.out)
     except ConversionError as error:
         sys.exit(f"error: cannot convert {given.source}: {error}. Nothing was written")
-    except CheckpointError as error:
+    except compat.CheckpointError as error:
         sys.exit(f"error: {error} Nothing was written.")
     except OSError as error:
         advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"

@@ -64,9 +64,9 @@ def types_of(device: torch.device) -> tuple[torch.dtype, ...]:
 
 def state(device: torch.device) -> str:
     """Whether the native backend runs on a device, and on what; or why not."""
-    refused = native.refusal(torch.empty(1, 1, 1, device=device))
+    refused = native.refusal("light_conv", torch.empty(1, 1, 1, device=device))
     if refused is not None:
-        return f"not available: {refused}"
+        return f"not available: {refused.reason}"
     if device.type == "cpu":
         bits = torch.ops.lightconv.cpu_vector_bits(0)
         return f"ready: vectors of {bits} bits, {torch.get_num_threads()} threads"
@@ -130,7 +130,7 @@ def main() -> None:
     failed = 0
     for device in devices():
         print(f"native, {device}  {state(device)}")
-        if native.refusal(torch.empty(1, 1, 1, device=device)) is not None:
+        if native.refusal("light_conv", torch.empty(1, 1, 1, device=device)) is not None:
             continue
         for check in self_test(device):
             failed += not check.passed

@@ -23,11 +23,12 @@ class PlaLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def compute_loss(self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
         """The loss and -log p(target), each summed over the target words of a batch, padding left out.
 
-        An adaptive softmax, a loss for each word (``reduce=False``) and other devices than CPUs are fairseq's to do.
+        fairseq computes what an adaptive softmax gives, a loss for each word (``reduce=False``), and what lies on
+        devices for which the library has no kernel.
         """
         logits: Tensor = net_output[0]
         adaptive = getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None
-        if adaptive or not reduce or logits.device.type != "cpu":
+        if adaptive or not reduce or not ops.native.has_kernel("smoothed_nll", logits.device.type):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
         target = model.get_targets(sample, net_output)
         skipped = self.ignore_prefix_size

@@ -6,7 +6,6 @@ With a few hypotheses, what lies between a block's matrix products would otherwi
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -34,18 +33,16 @@ class BlockStep:
     def of(cls, block: Any, x: Tensor) -> "BlockStep | None":
         """For a ``DecoderBlock`` and its input (1, N, C); None where its parts must be run one after the other."""
         mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
-        if torch.is_grad_enabled():  # a step that records gradients leaves a state of another form
-            return None
         if type(mixer) is not ConvModule or mixer.query_proj is not None:
             return None
-        conv = mixer.conv
+        conv: Any = mixer.conv
         if conv.normalization != "softmax" or (isinstance(conv, DynamicConv) and conv.query_heads > 1):
             return None
         if any(module.probability > 0 for module in block.modules() if isinstance(module, Dropout)):
             return None
         residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
         norms = [residual.layer_norm for residual in residuals]
-        kernel: Any = conv.weight_linear.weight if isinstance(conv, DynamicConv) else conv.weight
+        kernel = conv.weight_linear.weight if isinstance(conv, DynamicConv) else conv.weight
         parts = [
             [mixer.in_proj.weight, mixer.in_proj.bias],
             [kernel],
@@ -55,7 +52,8 @@ class BlockStep:
             [ffn.fc1.weight, ffn.fc1.bias, ffn.fc2.weight, ffn.fc2.bias, *_norm(norms[2])],
         ]
         parameters = [parameter for part in parts for parameter in part]
-        if not ops.takes_block(x, parameters, backend=conv.backend):
+        # one row here: rows come and go, and each step asks for its own
+        if conv.backend == "reference" or not ops.takes("decoder_block", x[:, :1], *parameters):
             return None
         return cls(conv, attention.num_heads, parameters, mixer.glu, residuals[0].normalize_before, norms[0].eps)
 
@@ -64,7 +62,7 @@ class BlockStep:
 
         ``source`` is the attention's part of the state, which like the convolution's is there from the second step on.
         """
-        if not 0 < x.shape[1] <= ops.FEW_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not ops.takes("decoder_block", x):
             return None
         return ops.decoder_block(
             x,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin.models.block_step import BlockStep
 from lightconv_plugin.models.mixers import build_mixer
-from lightconv_plugin.modules import Dropout, IncrementalState, SourceAttention, linear
+from lightconv_plugin.models.source_attention import SourceAttention
+from lightconv_plugin.modules import Dropout, IncrementalState, linear
 
 
 class Residual(nn.Module):

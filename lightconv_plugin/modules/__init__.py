@@ -1,4 +1,4 @@
-"""Layers with parameters and state. One class an operator, whatever the backend."""
+"""Layers with parameters and state, for any model. Imports torch alone. One class an operator, whatever the backend."""
 
 from lightconv_plugin.modules.average_attention import AverageAttention
 from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
@@ -6,7 +6,6 @@ from lightconv_plugin.modules.conv_module import ConvModule
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear, linear
 from lightconv_plugin.modules.self_attention import SelfAttention
-from lightconv_plugin.modules.source_attention import SourceAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
 from lightconv_plugin.modules.window import IncrementalState, InputWindow, StepByStep
 
@@ -20,7 +19,6 @@ __all__ = [
     "LightweightConv",
     "Linear",
     "SelfAttention",
-    "SourceAttention",
     "StandardConv",
     "StepByStep",
     "TimeConv",

@@ -1,13 +1,18 @@
 """Dropout, controlled as everywhere in fairseq."""
 
-from fairseq.modules import FairseqDropout
-from torch import Tensor
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor, nn
 
 from lightconv_plugin import ops
 
+logger = logging.getLogger(__name__)
 
-class Dropout(FairseqDropout):
-    """fairseq's dropout (``--retain-dropout`` included), at the speed of ``ops.dropout``.
+
+class Dropout(nn.Module):
+    """``ops.dropout`` in training, and where fairseq's ``--retain-dropout`` asks for it.
 
     Args:
         p: probability of dropping.
@@ -15,7 +20,10 @@ class Dropout(FairseqDropout):
     """
 
     def __init__(self, p: float, owner: object) -> None:
-        super().__init__(p, module_name=type(owner).__name__)
+        super().__init__()
+        self.p = p
+        self.module_name = type(owner).__name__
+        self.apply_during_inference = False
 
     @property
     def probability(self) -> float:
@@ -26,3 +34,18 @@ class Dropout(FairseqDropout):
         """Any shape; ``inplace`` is fairseq's, and spares no memory here."""
         p = self.probability
         return ops.dropout(x, p) if p > 0 else x
+
+    def make_generation_fast_(
+        self,
+        name: str,
+        retain_dropout: bool = False,
+        retain_dropout_modules: Collection[str] | None = None,
+        **_options: Any,
+    ) -> None:
+        """fairseq's call before generation; no list of modules means all of them."""
+        if retain_dropout and (retain_dropout_modules is None or self.module_name in retain_dropout_modules):
+            logger.info("Enabling dropout during inference for module: %s", name)
+            self.apply_during_inference = True
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,8 +1,8 @@
 """The past inputs that a causal module keeps while a decoder takes one position at a time."""
 
+import uuid
 from typing import Any
 
-from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -10,20 +10,25 @@ from lightconv_plugin import ops
 IncrementalState = dict[str, dict[str, Tensor | None]]
 
 
-class StepByStep(FairseqIncrementalState, nn.Module):
-    """A module with an entry of its own in fairseq's incremental state.
+class StepByStep(nn.Module):
+    """A module with entries of its own in a decoder's state, the dictionary that fairseq calls incremental state.
 
     Args:
         causal: a module that also looks to the right cannot decode step by step.
     """
 
-    # of fairseq's mixin; nn.Module would declare them as Tensor or Module
-    get_incremental_state: Any
-    set_incremental_state: Any
-
     def __init__(self, *, causal: bool) -> None:
         super().__init__()
         self.causal = causal
+        self._owner = str(uuid.uuid4())
+
+    def get_incremental_state(self, incremental_state: IncrementalState, key: str) -> Any:
+        """Return this module's entry; None before the first step."""
+        return incremental_state.get(f"{self._owner}.{key}")
+
+    def set_incremental_state(self, incremental_state: IncrementalState, key: str, value: Any) -> None:
+        """Keep this module's entry for the next step."""
+        incremental_state[f"{self._owner}.{key}"] = value
 
     def check_step(self, x: Tensor) -> None:
         """Refuse what cannot be one step of decoding.

@@ -1,16 +1,9 @@
 """LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` is the definition."""
 
 from lightconv_plugin.ops import reference, window
-from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv
-from lightconv_plugin.ops.generation import (
-    FEW_ROWS,
-    attend,
-    attend_with_weights,
-    beam_candidates,
-    decoder_block,
-    linear,
-    takes_block,
-)
+from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv, takes
+from lightconv_plugin.ops.generation import attend, attend_with_weights, beam_candidates, decoder_block, linear
+from lightconv_plugin.ops.native.operators import FEW_ROWS
 from lightconv_plugin.ops.normalization import normalize_kernel
 from lightconv_plugin.ops.step import conv_step, reorder_state
 from lightconv_plugin.ops.training import attention, dropout, smoothed_nll
@@ -34,6 +27,6 @@ __all__ = [
     "reference",
     "reorder_state",
     "smoothed_nll",
-    "takes_block",
+    "takes",
     "window",
 ]

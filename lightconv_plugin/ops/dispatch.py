@@ -6,7 +6,6 @@ the choice was left open, done by the reference, with one warning that says why.
 
 import logging
 import os
-from collections.abc import Callable
 from types import ModuleType
 
 from torch import Tensor
@@ -16,6 +15,7 @@ from lightconv_plugin.ops import native, reference
 logger = logging.getLogger(__name__)
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
+CHOICES = ("auto", *BACKENDS)
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 
 PASSED_OVER = "lightconv_plugin: the native backend is passed over"  # scripts look for these words
@@ -44,7 +44,7 @@ def light_conv(
     """
     check_operands("light_conv", x, weight, 2, "(H, K)")
     _check_kernel("light_conv", weight, padding_l)
-    chosen = choose_backend("light_conv", backend, x)
+    chosen = choose_backend("light_conv", backend, x, weight)
     return chosen.light_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
 
@@ -71,47 +71,48 @@ def dynamic_conv(
             f"{tuple(x.shape[:2])} as in x; got weight {tuple(weight.shape)}"
         )
     _check_kernel("dynamic_conv", weight, padding_l)
-    chosen = choose_backend("dynamic_conv", backend, x)
+    chosen = choose_backend("dynamic_conv", backend, x, weight)
     return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
 
 def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """The gate in front of the convolution: x (T, B, 2C) gives (T, B, C), zero where padding_mask (B, T) is true.
-
-    One launch on a GPU; on other devices PyTorch's own operators do it.
-    """
-    if not x.is_cuda:
-        return reference.glu_mask(x, padding_mask)
+    """The gate in front of the convolution: x (T, B, 2C) gives (T, B, C), zero where padding_mask (B, T) is true."""
     return choose_backend("glu_mask", "auto", x).glu_mask(x, padding_mask)
 
 
-def choose_backend(
-    operator: str, backend: str, x: Tensor, refusal: Callable[[Tensor], str | None] = native.refusal
-) -> ModuleType:
-    """The module that runs ``operator`` on ``x``; logs the choice the first time it is made.
+def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> ModuleType:
+    """Return the module that runs ``operator`` on these tensors; logs the choice the first time it is made.
 
-    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to what can be done: native where
-    it takes x, else the reference. ``refusal`` says why native cannot, or None.
+    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to ``native.refusal``: native where
+    the library takes the call, else the reference. The variable speaks of all operators at once, so that its "native"
+    does not ask for kernels that the library is not meant to have.
 
     Raises:
         ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
     """
     name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
-    if name == "auto":
-        refused = refusal(x)
-        name = "native" if refused is None else "reference"
-        _announce(operator, name, refused)
-        return BACKENDS[name]
-    if name not in BACKENDS:
+    if name == "reference":
+        _announce(operator, name)
+        return reference
+    if name not in CHOICES:
         raise ValueError(f"backend {name!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
-    refused = refusal(x) if name == "native" else None
-    if refused is not None:
-        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused}")
-    _announce(operator, name, None)
-    return BACKENDS[name]
+    refused = native.refusal(operator, x, *others)
+    if refused is None:
+        _announce(operator, "native")
+        return native
+    if backend == "native" or (name == "native" and not refused.by_design):
+        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused.reason}")
+    if not refused.by_design:
+        _announce(operator, "reference", refused.reason)
+    return reference
 
 
-def _announce(operator: str, name: str, refused: str | None) -> None:
+def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
+    """Return True if the library runs ``operator`` on these tensors; see ``choose_backend``."""
+    return choose_backend(operator, "auto", x, *others) is native
+
+
+def _announce(operator: str, name: str, refused: str | None = None) -> None:
     if (operator, name) in _announced:
         return
     _announced.add((operator, name))

@@ -4,19 +4,14 @@ Nothing here records gradients in C++: where they are wanted, PyTorch does the w
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightconv_plugin.ops import native
-from lightconv_plugin.ops.dispatch import choose_backend
+from lightconv_plugin.ops.dispatch import takes
 from lightconv_plugin.ops.training import masked_softmax
-
-# From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
-FEW_ROWS = 24
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -24,11 +19,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     The step of a decoder with few hypotheses spends its time on reading the weights; that is then all it does.
     """
-    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32 or x.dtype != weight.dtype:
-        return F.linear(x, weight, bias)
-    if not 0 < x.numel() <= FEW_ROWS * x.shape[-1] or torch.is_autocast_enabled("cpu") or not weight.is_contiguous():
-        return F.linear(x, weight, bias)
-    if choose_backend("linear", "auto", x) is not native:
+    if not takes("few_rows_linear", x, weight, bias):
         return F.linear(x, weight, bias)
     return torch.ops.lightconv.few_rows_linear(x, weight, bias)
 
@@ -46,7 +37,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
     Returns:
         (1, N, C); zero for a row whose sentence is all padding.
     """
-    if choose_backend("attend", "auto", query, lambda x: _refusal(x, keys, values)) is native:
+    if takes("attend", query, keys, values):
         return torch.ops.lightconv.attend(query, keys, values, padding, sentence, heads)
     return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
 
@@ -65,19 +56,6 @@ def attend_with_weights(
     return out.reshape(1, rows, channels), weights
 
 
-def _refusal(x: Tensor, *others: Tensor) -> str | None:
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *others)):
-        return "its attention records no gradients; decode under torch.no_grad()"
-    return native.refusal(x)
-
-
-def takes_block(x: Tensor, parameters: Sequence[Tensor], *, backend: str = "auto") -> bool:
-    """Whether ``decoder_block`` can be given these: float32 on a CPU, and the native library there and wanted."""
-    if any(t.device.type != "cpu" or t.dtype != torch.float32 or not t.is_contiguous() for t in (x, *parameters)):
-        return False
-    return choose_backend("decoder_block", backend, x) is native
-
-
 def decoder_block(
     x: Tensor,
     parameters: list[Tensor],
@@ -92,7 +70,7 @@ def decoder_block(
 ) -> Tensor:
     """One position of a decoder's block (section 3.3): convolution, attention to the source, feed-forward network.
 
-    ``models.layers.DecoderBlock`` is the definition. Only where ``takes_block``; nothing records gradients.
+    ``models.layers.DecoderBlock`` is the definition. Only where the library ``takes`` it.
 
     Args:
         x: (1, N, C).
@@ -159,7 +137,7 @@ def beam_candidates(
         as 0; where fewer continuations are possible, the rest have the score -inf.
     """
     logits = logits.float()
-    if choose_backend("beam_candidates", "auto", logits, _refusal) is native:
+    if takes("beam_candidates", logits, scores):
         no = -1
         return torch.ops.lightconv.beam_candidates(
             logits,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.ops import native
-from lightconv_plugin.ops.dispatch import choose_backend
+from lightconv_plugin.ops.dispatch import takes
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -21,7 +21,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: p is {p}; expected 0 <= p <= 1")
-    if p in (0.0, 1.0) or x.device.type != "cpu" or choose_backend("dropout", "auto", x) is not native:
+    if p in (0.0, 1.0) or not takes("dropout", x):
         return F.dropout(x, p)
     return native.dropout(x, p)
 
@@ -40,7 +40,7 @@ def attention(
         (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64. Both are
         zero where a query sees nothing.
     """
-    if not need_weights and (p == 0.0 or q.device.type != "cpu"):
+    if not need_weights and (p == 0.0 or not takes("dropout", q)):
         if seen is None:
             return F.scaled_dot_product_attention(q, k, v, dropout_p=p), None
         blind = ~seen.any(dim=-1, keepdim=True)
@@ -75,7 +75,7 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
     Returns:
         the loss, and the sum of -log p(target), which has no gradient; numbers, in float32 or float64.
     """
-    if logits.device.type == "cpu" and choose_backend("smoothed_nll", "auto", logits) is native:
+    if takes("smoothed_nll", logits):
         return native.smoothed_nll(logits, target, smoothing, ignore)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     counts = target != ignore

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-import lightconv_plugin  # noqa: F401  applies the shims
+import lightconv_plugin.register  # noqa: F401  applies the shims
 
 REPO = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from fairseq import options
 
-import lightconv_plugin  # noqa: F401  applies the shims
+import lightconv_plugin.register  # noqa: F401  applies the shims
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from tests.compat.conftest import REPO, unwrapped
 

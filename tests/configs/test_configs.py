@@ -13,7 +13,7 @@ import pytest
 import yaml
 from fairseq import options
 
-import lightconv_plugin  # noqa: F401  registers the models and tasks
+import lightconv_plugin.register  # noqa: F401  registers the models and tasks
 from scripts import check
 from scripts.common import show
 from scripts.common.commands import generate_command, train_command

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
-import lightconv_plugin  # noqa: F401  applies the shims
+import lightconv_plugin.register  # noqa: F401  applies the shims
 
 TRAINING = {
     "task": "translation",

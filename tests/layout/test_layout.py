@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,12 @@ def test_imports_of_the_plugin_point_one_way(layer):
                 assert any(within(name, package) for package in allowed), f"{path}: {name}"
 
 
-def test_the_operators_import_torch_alone():
+@pytest.mark.parametrize("layer", ["ops", "modules"])
+def test_operators_and_modules_import_torch_alone(layer):
+    own = (*sys.stdlib_module_names, "torch", "lightconv_plugin")
     for path in PYTHON:
-        if ROOT / "lightconv_plugin" / "ops" in path.parents:
-            assert not any(within(name, "fairseq") for name in imported(path)), path
+        if ROOT / "lightconv_plugin" / layer in path.parents:
+            assert {name for name in imported(path) if name.split(".")[0] not in own} == set(), path
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-import lightconv_plugin  # noqa: F401  registers the models
+import lightconv_plugin.register  # noqa: F401  registers the models
 
 SMALL: dict[str, Any] = {
     "encoder_embed_dim": 16,

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-import lightconv_plugin  # noqa: F401  registers the models
+import lightconv_plugin.register  # noqa: F401  registers the models
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from scripts import params
 from scripts.common.config import load_config

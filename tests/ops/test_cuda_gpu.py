@@ -53,7 +53,7 @@ def test_against_the_reference(dtype, K, padding_l, R):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropconnect_is_the_mask_of_the_definition(dtype):
     x, weight, seed = make(40, 2, 128, dtype=dtype), make(40, 2, 2, 31, dtype=dtype), torch.tensor([77], device="cuda")
-    assert native.refusal(x) is None
+    assert native.refusal("light_conv", x) is None
     got = torch.ops.lightconv.dynamic_conv(x, weight, 30, True, 0.3, seed)
     kernel = weight.double().softmax(-1).cpu() * factors((40, 2, 2, 31), 0.3, 77)
     assert_close(got.cpu(), reference.dynamic_conv(x.double().cpu(), kernel, padding_l=30, normalization="none"), dtype)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import generation
 from tests.tolerances import assert_close
 
 
@@ -19,7 +18,7 @@ def native(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, generation.FEW_ROWS, generation.FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, ops.FEW_ROWS, ops.FEW_ROWS + 1])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (17, 3), (64, 65), (130, 257)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(rows, inputs, outputs, bias, vector_bits):

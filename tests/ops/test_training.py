@@ -93,6 +93,9 @@ def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(monkeypatch):
     x = torch.randn(10)
     assert torch.equal(ops.dropout(x, 0.0), x)
     assert torch.equal(ops.dropout(x, 1.0), torch.zeros(10))
+    with pytest.raises(ValueError, match="cannot run dropout: it runs on CPUs and NVIDIA GPUs; got a tensor on meta"):
+        ops.dropout(x.to("meta"), 0.5)
+    monkeypatch.delenv("LIGHTCONV_BACKEND")
     assert ops.dropout(x.to("meta"), 0.5).shape == (10,)
     monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
     torch.manual_seed(1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import lightconv_plugin.register  # noqa: F401  whatever other tests imported first
 from tests.scripts.stand_in import ONE_SEED, Place
 
 

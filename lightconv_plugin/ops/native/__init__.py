@@ -9,24 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightconv_plugin.ops.native import cuda, library
+from lightconv_plugin.ops.native.operators import CPU_TYPES, has_kernel, refusal
 from lightconv_plugin.ops.normalization import normalize_kernel
 
-CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
-
-
-def refusal(x: Tensor) -> str | None:
-    """Why this backend cannot take ``x``, in a sentence; None if it can."""
-    missing = library.load()
-    if missing is not None:
-        return missing
-    if x.device.type == "cpu" and x.dtype not in CPU_TYPES:
-        return f"on a CPU it takes float32, float64 and bfloat16; got {x.dtype}"
-    if x.device.type == "cuda":
-        return cuda.refusal(x)
-    if x.device.type != "cpu":
-        return f"it runs on CPUs and NVIDIA GPUs; got a tensor on {x.device}"
-    return None
+__all__ = ["CPU_TYPES", "dropout", "dynamic_conv", "glu_mask", "has_kernel", "light_conv", "refusal", "smoothed_nll"]
 
 
 def light_conv(
@@ -37,7 +23,7 @@ def light_conv(
     Raises:
         ValueError: what ``refusal`` says, or an unknown normalisation.
     """
-    return _conv(torch.ops.lightconv.light_conv, x, weight, padding_l, normalization, dropconnect)
+    return _conv("light_conv", x, weight, padding_l, normalization, dropconnect)
 
 
 def dynamic_conv(
@@ -48,18 +34,16 @@ def dynamic_conv(
     Raises:
         ValueError: what ``refusal`` says, or an unknown normalisation.
     """
-    return _conv(torch.ops.lightconv.dynamic_conv, x, weight, padding_l, normalization, dropconnect)
+    return _conv("dynamic_conv", x, weight, padding_l, normalization, dropconnect)
 
 
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """See ``reference.glu_mask``; the same shapes, on a GPU. Gradients are of first order.
 
     Raises:
-        ValueError: what ``refusal`` says, or x is not on a GPU.
+        ValueError: what ``refusal`` says.
     """
-    refused = refusal(x) if x.is_cuda else f"the gate runs on NVIDIA GPUs; got a tensor on {x.device}"
-    if refused is not None:
-        raise ValueError(f"the native backend cannot run this: {refused}")
+    require("glu_mask", x)
     if torch.is_grad_enabled() and x.requires_grad:
         return _GluMask.apply(x, padding_mask)
     return torch.ops.lightconv.glu_mask(x, padding_mask)
@@ -78,10 +62,20 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
     return _SmoothedNll.apply(logits, target, smoothing, ignore)
 
 
-def _conv(operator: Any, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float) -> Tensor:
-    refused = refusal(x)
+def require(operator: str, x: Tensor, *others: Tensor | None) -> None:
+    """Raise what ``refusal`` says.
+
+    Raises:
+        ValueError: the library does not take the call.
+    """
+    refused = refusal(operator, x, *others)
     if refused is not None:
-        raise ValueError(f"the native backend cannot run this: {refused}")
+        raise ValueError(f"the native backend cannot run {operator}: {refused.reason}")
+
+
+def _conv(name: str, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float) -> Tensor:
+    require(name, x, weight)
+    operator = getattr(torch.ops.lightconv, name)
     softmax = normalization == "softmax"
     if not softmax:
         weight = normalize_kernel(weight, normalization)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from lightconv_plugin.ops.native import build
 
@@ -27,11 +26,14 @@ class Toolkit(NamedTuple):
     include: Path | None
 
 
-def refusal(x: Tensor) -> str | None:
-    """Why a CUDA tensor cannot be taken, in a sentence; None if it can. The library is loaded."""
-    if x.dtype not in TYPES:
-        return f"on a GPU it takes float32, float16, bfloat16 and float64; got {x.dtype}"
-    return _configure()
+@functools.cache
+def unusable() -> str | None:
+    """Return the reason why no kernel can be compiled, or None, and then the library knows where things are.
+
+    The library is loaded.
+    """
+    kit = choose_toolkit(list(toolkits()), torch.version.cuda)
+    return kit if isinstance(kit, str) else configure(kit)
 
 
 def toolkits() -> Iterator[Toolkit]:
@@ -75,12 +77,6 @@ def configure(kit: Toolkit) -> str | None:
     words = (build.SOURCES, kit.include, kit.nvrtc, cache, build.fingerprint_of_sources())
     torch.ops.lightconv.cuda_configure(*map(str, words))
     return None
-
-
-@functools.cache
-def _configure() -> str | None:
-    kit = choose_toolkit(list(toolkits()), torch.version.cuda)
-    return kit if isinstance(kit, str) else configure(kit)
 
 
 def _wheel_folders() -> list[Path]:

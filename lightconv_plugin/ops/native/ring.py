@@ -17,24 +17,15 @@ from lightconv_plugin.ops.normalization import normalize_kernel
 State = dict[str, Tensor]
 
 
-def refusal(x: Tensor, weight: Tensor) -> str | None:
-    """Why a step of this backend cannot take ``x`` and ``weight``, in a sentence; None if it can."""
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return "its decoding steps record no gradients; decode under torch.no_grad()"
-    return native.refusal(x)
-
-
 def conv_step(
     x: Tensor, weight: Tensor, state: State | None, *, normalization: str = "softmax"
 ) -> tuple[Tensor, State]:
     """One position: x (1, N, C) and logits (H, K) or (1, N, H, K) give (1, N, C) and the state for the next.
 
     Raises:
-        ValueError: what ``refusal`` says, or an unknown normalisation.
+        ValueError: what ``native.refusal`` says, or an unknown normalisation.
     """
-    refused = refusal(x, weight)
-    if refused is not None:
-        raise ValueError(f"the native backend cannot run this: {refused}")
+    native.require("conv_step", x, weight)
     if state is None:
         state = _empty(x, weight.shape[-1])
     softmax = normalization == "softmax"
@@ -54,7 +45,7 @@ def rows(state: State) -> int:
 def reorder(state: State, new_order: Tensor) -> State:
     """The state in which hypothesis n continues what new_order[n] has read; there may be fewer or more than before."""
     ring, ancestors = state["ring"], state["ancestors"]
-    if ancestors.device.type == "cpu":
+    if native.refusal("reorder_ancestors", ancestors) is None:
         ancestors = torch.ops.lightconv.reorder_ancestors(ancestors, new_order)
     else:
         ancestors = ancestors.index_select(1, new_order)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from lightconv_plugin.modules import SourceAttention
+from lightconv_plugin.models.source_attention import SourceAttention
 from tests.tolerances import assert_close
 
 C, SOURCE, HEADS, S = 8, 6, 4, 5

@@ -5,8 +5,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.window import IncrementalState
+from lightconv_plugin.modules import Dropout, IncrementalState
 
 
 class SourceAttention(MultiheadAttention):

@@ -1,0 +1,139 @@
+"""The one place that decides whether the library takes a call, for all of its operators alike.
+
+It asks the tensors for their device, type, layout and gradients, and the dispatcher for a kernel on that device.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops.native import cuda, library
+
+CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
+TYPES = {"cpu": CPU_TYPES, "cuda": cuda.TYPES}
+MACHINES = {"cpu": "CPU", "cuda": "GPU"}
+
+# From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
+FEW_ROWS = 24
+
+
+class Operator(NamedTuple):
+    """What an operator takes, on the devices that it has a kernel for.
+
+    Attributes:
+        gradient: the operator that computes its gradient; None: it records none.
+        types: of its first tensor; None: the floating types of the device.
+        casts: its other tensors are cast to the first one's type.
+        contiguous: its other tensors must be contiguous.
+        few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
+    """
+
+    gradient: str | None = None
+    types: tuple[torch.dtype, ...] | None = None
+    casts: bool = False
+    contiguous: bool = False
+    few_rows: bool = False
+
+
+OPERATORS = {
+    "light_conv": Operator("light_conv_backward", casts=True),
+    "dynamic_conv": Operator("dynamic_conv_backward", casts=True),
+    "glu_mask": Operator("glu_mask_backward"),
+    "dropout": Operator("dropout"),
+    "smoothed_nll": Operator("smoothed_nll_backward"),
+    "conv_step": Operator(casts=True),
+    "reorder_ancestors": Operator(types=(torch.int32,)),
+    "attend": Operator(contiguous=True),
+    "beam_candidates": Operator(types=(torch.float32,)),
+    "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
+    "decoder_block": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
+}
+
+
+class Refusal(NamedTuple):
+    """The reason why the library does not take a call.
+
+    Attributes:
+        reason: half a sentence, for users.
+        by_design: the definition is meant for such calls, so that nobody needs to be told.
+    """
+
+    reason: str
+    by_design: bool = False
+
+
+_DECODES = Refusal("it records no gradients; decode under torch.no_grad()")
+_STRIDED = Refusal("its tensors must be contiguous")
+_PRODUCT = Refusal(f"it takes 1 to {FEW_ROWS} contiguous rows, without gradients and outside of autocast", True)
+
+
+def refusal(operator: str, x: Tensor, *others: Tensor | None) -> Refusal | None:
+    """Return the reason why the library does not take a call of ``operator``, or None. Loads the library.
+
+    Args:
+        operator: a name in ``OPERATORS``.
+        x: its first tensor.
+        others: its further floating-point tensors, as far as they can decide it.
+    """
+    device, dtype = x.device, x.dtype
+    refused = _refusal_of_kind(operator, device.type, dtype)
+    if refused is not None:
+        return refused
+    takes = OPERATORS[operator]
+    if takes.few_rows and not (
+        0 < x.numel() <= FEW_ROWS * x.shape[-1]
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(device.type)
+    ):
+        return _PRODUCT
+    if (
+        takes.gradient is None
+        and torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in (x, *others))
+    ):
+        return _DECODES
+    for t in others:
+        if t is None:
+            continue
+        if t.device != device:
+            return Refusal(f"its tensors must be on one device; got {device} and {t.device}", takes.few_rows)
+        if t.dtype != dtype and not takes.casts:
+            return Refusal(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.few_rows)
+        if takes.contiguous and not t.is_contiguous():
+            return _PRODUCT if takes.few_rows else _STRIDED
+    return None
+
+
+def has_kernel(operator: str, device: str) -> bool:
+    """Return True if the library has a kernel of ``operator``, and of its gradient, for a type of device."""
+    if library.load() is not None:
+        return False
+    names = (operator, OPERATORS[operator].gradient)
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return all(has(f"lightconv::{name}", device.upper()) for name in names if name is not None)
+
+
+@torch.compiler.assume_constant_result
+def _refusal_of_kind(operator: str, device: str, dtype: torch.dtype) -> Refusal | None:
+    return _cached_refusal_of_kind(operator, device, dtype)
+
+
+@functools.cache
+def _cached_refusal_of_kind(operator: str, device: str, dtype: torch.dtype) -> Refusal | None:
+    takes = OPERATORS[operator]
+    missing = library.load()
+    if missing is not None:
+        return Refusal(missing, takes.few_rows)
+    if device not in TYPES:
+        return Refusal(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", takes.few_rows)
+    if not has_kernel(operator, device):
+        return Refusal(f"it has no kernel of {operator} for a {MACHINES[device]}", True)
+    types = takes.types or TYPES[device]
+    if dtype not in types:
+        names = [str(t).removeprefix("torch.") for t in types]
+        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return Refusal(f"on a {MACHINES[device]} it takes {listed}; got {dtype}", takes.few_rows)
+    unusable = cuda.unusable() if device == "cuda" else None
+    return None if unusable is None else Refusal(unusable, takes.few_rows)

@@ -1,0 +1,66 @@
+"""CUDA tensors without a GPU: shapes, types and the choice of operators are those of a GPU, and nothing is computed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops.native import library
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "cuda_build":
+            item.add_marker(pytest.mark.cuda_build)
+            if torch.version.cuda is None:
+                item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} is no CUDA build"))
+
+
+class Watch(TorchDispatchMode):
+    """Ask the dispatcher for a kernel of each of our operators: fakes run where there is none.
+
+    A number or a truth value that Python waits for is made up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return True if args[0].dtype == torch.bool else 1
+        if function.namespace == "lightconv":
+            name = function.overloadpacket.__name__
+            devices = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            for device in devices:
+                self.met.add(name)
+                if not torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", device.upper()):
+                    raise NotImplementedError(f"lightconv::{name} has no kernel for {device} and was called")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """A pretended GPU, on which everything is made; the operators that are met."""
+    monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
+    assert library.load() is None
+    assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) is ops.native
+    # fairseq asks so for a shape, and torch for the data
+    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
+    default = torch.get_default_dtype()
+    # adaptive inputs pick words by a mask, so that a size is not known
+    sizes = ShapeEnv(allow_dynamic_output_shape_ops=True)
+    with (
+        FakeTensorMode(shape_env=sizes, static_shapes=True, allow_non_fake_inputs=True),
+        torch.device("cuda"),
+        Watch() as watch,
+    ):
+        assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) is ops.native, "NVRTC is not found"
+        yield watch
+    torch.set_default_dtype(default)

@@ -1,0 +1,118 @@
+"""Every architecture on a pretended GPU: whole sentences, and beam search step by step."""
+
+import contextlib
+
+import pytest
+import torch
+
+from lightconv_plugin import ops
+from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from tests.models import common
+
+TYPES, SENTENCES, BEAM, S = 30, 3, 4, 6
+OPTIONS = {
+    **common.SMALL,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_kernel_size_list": [3, 5],
+    "decoder_kernel_size_list": [3, 5],
+}
+PRECISIONS = ["float32", "bfloat16", "float16", "autocast"]
+
+
+def precise(precision):
+    if precision == "autocast":
+        return torch.autocast("cuda", torch.bfloat16)
+    torch.set_default_dtype(getattr(torch, precision))  # of the weights too
+    return contextlib.nullcontext()
+
+
+def tokens(*shape):
+    return torch.full(shape, 5)
+
+
+def build(arch, **options):
+    if "query_dim" in str(ENCODER_DECODER[arch]):
+        options |= {
+            "encoder_query_dim": 16,
+            "decoder_query_dim": 16,
+            "encoder_query_heads": 4,
+            "decoder_query_heads": 4,
+        }
+    return of_one_type(common.build(arch, common.task(TYPES), **{**OPTIONS, **options}))
+
+
+def of_one_type(model):
+    """Convert the buffers, from which fairseq takes types and devices, as converting the model would have done."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                module.register_buffer(name, buffer.to("cuda", torch.get_default_dtype()))
+    return model
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("arch", ENCODER_DECODER)
+def test_whole_sentences(arch, precision, gpu):
+    with precise(precision), torch.no_grad():
+        for dropout in (0.0, 0.1):
+            model = build(arch, dropout=dropout, attention_dropout=dropout, weight_dropout=dropout).train()
+            lengths = torch.full((SENTENCES,), S)
+            logits, _ = model(tokens(SENTENCES, S), lengths, tokens(SENTENCES, 4))
+            assert logits.shape == (SENTENCES, 4, TYPES)
+            assert logits.device.type == "cuda"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("arch", ENCODER_DECODER)
+def test_a_search_step_by_step(arch, precision, gpu):
+    with precise(precision), torch.no_grad():
+        model = build(arch).eval()
+        model.make_generation_fast_(need_attn=False)
+        read = model.encoder(tokens(SENTENCES, S), torch.full((SENTENCES,), S))
+        state: dict = {}
+        words, scores, beams = tokens(SENTENCES, 1), None, 1
+        for step in range(3):
+            logits, _ = model.decoder(words, encoder_out=read, incremental_state=state)
+            options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0, "banned": 2, "only": None}
+            best, found, parents = ops.beam_candidates(logits[:, -1], scores, beams=beams, count=2 * BEAM, **options)
+            assert best.shape == found.shape == parents.shape == (SENTENCES, 2 * BEAM)
+            assert best.dtype == torch.float32
+            parents = parents + beams * torch.arange(SENTENCES).unsqueeze(1)
+            order = parents[:, :BEAM].reshape(-1)
+            words = torch.cat([words.index_select(0, order), found[:, :BEAM].reshape(-1, 1)], dim=1)
+            scores, beams = best[:, :BEAM].reshape(-1), BEAM
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            assert words.shape == (SENTENCES * BEAM, step + 2)
+
+
+def test_the_kernels_that_there_are_are_used(gpu):
+    with torch.no_grad():
+        model = build("pla_dynamicconv_iwslt_de_en", encoder_glu=True, decoder_glu=True).eval()
+        read = model.encoder(tokens(SENTENCES, S), torch.full((SENTENCES,), S))
+        model.decoder(tokens(SENTENCES, 1), encoder_out=read, incremental_state={})
+        build("pla_lightconv_iwslt_de_en").encoder(tokens(SENTENCES, S), torch.full((SENTENCES,), S))
+    assert gpu.met >= {"light_conv", "dynamic_conv", "glu_mask", "conv_step"}
+
+
+@pytest.mark.parametrize("arch", LANGUAGE_MODELS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_language_models(arch, precision, gpu):
+    cutoffs = {"adaptive_input_cutoff": [10, 20], "adaptive_softmax_cutoff": [10, 20], "tie_adaptive_weights": False}
+    small = {name: value for name, value in OPTIONS.items() if not name.startswith("encoder")}
+    with precise(precision), torch.no_grad():
+        task = common.task(TYPES)
+        task.dictionary = task.output_dictionary = task.source_dictionary
+        model = of_one_type(common.build(arch, task, **small, **cutoffs, tokens_per_sample=64)).eval()
+        assert model(tokens(SENTENCES, 7))[0].shape[:2] == (SENTENCES, 7)
+        state: dict = {}
+        for step in range(2):
+            features, _ = model.decoder(tokens(SENTENCES, step + 1), incremental_state=state)
+            assert features.shape[:2] == (SENTENCES, 1)
+            model.decoder.reorder_incremental_state_scripting(state, torch.zeros(SENTENCES, dtype=torch.long))
+
+
+def test_a_missing_kernel_is_seen(gpu):
+    x = torch.empty(1, 4, 8)
+    with pytest.raises(NotImplementedError, match="lightconv::attend has no kernel for cuda and was called"):
+        torch.ops.lightconv.attend(x, x, x, None, torch.zeros(4, dtype=torch.long), 2)

@@ -1,0 +1,55 @@
+"""The public operators and the loss on a pretended GPU, where the library has kernels for some of them."""
+
+import pytest
+import torch
+
+from lightconv_plugin import ops
+from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
+from tests.criterions.test_label_smoothed_cross_entropy import Model, criterions
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.no_grad()
+def test_decoding(dtype, gpu):
+    x, weight, keys = torch.ones(1, 4, 8, dtype=dtype), torch.ones(2, 3), torch.ones(2, 5, 8, dtype=dtype)
+    sentence = torch.zeros(4, dtype=torch.long)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    assert ops.attend(x, keys, keys, padding, sentence, 2).dtype == dtype
+    assert ops.linear(x, torch.ones(6, 8, dtype=dtype)).shape == (1, 4, 6)
+    assert ops.glu_mask(x).shape == (1, 4, 4)
+    state: dict | None = None
+    for kernels in (weight, weight.expand(1, 4, 2, 3)):
+        out, state = ops.conv_step(x, kernels, state)
+        assert out.shape == x.shape
+        state = ops.reorder_state(state, sentence)
+    assert state is not None
+    assert ops.reorder_state(state, sentence.repeat(2))["ancestors"].shape == (3, 8)
+    assert gpu.met == {"glu_mask", "conv_step"}
+    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0, "banned": None, "only": 2}
+    best = ops.beam_candidates(torch.ones(4, 9, dtype=dtype), torch.ones(4), beams=2, count=4, **options)
+    assert [t.shape for t in best] == [(2, 4)] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalization", ["softmax", "none"])
+def test_training(dtype, normalization, gpu):
+    """Forward, with gradients wanted; autograd's backward asks for a device."""
+    x, options = torch.ones(5, 2, 8, dtype=dtype, requires_grad=True), {"padding_l": 1, "normalization": normalization}
+    for p in (0.0, 0.3):
+        assert ops.light_conv(x, torch.ones(2, 3), dropconnect=p, **options).dtype == dtype
+        assert ops.dynamic_conv(x, torch.ones(5, 2, 2, 3), dropconnect=p, **options).requires_grad
+        assert ops.dropout(x, p).requires_grad
+    assert ops.glu_mask(x, torch.zeros(2, 5, dtype=torch.bool)).requires_grad
+    assert gpu.met == {"light_conv", "dynamic_conv", "glu_mask"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_loss(dtype, gpu):
+    ours = criterions()[1]
+    assert isinstance(ours, PlaLabelSmoothedCrossEntropy)
+    logits = torch.ones(3, 5, 9, dtype=dtype, requires_grad=True)
+    loss, _ = ours.compute_loss(Model(), (logits, None), {"target": torch.full((3, 5), 4)})
+    assert loss.shape == ()
+    assert loss.requires_grad

@@ -1,0 +1,95 @@
+"""The operators and modules in a process that has torch and nothing of fairseq's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NONE = "import sys\nfor name in ('fairseq', 'hydra', 'omegaconf'): sys.modules[name] = None\n"
+OWN_MODEL = """
+import torch
+from torch import nn
+from lightconv_plugin.modules import ConvModule, DynamicConv
+from lightconv_plugin.ops import dynamic_conv
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.conv = ConvModule(8, DynamicConv(8, 3, heads=2, causal=True), glu=True, input_dropout=0.1)
+
+    def forward(self, tokens, state=None):
+        return self.out(self.conv(self.embed(tokens), incremental_state=state))
+
+torch.manual_seed(1)
+model, tokens = Model(), torch.randint(9, (7, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+losses = []
+for _ in range(30):
+    loss = nn.functional.cross_entropy(model(tokens[:-1]).flatten(0, 1), tokens[1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[-1] < losses[0] / 2, losses
+model.eval()
+with torch.no_grad():
+    state = {}
+    steps = torch.cat([model(row[None], state) for row in tokens])
+    torch.testing.assert_close(steps, model(tokens), rtol=1e-4, atol=1e-5)
+assert dynamic_conv(torch.ones(3, 1, 4), torch.zeros(3, 1, 2, 3), padding_l=2).shape == (3, 1, 4)
+"""
+REGISTERED = """
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+assert "pla_dynamicconv_iwslt_de_en" in ARCH_MODEL_REGISTRY
+assert "pla_translation" in TASK_REGISTRY
+assert "pla_label_smoothed_cross_entropy" in CRITERION_REGISTRY
+import fairseq.checkpoint_utils as utils
+assert hasattr(utils.torch_persistent_save, "_compat_shim")
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from lightconv_plugin.ops import dynamic_conv",
+        "from lightconv_plugin.modules import DynamicConv",
+        "from lightconv_plugin import info",
+        OWN_MODEL,
+    ],
+    ids=["operator", "module", "info", "a model of one's own"],
+)
+def test_neither_operators_nor_modules_need_fairseq(code):
+    done = run(NONE + code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_can_be_imported_is_not():
+    done = run(
+        "import sys\nfrom lightconv_plugin.modules import DynamicConv\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'fairseq', 'hydra', 'omegaconf'}))"
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import fairseq, lightconv_plugin",
+        "from argparse import Namespace\nfrom fairseq.utils import import_user_module\n"
+        f"import_user_module(Namespace(user_dir={str(ROOT / 'lightconv_plugin')!r}))",
+        "import lightconv_plugin.ops, fairseq, lightconv_plugin.register",
+    ],
+    ids=["fairseq first", "user-dir", "operators first"],
+)
+def test_fairseq_finds_everything_registered(first):
+    done = run(first + REGISTERED)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,139 @@
+"""Every operator of the library on every device: a kernel, the definition, or, asked for by name, a sentence.
+
+CUDA tensors are stand-ins without data, which need no GPU and no CUDA build of torch.
+"""
+
+import logging
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops import dispatch, native, reference
+from lightconv_plugin.ops.native import cuda, library
+from lightconv_plugin.ops.native.operators import FEW_ROWS, OPERATORS
+
+GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
+NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_fma", "cuda_configure"}
+# the definition is all there is
+WITHOUT_KERNEL = {
+    ("glu_mask", "cpu"),
+    *((name, "cuda") for name in ("dropout", "smoothed_nll", "reorder_ancestors", "attend", "beam_candidates")),
+    *((name, "cuda") for name in ("few_rows_linear", "decoder_block")),
+}
+
+
+@pytest.fixture(autouse=True)
+def toolkit(monkeypatch):
+    """A machine that could compile for GPUs, and no say of the environment's."""
+    assert library.load() is None
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(cuda, "unusable", lambda: None)
+    native.operators._cached_refusal_of_kind.cache_clear()
+    with torch.no_grad():
+        yield
+    native.operators._cached_refusal_of_kind.cache_clear()
+
+
+def call(operator: str, device: str) -> tuple[Tensor, ...]:
+    """The tensors that decide a call."""
+    if operator == "reorder_ancestors":
+        return (torch.ones(2, 8, dtype=torch.int32, device=device),)
+    return (torch.ones(1, 2, 8, device=device), torch.ones(4, 8, device=device))
+
+
+def test_every_operator_is_known():
+    names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
+    assert {name for space, name in names if space == "lightconv"} == OPERATORS.keys() | GRADIENTS | NOT_OF_TENSORS
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch):
+    with FakeTensorMode():
+        tensors = call(operator, device)
+        has = (operator, device) not in WITHOUT_KERNEL
+        expected = native if has else reference
+        assert ops.choose_backend(operator, "auto", *tensors) is expected
+        assert ops.choose_backend(operator, "reference", *tensors) is reference
+        if has:
+            key = device.upper()
+            names = filter(None, (operator, OPERATORS[operator].gradient))
+            assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", key) for name in names)
+            assert ops.choose_backend(operator, "native", *tensors) is native
+        else:
+            sentence = f"'native' was asked for, and cannot run {operator}: it has no kernel of {operator} for a "
+            with pytest.raises(ValueError, match=sentence):
+                ops.choose_backend(operator, "native", *tensors)
+        # the variable speaks of all operators: it does not ask for kernels that there are not
+        monkeypatch.setenv(dispatch.VARIABLE, "native")
+        assert ops.choose_backend(operator, "auto", *tensors) is expected
+        monkeypatch.setenv(dispatch.VARIABLE, "reference")
+        assert ops.choose_backend(operator, "auto", *tensors) is reference
+
+
+@pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "reorder_ancestors"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x, w: (x.to(torch.complex64), w), "on a CPU it takes .*float32.*; got torch.complex64"),
+        (lambda x, w: (x, w.double()), "of one type; got torch.float32 and torch.float64"),
+        (lambda x, w: (x, w.to("meta")), "on one device; got cpu and meta"),
+        (lambda x, w: (x.to("meta"), w), "it runs on CPUs and NVIDIA GPUs; got a tensor on meta"),
+        (lambda x, w: (x, w.t()), "contiguous"),
+        (lambda x, w: (x, w.requires_grad_()), "gradients"),
+        (lambda x, w: (x.repeat(1, FEW_ROWS, 1), w), "it takes 1 to 24 contiguous rows"),
+        (lambda x, w: (x[:, :0], w), "it takes 1 to 24 contiguous rows"),
+    ],
+    ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows"],
+)
+def test_what_is_refused_is_refused_alike(operator, change, reason, request):
+    tensors = change(*call(operator, "cpu"))
+    kind = request.node.callspec.id.split("-")[0]
+    takes = OPERATORS[operator]
+    taken = {
+        "types": takes.casts,
+        "strides": not takes.contiguous,
+        "gradients": takes.gradient is not None,
+        "many rows": not takes.few_rows,
+        "no rows": not takes.few_rows,
+    }
+    with torch.set_grad_enabled(kind == "gradients"):
+        if operator == "glu_mask" and kind != "device":  # no kernel, whatever the tensors
+            reason = "it has no kernel of glu_mask for a CPU"
+        elif taken.get(kind, False):
+            assert ops.choose_backend(operator, "native", *tensors) is native
+            return
+        assert ops.choose_backend(operator, "auto", *tensors) is reference
+        with pytest.raises(ValueError, match=f"cannot run {operator}: .*{reason}"):
+            ops.choose_backend(operator, "native", *tensors)
+
+
+@pytest.mark.parametrize("operator", ["few_rows_linear", "decoder_block"])
+def test_under_autocast_products_of_few_rows_are_pytorchs(operator):
+    with torch.autocast("cpu"):
+        assert ops.choose_backend(operator, "auto", *call(operator, "cpu")) is reference
+
+
+def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
+    monkeypatch.setattr(dispatch, "_announced", set())
+    monkeypatch.setattr(dispatch, "_refusals", set())
+    caplog.set_level(logging.INFO, logger="lightconv_plugin")
+    with FakeTensorMode():
+        for operator, device in WITHOUT_KERNEL:
+            ops.choose_backend(operator, "auto", *call(operator, device))
+    assert caplog.records == []
+    ops.choose_backend("attend", "auto", call("attend", "cpu")[0].half())
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+
+
+def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch):
+    monkeypatch.setattr(cuda, "unusable", lambda: "NVRTC is not installed")
+    with FakeTensorMode():
+        tensors = call("light_conv", "cuda")
+        assert ops.choose_backend("light_conv", "auto", *tensors) is reference
+        with pytest.raises(ValueError, match=re.escape("cannot run light_conv: NVRTC is not installed")):
+            ops.choose_backend("light_conv", "native", *tensors)
