@@ -41,6 +41,11 @@ with torch.no_grad():
     torch.testing.assert_close(steps, model(tokens), rtol=1e-4, atol=1e-5)
 assert dynamic_conv(torch.ones(3, 1, 4), torch.zeros(3, 1, 2, 3), padding_l=2).shape == (3, 1, 4)
 """
+README = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+LEARNT = """
+assert loss < 2, loss
+torch.testing.assert_close(steps, out(conv(embed(tokens))), rtol=1e-4, atol=1e-5)
+"""
 REGISTERED = """
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -64,8 +69,9 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
         "from lightconv_plugin.modules import DynamicConv",
         "from lightconv_plugin import info",
         OWN_MODEL,
+        README + LEARNT,
     ],
-    ids=["operator", "module", "info", "a model of one's own"],
+    ids=["operator", "module", "info", "a model of one's own", "the README's"],
 )
 def test_neither_operators_nor_modules_need_fairseq(code):
     done = run(NONE + code)
