@@ -1,9 +1,17 @@
 #!/usr/bin/env bash
 # Lint, format, types and tests.
 # usage: scripts/test.sh [options of pytest, such as tests/ops or -k name]
+#        scripts/test.sh --cuda-build [options of pytest]    what a CUDA build of torch shows without a GPU, in an
+#                                                            environment of its own (.venv-cuda, 6 GB)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-case "${1:-}" in -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+if [ "${1:-}" = --cuda-build ]; then
+  export VENV=${VENV_CUDA:-$root/.venv-cuda} TORCH=${TORCH_CUDA:-torch==2.14.1}
+  bash "$root/scripts/setup.sh"
+  cd "$root"
+  OMP_NUM_THREADS=1 exec "$VENV/bin/python" -m pytest -m cuda_build tests/cuda_build "${@:2}"
+fi
 bash "$root/scripts/setup.sh"
 bin=${VENV:-$root/.venv}/bin
 cd "$root"
