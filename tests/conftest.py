@@ -1,0 +1,12 @@
+"""What every test starts from, whichever ran before it in the same process."""
+
+import logging
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_new() -> None:
+    """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
+    for name in ("fairseq", "hydra", "lightconv_plugin", "matplotlib"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
