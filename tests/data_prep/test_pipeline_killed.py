@@ -32,7 +32,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 
 def kind_of_file(path: Path, out: Path) -> str:
     """Where a file is and what it is for, without its number, process and, of what was fetched, its name."""
-    name = re.sub(r"\.\d{8}|\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
+    name = re.sub(r"\.\d{8}(?![0-9a-f])|\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
     return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
 
 
