@@ -52,6 +52,6 @@ def test_preparation_recovers_from_a_full_disk(tmp_path):
             assert str(disk.path) in done.stderr
         done = disk.run([*command, str(out)], 64 << 20, **paths)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert full >= 3
+        assert full >= (3 if disk.mounted else 1)
         assert contents(out) == expected
         assert [path for path in disk.path.rglob("*") if ownership.scratch_for(path) is not None] == []

@@ -218,11 +218,13 @@ def test_a_training_recovers_from_a_full_disk(data, finished, tmp_path):
         for name in ("prepared", "binarised"):
             shutil.copytree(data / name, root / name)
         line = command(config, root.parent, "--from", "train")
-        for room in (size // 2, 2 * size + size // 2):
+        for room in (size // 2, 2 * size + size // 2) if disk.mounted else (size // 2,):
             done = disk.run(line, room, OMP_NUM_THREADS="1")
             assert done.returncode == 1, done.stdout + done.stderr
             assert "Traceback" not in done.stderr
-            assert f"The disk that holds {root / 'disk' / 'seed1' / 'checkpoints'} is full" in done.stderr
+            assert "cannot be written" in done.stderr
+            if disk.mounted:
+                assert f"The disk that holds {root / 'disk' / 'seed1' / 'checkpoints'} is full" in done.stderr
             assert not list(root.rglob("*.pt.tmp")), done.stderr
         done = disk.run(line, 64 << 20, OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stdout + done.stderr
