@@ -1,4 +1,4 @@
-"""What every test starts from, whichever ran before it in the same process."""
+"""The state that every test starts from, whichever ran before it in the same process."""
 
 import logging
 

@@ -20,7 +20,7 @@ FEW_ROWS = 24
 
 
 class Operator(NamedTuple):
-    """What an operator takes, on the devices that it has a kernel for.
+    """Description of what an operator takes, on the devices that it has a kernel for.
 
     Attributes:
         gradient: the operator that computes its gradient; None: it records none.
