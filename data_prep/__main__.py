@@ -138,8 +138,7 @@ def linked_sides(dataset: Dataset, out: Path, source: Path, target: Path | None)
             raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
     with scratch.folder(out / "given") as folder:
         for language, path in files.items():
-            suffix = path.suffix if path.suffix in (".gz", ".bz2", ".xz") else ""
-            link = folder / f"train.{language}{suffix}"
+            link = folder / f"train.{language}"  # compressed or not: that is told by what the file holds
             ownership.claim(link)
             os.symlink(path.resolve(), link)
         yield folder
