@@ -1,7 +1,7 @@
 """From nothing to what fairseq trains on, in one command: fetch, prepare, binarise, and a report to judge it by.
 
   DIR/raw        the files as fetched, each checked
-  DIR/prepared   text after the dataset's steps, with counts.json (see data_prep/prepare.py --help)
+  DIR/prepared   text after the dataset's steps, with counts.json (see data_prep.prepare --help)
   DIR/binarised  what fairseq-train reads, with dictionaries
   DIR/report.md  where it comes from, what every step dropped and why, lengths, vocabulary, examples, checksums
 
@@ -17,111 +17,49 @@ examples:
 """
 
 import argparse
+import functools
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from data_prep.binarise import binarise
 from data_prep.cli import add_invalid_option, add_prepare_options
 from data_prep.dataset import Dataset, load_dataset, names
-from data_prep.download import download
-from data_prep.prepare import prepare
 from data_prep.report import FILES as REPORT
 from data_prep.report import write_report
 from data_prep.sources import debian, kind_of
-from data_prep.sources.corpus import listing
+from data_prep.stages import NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
-from scripts.common import ownership, scratch
+from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.errors import UserError, run_command
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
-from scripts.common.stamp import (
-    Stamp,
-    fingerprint,
-    missing_files,
-    new_id,
-    read_stamp,
-    remove_stamp,
-    sizes,
-    write_stamp,
-)
-from scripts.common.terminal import clock
+from scripts.pipeline.pipeline import Pipeline
+from scripts.pipeline.stamp import fingerprint_files
 
-STAGES = ("download", "prepare", "binarise", "report")
+STAGES = (*NAMES, "report")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A stage with a folder of its own: what it is made from, beside the stage before, and what makes it."""
-
-    folder: Path
-    inputs: dict[str, Any]
-    run: Callable[[], Any]
-    replaces: bool = True
-    """The folder is made as a whole, in place of an older one."""
-
-
-def stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) -> dict[str, Stage]:
-    """All but the report, in order."""
-    raw, prepared, binarised = (arguments.out / name for name in ("raw", "prepared", "binarised"))
-    facts = dataset.facts()
-    options = facts.pop("binarise")
-    kept = ("kind", "source", "target", "debian", "files", "invalid")
-    fetched: dict[str, Any] = {key: facts[key] for key in kept if key in facts}
-    accept = arguments.accept_counts
-    return {
-        "download": Stage(
-            raw,
-            {**fetched, "given": listing(given) if given is not None else None},
-            lambda: download(dataset, raw=given, out=raw),
-            replaces=not kind_of(dataset).resumes,
-        ),
-        "prepare": Stage(
-            prepared,
-            facts,
-            lambda: prepare(
-                dataset, raw=raw, out=prepared, workers=arguments.workers, keep=arguments.keep, accept_counts=accept
-            ),
-        ),
-        "binarise": Stage(
-            binarised,
-            options,
-            lambda: binarise(dataset, prepared=prepared, out=binarised, workers=arguments.workers, accept=accept),
-        ),
-    }
-
-
-def run_stages(dataset: Dataset, arguments: argparse.Namespace, given: Path | None) -> None:
+def run_stages(dataset: Dataset, arguments: argparse.Namespace, raw: Path | None) -> None:
     """Run what is not done yet, up to ``arguments.last``."""
-    before = None
-    todo = STAGES[: STAGES.index(arguments.last) + 1]
-    there = {name: stage for name, stage in stages(dataset, arguments, given).items() if name in todo}
-    for name, stage in there.items():
-        made_from = fingerprint({"stage": name, "inputs": stage.inputs, "before": before})
-        stamp = read_stamp(stage.folder)
-        if stamp is None or stamp.fingerprint != made_from or missing_files(stage.folder, stamp):
-            print(f"== {name}: {stage.folder}", flush=True)
-            for later in list(there.values())[list(there).index(name) :]:  # which will all be made anew: know now
-                if later.replaces:
-                    ownership.check_replaceable(later.folder)
-            remove_stamp(stage.folder)
-            start = time.monotonic()
-            stage.run()
-            seconds = round(time.monotonic() - start, 1)
-            finished = datetime.now(UTC).isoformat(timespec="seconds")
-            stamp = Stamp(new_id(), made_from, None, seconds, finished, None, sizes(stage.folder))
-            write_stamp(stage.folder, stamp)
-            print(f"== {name}: done in {clock(seconds)}", flush=True)
-        else:
-            print(f"== {name}: nothing has changed, skipped", flush=True)
-        before = stamp.id
+    accept = ["--accept-counts"] if arguments.accept_counts else []
+    workers = ["--workers", str(arguments.workers)]
+    stages = data_stages(
+        dataset,
+        arguments.out,
+        raw=raw,
+        given=functools.cache(lambda: fingerprint_files(raw)) if raw else lambda: None,
+        fetching=["--invalid", arguments.invalid] if arguments.invalid else [],
+        preparing=[*workers, *accept, *(["--keep"] if arguments.keep else [])],
+        binarising=[*workers, *accept],
+    )
+    pipeline = Pipeline({stage.name: stage for stage in stages})
+    keys = [name for name in NAMES if STAGES.index(name) <= STAGES.index(arguments.last)]
+    pipeline.check_places(keys)
+    run_data_stages(pipeline, arguments.out, keys)
     if arguments.last == "report":
-        print(f"== report: {write_report(dataset, arguments.out)}", flush=True)
+        with folder_lock(arguments.out):
+            print(f"== report: {write_report(dataset, arguments.out)}", flush=True)
 
 
 @contextmanager
@@ -161,7 +99,7 @@ def main() -> None:
     )
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="a name that --list shows, or a YAML file's path")
     parser.add_argument("--list", action="store_true", help="show the datasets there are, and end")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for everything that is made")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for all that is made (default: work/DATASET)")
     parser.add_argument("--raw", metavar="DIR", type=Path, help="folder with files fetched by hand; never changed")
     parser.add_argument("--src", metavar="FILE", type=Path, help="own text: the source side, one sentence a line")
     parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
@@ -176,8 +114,8 @@ def main() -> None:
     if arguments.list:
         print(list_datasets())
         return
-    if arguments.dataset is None or arguments.out is None:
-        parser.error("DATASET and --out DIR are needed; --list shows the datasets")
+    if arguments.dataset is None:
+        parser.error("DATASET is needed; --list shows the datasets")
     if arguments.last not in STAGES:
         raise UserError(f"--to {arguments.last}: unknown stage; the stages are {', '.join(STAGES)}")
     if arguments.raw is not None and arguments.src is not None:
@@ -194,15 +132,17 @@ def main() -> None:
     if dataset.kind == "text" and arguments.src is not None and (arguments.tgt is None) != (dataset.target is None):
         wanted = "--src alone" if dataset.target is None else "--src FILE and --tgt FILE, a side each"
         raise UserError(f"{dataset.name} is text in {' and '.join(dataset.languages)}; give {wanted}")
+    if arguments.out is None:
+        arguments.out = CHECKOUT / "work" / dataset.name
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
+    ownership.check_writable(*(arguments.out / name for name in REPORT))
+    if arguments.src is None:
+        run_stages(dataset, arguments, arguments.raw)
+        return
     with folder_lock(arguments.out):
-        ownership.check_writable(*(arguments.out / name for name in REPORT))
         scratch.remove_leftovers(arguments.out)
-        if arguments.src is None:
-            run_stages(dataset, arguments, arguments.raw)
-        else:
-            with linked_sides(dataset, arguments.out, arguments.src, arguments.tgt) as given:
-                run_stages(dataset, arguments, given)
+    with linked_sides(dataset, arguments.out, arguments.src, arguments.tgt) as given:
+        run_stages(dataset, arguments, given)
 
 
 if __name__ == "__main__":

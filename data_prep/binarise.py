@@ -1,16 +1,13 @@
 """Turn prepared text into fairseq's binary data and dictionaries, with fairseq-preprocess.
 
-example: python data_prep/binarise.py debian_en_de --prepared work/debian/prepared --out work/debian/binarised
+example: python -m data_prep.binarise debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_prep.cli import command_parser, positive
 from data_prep.dataset import SPLITS, Dataset, load_dataset
@@ -126,7 +123,7 @@ def _check_input(dataset: Dataset, prepared: Path) -> None:
         counts = {language: count_lines(prepared / f"{part}.{language}") for language in dataset.languages}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             got = ", ".join(f"{part}.{language} {count} lines" for language, count in counts.items())
-            raise UserError(f"{prepared}: got {got}; expected equal numbers above 0; run data_prep/prepare.py again")
+            raise UserError(f"{prepared}: got {got}; expected equal numbers above 0; run data_prep.prepare again")
 
 
 def main() -> None:

@@ -1,15 +1,12 @@
 """Fetch a dataset's raw text into a folder, with a manifest of what was fetched.
 
-example: python data_prep/download.py debian_en_de --out work/debian/raw
+example: python -m data_prep.download debian_en_de --out work/debian/raw
 """
 
 import hashlib
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_prep.cli import add_invalid_option, command_parser
 from data_prep.dataset import Dataset, load_dataset

@@ -1,17 +1,15 @@
 """Lines from standard input through a dataset's steps, as the source of its test set goes: a line out for each line in.
 
-What a model that was trained on the dataset is asked (scripts/translate.py). Steps that drop pairs, split or count have
+What a model that was trained on the dataset is asked (scripts.translate). Steps that drop pairs, split or count have
 no part in it. Each line is answered as it comes.
 
-example: echo "A small tool." | python data_prep/lines.py debian_en_de --language en --codes work/debian/prepared/codes
+example: echo "A small tool." | python -m data_prep.lines debian_en_de --language en --codes work/debian/prepared/codes
 """
 
 import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.steps.plan import plan

@@ -9,14 +9,12 @@ The folder written holds
 
 A run that was interrupted goes on from its last complete shard, in the hidden folder beside --out (.NAME.*.work).
 
-example: python data_prep/prepare.py debian_en_de --raw work/debian/raw --out work/debian/prepared
+example: python -m data_prep.prepare debian_en_de --raw work/debian/raw --out work/debian/prepared
 """
 
 import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_prep.cli import add_prepare_options, command_parser
 from data_prep.dataset import Dataset, load_dataset
@@ -30,8 +28,8 @@ from scripts.common.errors import run_command
 from scripts.common.files import atomic_folder, work_folder
 from scripts.common.lock import output_lock
 from scripts.common.process import interruptible
-from scripts.common.stamp import fingerprint
-from scripts.common.versions import package_versions
+from scripts.common.provenance import package_versions
+from scripts.pipeline.stamp import fingerprint
 
 _PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on
 

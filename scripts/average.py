@@ -7,15 +7,12 @@ time, and its tensors are read one by one.
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common import checkpoints
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_file
+from scripts.fairseq_io import checkpoints
 
 KEPT = ("args", "cfg", "task_state", "optimizer_history", "criterion")
 
@@ -29,7 +26,7 @@ def choose(folder: Path, last: int, by: str) -> list[Path]:
     if last < 1:
         raise UserError(f"--last is {last}, expected a whole number from 1 on")
     if not folder.is_dir():
-        raise UserError(f"no folder {folder}; expected the folder that scripts/train.py wrote checkpoints to")
+        raise UserError(f"no folder {folder}; expected the folder that scripts.train wrote checkpoints to")
     found = checkpoints.numbered(folder, by)
     if len(found) < last:
         names = ", ".join(path.name for _, path in found) or "none"
@@ -42,7 +39,7 @@ def choose(folder: Path, last: int, by: str) -> list[Path]:
         )
         if by == "epoch":
             keep = f"without train.no-epoch-checkpoints, and with train.keep-last-epochs, if it is set, {last} or more"
-        remedies.append(f"train again {keep}. scripts/check.py CONFIG says before a training what it will keep")
+        remedies.append(f"train again {keep}. scripts.check CONFIG says before a training what it will keep")
         raise UserError(
             f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; "
             f"{', or '.join(remedies)}"

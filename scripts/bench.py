@@ -11,13 +11,10 @@ the machine's; ratios are from turns taken in one process and hold better.
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import write_json
@@ -123,7 +120,7 @@ def main() -> None:
     import torch
 
     from scripts.benchmarks.timing import machine
-    from scripts.common.models import load_plugin
+    from scripts.fairseq_io.models import load_plugin
 
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {args.device}: torch {torch.__version__} sees no CUDA device")

@@ -2,12 +2,11 @@
 
 The model is built without weights, its dictionaries of a stand-in size. With --data they are the real ones, and the
 lengths of all lines are compared with what the model reads. That the checkpoints will be there that `average` and
-`tune` ask for is computed. scripts/reproduce.py and scripts/train.py do this first.
+`tune` ask for is computed. scripts.reproduce and scripts.train do this first.
 """
 
 import argparse
 import logging
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,18 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common import commands, lengths
-from scripts.common.config import Config, load_config
-from scripts.common.devices import Devices, find_devices
+from data_prep.dataset import load_dataset
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import check_binarised
-from scripts.common.kept import check_kept, updates_in_epoch
-from scripts.common.layout import baseline_config
-from scripts.common.models import NoWords, invented_dictionaries, load_plugin
-from scripts.common.parsers import Asked, parse
-from scripts.common.record import read_dataset
+from scripts.fairseq_io import commands, lengths
+from scripts.fairseq_io.devices import Devices, find_devices
+from scripts.fairseq_io.inputs import check_binarised
+from scripts.fairseq_io.kept import check_kept, updates_in_epoch
+from scripts.fairseq_io.models import NoWords, invented_dictionaries, load_plugin
+from scripts.fairseq_io.parsers import Asked, parse
+from scripts.pipeline.config import Config, load_config
+from scripts.reproduce.layout import baseline_config
 from scripts.tune import combinations
 
 NOWHERE = Path("no-data")
@@ -115,7 +112,7 @@ def build(config: Config, args: Namespace, data: Path | None) -> Built:
     check_heads(config, args)
     if data is None and not getattr(args, "source_lang", None):
         args.source_lang, args.target_lang = "source", "target"
-    joined = bool(read_dataset(config.dataset).get("binarise", {}).get("joined_dictionary"))
+    joined = load_dataset(config.dataset).binarise.joined_dictionary
     with explained(config.path, "read the section `train`"):
         cfg = convert_namespace_to_omegaconf(args)
     dictionaries = nullcontext() if data else invented_dictionaries(TYPES, joined=joined)
@@ -247,7 +244,7 @@ def check_judged_parts(config: Config, built: Built, args: Namespace, generation
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
-    parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep/binarise.py wrote")
+    parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
     parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines")
     arguments = parser.parse_args()

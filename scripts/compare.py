@@ -5,19 +5,16 @@ from seed<N>/checkpoints/train.log.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from scripts.common.errors import UserError, run_command
-from scripts.common.picture import picture
-from scripts.common.score_names import KEYS, LOWER_IS_BETTER, NAMES
+from scripts.common.figure import open_figure
 from scripts.common.terminal import aligned, clock
-from scripts.common.trainlog import TrainLog, read_log_file
+from scripts.fairseq_io.trainlog import TrainLog, read_log_file
+from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.tables.measured import lookup, read_record
 from scripts.tables.records import EMPTY, best_seed, metric, spread, tested
 
@@ -142,7 +139,7 @@ def draw(runs: Sequence[Run], out: Path) -> None:
         raise UserError(
             f"nothing to draw: no seed<N>/checkpoints/train.log with losses in {', '.join(str(r.folder) for r in runs)}"
         )
-    with picture(out, width=11, height=4.8) as figure:
+    with open_figure(out, width=11, height=4.8) as figure:
         train, valid = figure.subplots(1, 2, sharex=True, sharey=True)
         highest = 0.0
         for number, run in enumerate(runs):

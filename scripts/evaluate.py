@@ -1,24 +1,19 @@
 """Evaluate a language model on a subset of binarised data, through fairseq-eval-lm.
 
 DIR gets evaluate.log (all that fairseq said), sentences.txt (the perplexity of each sentence, a line each) and
-scores.json: the perplexity of words as fairseq-eval-lm prints it, and that of sentences (scripts/common/perplexity.py).
+scores.json: the perplexity of words as fairseq-eval-lm prints it, and that of sentences (scoring/perplexity.py).
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from scripts.common import ownership
-from scripts.common.commands import averaged, evaluate_command
-from scripts.common.config import load_config
-from scripts.common.devices import find_devices
 from scripts.common.errors import run_command
 from scripts.common.files import write_json, write_lines
-from scripts.common.model_arguments import chosen_settings, model_parser
-from scripts.common.perplexity import run_evaluation, scores
 from scripts.common.process import interruptible
-from scripts.common.record import signature
+from scripts.common.provenance import signature
+from scripts.fairseq_io.commands import averaged, evaluate_command
+from scripts.fairseq_io.devices import find_devices
+from scripts.fairseq_io.model_arguments import chosen_settings, model_parser
+from scripts.pipeline.config import load_config
+from scripts.scoring.perplexity import run_evaluation, scores
 
 
 def main() -> None:
@@ -32,7 +27,11 @@ def main() -> None:
     command = evaluate_command(config, arguments.data, arguments.model, arguments.subset, gpu=find_devices().gpu)
     output = run_evaluation(command, arguments.out / "evaluate.log")
     found, sentences, facts = scores(output), output.sentences(), output.facts
-    how = signature(config, {"subset": arguments.subset, "averaged": averaged(config, chosen), "seed": arguments.seed})
+    how = signature(
+        config.name,
+        config.dataset,
+        {"subset": arguments.subset, "averaged": averaged(config, chosen), "seed": arguments.seed},
+    )
     unit = config.train.get("sample-break-mode") or "none"
     details = {
         "perplexity": {"signature": f"words:{facts['tokens']}|break:{unit}|fairseq-eval-lm", **facts},

@@ -4,19 +4,14 @@ DIR gets generate.log (all that fairseq said), hypotheses.tok, reference.tok and
 of the corpus) and generation.json with the speed that fairseq measured, the BLEU that it computed, and the settings.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from scripts.common import ownership
-from scripts.common.commands import averaged, generate_command, generation_settings
-from scripts.common.config import load_config
-from scripts.common.devices import find_devices
 from scripts.common.errors import run_command
-from scripts.common.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
-from scripts.common.model_arguments import chosen_settings, model_parser
 from scripts.common.process import interruptible
+from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
+from scripts.fairseq_io.devices import find_devices
+from scripts.fairseq_io.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
+from scripts.fairseq_io.model_arguments import chosen_settings, model_parser
+from scripts.pipeline.config import load_config
 
 
 def main() -> None:

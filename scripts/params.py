@@ -7,20 +7,17 @@ figures imply: it prints none but the language model's.
 
 import argparse
 import functools
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common.config import flags, load_config
 from scripts.common.errors import UserError, run_command
-from scripts.common.models import Types, load_plugin, training_arguments
-from scripts.common.published import CONFIGS, read_tables
 from scripts.common.terminal import aligned
+from scripts.fairseq_io.models import Types, load_plugin, training_arguments
+from scripts.pipeline.config import flags, load_config
+from scripts.tables.published import CONFIGS, read_tables
 
 HEADER = ("table", "row", "configuration", "counted (M)", "paper (M)", "difference")
 

@@ -1,14 +1,11 @@
 """Draw the loss curve, train and valid against updates, from a training log."""
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from scripts.common.errors import UserError, run_command
-from scripts.common.picture import picture
-from scripts.common.trainlog import read_log_file
+from scripts.common.figure import open_figure
+from scripts.fairseq_io.trainlog import read_log_file
 
 
 def plot_loss(log: Path, out: Path) -> None:
@@ -20,7 +17,7 @@ def plot_loss(log: Path, out: Path) -> None:
     content = read_log_file(log)
     if not content.train_loss and not content.valid_loss:
         raise UserError(f"{log} has no losses in it; expected the log of fairseq-train with --log-format json")
-    with picture(out, width=7, height=4.5) as figure:
+    with open_figure(out, width=7, height=4.5) as figure:
         axes = figure.subplots()
         for name, losses, mark in (("train", content.train_loss, ""), ("valid", content.valid_loss, "o")):
             updates = sorted(losses)

@@ -1,7 +1,7 @@
 """The models that the paper's authors published: list them, or fetch one and convert it to a model of this plugin.
 
-examples: python scripts/pretrained.py list
-          python scripts/pretrained.py get dynamicconv.glu.wmt16.en-de --out work/pretrained/dynamicconv
+examples: python -m scripts.pretrained list
+          python -m scripts.pretrained get dynamicconv.glu.wmt16.en-de --out work/pretrained/dynamicconv
 
 DIR gets the dictionaries, the BPE codes, model.pt and manifest.json, all or nothing. An interrupted download goes on
 where it stopped when the same command runs again. No checksums were published with these files: the manifest records
@@ -10,10 +10,8 @@ the SHA-256 of what came, and fetching into the same DIR again refuses anything 
 
 import argparse
 import hashlib
-import os
 import re
 import subprocess
-import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -23,15 +21,13 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common import ownership, scratch
+from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.archive import check_size
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_folder, copy_file, read_json, write_json, write_lines
+from scripts.common.process import environment, python_module
 from scripts.common.terminal import StatusLine, aligned
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 BASE_URL = "https://dl.fbaipublicfiles.com/fairseq/models/dynamicconv/"
 TIMEOUT = 60.0  # seconds without a byte
 BLOCK = 1 << 18  # bytes
@@ -189,10 +185,9 @@ def convert(source: Path, out: Path) -> str:
     Raises:
         UserError: it refused, with its sentence.
     """
-    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-m", "lightconv_plugin.convert", str(source), str(out)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        [*python_module("lightconv_plugin.convert"), str(source), str(out)],
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -10,23 +10,21 @@ system is better than another on the same test set, by paired bootstrap.
 """
 
 import argparse
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common.config import Config, load_config
-from scripts.common.detokenise import detokenise, lowercases
+from data_prep.dataset import Dataset, load_dataset
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
-from scripts.common.metrics import Side, check_sides, evaluate, measures
-from scripts.common.perl_rouge import perl_rouge, why_not
-from scripts.common.record import read_dataset, signature
-from scripts.common.score_names import LOWER_IS_BETTER, NAMES
-from scripts.common.significance import SAMPLES, paired_bootstrap
+from scripts.common.provenance import signature
 from scripts.common.terminal import aligned
+from scripts.pipeline.config import Config, load_config
+from scripts.scoring.detokenise import detokenise, lowercases
+from scripts.scoring.metrics import Side, check_sides, evaluate, measures
+from scripts.scoring.perl_rouge import perl_rouge, why_not
+from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
+from scripts.scoring.significance import SAMPLES, paired_bootstrap
 
 
 def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
@@ -47,11 +45,11 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
         "averaged": used["averaged"],
         "seed": used["seed"],
     }
-    return f"{signature(config, how)}|sacremoses:{version('sacremoses')}"
+    return f"{signature(config.name, config.dataset, how)}|sacremoses:{version('sacremoses')}"
 
 
-def read_hypotheses(folder: Path, language: str, dataset: dict[str, Any]) -> Side:
-    """What scripts/generate.py wrote.
+def read_hypotheses(folder: Path, language: str, dataset: Dataset) -> Side:
+    """What scripts.generate wrote.
 
     Raises:
         UserError: the folder is not complete.
@@ -90,8 +88,8 @@ def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
-    parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts/generate.py wrote")
-    parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep/prepare.py wrote")
+    parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts.generate wrote")
+    parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep.prepare wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for scores.json")
     parser.add_argument(
         "--subset", choices=("valid", "test"), default="test", help="what was generated (default: test)"
@@ -100,10 +98,10 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(arguments.config)
     subset = arguments.subset
-    dataset = read_dataset(config.dataset)
-    if "target" not in dataset:
-        raise UserError(f"{config.dataset} is of one language, for language models: scripts/evaluate.py measures those")
-    language = dataset["target"]
+    dataset = load_dataset(config.dataset)
+    if dataset.target is None:
+        raise UserError(f"{config.dataset} is of one language, for language models: scripts.evaluate measures those")
+    language = dataset.target
     hypotheses = read_hypotheses(arguments.hypotheses, language, dataset)
     untouched = arguments.prepared / "raw" / f"{subset}.{language}"
     references = read_references(arguments.hypotheses, untouched)

@@ -11,22 +11,19 @@ one fixed length, the mean length of the references. speed.json says which it wa
 
 import argparse
 import statistics
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common.commands import generate_command, speed_settings, train_command
-from scripts.common.config import Config, load_config
-from scripts.common.devices import find_devices
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import check_binarised
 from scripts.common.files import read_json, write_json
-from scripts.common.generation import REFERENCE, run_generation
-from scripts.common.layout import baseline_config, model_file, seed_root, tuning_file
 from scripts.common.process import interruptible, run_logged
+from scripts.fairseq_io.commands import generate_command, speed_settings, train_command
+from scripts.fairseq_io.devices import find_devices
+from scripts.fairseq_io.generation import REFERENCE, run_generation
+from scripts.fairseq_io.inputs import check_binarised
+from scripts.pipeline.config import Config, load_config
+from scripts.reproduce.layout import baseline_config, model_file, seed_root, tuning_file
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
 # a fixed length takes the place of these
@@ -87,7 +84,7 @@ def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained:
     ours = trained_system(config, run)
     if ours is None:
         raise UserError(
-            f"{run} has no selected model; run scripts/reproduce.py {config.path} --to select, "
+            f"{run} has no selected model; run scripts.reproduce {config.path} --to select, "
             "or with --untrained for the speed of random weights"
         )
     if other is None:
@@ -122,9 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, selected")
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
-    )
+    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for speed.json")
     parser.add_argument("--untrained", action="store_true", help="of models without training, whatever there is")
     arguments = parser.parse_args()

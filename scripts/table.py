@@ -9,17 +9,14 @@ Under the table stands what each score was measured with.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_file
-from scripts.common.published import Table, read_tables
 from scripts.tables import plot, records, render
 from scripts.tables.measured import Runs, baseline, cells, read_record
+from scripts.tables.published import Table, read_tables
 
 WORK = Path(__file__).resolve().parents[1] / "work"
 
@@ -68,7 +65,7 @@ def main() -> None:
         options = "" if arguments.work == WORK else f" --work {arguments.work}"
         print(paper_table(table, Runs(arguments.work), options, arguments.out))
     elif arguments.out is not None:
-        raise UserError("--out goes with the number of a table, not with records; scripts/compare.py draws runs")
+        raise UserError("--out goes with the number of a table, not with records; scripts.compare draws runs")
     else:
         print(records.as_text([read_record(Path(path)) for path in arguments.what]))
 

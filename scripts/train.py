@@ -15,24 +15,22 @@ import hashlib
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common import checkpoints, ownership
-from scripts.common.commands import train_command
-from scripts.common.config import Config, load_config
-from scripts.common.devices import Devices, find_devices, precision, share_out
+from scripts.common import ownership
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import check_binarised, check_first
 from scripts.common.files import read_json, write_json
 from scripts.common.process import interruptible, run_logged
 from scripts.common.terminal import StatusLine, clock
-from scripts.common.trainlog import Progress, TrainLog, read_log
+from scripts.fairseq_io import checkpoints
+from scripts.fairseq_io.commands import train_command
+from scripts.fairseq_io.devices import Devices, find_devices, precision, share_out
+from scripts.fairseq_io.inputs import check_binarised, check_first
+from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log
+from scripts.pipeline.config import Config, load_config
 from scripts.plot_loss import plot_loss
 
 STARTED = "started.json"
@@ -252,9 +250,7 @@ def describe_batch(config: Config, devices: Devices) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
-    )
+    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="the folder for checkpoints, log and curve"
     )

@@ -1,14 +1,14 @@
 """Translate or summarise lines from standard input with a trained model: text as people write it, in and out.
 
-MODEL is a run's folder in work/ (its best seed, with the settings tuned for it), a folder that scripts/pretrained.py
+MODEL is a run's folder in work/ (its best seed, with the settings tuned for it), a folder that scripts.pretrained
 filled, or a checkpoint. Each line goes through the steps of the model's dataset (tokeniser, BPE, ...), the model, and
 back. Every line in gives one line out, as soon as it is there; with --batch-size N, N lines are read and answered at a
 time, which is faster. What is wrong with a line (not UTF-8, control characters, longer than the model can take) is said
 on standard error, with the line's number; an empty line is answered with an empty one.
 
 examples:
-  echo "This package contains the documentation." | python scripts/translate.py work/debian_en_de/dynamicconv
-  python scripts/translate.py work/pretrained/dynamicconv --beam 5 --batch-size 32 < my.en > my.de
+  echo "This package contains the documentation." | python -m scripts.translate work/debian_en_de/dynamicconv
+  python -m scripts.translate work/pretrained/dynamicconv --beam 5 --batch-size 32 < my.en > my.de
 """
 
 import argparse
@@ -21,16 +21,14 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from data_prep.dataset import load_dataset
 from scripts.common.blanks import BLANK
-from scripts.common.detokenise import detokeniser
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import CHECKOUT
-from scripts.common.record import read_dataset
-from scripts.common.rouge import SENTENCE_SEPARATOR
-from scripts.common.trained import Trained, find_trained
-from scripts.common.translator import Translator
+from scripts.common.process import environment, python_module
+from scripts.fairseq_io.trained import Trained, find_trained
+from scripts.fairseq_io.translator import Translator
+from scripts.scoring.detokenise import detokeniser
+from scripts.scoring.rouge import SENTENCE_SEPARATOR
 
 
 def note(number: int, text: str) -> None:
@@ -53,7 +51,7 @@ def read_text(line: bytes, number: int) -> str:
 
 
 class TextSteps:
-    """The dataset's own steps, in a process of their own: data_prep/lines.py."""
+    """The dataset's own steps, in a process of their own: data_prep.lines."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self._process = process
@@ -81,10 +79,11 @@ class TextSteps:
 @contextmanager
 def text_steps(dataset: str, language: str, codes: Path) -> Iterator[TextSteps]:
     """Start the steps; they end with the block."""
-    script = str(CHECKOUT / "data_prep" / "lines.py")
-    command = [sys.executable, "-P", script, dataset, "--language", language, "--codes", str(codes)]
+    command = [*python_module("data_prep.lines"), dataset, "--language", language, "--codes", str(codes)]
     # a group of its own: Ctrl-C is for this process alone
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, env=environment()
+    ) as process:
         try:
             yield TextSteps(process)
         finally:
@@ -108,8 +107,8 @@ def answers(lines: Iterable[bytes], steps: TextSteps, model: Translator, batch_s
 
 def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
     """Answer all lines."""
-    dataset = read_dataset(trained.dataset)
-    source, target = dataset["source"], dataset.get("target")
+    dataset = load_dataset(trained.dataset)
+    source, target = dataset.source, dataset.target
     if target is None:
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
     codes = arguments.codes or trained.codes(source)

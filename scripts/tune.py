@@ -13,23 +13,20 @@ a killed run had generated is used again.
 import argparse
 import csv
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from scripts.average import average, choose, save
 from scripts.common import ownership, scratch
-from scripts.common.commands import averaged, evaluate_command, generate_command, generation_settings
-from scripts.common.config import Config, load_config
-from scripts.common.devices import find_devices
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import check_binarised, check_path
 from scripts.common.files import atomic_file, read_json, work_folder, write_json
-from scripts.common.generation import (
+from scripts.common.process import interruptible
+from scripts.common.terminal import aligned
+from scripts.fairseq_io.commands import averaged, evaluate_command, generate_command, generation_settings
+from scripts.fairseq_io.devices import find_devices
+from scripts.fairseq_io.generation import (
     HYPOTHESES,
     REFERENCE,
     SOURCE,
@@ -38,10 +35,10 @@ from scripts.common.generation import (
     run_generation,
     write_hypotheses,
 )
-from scripts.common.perplexity import run_evaluation
-from scripts.common.process import interruptible
-from scripts.common.stamp import fingerprint
-from scripts.common.terminal import aligned
+from scripts.fairseq_io.inputs import check_binarised, check_path
+from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.stamp import fingerprint
+from scripts.scoring.perplexity import run_evaluation
 
 BEAM = 5  # fairseq-generate's default
 Candidate = dict[str, Any]
@@ -153,7 +150,7 @@ def penalty(config: Config, lenpen: float | None) -> float:
 
 
 def write_valid(sweep: Sweep, best: Candidate, seed: int | None) -> None:
-    """The hypotheses of the chosen candidate, as scripts/generate.py would have left them."""
+    """The hypotheses of the chosen candidate, as scripts.generate would have left them."""
     config = sweep.config
     found = sweep.search({key: value for key, value in best.items() if key != "lenpen"})
     lines = found["lines"] | {HYPOTHESES: rescored(found, penalty(config, best.get("lenpen")))}
@@ -179,9 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
-    )
+    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the sweep and the model")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     arguments = parser.parse_args()
@@ -190,7 +185,7 @@ def main() -> None:
     check_binarised(arguments.data)
     check_path(arguments.checkpoints)
     if not arguments.checkpoints.is_dir():
-        raise UserError(f"no folder {arguments.checkpoints}; expected the checkpoints that scripts/train.py wrote")
+        raise UserError(f"no folder {arguments.checkpoints}; expected the checkpoints that scripts.train wrote")
     ownership.check_writable(out / "tune.csv", out / "model.pt")
     ownership.remove(out / "tune.json")
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out)
@@ -198,7 +193,7 @@ def main() -> None:
         tried = [Tried(one, sweep.perplexity(one)) for one in combinations(config.tune)]
         best, what = min(tried, key=lambda one: one.score), "perplexity"
     else:
-        from scripts.common.metrics import metric
+        from scripts.scoring.metrics import metric
 
         tried = tune_generation(sweep, metric(config))
         best = max(tried, key=lambda one: one.score)

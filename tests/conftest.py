@@ -1,8 +1,13 @@
 """The state that every test starts from, whichever ran before it in the same process."""
 
 import logging
+import os
 
 import pytest
+
+from scripts.common.process import environment
+
+os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 
 
 @pytest.fixture(autouse=True)

@@ -145,8 +145,8 @@ def explain_checkpoint_errors() -> None:
 def _check_archive(path: str) -> None:
     """Compare the parts of a file in torch's format with their checksums; torch itself does not.
 
-    The format of before torch 1.6 has no checksums. ``scripts/common/checkpoints.py`` has a twin of these lines: the
-    plugin is installed without the scripts, and those do without fairseq.
+    The format of before torch 1.6 has no checksums. ``scripts/fairseq_io/checkpoints.py`` has a twin of these lines:
+    the plugin is installed without the scripts, and those do without fairseq.
 
     Raises:
         BadZipFile: they do not agree; or another of zipfile's many errors.

@@ -19,7 +19,7 @@ CHOICES = ("auto", *BACKENDS)
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 
 PASSED_OVER = "lightconv_plugin: the native backend is passed over"  # scripts look for these words
-# scripts/bench.py's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
+# scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
 COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
 
 _announced: set[tuple[str, str]] = set()

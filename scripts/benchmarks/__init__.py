@@ -1,1 +1,1 @@
-"""What scripts/bench.py times: this project's code beside its peers, interleaved in one process."""
+"""What scripts.bench times: this project's code beside its peers, interleaved in one process."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scripts.common.models import Translation
+from scripts.fairseq_io.models import Translation
 
 
 def installed() -> bool:

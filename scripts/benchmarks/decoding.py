@@ -8,7 +8,7 @@ import torch
 from lightconv_plugin import ops
 from scripts.benchmarks import ctranslate2
 from scripts.benchmarks.timing import interleaved
-from scripts.common.models import Translation, translation
+from scripts.fairseq_io.models import Translation, translation
 
 STEP_HEADER = ("operator", "rows", "C", "ours ms", "fairseq ms", "ratio", "GB/s")
 SEARCH_HEADER = ("model", "task", "sentences", "sentences/s", "ms a token", "to fairseq's transformer")

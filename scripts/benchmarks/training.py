@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from scripts.benchmarks.timing import interleaved
-from scripts.common.models import Translation, translation
+from scripts.fairseq_io.models import Translation, translation
 
 HEADER = ("model", "kernels", "ms an update", "words/s", "to fairseq's", "to its transformer")
 

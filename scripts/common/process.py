@@ -7,11 +7,12 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 
@@ -31,8 +32,16 @@ def interruptible() -> None:
 
 
 def python_module(module: str) -> list[str]:
-    """The start of a command that runs a Python module; -P keeps the current folder from shadowing packages."""
+    """Return the start of a command that runs a Python module, ours or another's, from any folder.
+
+    -P keeps the current folder from shadowing packages; ``environment`` says where ours are.
+    """
     return [sys.executable, "-P", "-m", module]
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment, with the checkout among the folders where Python looks for modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))}
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
@@ -44,16 +53,20 @@ def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
 
 
 @contextmanager
-def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen]:
+def child(
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen]:
     """Start ``command`` in a process group of its own, and end the whole group when the block is left early.
 
-    Files that were made inheritable stay open in the child: a lock is held for as long as anyone works under it.
+    ``env`` is added to ``environment``. Files that were made inheritable stay open in the child: a lock is held for as
+    long as anyone works under it.
     """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         process_group=0,
         close_fds=False,
+        env={**environment(), **(env or {})},
         preexec_fn=functools.partial(end_with_parent, os.getpid()),
         **options,
     )
@@ -91,11 +104,12 @@ def run_logged(
         UserError: the command ended with a status that is not 0; the message has its last lines and the log's path.
     """
     # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    passive = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    settings = {**passive, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with open_own(log, "ab" if append else "wb", buffering=0) as sink:
         start = sink.tell()
-        with child(command, env=environment, **pipes) as process:
+        with child(command, env=settings, **pipes) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             for line in _lines(process.stdout, process.stderr):

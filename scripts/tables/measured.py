@@ -7,7 +7,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
-from scripts.common.published import Column, Figure, Row, Table
+from scripts.tables.published import Column, Figure, Row, Table
 
 NEEDED = frozenset({"model", "dataset", "config", "parameters", "seeds", "summary"})
 DIVERGED = "diverges"
@@ -77,9 +77,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     record = read_json(path)
     if not isinstance(record, dict) or not record.keys() >= NEEDED:
-        raise UserError(
-            f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts/reproduce.py"
-        )
+        raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")
     return record
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.picture import picture
-from scripts.common.published import Column, Figure, Table
+from scripts.common.figure import open_figure
 from scripts.tables.measured import RATIOS_OF, Cell
+from scripts.tables.published import Column, Figure, Table
 
 # name, colour, marker, filled
 _SERIES = (("paper", "tab:blue", "o"), ("ours", "tab:orange", "D"))
@@ -103,7 +103,7 @@ def draw(table: Table, cells: Sequence[Sequence[Cell]], out: Path) -> None:
     title = textwrap.wrap(f"Table {table.number}: {table.title}", int(width / _BOLD))
     top = _TOP + _LINE * (len(title) - 1)
     height = top + tall + _BOTTOM
-    with picture(out, width=width, height=height) as figure:
+    with open_figure(out, width=width, height=height) as figure:
         figure.text(0.2 / width, 1 - 0.2 / height, "\n".join(title), weight="bold", va="top")
         for number, panel in enumerate(parts):
             left = _LEFT + number * (_LEFT + _PANEL)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts.common.score_names import KEYS, NAMES
 from scripts.common.terminal import aligned
+from scripts.scoring.score_names import KEYS, NAMES
 from scripts.tables.measured import diverged_after, lookup
 
 EMPTY = "-"

@@ -4,9 +4,9 @@ import csv
 import io
 from collections.abc import Sequence
 
-from scripts.common.published import Figure, Table
 from scripts.common.terminal import aligned
 from scripts.tables.measured import RATIOS_OF, Cell
+from scripts.tables.published import Figure, Table
 
 EMPTY = "-"
 MISSING, INCOMPLETE = "not run", "not yet"
@@ -18,7 +18,7 @@ CSV_HEADER = (
 
 def command(run: str, options: str) -> str:
     """What measures a run's figures."""
-    return f"python scripts/reproduce.py configs/{run}.yaml{options}"
+    return f"python -m scripts.reproduce configs/{run}.yaml{options}"
 
 
 def grid(table: Table, cells: Sequence[Sequence[Cell]]) -> list[list[str]]:

@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from fairseq import options as fairseq_options
 from fairseq.file_io import PathManager
 
-from scripts.common.kept import kept_epochs, kept_updates
+from scripts.fairseq_io.kept import kept_epochs, kept_updates
 
 from .conftest import Train, unwrapped
 
@@ -52,7 +52,7 @@ def test_the_checkpoints_of_epochs_are_written_too(train: Train, tmp_path: Path)
     ],
 )
 def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, tmp_path: Path) -> None:
-    """scripts/check.py promises it."""
+    """scripts.check promises it."""
     given = every(1, *options.split())
     flags = ["no-data", "--arch", "transformer", *given]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), flags)

@@ -14,16 +14,15 @@ import yaml
 from fairseq import options
 
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
+from data_prep.dataset import load_dataset
 from scripts import check
-from scripts.common import show
-from scripts.common.commands import generate_command, train_command
-from scripts.common.config import load_config, merge
-from scripts.common.devices import Devices, share_out
-from scripts.common.layout import build_run
-from scripts.common.published import CONFIGS, read_tables
-from scripts.common.record import read_dataset
-from scripts.common.stages import NAMES
 from scripts.common.strict_yaml import read_yaml
+from scripts.fairseq_io.commands import generate_command, train_command
+from scripts.fairseq_io.devices import Devices, share_out
+from scripts.pipeline.config import load_config, merge
+from scripts.reproduce import show
+from scripts.reproduce.layout import NAMES, build_run
+from scripts.tables.published import CONFIGS, read_tables
 
 DATASETS = {path.stem: path for path in (CONFIGS.parent / "data_prep" / "datasets").glob("*.yaml")}
 TABLES = read_tables()
@@ -158,7 +157,7 @@ def parse_command(command: list[str]) -> Namespace:
 @pytest.mark.parametrize("path", MODELS, ids=name)
 def test_every_stage_can_be_shown_and_fairseq_knows_the_flags(path, tmp_path):
     config = load_config(path)
-    run = build_run(config, read_dataset(config.dataset), tmp_path, CONFIGS.parent)
+    run = build_run(config, load_dataset(config.dataset), tmp_path)
     text = show.to_do(run, config.seeds, NAMES)
     assert text.count("# fairseq-train ") == len(config.seeds)
     used = {"fairseq_cli.train", "fairseq_cli.eval_lm" if config.metric == "perplexity" else "fairseq_cli.generate"}

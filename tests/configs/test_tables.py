@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from scripts.common.errors import UserError
-from scripts.common.published import CONFIGS, Figure, read_tables
+from scripts.tables.published import CONFIGS, Figure, read_tables
 
 TABLES = read_tables()
 

@@ -17,7 +17,7 @@ from tests.convert import common
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder as scripts/pretrained.py leaves it: dictionaries, BPE codes, model.pt."""
+    """A folder as scripts.pretrained leaves it: dictionaries, BPE codes, model.pt."""
     folder = tmp_path_factory.mktemp("pretrained")
     task = common.write_dictionaries(folder, shared=True)
     model, args = common.theirs(task, **common.TINY, **common.DYNAMIC, share_all_embeddings=True)

@@ -4,12 +4,14 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from data_prep.dataset import Dataset, Step
 from data_prep.text import fastbpe
+from scripts.common.process import python_module
 
 needs_fastbpe = pytest.mark.skipif(
     not fastbpe.installed(), reason="fastBPE is not installed: scripts/install_fastbpe.sh"
@@ -92,10 +94,17 @@ def dataset_file(folder: Path, *, kind: str = "debian", clean: str = "{parts: [t
 def run(
     command: str, *arguments: object, path: str | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
-    """Run data_prep/<command>.py in a process of its own."""
+    """Run the module data_prep.<command> in a process of its own."""
     env = dict(os.environ) if path is None else {**os.environ, "PATH": path}
-    line = [sys.executable, str(ROOT / "data_prep" / f"{command}.py"), *map(str, arguments)]
+    line = [*python_module(f"data_prep.{command}"), *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, env=env, cwd=cwd)
+
+
+def with_steps(*steps: str | dict[str, Any]) -> Dataset:
+    """A dataset of these steps, each a name, or a name with parameters."""
+    named = [item for step in steps for item in (step if isinstance(step, dict) else {step: {}}).items()]
+    made = tuple(Step(name=name, languages=tuple(rest.get("languages", ())), parameters=rest) for name, rest in named)
+    return Dataset(name="d", file=Path("d.yaml"), kind="text", source="en", target="de", steps=made)
 
 
 def refuse(text: str, *, command: str, arguments: list[object], path: str | None = None) -> None:

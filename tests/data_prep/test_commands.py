@@ -22,7 +22,8 @@ from scripts.common import scratch
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.ownership import LEDGER
-from tests.data_prep.samples import ROOT, block, dataset_file, fake_apt, refuse, run, translations
+from scripts.common.process import python_module
+from tests.data_prep.samples import block, dataset_file, fake_apt, refuse, run, translations
 
 PARTS = ("train", "valid", "test")
 LANGUAGES = ("en", "de")
@@ -249,7 +250,7 @@ def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, comman
         slow = translations(raw, count=6000)
         assert slow == raw
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "data_prep" / f"{command}.py"), *map(str, arguments)],
+        [*python_module(f"data_prep.{command}"), *map(str, arguments)],
         env={**os.environ, "PATH": path, "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -306,7 +307,7 @@ def test_binarise_shows_what_fairseq_said(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_full_disk_is_one_sentence(tmp_path: Path, raw: Path):
     """A limit on file sizes fails a write as a full disk does."""
     out = tmp_path / "out"
-    command = [sys.executable, ROOT / "data_prep" / "prepare.py", dataset_file(tmp_path), "--raw", raw, "--out", out]
+    command = [*python_module("data_prep.prepare"), dataset_file(tmp_path), "--raw", raw, "--out", out]
     line = " ".join(map(str, command))
     done = subprocess.run(["bash", "-c", f"ulimit -f 8; {line} --workers 1"], capture_output=True, text=True)
     assert done.returncode == 1

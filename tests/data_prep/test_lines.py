@@ -1,7 +1,6 @@
 """The lines that a model is asked go through the steps that its test set went through."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from data_prep.dataset import FOLDER, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from scripts.common.errors import UserError
+from scripts.common.process import python_module
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = Path(__file__).parent / "text_samples"
@@ -82,7 +82,7 @@ def test_lines_in_sentencepiece(prepared):
 
 def test_the_command_answers_each_line_as_it_comes(prepared):
     _, folder = prepared("debian_en_de")
-    script = [sys.executable, str(ROOT / "data_prep" / "lines.py"), "debian_en_de"]
+    script = [*python_module("data_prep.lines"), "debian_en_de"]
     command = [*script, "--language", "en", "--codes", str(folder / "codes")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
 from data_prep.steps.plan import plan
 from scripts.common.errors import UserError
+from scripts.common.process import python_module
 from tests.data_prep.corpora import lines_of, numbers, pack, pairs, text
-from tests.data_prep.samples import ROOT
 
 YAML = """\
 kind: archives
@@ -89,7 +88,7 @@ def test_an_archive_cut_short(place: Place):
 
 def test_a_missing_archive(place: Place):
     (place.folder / "raw").mkdir()
-    with pytest.raises(UserError, match=r"raw has no a.tgz; run data_prep/download.py broken again"):
+    with pytest.raises(UserError, match=r"raw has no a.tgz; run data_prep.download broken again"):
         place.prepare_packed()
 
 
@@ -281,7 +280,7 @@ def test_a_full_disk_is_a_sentence(place: Place, workers: int):
     for name in ("a.en", "a.de"):
         place.members[name] *= 100
     pack(place.folder / "raw" / "a.tgz", place.members)
-    command = [sys.executable, ROOT / "data_prep" / "prepare.py", place.yaml(), "--raw", place.folder / "raw"]
+    command = [*python_module("data_prep.prepare"), place.yaml(), "--raw", place.folder / "raw"]
     line = " ".join(map(str, [*command, "--out", place.folder / "out", "--workers", workers]))
     done = subprocess.run(["bash", "-c", f"ulimit -f 64; {line}"], capture_output=True, text=True)
     assert done.returncode == 1

@@ -12,8 +12,9 @@ from data_prep.text.clean import normalise_space, pair_filter
 from data_prep.text.moses import moses_language
 from data_prep.text.split import part_of
 from data_prep.text.tokenise import tokeniser
-from scripts.common.detokenise import detokenise
 from scripts.common.errors import UserError
+from scripts.scoring.detokenise import detokenise
+from tests.data_prep.samples import with_steps
 
 Pair = tuple[str, str]
 
@@ -78,19 +79,19 @@ TEXT = ['It\'s a & b | c [e], e.g. "f".', "C++ (x86) costs 5 %; see README."]
 def test_tokens_and_back():
     tokens = tokenise(TEXT, language="en", escape=False)
     assert tokens[0] == 'It \'s a & b | c [ e ] , e.g. " f " .'
-    assert detokenise(tokens[:1], "en", {"steps": [{"tokenise": {"escape": False}}]}) == TEXT[:1]
+    assert detokenise(tokens[:1], "en", with_steps({"tokenise": {"escape": False}})) == TEXT[:1]
 
 
 def test_escaping_is_a_choice_that_detokenising_undoes():
     tokens = tokenise(TEXT, language="en", escape=True)
     assert "&amp;" in tokens[0]
     assert "&#124;" in tokens[0]
-    assert detokenise(tokens[:1], "en", {"steps": ["tokenise"]}) == TEXT[:1]
+    assert detokenise(tokens[:1], "en", with_steps("tokenise")) == TEXT[:1]
 
 
 def test_an_entity_in_the_text_survives():
     (tokens,) = tokenise(["write &amp; for &"], language="en", escape=False)
-    (back,) = detokenise([tokens], "en", {"steps": [{"tokenise": {"escape": False}}]})
+    (back,) = detokenise([tokens], "en", with_steps({"tokenise": {"escape": False}}))
     assert back.replace(" ", "") == "write&amp;for&"
 
 

@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
 from data_prep.steps import shards
-from scripts import average, evaluate, generate, plot_loss, score, select_seed, table, train
-from scripts.common import devices, ownership, perplexity
-from scripts.common import generation as generation_log
+from scripts import average, evaluate, generate, plot_loss, score, table, train
+from scripts.common import ownership
 from scripts.common.errors import run_command
 from scripts.common.files import open_own
 from scripts.common.ownership import LEDGER
+from scripts.fairseq_io import devices
+from scripts.fairseq_io import generation as generation_log
+from scripts.reproduce import select
+from scripts.scoring import perplexity
 from tests.data_prep.test_pipeline import preprocess
 
 REFUSED = 3
@@ -153,7 +156,7 @@ def score_test(given: Path, out: Path, turn: int) -> None:
 
 
 def select_best(given: Path, out: Path, turn: int) -> None:
-    call(select_seed.main, given / "model.yaml", "--run", given / "run", "--out", out)
+    call(select.main, given / "model.yaml", "--run", given / "run", "--out", out)
 
 
 def print_table(given: Path, out: Path, turn: int) -> None:

@@ -16,8 +16,8 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import lightconv_plugin.register  # noqa: F401  registers the models
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from scripts import params
-from scripts.common.config import load_config
-from scripts.common.models import PLUGIN
+from scripts.fairseq_io.models import PLUGIN
+from scripts.pipeline.config import load_config
 
 ROWS = params.read_rows()
 COUNTED = [row for row in ROWS if row.paper is not None]
@@ -135,7 +135,7 @@ def test_no_model_of_cnn_dailymail_with_d_1024_has_the_printed_count():
 
 
 def run(*arguments):
-    command = [sys.executable, "scripts/params.py", *arguments]
+    command = [sys.executable, "scripts.params", *arguments]
     return subprocess.run(command, cwd=PLUGIN.parent, capture_output=True, text=True, timeout=120)
 
 

@@ -1,4 +1,4 @@
-"""Run records in the form that scripts/reproduce.py writes, made by hand."""
+"""Run records in the form that scripts.reproduce writes, made by hand."""
 
 import json
 from collections.abc import Mapping

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGES = ("common", "pipeline", "fairseq_io", "scoring", "reproduce", "tables")
+DATASET = "kind: text\nsource: en\ntarget: de\n"
 ONE_SEED = ["download", "prepare", "binarise", "train:1", "average:1", "generate:1", "score:1"]
 FOLDERS = {
     "download": "raw",
@@ -51,7 +53,6 @@ seed = re.search(r"/seed(\\d+)/", str(out))
 subset = ":valid" if out.name == "valid" else ""
 with open(os.environ["RAN"], "a") as f:
     f.write(stage + (":" + seed[1] if seed else "") + subset + "\\n")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.common.files import write_json, write_lines
 write_lines(out / "half", ["half"])
 if os.environ.get("FAIL") == stage:
@@ -81,15 +82,14 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ran_file = folder / "ran"
-        shutil.copytree(CHECKOUT / "scripts" / "common", folder / "scripts" / "common")
+        for package in (*(f"scripts/{name}" for name in PACKAGES), "data_prep"):
+            shutil.copytree(CHECKOUT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
         lock = folder / "scripts" / "common" / "lock.py"
         assert "PATIENCE_SECONDS = 10.0" in lock.read_text()
         lock.write_text(lock.read_text().replace("PATIENCE_SECONDS = 10.0", "PATIENCE_SECONDS = 2.0"))
-        shutil.copytree(CHECKOUT / "scripts" / "tables", folder / "scripts" / "tables")
-        for name in ("__init__.py", "reproduce.py", "select_seed.py", "table.py"):
+        for name in ("__init__.py", "table.py"):
             shutil.copy(CHECKOUT / "scripts" / name, folder / "scripts" / name)
-        (folder / "data_prep" / "datasets").mkdir(parents=True)
-        self.dataset("source: en\ntarget: de\n")
+        self.dataset(DATASET)
         for name in (*FACTS, "average", "download", "prepare", "binarise"):
             where = "data_prep" if name in ("download", "prepare", "binarise") else "scripts"
             (folder / where / f"{name}.py").write_text(FAKE)
@@ -111,8 +111,8 @@ class Place:
         return json.loads((self.folder / "work" / "toy" / "model" / "record.json").read_text())
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
-        command = [sys.executable, str(self.folder / "scripts" / "reproduce.py"), str(self.folder / "model.yaml")]
-        environment |= {"RAN": str(self.ran_file), "FACTS": json.dumps(FACTS)}
+        command = [sys.executable, "-P", "-m", "scripts.reproduce", str(self.folder / "model.yaml")]
+        environment |= {"RAN": str(self.ran_file), "FACTS": json.dumps(FACTS), "PYTHONPATH": str(self.folder)}
         self.ran_file.write_text("")
         pipe = subprocess.PIPE
         line = [*command, *arguments]

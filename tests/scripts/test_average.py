@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts import average
-from scripts.common import checkpoints, ownership
+from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.ownership import LEDGER
+from scripts.fairseq_io import checkpoints
 
 SCRIPT = Path(average.__file__)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from scripts import check
-from scripts.common.config import load_config
-from scripts.common.devices import Devices
 from scripts.common.errors import UserError
-from scripts.common.models import load_plugin
+from scripts.fairseq_io.devices import Devices
+from scripts.fairseq_io.models import load_plugin
+from scripts.pipeline.config import load_config
 from tests.compat.conftest import write_corpus
 
 CONFIG = """

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.common import devices
-from scripts.common.devices import Devices, claimed, find_devices, launcher, precision, share_out
 from scripts.common.errors import UserError
+from scripts.fairseq_io import devices
+from scripts.fairseq_io.devices import Devices, find_devices, launcher, precision, reserve_gpus, share_out
 
 
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 128), (2, 64), (8, 16), (128, 1), (256, 1)])
@@ -68,18 +68,18 @@ def test_on_a_cpu_one_process_is_the_default(monkeypatch):
 def test_runs_that_want_some_of_the_gpus_take_different_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with claimed(1):
+    with reserve_gpus(1):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        with claimed(2):
+        with reserve_gpus(2):
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-            with pytest.raises(UserError, match="other runs leave 1 of 4 GPUs"), claimed(2):
+            with pytest.raises(UserError, match="other runs leave 1 of 4 GPUs"), reserve_gpus(2):
                 pass
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
-    with claimed(3):
+    with reserve_gpus(3):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3"
-    with claimed(None):
+    with reserve_gpus(None):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3,1"
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from scripts.common.config import load_config
-from scripts.common.metrics import metric
 from scripts.common.process import python_module
-from scripts.common.stamp import Stamp, new_id, read_stamp, sizes, write_stamp
-from scripts.common.trainlog import read_log
+from scripts.fairseq_io.trainlog import read_log
+from scripts.pipeline.config import load_config
+from scripts.pipeline.stamp import Stamp, new_id, read_stamp, sizes, write_stamp
+from scripts.scoring.metrics import metric
 from tests.end_to_end.small_disk import small_disk
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def command(config: Path, work: Path, *more: str) -> list[str]:
-    return [sys.executable, str(CHECKOUT / "scripts" / "reproduce.py"), str(config), "--work", str(work), *more]
+    return [*python_module("scripts.reproduce"), str(config), "--work", str(work), *more]
 
 
 def reproduce(config: Path, work: Path, *more: str) -> str:
@@ -151,7 +151,7 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
     config.write_text(CONFIG.replace("beam: 2", "beam: 4") + f"tune: {{last: [1, 2], lenpen: {penalties}}}\n")
     where = ["--checkpoints", str(seed / "checkpoints"), "--data", str(data / "binarised")]
     out = data.parent.parent / "tuned"
-    tune = [sys.executable, str(CHECKOUT / "scripts" / "tune.py"), str(config), *where, "--out", str(out)]
+    tune = [*python_module("scripts.tune"), str(config), *where, "--out", str(out)]
     process = subprocess.Popen(tune, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (made := list(out.glob(".searches.*.work/*[0-9a-f].json"))) and process.poll() is None:
         time.sleep(0.02)
@@ -172,7 +172,7 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
         again = out / f"lenpen{lenpen}"
         (out / "again.json").write_text(json.dumps({"chosen": chosen | {"lenpen": lenpen}}))
         model = ["--model", str(out / "model.pt"), "--tuned", str(out / "again.json"), "--subset", "valid"]
-        generate = [sys.executable, str(CHECKOUT / "scripts" / "generate.py"), str(config), *where[2:], *model]
+        generate = [*python_module("scripts.generate"), str(config), *where[2:], *model]
         subprocess.run([*generate, "--out", str(again)], env=ENVIRONMENT, check=True, capture_output=True, timeout=200)
         scores = {one["lenpen"]: one["score"] for one in sweep["candidates"] if one["last"] == chosen["last"]}
         lines = [(again / name).read_text().splitlines() for name in ("hypotheses.tok", "reference.tok")]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.common.generation import GenerationOutput, Hypothesis, best_text
+from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text
 
 ENDING = [
     "x | Translated 3 sentences (1,024 tokens) in 2.5s (1.20 sentences/s, 409.60 tokens/s)",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.common.config import Config
 from scripts.common.errors import UserError
-from scripts.common.kept import check_kept, final_epoch, final_update, updates_in_epoch
+from scripts.fairseq_io.kept import check_kept, final_epoch, final_update, updates_in_epoch
+from scripts.pipeline.config import Config
 
 DEFAULTS = {
     "max_update": 40,

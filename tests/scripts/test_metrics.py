@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.common.bleu import split_compounds, words
-from scripts.common.config import Config
-from scripts.common.detokenise import detokenise, escapes, lowercases
 from scripts.common.errors import UserError
-from scripts.common.metrics import Side, evaluate, measures, metric
-from scripts.common.score_names import KEYS, NAMES
+from scripts.pipeline.config import Config
+from scripts.scoring.bleu import split_compounds, words
+from scripts.scoring.detokenise import detokenise, escapes, lowercases
+from scripts.scoring.metrics import Side, evaluate, measures, metric
+from scripts.scoring.score_names import KEYS, NAMES
+from tests.data_prep.samples import with_steps
 
 GERMAN = Path(__file__).resolve().parents[1] / "data_prep" / "text_samples" / "de.txt"
 
@@ -81,11 +82,11 @@ def test_compounds_are_asked_for_by_name():
 
 
 def test_text_as_people_write_it_is_scored_beside():
-    text = detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", {"steps": ["tokenise"]})
+    text = detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", with_steps("tokenise"))
     assert text == ["das ist gut, sagte er.", '"R & D"']
-    plain: dict = {"steps": [{"tokenise": {"escape": False}}]}
+    plain = with_steps({"tokenise": {"escape": False}})
     assert detokenise(["R &amp; D"], "de", plain) == ["R &amp; D"]
-    assert detokenise(["Wörter , wie sie sind"], "de", {"steps": ["sentencepiece"]}) == ["Wörter , wie sie sind"]
+    assert detokenise(["Wörter , wie sie sind"], "de", with_steps("sentencepiece")) == ["Wörter , wie sie sind"]
     chinese = "提供 GNOME 的 开发 文件 （ 版本 3.2 ） ， 和 文档 。"
     assert detokenise([chinese], "zh_CN", plain) == ["提供 GNOME 的开发文件（版本 3.2），和文档。"]
     right = Side(["das ist gut , sagte er ."], ["Das ist gut, sagte er."])
@@ -114,10 +115,10 @@ def test_text_without_case_is_compared_without_case():
     for lowercase, expected in ((True, 100), (False, 100 * (5 / 7 * 3 / 6 * 2 / 5 * 1 / 4) ** 0.25)):
         found = {key: each for key, each in measures({}, "de", lowercase=lowercase).items() if key == "sacrebleu"}
         assert evaluate(found, lower, written)[0]["sacrebleu"] == pytest.approx(expected, abs=0.01)
-    assert lowercases({"steps": ["save_raw", "lowercase"]}, "de")
-    assert lowercases({"steps": [{"lowercase": {"languages": ["de"]}}]}, "de")
-    assert not lowercases({"steps": [{"lowercase": {"languages": ["en"]}}, "tokenise"]}, "de")
-    assert not lowercases({}, "de")
+    assert lowercases(with_steps("save_raw", "lowercase"), "de")
+    assert lowercases(with_steps({"lowercase": {"languages": ["de"]}}), "de")
+    assert not lowercases(with_steps({"lowercase": {"languages": ["en"]}}, "tokenise"), "de")
+    assert not lowercases(with_steps(), "de")
 
 
 def test_the_dataset_says_whether_its_text_is_escaped():
@@ -127,7 +128,7 @@ def test_the_dataset_says_whether_its_text_is_escaped():
         (["tokenise"], True),
         (["save_raw"], False),
     ):
-        assert escapes({"steps": steps}) is escaped
+        assert escapes(with_steps(*steps)) is escaped
 
 
 @pytest.mark.parametrize("kind", ["bleu", "rouge"])

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import perl_rouge
 from scripts.common.errors import UserError
-from scripts.common.metrics import Side, evaluate, measures
+from scripts.scoring import perl_rouge
+from scripts.scoring.metrics import Side, evaluate, measures
 
 SAMPLES = Path(__file__).parent / "samples"
 MISSING = perl_rouge.why_not()

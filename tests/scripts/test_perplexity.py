@@ -3,7 +3,7 @@ import math
 import pytest
 
 from scripts.common.errors import UserError
-from scripts.common.perplexity import EvaluationOutput, scores
+from scripts.scoring.perplexity import EvaluationOutput, scores
 
 ENDING = ["x:Evaluated 1,234 tokens in 2.0s (617.00 tokens/s)", "x:Loss (base 2): 2.0000, Perplexity: 4.00"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.common.stamp import NAME
+from scripts.pipeline.stamp import NAME
 from tests.scripts.stand_in import CHECKOUT, CONFIG, ONE_SEED, Place
 
 

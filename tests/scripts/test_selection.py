@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.common.selection import goodness, summarise
+from scripts.scoring.selection import goodness, summarise
 
 figures = st.floats(0, 100)
 

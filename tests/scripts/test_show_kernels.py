@@ -12,8 +12,8 @@ from fairseq.data.indexed_dataset import make_builder
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 from scripts.common.errors import UserError
-from scripts.common.kernels import Kernels, Reader
-from scripts.show_kernels import choose, draw, main, strips
+from scripts.conv_weights import choose, draw, main, strips
+from scripts.fairseq_io.conv_weights import Kernels, Reader
 from tests.models.common import SMALL
 from tests.tolerances import assert_close
 

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from scripts.common.errors import UserError
-from scripts.common.metrics import Side, measures
-from scripts.common.significance import paired_bootstrap
+from scripts.scoring.metrics import Side, measures
+from scripts.scoring.significance import paired_bootstrap
 
 REFERENCES = [f"line {number} says that the cat number {number} sat on a mat" for number in range(60)]
 

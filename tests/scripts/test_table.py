@@ -4,16 +4,16 @@ import csv
 import io
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.common.errors import UserError
-from scripts.common.published import read_tables
+from scripts.common.process import python_module
 from scripts.table import choose, main, paper_table
 from scripts.tables import render
 from scripts.tables.measured import Runs, cells
+from scripts.tables.published import read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
 
 def test_a_locale_without_letters_is_enough(tmp_path):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, CHECKOUT / "scripts" / "table.py", "3", "--work", tmp_path]
+    command = [*python_module("scripts.table"), "3", "--work", tmp_path]
     done = subprocess.run(command, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"26.9 \\xb1 0.1" in done.stdout
@@ -112,7 +112,7 @@ def test_nothing_run_is_said_with_the_command_of_each_run(number, tmp_path):
     for row in table.rows:
         assert row.name in text
     for row, column in trained:
-        assert f"python scripts/reproduce.py configs/{column.dataset}/{row.config}.yaml\n" in text + "\n"
+        assert f"python -m scripts.reproduce configs/{column.dataset}/{row.config}.yaml\n" in text + "\n"
 
 
 def ablation(work):
@@ -143,8 +143,8 @@ def test_our_figures_stand_beside_the_papers(tmp_path):
     nosoftmax = " ".join(row_of(text, "DynamicConv (H=16) w/o softmax").split())
     assert nosoftmax.endswith("200 diverges diverges diverges (1 of 3 seeds) - - - -")
     assert "Ratios are to the speed of transformer" in text
-    wanted = [line for line in text.splitlines() if line.startswith("python scripts/reproduce.py")]
-    assert f"python scripts/reproduce.py configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
+    wanted = [line for line in text.splitlines() if line.startswith("python -m scripts.reproduce")]
+    assert f"python -m scripts.reproduce configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
     assert not any("/transformer.yaml" in line or "/dynamicconv_nosoftmax.yaml" in line for line in wanted)
     assert "dynamicconv_nosoftmax: diverged after 120 updates" in text
 

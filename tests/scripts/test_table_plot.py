@@ -4,10 +4,10 @@ from itertools import combinations
 
 import pytest
 
-from scripts.common.picture import picture
-from scripts.common.published import read_tables
+from scripts.common.figure import open_figure
 from scripts.tables import plot
 from scripts.tables.measured import Runs, cells
+from scripts.tables.published import read_tables
 from tests.scripts.run_records import record, speed, write
 
 TABLES = read_tables()
@@ -43,7 +43,7 @@ def test_labels_hide_no_point_and_no_other_label(tmp_path):
     """Table 3 has the most points in the least space."""
     table = TABLES[3]
     part = plot.panels(table, cells(table, Runs(tmp_path)))[0]
-    with picture(tmp_path / "x.png", width=6, height=5) as figure:
+    with open_figure(tmp_path / "x.png", width=6, height=5) as figure:
         axes = figure.add_axes((0.15, 0.15, 0.8, 0.8))
         plot.draw_panel(axes, part)
         renderer = figure.canvas.get_renderer()

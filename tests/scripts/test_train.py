@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from scripts import train
-from scripts.common import checkpoints, ownership
-from scripts.common.config import load_config
+from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.fairseq import check_binarised, user_dir
+from scripts.fairseq_io import checkpoints
+from scripts.fairseq_io.inputs import check_binarised, user_dir
+from scripts.pipeline.config import load_config
 
 CONFIG = "dataset: toy\nseeds: [3, 4]\ntrain: {arch: a, max-update: 4, lr: 0.1}\n"
 

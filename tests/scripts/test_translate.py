@@ -14,8 +14,8 @@ from data_prep.text.bpe import learn
 from scripts import translate
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
-from scripts.common.trained import PUBLISHED, find_trained
-from scripts.common.translator import Translator
+from scripts.fairseq_io.trained import PUBLISHED, find_trained
+from scripts.fairseq_io.translator import Translator
 from scripts.pretrained import MODELS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def translated(lines: list[list[str]]) -> list[list[str]]:
 
 
 def ask(work: Path, text: bytes, *more: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(CHECKOUT / "scripts" / "translate.py"), str(work), *more]
+    command = [*python_module("scripts.translate"), str(work), *more]
     return subprocess.run(command, input=text, capture_output=True, cwd="/", env=ENVIRONMENT)
 
 
@@ -112,7 +112,7 @@ def test_every_line_is_answered_and_what_was_wrong_with_it_is_said(work):
 
 @pytest.mark.slow
 def test_a_line_is_answered_before_the_next_one_is_there(work):
-    command = [sys.executable, CHECKOUT / "scripts" / "translate.py", work]
+    command = [*python_module("scripts.translate"), work]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -147,7 +147,7 @@ def test_a_model_that_is_no_number_is_named(work, tmp_path):
 
 @pytest.mark.parametrize(("closed", "message"), [("<&-", "input is closed"), (">&-", "output is closed")])
 def test_closed_streams_are_said(tmp_path, closed, message):
-    line = f"{sys.executable} {CHECKOUT / 'scripts' / 'translate.py'} {tmp_path} {closed}"
+    line = f"{sys.executable} -m scripts.translate {tmp_path} {closed}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: standard {message}")

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.rouge import sentence_a_line
+from scripts.scoring.rouge import sentence_a_line
 
 _KEYS = {"rouge1": "rouge-1", "rouge2": "rouge-2", "rougeL": "rouge-l"}
 _MODULES = ("DB_File", "XML::Parser", "LWP::UserAgent")  # the last is loaded by the script's XML::DOM and never used

@@ -1,23 +1,19 @@
 """Choose the best seed of a configuration by its scores on validation.
 
 DIR gets selection.json: the best seed, and of each score on valid and test the mean and the standard deviation over the
-seeds, and the best seed's figure. (Not called select.py: Python's own module of that name would be hidden by it.)
+seeds, and the best seed's figure.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common.config import load_config
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import write_json
-from scripts.common.layout import seed_root
-from scripts.common.record import seed_facts
-from scripts.common.selection import summarise
-from scripts.common.stages import SEED_STAGES
 from scripts.common.terminal import aligned
+from scripts.pipeline.config import load_config
+from scripts.reproduce.layout import SEED_STAGES, seed_root
+from scripts.reproduce.record import seed_facts
+from scripts.scoring.selection import summarise
 
 
 def main() -> None:

@@ -4,10 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
-from scripts.common.process import child
-
-CHECKOUT = Path(__file__).resolve().parents[2]
+from scripts.common.process import child, python_module
 
 
 def user_dir() -> Path:
@@ -16,15 +15,15 @@ def user_dir() -> Path:
 
 
 def check_binarised(data: Path) -> None:
-    """Refuse a folder that is not what data_prep/binarise.py writes, or that fairseq would misread.
+    """Refuse a folder that is not what data_prep.binarise writes, or that fairseq would misread.
 
     Raises:
         UserError: see above.
     """
     if not data.is_dir() or not any(data.glob("dict*.txt")) or not any(data.glob("*.idx")):
         raise UserError(
-            f"{data} is not a folder of binarised data (dict*.txt and *.idx); run data_prep/binarise.py first, "
-            "or scripts/reproduce.py --to binarise"
+            f"{data} is not a folder of binarised data (dict*.txt and *.idx); run data_prep.binarise first, "
+            "or scripts.reproduce --to binarise"
         )
     check_path(data)
 
@@ -40,11 +39,11 @@ def check_path(path: Path) -> None:
 
 
 def check_first(config: Path, *flags: str) -> None:
-    """Run scripts/check.py on a configuration, in a process of its own: fairseq is heavy.
+    """Run scripts.check on a configuration, in a process of its own: fairseq is heavy.
 
     Raises:
         SystemExit: it refuses; it has said why itself.
     """
-    with child([sys.executable, "-P", str(CHECKOUT / "scripts" / "check.py"), str(config), *flags]) as process:
+    with child([*python_module("scripts.check"), str(config), *flags]) as process:
         if process.wait() != 0:
             sys.exit(1)

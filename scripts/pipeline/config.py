@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.schema import OWN, SECTIONS, check_keys, check_values
 from scripts.common.strict_yaml import read_yaml
+from scripts.pipeline.schema import OWN, SECTIONS, check_keys, check_values
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sacrebleu.significance import PairedTest, Result
 
-from scripts.common.metrics import Measure, Side, check_sides
+from scripts.scoring.metrics import Measure, Side, check_sides
 
 SAMPLES = 1000
 

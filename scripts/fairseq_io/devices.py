@@ -90,7 +90,7 @@ def find_devices(
 
 
 @contextmanager
-def claimed(count: int | None) -> Iterator[None]:
+def reserve_gpus(count: int | None) -> Iterator[None]:
     """Have ``count`` GPUs of this machine to oneself among the runs of this project; CUDA_VISIBLE_DEVICES says which to
     the programs started meanwhile.
 
@@ -157,7 +157,7 @@ def launcher(devices: Devices) -> list[str]:
     """The start of a command that runs a Python module (``-m NAME ...`` follows) on all devices of this machine.
 
     Several processes are started by torchrun, without its --max-restarts: processes that it had started again waited
-    for one another for ever, or failed to connect (torch 2.13, gloo). scripts/train.py starts it again instead.
+    for one another for ever, or failed to connect (torch 2.13, gloo). scripts.train starts it again instead.
     """
     start = [sys.executable, "-P"]
     if devices.total == 1:

@@ -99,9 +99,7 @@ def read_log_file(path: Path) -> TrainLog:
         with open(path, encoding="utf-8", errors="replace") as f:
             return read_log(f)
     except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}; give a train.log that scripts/train.py wrote"
-        ) from error
+        raise UserError(f"cannot read {path}: {error.strerror}; give a train.log that scripts.train wrote") from error
 
 
 def read_log(lines: Iterable[str]) -> TrainLog:

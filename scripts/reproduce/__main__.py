@@ -5,7 +5,7 @@
   select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
   table    prints the row from work/<dataset>/<model>/record.json
 
-Before the first stage that has to run scripts/check.py goes through the whole configuration; training does so itself.
+Before the first stage that has to run scripts.check goes through the whole configuration; training does so itself.
 `tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
 `generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
 goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
@@ -18,29 +18,31 @@ the training on all of them:
 import argparse
 import functools
 import shlex
-import sys
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from scripts.common import ownership, show
-from scripts.common.config import load_config
-from scripts.common.devices import check_count, claimed
-from scripts.common.errors import INTERRUPTED, UserError, run_command
-from scripts.common.fairseq import check_first
+from data_prep.dataset import load_dataset
+from data_prep.stages import run_data_stages
+from scripts.common import CHECKOUT, ownership
+from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, write_json
-from scripts.common.layout import Launch, build_run, seed_root
 from scripts.common.lock import folder_lock
-from scripts.common.process import child, interruptible
-from scripts.common.record import build_record, git_state, read_dataset, seed_facts
-from scripts.common.stages import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Run, completed, seeds_to_do
-from scripts.common.stamp import NAME as STAMP
-from scripts.common.stamp import Stamp, fingerprint_files, new_id, remove_stamp, sizes, write_stamp
-from scripts.common.terminal import clock
-
-CHECKOUT = Path(__file__).resolve().parents[1]
+from scripts.common.process import child, interruptible, python_module
+from scripts.fairseq_io.devices import check_count, reserve_gpus
+from scripts.fairseq_io.inputs import check_first
+from scripts.pipeline.config import load_config
+from scripts.pipeline.stamp import fingerprint_files
+from scripts.reproduce import show
+from scripts.reproduce.layout import (
+    DATA_STAGES,
+    MODEL_STAGES,
+    NAMES,
+    SEED_STAGES,
+    Launch,
+    Run,
+    build_run,
+    seed_root,
+)
+from scripts.reproduce.record import build_record, seed_facts
 
 
 def choose_stages(first: str, last: str) -> list[str]:
@@ -58,66 +60,6 @@ def choose_stages(first: str, last: str) -> list[str]:
     return list(NAMES[start : end + 1])
 
 
-def run_stage(run: Run, key: str) -> None:
-    """Run one stage's commands and stamp its folder.
-
-    Raises:
-        UserError: a command failed; it has said why itself.
-    """
-    stage = run.stages[key]
-    made_from = run.fingerprint(key)
-    given = run.given() if not stage.before else None
-    remove_stamp(stage.folder)
-    git = git_state()
-    start = time.monotonic()
-    for command in stage.commands:
-        with child([*stage.prefix, sys.executable, "-P", *command]) as process:
-            status = process.wait()
-        if status != 0:
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            refused = "" if status in (INTERRUPTED, *range(-64, 0)) else "once what is said above is mended, "
-            raise UserError(
-                f"the stage {stage.title} {how}; what was complete before is kept: {refused}the same command goes on "
-                "from there"
-            )
-    files = sizes(stage.folder)
-    if stage.key_files is not None:
-        files = {name: files[name] for name in stage.key_files}
-    seconds = round(time.monotonic() - start, 1)
-    finished = datetime.now(UTC).isoformat(timespec="seconds")
-    write_stamp(stage.folder, Stamp(new_id(), made_from, given, seconds, finished, git, files))
-    print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
-
-
-def run_if_needed(run: Run, keys: list[str]) -> bool:
-    """Run those of the stages that are not done; returns whether there were any."""
-    ran = False
-    for key in keys:
-        reason, title = run.why_not_done(key), run.stages[key].title
-        if reason is None:
-            print(f"== {title}: nothing has changed, skipped", flush=True)
-        else:
-            run.fingerprint(key)  # refuses if a stage before has not been completed
-            print(f"== {title}: {reason}", flush=True)
-            run_stage(run, key)
-            ran = True
-    return ran
-
-
-def check_places(run: Run, names: list[str], seeds: list[int]) -> None:
-    """Refuse files that are in the way of a stage, before the first stage runs.
-
-    Raises:
-        UserError: see ownership.py.
-    """
-    ownership.check_writable(run.record)
-    for key in (*run.chosen(names), *run.chosen(names, seeds)):
-        folder = run.stages[key].folder
-        if run.stages[key].name in ("prepare", "binarise") and run.why_not_done(key):
-            ownership.check_replaceable(folder)
-        ownership.check_writable(folder / STAMP)
-
-
 def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) -> None:
     """Check the whole configuration before any stage runs, if one has to; training does so itself, with its data.
 
@@ -133,13 +75,10 @@ def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) ->
 
 def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end."""
-    check_places(run, names, seeds)
-    data = run.chosen(set(names) & set(DATA_STAGES))
-    if data:
-        with folder_lock(run.dataset_root, shared=True):
-            pending = any(run.why_not_done(key) for key in data)
-        with folder_lock(run.dataset_root, shared=not pending):
-            run_if_needed(run, data)
+    ownership.check_writable(run.record)
+    run.check_places([*run.chosen(names), *run.chosen(names, seeds)])
+    if data := run.chosen(set(names) & set(DATA_STAGES)):
+        run_data_stages(run, run.dataset_root, data)
     if set(names) <= set(DATA_STAGES):
         return
     with folder_lock(run.dataset_root, shared=True):
@@ -147,7 +86,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
         for seed in seeds:
             with folder_lock(seed_root(run.model_root, seed)):
                 try:
-                    run_if_needed(run, run.chosen(set(names) & set(SEED_STAGES), [seed]))
+                    run.run(run.chosen(set(names) & set(SEED_STAGES), [seed]))
                 finally:  # what was done counts, whatever failed after it
                     write_record(run, seeds)
         with folder_lock(run.model_root):
@@ -157,27 +96,26 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
 def finish(run: Run, names: list[str], seeds: list[int]) -> None:
     """The stages after all seeds: they wait until every seed has its scores."""
     keys = run.chosen(set(names) & set(MODEL_STAGES))
-    others = seeds_to_do(run, set(run.config.seeds) - set(seeds))
+    others = run.seeds_to_do(set(run.config.seeds) - set(seeds))
     if keys and others:
         print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(map(str, others))}", flush=True)
         keys = []
-    if run_if_needed(run, keys) or not run.record.exists():
+    if run.run(keys) or not run.record.exists():
         write_record(run, seeds)
     if names[-1] != "table":
         return
-    done = completed(run)
+    done = run.completed()
     if not any(run.stages[key].name in ("score", "speed") for key in done):
         raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
     print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
-    table = CHECKOUT / "scripts" / "table.py"
-    with child([sys.executable, "-P", str(table), str(run.record)]) as process:
+    with child([*python_module("scripts.table"), str(run.record)]) as process:
         if process.wait() != 0:
             raise UserError("the stage table failed; it has said why above")
 
 
 def warn_about_older(run: Run, names: list[str], seeds: list[int]) -> None:
     """With --from, the stages left out are taken as they are; say so if the configuration has moved on since."""
-    done = completed(run)
+    done = run.completed()
     first = min(NAMES.index(name) for name in names)
     for key, stage in run.stages.items():
         left_out = NAMES.index(stage.name) < first and (stage.seed is None or stage.seed in seeds)
@@ -189,8 +127,8 @@ def write_record(run: Run, seeds: list[int]) -> None:
     """Write the run record from what the completed stages left behind; of seeds other than these, if nothing in their
     settings has changed since.
     """
-    old = seeds_to_do(run, set(run.config.seeds) - set(seeds))
-    done = {key: stamp for key, stamp in completed(run).items() if run.stages[key].seed not in old}
+    old = run.seeds_to_do(set(run.config.seeds) - set(seeds))
+    done = {key: stamp for key, stamp in run.completed().items() if run.stages[key].seed not in old}
     stages = {
         key: {"seconds": stamp.seconds, "finished": stamp.finished, "git": stamp.git, "fingerprint": stamp.fingerprint}
         for key, stamp in done.items()
@@ -253,10 +191,8 @@ def main() -> None:
             f"--launch is {arguments.launch}, expected a command as a shell takes it ({error}); close what is open"
         ) from error
     launch = Launch(tuple(prefix), tuple(flags), **passed)
-    dataset = read_dataset(config.dataset)
-    run = build_run(
-        config, dataset, arguments.work, CHECKOUT, arguments.raw, given, launch, untrained=arguments.untrained
-    )
+    dataset = load_dataset(config.dataset)
+    run = build_run(config, dataset, arguments.work, arguments.raw, given, launch, untrained=arguments.untrained)
     if arguments.list:
         print(show.list_stages(run, seeds))
     elif arguments.print:
@@ -267,7 +203,7 @@ def main() -> None:
         there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
-        with claimed(None if arguments.launch else arguments.devices):
+        with reserve_gpus(None if arguments.launch else arguments.devices):
             here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
             check_run(run, names, seeds, here)
             run_stages(run, names, seeds)

@@ -15,7 +15,7 @@ _LARGEST = 30_000  # pixels a side, beyond which few viewers follow
 
 
 @contextmanager
-def picture(path: Path, *, width: float, height: float, dpi: int = 120) -> Iterator[Any]:
+def open_figure(path: Path, *, width: float, height: float, dpi: int = 120) -> Iterator[Any]:
     """Yield a figure of so many inches, to be drawn on; it is written to the PNG file ``path`` if no error comes.
 
     Raises:

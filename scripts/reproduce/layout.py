@@ -5,18 +5,25 @@ work/<dataset>/<model>/seed<N>/{checkpoints,averaged or tuned,hypotheses,scores}
 work/<dataset>/<model>/{selection,speed}, record.json
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.commands import evaluate_command, generate_command, generation_settings, train_command
-from scripts.common.config import Config, load_config
-from scripts.common.devices import Devices, find_devices
+from data_prep.dataset import Dataset
+from data_prep.stages import NAMES as DATA_STAGES
+from data_prep.stages import data_stages
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
-from scripts.common.stages import Run, Stage
-from scripts.common.stamp import read_stamp
+from scripts.fairseq_io.commands import evaluate_command, generate_command, generation_settings, train_command
+from scripts.fairseq_io.devices import Devices, find_devices
+from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.pipeline import Pipeline, Stage
+from scripts.pipeline.stamp import read_stamp
+
+SEED_STAGES = ("train", "tune", "average", "generate", "score")  # done for each seed
+MODEL_STAGES = ("select", "speed")
+NAMES = (*DATA_STAGES, *SEED_STAGES, *MODEL_STAGES, "table")
 
 
 def is_tuned(config: Config) -> bool:
@@ -64,6 +71,33 @@ def baseline_config(config: Config) -> Config | None:
 
 
 @dataclass(frozen=True)
+class Run(Pipeline):
+    """All stages of one configuration that leave a folder behind."""
+
+    config: Config
+    dataset_root: Path
+    model_root: Path
+
+    @property
+    def record(self) -> Path:
+        """The run record."""
+        return self.model_root / "record.json"
+
+    def chosen(self, names: Iterable[str], seeds: Iterable[int] | None = None) -> list[str]:
+        """Return the keys of the stages with these names, of these seeds, or of none (None)."""
+        wanted, of = set(names), set() if seeds is None else set(seeds)
+        return [
+            key
+            for key, stage in self.stages.items()
+            if stage.name in wanted and (stage.seed is None if seeds is None else stage.seed in of)
+        ]
+
+    def seeds_to_do(self, seeds: Iterable[int]) -> list[int]:
+        """Return the seeds among these that are not done with all their stages, as the configuration is now."""
+        return [seed for seed in seeds if any(map(self.why_not_done, self.chosen(SEED_STAGES, [seed])))]
+
+
+@dataclass(frozen=True)
 class Launch:
     """What the stage train is given beside the configuration: where it runs changes nothing about its result."""
 
@@ -80,9 +114,8 @@ class Launch:
 
 def build_run(
     config: Config,
-    dataset: dict[str, Any],
+    dataset: Dataset,
     work: Path,
-    checkout: Path,
     raw: Path | None = None,
     given: Callable[[], str | None] = lambda: None,
     launch: Launch | None = None,
@@ -95,40 +128,19 @@ def build_run(
             random weights is asked for where none is measured, or the model has been trained.
     """
     root, model = work / config.dataset, work / config.dataset / config.name
-    raw_folder, prepared, binarised = root / "raw", root / "prepared", root / "binarised"
-    if model in (raw_folder, prepared, binarised):
+    binarised = root / "binarised"
+    if config.name in ("raw", "prepared", "binarised"):
         raise UserError(
             f"{config.path}: a model cannot be called {config.name}, the data lie in that folder; rename the file"
         )
 
-    def data_prep(name: str, *arguments: str) -> list[list[str]]:
-        return [[str(checkout / "data_prep" / f"{name}.py"), config.dataset, *arguments]]
-
-    about = {"dataset": dataset}
-    from_raw = ["--raw", str(raw)] if raw else []
-    stages = [
-        Stage("download", raw_folder, about, data_prep("download", *from_raw, "--out", str(raw_folder))),
-        Stage(
-            "prepare",
-            prepared,
-            about,
-            data_prep("prepare", "--raw", str(raw_folder), "--out", str(prepared)),
-            ("download",),
-        ),
-        Stage(
-            "binarise",
-            binarised,
-            about,
-            data_prep("binarise", "--prepared", str(prepared), "--out", str(binarised)),
-            ("prepare",),
-        ),
-    ]
-    scripts, path = checkout / "scripts", str(config.path)
+    stages = data_stages(dataset, root, raw=raw, given=given)
+    path = str(config.path)
     if not untrained:
         for seed in config.seeds:
-            stages += _seed_stages(config, seed, root, seed_root(model, seed), scripts, launch or Launch())
+            stages += _seed_stages(config, seed, root, seed_root(model, seed), launch or Launch())
         scores = tuple(stage.key for stage in stages if stage.name == "score")
-        select = [str(scripts / "select_seed.py"), path, "--run", str(model), "--out", str(model / "selection")]
+        select = ["-m", "scripts.reproduce.select", path, "--run", str(model), "--out", str(model / "selection")]
         stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
     elif not config.speed:
         raise UserError(f"{config.path} has no section `speed`, which is all that --untrained measures")
@@ -138,19 +150,19 @@ def build_run(
         baseline = baseline_config(config)
         chosen = read_stamp(root / baseline.name / "selection") if baseline and not untrained else None
         inputs = {"speed": config.speed, "baseline": chosen.id if chosen else None}
-        speed = [str(scripts / "speed.py"), path, "--run", str(model), "--data", str(binarised)]
+        speed = ["-m", "scripts.speed", path, "--run", str(model), "--data", str(binarised)]
         command = [*speed, "--out", str(model / "speed"), *(["--untrained"] if untrained else [])]
         stages.append(Stage("speed", model / "speed", inputs, [command], ("binarise" if untrained else "select",)))
-    return Run(config, root, model, {stage.key: stage for stage in stages}, given)
+    return Run({stage.key: stage for stage in stages}, config, root, model)
 
 
-def _seed_stages(config: Config, seed: int, data: Path, root: Path, scripts: Path, launch: Launch) -> list[Stage]:
+def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
     path, binarised = str(config.path), str(data / "binarised")
     checkpoints, model, tuned = root / "checkpoints", model_file(config, root), tuning_file(config, root)
     subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
 
     def script(name: str, *arguments: object) -> list[str]:
-        return [str(scripts / f"{name}.py"), *map(str, arguments)]
+        return ["-m", f"scripts.{name}", *map(str, arguments)]
 
     def trained() -> list[list[str]]:
         return [train_command(config, seed, data / "binarised", checkpoints, launch.find())]

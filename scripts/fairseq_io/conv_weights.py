@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.common.checkpoints import damage
 from scripts.common.errors import UserError
+from scripts.fairseq_io.checkpoints import damage
 
 BEAM = 5
 
@@ -63,9 +63,7 @@ class Reader:
         from fairseq.models import FairseqLanguageModel
 
         if problem := damage(path):
-            raise UserError(
-                f"cannot load {path}: {problem}; give a checkpoint that scripts/train.py or average.py wrote"
-            )
+            raise UserError(f"cannot load {path}: {problem}; give a checkpoint that scripts.train or average.py wrote")
         try:
             models, _, task = checkpoint_utils.load_model_ensemble_and_task(
                 [str(path)], arg_overrides={"data": str(data.resolve())}

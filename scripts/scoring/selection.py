@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from scripts.common.score_names import KEYS
+from scripts.scoring.score_names import KEYS
 
 
 def goodness(metric: str, scores: Mapping[str, Any]) -> float:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.config import Config, flags
-from scripts.common.devices import Devices, launcher, precision, share_out
-from scripts.common.fairseq import user_dir
 from scripts.common.process import python_module
+from scripts.fairseq_io.devices import Devices, launcher, precision, share_out
+from scripts.fairseq_io.inputs import user_dir
+from scripts.pipeline.config import Config, flags
 
 LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
 # fairseq leaves out the last sentences of a subset, without a word, where they do not fill a batch of a multiple of 8.

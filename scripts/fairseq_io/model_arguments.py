@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.fairseq import check_binarised, check_path
 from scripts.common.files import read_json
-from scripts.common.schema import SUBSETS
+from scripts.fairseq_io.inputs import check_binarised, check_path
+from scripts.pipeline.schema import SUBSETS
 
 
 def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
     """Their options; ``out`` says what --out is for."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep/binarise.py wrote"
-    )
+    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
     parser.add_argument("--subset", choices=SUBSETS, default="test", help="(default: test)")
@@ -33,7 +31,7 @@ def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     check_binarised(arguments.data)
     if not arguments.model.is_file():
-        raise UserError(f"no model {arguments.model}; expected a checkpoint that scripts/train.py or average.py wrote")
+        raise UserError(f"no model {arguments.model}; expected a checkpoint that scripts.train or average.py wrote")
     check_path(arguments.model)
     chosen: dict[str, Any] = read_json(arguments.tuned)["chosen"] if arguments.tuned else {}
     return chosen

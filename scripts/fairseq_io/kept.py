@@ -4,8 +4,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from itertools import count
 
-from scripts.common.config import Config
 from scripts.common.errors import UserError
+from scripts.pipeline.config import Config
 
 UpdatesIn = Callable[[int], int]  # how many updates an epoch has, by its number from 1
 _INTERVAL = 1000  # updates; advice for trainings whose length is not known yet

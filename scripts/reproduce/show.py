@@ -2,14 +2,14 @@
 
 import shlex
 from collections.abc import Collection
-from pathlib import Path
 
 import yaml
 
-from scripts.common.commands import shell
-from scripts.common.config import Config
 from scripts.common.errors import UserError
-from scripts.common.stages import Run, Stage
+from scripts.fairseq_io.commands import shell
+from scripts.pipeline.config import Config
+from scripts.pipeline.pipeline import Stage
+from scripts.reproduce.layout import Run
 
 
 def chosen_seeds(config: Config, given: str | None) -> list[int]:
@@ -36,12 +36,7 @@ def _shown(run: Run, seeds: Collection[int], names: Collection[str] | None = Non
 
 
 def _reasons(run: Run, seeds: Collection[int]) -> dict[str, str | None]:
-    """Why each stage has to run; None if it does not."""
-    reasons: dict[str, str | None] = {}
-    for stage in _shown(run, seeds):
-        after = any(reasons.get(key) for key in stage.before)
-        reasons[stage.key] = run.why_not_done(stage.key) or ("a stage before it will run" if after else None)
-    return reasons
+    return run.to_do([stage.key for stage in _shown(run, seeds)])
 
 
 def list_stages(run: Run, seeds: Collection[int]) -> str:
@@ -79,6 +74,5 @@ def whole(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
     blocks = ["\n".join(header)]
     blocks += ["\n".join([f"# {stage.title}", *commands(stage)]) for stage in _shown(run, seeds, names)]
     if "table" in names:
-        table = Path(run.stages["select"].commands[0][0]).with_name("table.py")
-        blocks.append(f"# table\n{shlex.join(['python', str(table), str(run.record)])}")
+        blocks.append(f"# table\n{shlex.join(['python', '-m', 'scripts.table', str(run.record)])}")
     return "\n\n".join(blocks)

@@ -10,14 +10,15 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from scripts.common.bleu import split_compounds, words
-from scripts.common.config import Config
-from scripts.common.detokenise import escapes, moses_language
+from data_prep.dataset import load_dataset
+from data_prep.text.moses import moses_language
 from scripts.common.errors import UserError
-from scripts.common.record import read_dataset
-from scripts.common.rouge import Rouge
-from scripts.common.score_names import KEYS
-from scripts.common.selection import goodness
+from scripts.pipeline.config import Config
+from scripts.scoring.bleu import split_compounds, words
+from scripts.scoring.detokenise import escapes
+from scripts.scoring.rouge import Rouge
+from scripts.scoring.score_names import KEYS
+from scripts.scoring.selection import goodness
 
 # what a score of sacreBLEU's may tell beside itself, and our names
 _FACTS = {
@@ -134,8 +135,9 @@ def metric(config: Config) -> Callable[[Sequence[str], Sequence[str]], float]:
     kind = config.score.get("metric", "bleu")
     if kind not in ("bleu", "rouge"):
         raise UserError(f"{config.path}: `score.metric` is {kind}; only bleu and rouge judge what a search finds")
-    dataset = read_dataset(config.dataset)
-    found = measures({"metric": kind}, dataset["target"])
+    dataset = load_dataset(config.dataset)
+    assert dataset.target is not None
+    found = measures({"metric": kind}, dataset.target)
     if kind == "bleu":
         found = {"bleu": found["bleu"]}
     # ROUGE sees letters and digits alone, so that undoing escapes is all the detokenisation it needs

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.commands import FASTER_TASKS
-from scripts.common.config import flags
 from scripts.common.errors import UserError
-from scripts.common.fairseq import check_path, user_dir
-from scripts.common.models import load_plugin
+from scripts.fairseq_io.commands import FASTER_TASKS
+from scripts.fairseq_io.inputs import check_path, user_dir
+from scripts.fairseq_io.models import load_plugin
+from scripts.pipeline.config import flags
 
 TASK = FASTER_TASKS["translation"]  # serves every translation model
 # flags of generation that are about a subset on disk, or about a precision that is never needed for so little text

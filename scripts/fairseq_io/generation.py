@@ -148,7 +148,7 @@ def run_generation(
 
 
 def write_hypotheses(folder: Path, lines: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> None:
-    """A folder as scripts/score.py reads it; the facts are written last and stand for a complete folder."""
+    """A folder as scripts.score reads it; the facts are written last and stand for a complete folder."""
     ownership.remove(folder / FACTS)
     for name, text in lines.items():
         write_lines(folder / name, text)

@@ -12,20 +12,17 @@ with which it predicts the next token. OUT.npz beside the picture has the same a
 
 import argparse
 import io
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from scripts.common.errors import UserError, run_command
-from scripts.common.fairseq import check_binarised
+from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
-from scripts.common.kernels import Kernels, Reader
-from scripts.common.models import load_plugin
-from scripts.common.picture import picture
+from scripts.fairseq_io.conv_weights import Kernels, Reader
+from scripts.fairseq_io.inputs import check_binarised
+from scripts.fairseq_io.models import load_plugin
 
 SIDES = ("encoder", "decoder")
 Words = Mapping[str, Sequence[str]]
@@ -86,7 +83,7 @@ def draw(parts: Sequence[Strip], out: Path) -> None:
     left = _LETTER * max(len(_short(label)) for strip in parts for label in strip.rows) + 0.3
     width = left + max(len(strip.panels) for strip in parts) * (_PANEL + _GAP) + _RIGHT
     height = sum(strip.height for strip in parts)
-    with picture(out, width=max(width, 5.0), height=height) as figure:
+    with open_figure(out, width=max(width, 5.0), height=height) as figure:
         width, top = figure.get_size_inches()
         for strip in parts:
             _draw_strip(figure, strip, left, top)

@@ -1,0 +1,79 @@
+"""The commit, the versions and the machine that a result was made with, for the records that figures rest on."""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from scripts.common import CHECKOUT
+
+PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
+
+
+def git_state() -> dict[str, Any] | None:
+    """The checkout's commit, and whether it has changes since; None where it is not a git checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(CHECKOUT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != CHECKOUT:
+            return None  # a copy without history that happens to lie in somebody else's checkout
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of Python and of the packages that take part."""
+    return {"python": platform.python_version(), **package_versions(PACKAGES)}
+
+
+def machine() -> dict[str, Any]:
+    """The processor, how many cores this process may use, and the GPUs, without importing torch."""
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass  # not Linux: platform's answer stands
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus: list[str] = []
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, check=False)
+        gpus = answer.stdout.split("\n")[:-1] if answer.returncode == 0 else []
+    return {"cpu": model, "cores": cores, "gpus": gpus}
+
+
+def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
+    """Describe what a score was measured with, beside its own definition: ``settings``, then the versions."""
+    commit = git_state()
+    parts = {
+        "model": model,
+        "data": dataset,
+        **settings,
+        "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
+        "torch": version("torch"),
+        "fairseq": version("ve-fairseq"),
+    }
+    return "|".join(f"{key}:{value}" for key, value in parts.items())
+
+
+def package_versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """The version of each package, by the name it is installed under; None of one that is not installed."""
+    return {package: _installed(package) for package in packages}
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

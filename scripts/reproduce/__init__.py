@@ -1,0 +1,1 @@
+"""One configuration from raw text to a row of a table: its stages, their folders, its record."""

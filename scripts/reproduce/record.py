@@ -1,0 +1,67 @@
+"""The run record: one JSON file with everything that a figure in a table rests on."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from scripts.common.files import read_json
+from scripts.common.provenance import git_state, machine, versions
+from scripts.pipeline.config import Config
+from scripts.scoring.selection import numbers, summarise
+
+
+def seed_facts(root: Path, done: Collection[str]) -> dict[str, Any]:
+    """What a seed's stages left behind; what has not been done yet is null.
+
+    Args:
+        root: the folder of the seed.
+        done: the names of its complete stages.
+    """
+
+    def facts(stage: str, name: str) -> Any:
+        path = root / name
+        return read_json(path) if stage in done and path.exists() else None
+
+    training, diverged = facts("train", "checkpoints/train.json"), root / "checkpoints" / "diverged.json"
+    if training is None and diverged.exists():
+        training = {"diverged": read_json(diverged)["update"]}
+    tuning = facts("tune", "tuned/tune.json")
+    return {
+        "training": training,
+        "tuned": tuning and tuning["chosen"],
+        "valid": facts("score", "scores/valid/scores.json"),
+        "generation": facts("generate", "hypotheses/generation.json"),
+        "test": facts("score", "scores/test/scores.json"),
+    }
+
+
+def build_record(
+    config: Config, seeds: dict[int, dict[str, Any]], speed: dict[str, Any] | None, stages: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The record of a run so far.
+
+    Args:
+        config: the merged configuration.
+        seeds: of each seed, its ``seed_facts``.
+        speed: what scripts.speed measured, if it has.
+        stages: for each completed stage, when, how long and from which commit it was run.
+    """
+    known = [facts["training"] for facts in seeds.values() if facts["training"]]
+
+    def of_any(key: str) -> Any:
+        return next((training[key] for training in known if training.get(key) is not None), None)
+
+    return {
+        "model": config.name,
+        "dataset": config.dataset,
+        "config": config.merged(),
+        "parameters": of_any("parameters"),
+        "backend": of_any("backend"),
+        "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in seeds.items()},
+        **summarise(config.metric, seeds),
+        "speed": speed,
+        "stages": stages,
+        "versions": versions(),
+        "git": git_state(),
+        "machine": machine(),
+    }

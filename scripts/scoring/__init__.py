@@ -1,0 +1,1 @@
+"""Scores of texts and models: BLEU, chrF, TER, ROUGE, perplexity, and what tells two systems apart."""

@@ -1,0 +1,45 @@
+"""From the words of a prepared line back to text as people write it."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from data_prep.dataset import Dataset
+from data_prep.text.moses import moses_language
+
+# Moses joins Chinese words, but leaves blanks around the full-width marks between them
+_WIDE_MARK = re.compile(
+    "\\s*([\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65])\\s*"
+)
+
+
+def detokeniser(language: str, dataset: Dataset) -> Callable[[str], str]:
+    """Moses' detokenisation, which also undoes ``&amp;`` and the like where the dataset's tokeniser wrote them; nothing
+    where its text was never tokenised.
+    """
+    if "sentencepiece" in (names := [step.name for step in dataset.steps]) and "tokenise" not in names:
+        return str
+    from sacremoses import MosesDetokenizer
+
+    escaped, detokenizer = escapes(dataset), MosesDetokenizer(lang=moses_language(language))
+    wide = moses_language(language) in ("zh", "ja")
+
+    def of(line: str) -> str:
+        text: str = detokenizer.detokenize(line.split(), unescape=escaped)
+        return _WIDE_MARK.sub(r"\1", text) if wide else text
+
+    return of
+
+
+def detokenise(lines: Sequence[str], language: str, dataset: Dataset) -> list[str]:
+    """``detokeniser`` of lines."""
+    return list(map(detokeniser(language, dataset), lines))
+
+
+def escapes(dataset: Dataset) -> bool:
+    """Return True if the dataset's tokeniser writes ``&amp;``, which is Moses' default."""
+    return any(step.parameters.get("escape", True) for step in dataset.steps if step.name == "tokenise")
+
+
+def lowercases(dataset: Dataset, language: str) -> bool:
+    """Return True if the dataset's text of a language loses its case."""
+    return any(language in (step.languages or (language,)) for step in dataset.steps if step.name == "lowercase")
