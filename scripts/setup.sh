@@ -40,6 +40,22 @@ PY
 )
 # torch in the same command, so that nothing else pulls another build of it first
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$torch" "${packages[@]}"
+# fastBPE's package holds C++ that an old Cython wrote, which Python 3.11 does not compile: it is written anew in a venv
+# that is thrown away, because the tools this takes are older than those of the environment
+install_fastbpe() (
+  set -e
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  "$venv/bin/python" -m venv "$folder/venv"
+  "$folder/venv/bin/python" -m pip install --quiet "setuptools<81" wheel "cython>=3.0,<4"
+  "$folder/venv/bin/python" -m pip wheel --quiet --no-build-isolation --no-cache-dir --no-deps \
+    --wheel-dir "$folder/wheels" fastBPE==0.1.0
+  "$venv/bin/python" -m pip install --quiet --no-deps "$folder"/wheels/*.whl
+  "$venv/bin/python" -c 'from fastBPE import fastBPE'
+)
+if ! "$venv/bin/python" -c 'import fastBPE' 2>/dev/null; then
+  install_fastbpe || echo "note: no fastBPE here (it needs a C++ compiler); the engine subword-nmt gives the same text"
+fi
 # pip would compile on one core; like pip, this passes over a file that is written for another Python
 "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
 echo "$wanted" >"$stamp"

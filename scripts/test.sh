@@ -15,10 +15,6 @@ fi
 bash "$root/scripts/setup.sh"
 bin=${VENV:-$root/.venv}/bin
 cd "$root"
-# fastBPE has no wheels: where it cannot be had or compiled, its tests are skipped and say so
-if ! "$bin/python" -c 'import fastBPE' 2>/dev/null; then
-  bash scripts/install_fastbpe.sh "$bin/python" || echo "note: no fastBPE here; its tests are skipped"
-fi
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy"

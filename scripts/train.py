@@ -29,9 +29,9 @@ from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, find_devices, precision, share_out
 from scripts.fairseq_io.inputs import check_binarised, check_first
+from scripts.fairseq_io.loss_curve import plot_loss
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log
 from scripts.pipeline.config import Config, load_config
-from scripts.plot_loss import plot_loss
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"

@@ -10,7 +10,7 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources import apt
 from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
 from data_prep.text.debian import Description, pair, parse, summary
-from data_prep.text.families import parts_by_family
+from data_prep.text.near_duplicates import split_by_group
 from scripts.common.errors import UserError
 from scripts.common.files import open_own, read_lines
 
@@ -107,7 +107,7 @@ def _lines(
 def _in_parts(dataset: Dataset, descriptions: Sequence[Description]) -> Iterator[tuple[str, Description]]:
     """Each description with the part its family is in."""
     options = dataset.debian
-    parts = parts_by_family(descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent)
+    parts = split_by_group(descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent)
     yield from zip(parts, descriptions, strict=True)
 
 

@@ -1,4 +1,4 @@
-"""Pictures: matplotlib without a screen, files that are whole or not there."""
+"""Figures: matplotlib without a screen, files that are whole or not there."""
 
 import logging
 from collections.abc import Iterator
@@ -16,10 +16,12 @@ _LARGEST = 30_000  # pixels a side, beyond which few viewers follow
 
 @contextmanager
 def open_figure(path: Path, *, width: float, height: float, dpi: int = 120) -> Iterator[Any]:
-    """Yield a figure of so many inches, to be drawn on; it is written to the PNG file ``path`` if no error comes.
+    """Yield a figure of so many inches, to be drawn on; it is written to ``path`` if no error comes.
+
+    A name that ends in .svg gives an SVG file with text as text, any other a PNG file.
 
     Raises:
-        UserError: the picture would be too large to be looked at.
+        UserError: the figure would be too large to be looked at.
     """
     if max(width, height) * dpi > _LARGEST:
         raise UserError(
@@ -34,11 +36,14 @@ def open_figure(path: Path, *, width: float, height: float, dpi: int = 120) -> I
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
     families = ["DejaVu Sans", *(name for name in _MORE_FONTS if name in installed)]
-    with matplotlib.rc_context({"font.family": families}):
+    kind = "svg" if path.suffix == ".svg" else "png"
+    # the same drawing gives the same bytes
+    settings = {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": "lightconv"}
+    with matplotlib.rc_context(settings):
         figure = pyplot.figure(figsize=(width, height), dpi=dpi)
         try:
             yield figure
             with atomic_file(path, "wb") as f:
-                figure.savefig(f, format="png")
+                figure.savefig(f, format=kind, metadata={"Date": None} if kind == "svg" else None)
         finally:
             pyplot.close(figure)

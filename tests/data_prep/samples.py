@@ -13,9 +13,7 @@ from data_prep.dataset import Dataset, Step
 from data_prep.text import fastbpe
 from scripts.common.process import python_module
 
-needs_fastbpe = pytest.mark.skipif(
-    not fastbpe.installed(), reason="fastBPE is not installed: scripts/install_fastbpe.sh"
-)
+needs_fastbpe = pytest.mark.skipif(not fastbpe.installed(), reason="fastBPE is not installed: scripts/setup.sh")
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
 from data_prep.steps import shards
-from scripts import average, evaluate, generate, plot_loss, score, table, train
+from scripts import average, evaluate, generate, score, table, train
 from scripts.common import ownership
 from scripts.common.errors import run_command
 from scripts.common.files import open_own
 from scripts.common.ownership import LEDGER
 from scripts.fairseq_io import devices
 from scripts.fairseq_io import generation as generation_log
+from scripts.fairseq_io.loss_curve import plot_loss
 from scripts.reproduce import select
 from scripts.scoring import perplexity
 from tests.data_prep.test_pipeline import preprocess
@@ -164,7 +165,7 @@ def print_table(given: Path, out: Path, turn: int) -> None:
 
 
 def draw_loss(given: Path, out: Path, turn: int) -> None:
-    call(plot_loss.main, given / "train.log", out / "loss.png")
+    plot_loss(given / "train.log", out / "loss.png")
 
 
 COMMANDS = [

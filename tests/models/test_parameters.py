@@ -135,7 +135,7 @@ def test_no_model_of_cnn_dailymail_with_d_1024_has_the_printed_count():
 
 
 def run(*arguments):
-    command = [sys.executable, "scripts.params", *arguments]
+    command = [sys.executable, "-m", "scripts.params", *arguments]
     return subprocess.run(command, cwd=PLUGIN.parent, capture_output=True, text=True, timeout=120)
 
 

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from scripts.common.errors import UserError
+from scripts.fairseq_io.loss_curve import plot_loss
 from scripts.fairseq_io.trainlog import parse_progress, read_log
-from scripts.plot_loss import plot_loss
 
 STAMP = "2026-01-02 03:04:05 | INFO |"
 

@@ -162,7 +162,7 @@ def test_the_picture_and_the_numbers(tmp_path, monkeypatch, capsys):
     model = save_model(tmp_path / "model.pt", tmp_path / "data", **MODELS["mixed"])
     out = tmp_path / "kernels.png"
     options = ["--model", model, "--data", tmp_path / "data", "--line", 1, "--out", out]
-    monkeypatch.setattr("sys.argv", ["show_kernels.py", *map(str, options)])
+    monkeypatch.setattr("sys.argv", ["conv_weights.py", *map(str, options)])
     main()
     assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "decoder: </s> eins zwei drei zwei" in capsys.readouterr().out

@@ -22,7 +22,7 @@ ONE_SOURCE = 4
 _END = re.compile(r"(?<=[.!?:]) ")
 
 
-def families(descriptions: Sequence[Description]) -> list[str]:
+def near_duplicates(descriptions: Sequence[Description]) -> list[str]:
     """Each description's family: those that share a long sentence or the synopsis, directly or through others.
 
     A family goes by the first of its packages' names.
@@ -51,9 +51,9 @@ def _marks(description: Description) -> set[str]:
     return long | {description.synopsis.lower()}
 
 
-def parts_by_family(descriptions: Sequence[Description], *, valid_percent: int, test_percent: int) -> list[str]:
+def split_by_group(descriptions: Sequence[Description], *, valid_percent: int, test_percent: int) -> list[str]:
     """The part of each description: its family's, by the hash of the family's name."""
-    names = families(descriptions)
+    names = near_duplicates(descriptions)
     sizes = Counter(names)
     most = max(ONE_SOURCE, LARGEST * len(names) * min(valid_percent, test_percent) / 100)
     return [

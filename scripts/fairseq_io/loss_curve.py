@@ -1,9 +1,8 @@
 """Draw the loss curve, train and valid against updates, from a training log."""
 
-import argparse
 from pathlib import Path
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
 from scripts.fairseq_io.trainlog import read_log_file
 
@@ -26,15 +25,3 @@ def plot_loss(log: Path, out: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend()
         figure.tight_layout()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("log", type=Path, metavar="LOG", help="a train.log")
-    parser.add_argument("out", type=Path, metavar="OUT.png", help="the picture to write")
-    arguments = parser.parse_args()
-    plot_loss(arguments.log, arguments.out)
-
-
-if __name__ == "__main__":
-    run_command(main)
