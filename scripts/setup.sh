@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Makes the Python environment that the demo and the tests run in; a second call finds it ready.
-# usage: scripts/setup.sh          VENV=DIR    where (default: .venv in the checkout; an existing one is completed)
-#                                  PYTHON=EXE  Python 3.11 or 3.12 (default: python3)
-#                                  TORCH=SPEC  what pip is asked for (default: torch==2.13.0)
+# usage: scripts/setup.sh [--fastbpe]   VENV=DIR    where (default: .venv in the checkout; an existing one is completed)
+#                                       PYTHON=EXE  Python 3.11 or 3.12 (default: python3)
+#                                       TORCH=SPEC  what pip is asked for (default: torch==2.13.0)
+# --fastbpe: fastBPE too, which the preparation can take in subword-nmt's place; it needs a C++ compiler.
 set -euo pipefail
 case "${1:-}" in
-  "") ;;
-  -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
-  *) echo "error: unknown argument '$1'; setup.sh takes none (see --help)" >&2; exit 2 ;;
+  "" | --fastbpe) ;;
+  -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) echo "error: unknown argument '$1'; setup.sh takes --fastbpe or nothing (see --help)" >&2; exit 2 ;;
 esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$root/.venv}
@@ -23,8 +24,24 @@ fi
 # what is installed depends on these alone
 stamp=$venv/.lightconv-setup
 wanted=$( (cat "$root/pyproject.toml"; echo "$torch"; "$venv/bin/python" -V) | sha256sum)
-if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+
+# Its package holds C++ that an old Cython wrote, which Python 3.11 does not compile: it is written anew in a venv that is
+# thrown away, because the tools this takes are older than those of the environment.
+ready() {
+  if [ "${1:-}" = --fastbpe ] && ! "$venv/bin/python" -c 'import fastBPE' 2>/dev/null; then
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    "$venv/bin/python" -m venv "$folder/venv"
+    "$folder/venv/bin/python" -m pip install --quiet "setuptools<81" wheel "cython>=3.0,<4"
+    "$folder/venv/bin/python" -m pip wheel --quiet --no-build-isolation --no-cache-dir --no-deps \
+      --wheel-dir "$folder/wheels" fastBPE==0.1.0
+    "$venv/bin/python" -m pip install --quiet --no-deps "$folder"/wheels/*.whl
+    "$venv/bin/python" -c 'from fastBPE import fastBPE'
+  fi
   echo "environment ready: $venv"
+}
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+  ready "$@"
   exit 0
 fi
 
@@ -40,23 +57,7 @@ PY
 )
 # torch in the same command, so that nothing else pulls another build of it first
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$torch" "${packages[@]}"
-# fastBPE's package holds C++ that an old Cython wrote, which Python 3.11 does not compile: it is written anew in a venv
-# that is thrown away, because the tools this takes are older than those of the environment
-install_fastbpe() (
-  set -e
-  folder=$(mktemp -d)
-  trap 'rm -rf "$folder"' EXIT
-  "$venv/bin/python" -m venv "$folder/venv"
-  "$folder/venv/bin/python" -m pip install --quiet "setuptools<81" wheel "cython>=3.0,<4"
-  "$folder/venv/bin/python" -m pip wheel --quiet --no-build-isolation --no-cache-dir --no-deps \
-    --wheel-dir "$folder/wheels" fastBPE==0.1.0
-  "$venv/bin/python" -m pip install --quiet --no-deps "$folder"/wheels/*.whl
-  "$venv/bin/python" -c 'from fastBPE import fastBPE'
-)
-if ! "$venv/bin/python" -c 'import fastBPE' 2>/dev/null; then
-  install_fastbpe || echo "note: no fastBPE here (it needs a C++ compiler); the engine subword-nmt gives the same text"
-fi
 # pip would compile on one core; like pip, this passes over a file that is written for another Python
 "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
 echo "$wanted" >"$stamp"
-echo "environment ready: $venv"
+ready "$@"

@@ -12,7 +12,7 @@ if [ "${1:-}" = --cuda-build ]; then
   cd "$root"
   OMP_NUM_THREADS=1 exec "$VENV/bin/python" -m pytest -m cuda_build tests/cuda_build "${@:2}"
 fi
-bash "$root/scripts/setup.sh"
+bash "$root/scripts/setup.sh" --fastbpe
 bin=${VENV:-$root/.venv}/bin
 cd "$root"
 "$bin/ruff" check .

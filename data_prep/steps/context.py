@@ -13,6 +13,17 @@ from data_prep.steps.write import ShardWriter, outputs, read_marker, remove, sha
 Blocks = tuple[list[bytes], ...]
 """Some lines of a shard: a list a language, of equal lengths."""
 
+EXAMPLES = 3
+"""Pairs that are shown of a step that drops many."""
+_SHOWN = 60  # letters of each side
+
+
+def shown(line: bytes | str) -> str:
+    """Return a line as it is shown to people: short, and without what a terminal would obey."""
+    text = line.decode("utf-8", "replace") if isinstance(line, bytes) else line
+    plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_SHOWN])
+    return plain + ("..." if len(text) > _SHOWN else "")
+
 
 @dataclass(frozen=True)
 class ShardTask:
@@ -33,9 +44,13 @@ class ShardTask:
 
     def route(self, parts: Sequence[str], part_of: Callable[[Blocks], Sequence[str | None]]) -> None:
         """Write each row to the one of ``parts`` that ``part_of`` names for it; None: it is dropped."""
-        with self.writer() as writer:
+        examples: list[list[str]] = []
+        with self.writer({"examples": examples}) as writer:
             for blocks in self.blocks():
                 chosen = part_of(blocks)
+                if None in chosen and len(examples) < EXAMPLES:
+                    gone = zip(*select(blocks, [each is None for each in chosen]), strict=True)
+                    examples += [[shown(line) for line in row] for row, _ in zip(gone, range(EXAMPLES), strict=False)]
                 for part in parts:
                     writer.write(part, select(blocks, [each == part for each in chosen]))
                 tick(len(chosen))

@@ -14,6 +14,7 @@ import numpy as np
 
 from data_prep.dataset import Step
 from data_prep.steps.context import Context, ShardTask
+from data_prep.steps.linewise import first_examples
 from data_prep.steps.pool import tick
 from data_prep.steps.shards import Text
 from scripts.common import ownership
@@ -50,12 +51,13 @@ def deduplicate(context: Context, text: Text, step: Step) -> tuple[Text, list[di
                 pass
             _find(tasks, start)
         by_shard = {task.shard: task for task in tasks}
-        new, _ = context.rewrite(text, text.parts[part], by_shard.__getitem__, _filter, f"{step.name} {part}")
+        new, said = context.rewrite(text, text.parts[part], by_shard.__getitem__, _filter, f"{step.name} {part}")
         for task in tasks:
             ownership.remove(task.hashes)
         gone = start - new.lines(part)
         entry = {"step": step.name, "part": part, "in": start, "out": new.lines(part)}
-        log.append({**entry, "dropped": {"duplicate": gone} if gone else {}})
+        examples = first_examples(said[task.shard] for task in tasks)
+        log.append({**entry, "dropped": {"duplicate": gone} if gone else {}, "examples": examples})
         text = new
     return text, log
 

@@ -29,6 +29,8 @@ from scripts.common.files import read_json, write_json
 from scripts.common.terminal import clock
 
 READ = "00-read"
+MANY = 0.1
+"""A step that drops more than this share of a part's lines says so."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class Engine:
             found = {name: digest for (name, _), digest in self._pool.run(_digest, tasks, what=f"{folder}: checksums")}
             sha256 = {name: found[name] for name, _ in tasks}
         seconds = round(time.monotonic() - start, 1)
+        for entry in log:
+            self._say_many_dropped(entry)
         state = State(text, log, words, sha256, seconds, dict(report))
         _check_none_empty(state)
         write_json(
@@ -183,6 +187,21 @@ class Engine:
         counts = ", ".join(f"{part} {text.lines(part):,}" for part in text.parts)
         self._pool.say(f"{folder}: done in {clock(seconds)}; {counts} lines")
         return state
+
+    def _say_many_dropped(self, entry: dict[str, Any]) -> None:
+        """Tell people of a step that drops more than a tenth; only of such a step the log keeps the examples."""
+        examples = entry.pop("examples", [])
+        gone = sum(entry.get("dropped", {}).values())
+        if gone <= MANY * entry.get("in", 0):
+            return
+        entry["examples"] = examples
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in entry["dropped"].items())
+        self._pool.say(
+            f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['part']} "
+            f"({gone / entry['in']:.0%}): {reasons}. The first:"
+        )
+        for example in examples:
+            self._pool.say(f"  {' | '.join(example)}")
 
     def _done(self, folder: str) -> State | None:
         path = self.work / f"{folder}.json"

@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.steps.context import ShardTask
+from data_prep.steps.context import EXAMPLES, ShardTask, shown
 from data_prep.steps.pool import tick
 from data_prep.steps.registry import INNER, LINE, STEPS
 from data_prep.steps.shards import select
@@ -64,6 +65,7 @@ class _Running:
     def __init__(self, step: Step, languages: Sequence[str]) -> None:
         self._name = step.name
         self._dropped: Counter[str] = Counter()
+        self._examples: list[list[str]] = []
         self._lines_in = self._lines_out = 0
         parameters = json.dumps(step.parameters, sort_keys=True)
         self._on_lines = _ALL[step.name].kind == LINE
@@ -84,12 +86,19 @@ class _Running:
             reasons = list(map(self._of_pair, *columns))
             if any(reasons):
                 self._dropped.update(reason for reason in reasons if reason is not None)
+                self._remember(columns, reasons)
                 columns = select(columns, [reason is None for reason in reasons])
         self._lines_out += len(columns[0])
         return columns
 
+    def _remember(self, columns: list[list[str]], reasons: list[str | None]) -> None:
+        for reason, *pair in zip(reasons, *columns, strict=True):
+            if reason is not None and len(self._examples) < EXAMPLES:
+                self._examples.append([*map(shown, pair), reason])
+
     def facts(self) -> dict[str, Any]:
-        return {"step": self._name, "in": self._lines_in, "out": self._lines_out, "dropped": dict(self._dropped)}
+        counts = {"in": self._lines_in, "out": self._lines_out, "dropped": dict(self._dropped)}
+        return {"step": self._name, **counts, "examples": self._examples}
 
 
 @lru_cache(maxsize=64)
@@ -105,4 +114,9 @@ def total(markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
     for each in said:
         dropped.update(each["dropped"])
     entry = {"in": sum(each["in"] for each in said), "out": sum(each["out"] for each in said)}
-    return {**entry, "dropped": dict(dropped.most_common())}
+    return {**entry, "dropped": dict(dropped.most_common()), "examples": first_examples(said)}
+
+
+def first_examples(markers: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the first of what was dropped, in the order of the shards."""
+    return list(islice((example for marker in markers for example in marker.get("examples", [])), EXAMPLES))

@@ -1,8 +1,31 @@
 """Leave out the pairs that would teach nothing: empty, very long or unevenly long."""
 
+import math
+import re
 from collections.abc import Callable
 
 from scripts.common.errors import UserError
+
+# Letters of scripts that put no spaces between words, and how many are taken for a word: two in Chinese and Japanese as
+# a rule, four or five with its marks in Thai, Lao, Khmer or Burmese.
+_UNSPACED = (
+    (re.compile("[\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]"), 2),
+    (re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"), 4),
+)
+_WIDE_MARKS = re.compile("[\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]")
+
+
+def count_words(line: str) -> int:
+    """Return how many words a line has: what spaces part, and in scripts without spaces an estimate by its letters."""
+    if line.isascii():
+        return len(line.split())
+    words = 0.0
+    for letters, a_word in _UNSPACED:
+        words += len(letters.findall(line)) / a_word
+        line = letters.sub(" ", line)
+    if words:
+        line = _WIDE_MARKS.sub(" ", line)
+    return len(line.split()) + math.ceil(words)
 
 
 def normalise_space(line: str) -> str:
@@ -23,7 +46,7 @@ def pair_filter(
     *, min_words: int = 1, max_words: int = 100, max_ratio: float = 2.5
 ) -> Callable[[str, str], str | None]:
     """Why a pair is dropped, if it has not ``min_words`` to ``max_words`` words a side and a length ratio below
-    ``max_ratio``; words are what spaces part.
+    ``max_ratio``; words as ``count_words`` counts them.
 
     Raises:
         UserError: no pair could meet these.
@@ -36,7 +59,7 @@ def pair_filter(
             raise UserError(f"clean: got {got}, expected 1 <= min_words <= max_words and max_ratio above 1")
 
     def reason(source: str, target: str) -> str | None:
-        shorter, longer = sorted((len(source.split()), len(target.split())))
+        shorter, longer = sorted((count_words(source), count_words(target)))
         if shorter == 0:
             return "empty"
         if shorter < min_words:

@@ -1,4 +1,4 @@
-"""fastBPE's segmentation of words, where fastBPE is installed (scripts/setup.sh); never needed."""
+"""fastBPE's segmentation of words, where fastBPE is installed (scripts/setup.sh --fastbpe); never needed."""
 
 import tempfile
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def require() -> None:
     """
     if not installed():
         raise UserError(
-            "bpe: the engine fastBPE is not installed; run scripts/setup.sh, or use the engine subword-nmt, "
+            "bpe: the engine fastBPE is not installed; run scripts/setup.sh --fastbpe, or use the engine subword-nmt, "
             "which gives the same text at the same speed"
         )
 

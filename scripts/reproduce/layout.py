@@ -23,6 +23,7 @@ from scripts.pipeline.stamp import read_stamp
 
 SEED_STAGES = ("train", "tune", "average", "generate", "score")  # done for each seed
 MODEL_STAGES = ("select", "speed")
+RESERVED = ("raw", "prepared", "binarised")  # folders of a dataset, which no model can be called
 NAMES = (*DATA_STAGES, *SEED_STAGES, *MODEL_STAGES, "table")
 
 
@@ -129,7 +130,7 @@ def build_run(
     """
     root, model = work / config.dataset, work / config.dataset / config.name
     binarised = root / "binarised"
-    if config.name in ("raw", "prepared", "binarised"):
+    if config.name in RESERVED:
         raise UserError(
             f"{config.path}: a model cannot be called {config.name}, the data lie in that folder; rename the file"
         )

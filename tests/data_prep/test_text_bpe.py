@@ -86,7 +86,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="expected one of subword-nmt, fastBPE"):
         bpe.encoder(codes=CODES, engine="fast")
     monkeypatch.setitem(sys.modules, "fastBPE", None)
-    with pytest.raises(UserError, match=r"not installed; run scripts/setup\.sh"):
+    with pytest.raises(UserError, match=r"not installed; run scripts/setup\.sh --fastbpe"):
         bpe.encoder(codes=CODES, engine="fastBPE")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match="sentencepiece is not installed"):

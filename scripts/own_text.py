@@ -1,0 +1,281 @@
+"""From two files of your own, line n of one translating line n of the other, to a model that translates.
+
+Looks at the text and writes what the other commands need, every choice explained in a comment:
+
+  data_prep/datasets/NAME.yaml      how the text is prepared
+  configs/NAME/dynamicconv.yaml     how the model is trained
+
+Then it prints the command that trains and the one that translates. Languages that put no spaces between words (Chinese,
+Japanese, Thai, ...) need nothing else than the others.
+
+example: python -m scripts.own_text manuals --src my.zh --tgt my.en --source zh --target en
+"""
+
+import argparse
+import math
+import re
+import shlex
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+from data_prep.sources.supplied import SuppliedText
+from data_prep.text.clean import count_words
+from scripts.common import CHECKOUT
+from scripts.common.errors import UserError, run_command
+from scripts.common.files import atomic_file
+from scripts.common.terminal import aligned
+from scripts.fairseq_io.devices import find_devices
+from scripts.reproduce.layout import RESERVED
+
+_SAMPLE = 100_000
+"""Pairs that are looked at closely; all are counted."""
+_SCRIPTS = {
+    **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
+    **dict.fromkeys(("be", "bg", "mk", "ru", "uk"), ("CYRILLIC",)),
+    **dict.fromkeys(("hi", "mr", "ne"), ("DEVANAGARI",)),
+    **dict.fromkeys(
+        ("cs", "da", "de", "en", "es", "fi", "fr", "hu", "id", "it", "nl", "pl", "pt", "ro", "sv", "tr", "vi"),
+        ("LATIN",),
+    ),
+    **{"el": ("GREEK",), "he": ("HEBREW",), "ko": ("HANGUL", "CJK"), "th": ("THAI",), "zh": ("CJK",)},
+    "ja": ("CJK", "HIRAGANA", "KATAKANA"),
+}
+"""The scripts of some languages: text in another one was given for the wrong side."""
+
+
+@dataclass
+class Side:
+    """What is found in one file.
+
+    Attributes:
+        lines: of the whole file.
+        letters: how often each letter stands in the sample.
+        words: of each line of the sample; see ``count_words``.
+    """
+
+    path: Path
+    language: str
+    lines: int = 0
+    letters: Counter[str] = field(default_factory=Counter)
+    words: list[int] = field(default_factory=list)
+
+    def scripts(self) -> Counter[str]:
+        """Return how many letters there are of each script, by its name in Unicode."""
+        found: Counter[str] = Counter()
+        for letter, count in self.letters.items():
+            if letter.isalpha():
+                found[re.split("[ -]", unicodedata.name(letter, "UNKNOWN"))[0]] += count
+        return found
+
+    def check(self) -> None:
+        """Refuse text that is not in the language's script.
+
+        Raises:
+            UserError: less than a tenth of the letters are.
+        """
+        found = self.scripts()
+        wanted = _SCRIPTS.get(re.split("[-_]", self.language)[0])
+        if not found:
+            raise UserError(f"{self.path} has no letters in its first {len(self.words):,} lines; give a text")
+        if wanted and sum(found[script] for script in wanted) < 0.1 * found.total():
+            raise UserError(
+                f"{self.path} is given as {self.language}, but its letters are {found.most_common(1)[0][0].title()}; "
+                "give each file to the side of its language (--src with --source, --tgt with --target)"
+            )
+
+
+def look(sides: tuple[Side, Side]) -> None:
+    """Read both files, the first ``_SAMPLE`` pairs closely.
+
+    Raises:
+        UserError: a file is no text, they have other numbers of lines, or are in the wrong script.
+    """
+    texts = [SuppliedText(side.path, invalid="replace") for side in sides]
+    for number, rows in enumerate(zip_longest(*texts)):
+        for side, row in zip(sides, rows, strict=True):
+            if row is None:
+                continue
+            side.lines += 1
+            if number < _SAMPLE:
+                line = row.decode("utf-8", "replace")
+                side.letters.update(line)
+                side.words.append(count_words(line))
+    for text, side in zip(texts, sides, strict=True):
+        text.check()
+        side.check()
+    if sides[0].lines != sides[1].lines:
+        counts = " but ".join(f"{side.path} has {side.lines:,} lines" for side in sides)
+        raise UserError(f"{counts}; line n of one must translate line n of the other: mend the files")
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the value that ``share`` of the values do not exceed; 1 of none."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 1.0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is decided from the text and the machine, each with its reason."""
+
+    units: int
+    max_ratio: float
+    max_words: int
+    percents: tuple[int, int]
+    gpu: bool
+    arch: str
+    updates: int
+
+
+def choose(sides: tuple[Side, Side], *, gpu: bool) -> Choices:
+    """Decide on everything that the two files of settings say."""
+    pairs = sides[0].lines
+    both = list(zip(sides[0].words, sides[1].words, strict=True))
+    ratio = quantile([max(pair) / min(pair) for pair in both if min(pair)], 0.99)
+    longest = quantile([float(max(pair)) for pair in both], 0.995)
+    wanted = next(
+        units
+        for most, units in ((20_000, 2000), (500_000, 8000), (5_000_000, 16_000), (math.inf, 32_000))
+        if pairs <= most
+    )
+    # SentencePiece keeps the letters that make up 99.95% of the text, and needs a unit for each beside those of more
+    letters = len(set(sides[0].letters) | set(sides[1].letters))
+    units = max(wanted, -(-(letters + wanted // 2) // 500) * 500)
+    held_out = (2, 3) if pairs < 200_000 else (1, 1)
+    small = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
+    tokens = sum(sides[1].words) / max(1, len(sides[1].words)) * 1.4 * pairs
+    passes = 30 if gpu else 5
+    updates = int(min(max(passes * tokens / (4000 if gpu else 2048), 300), 100_000 if gpu else 20_000))
+    return Choices(
+        units,
+        max(2.5, math.ceil(2.5 * ratio) / 2),
+        max(100, math.ceil(longest / 50) * 50),
+        held_out,
+        gpu,
+        small if gpu else "pla_dynamicconv_small",
+        -(-updates // 100) * 100,
+    )
+
+
+def dataset_text(name: str, sides: tuple[Side, Side], chosen: Choices) -> str:
+    """Return the dataset's YAML."""
+    source, target = sides
+    valid, test = chosen.percents
+    letters = len(set(source.letters) | set(target.letters))
+    found = [
+        f"{side.language} in {' and '.join(s.title() for s, _ in side.scripts().most_common(2))}" for side in sides
+    ]
+    return f"""\
+# {name}: {source.lines:,} pairs of your own, {found[0]}, {found[1]} letters.
+# Written by scripts.own_text; edit what you like: what is changed is prepared anew.
+kind: text
+source: {source.language}
+target: {target.language}
+about: Own text, {source.language} to {target.language}.
+steps:
+  - normalise_space
+  # Words are counted by spaces, and by letters in scripts that have none. 99 of 100 pairs of this text have a ratio of
+  # lengths below {chosen.max_ratio:g} or less than 2.5; the others are rarely translations of each other.
+  - clean: {{parts: [train], min_words: 1, max_words: {chosen.max_words}, max_ratio: {chosen.max_ratio:g}}}
+  - deduplicate: {{parts: [train]}}  # the same pair twice would stand in train and in test
+  # {valid}% to validate and {test}% to test, chosen by the hash of the source; nothing where you give sets of your own
+  - split_by_hash: {{by: {source.language}, valid_percent: {valid}, test_percent: {test}}}
+  - save_raw  # references as they were, for the scores
+  # Units of both languages from text as written: no tokeniser is needed, whatever the script.
+  # {chosen.units:,}: for the size of the text, and enough for its {letters:,} different letters.
+  - sentencepiece: {{units: {chosen.units}}}
+binarise:
+  joined_dictionary: true  # the model shares its embeddings between both languages
+"""
+
+
+def config_text(name: str, chosen: Choices) -> str:
+    """Return the configuration's YAML."""
+    if chosen.gpu:
+        base, more = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n"
+        why = "the paper's recipe for IWSLT'14, on one GPU or more"
+    else:
+        base, more = (
+            "../debian_en_de/base.yaml",
+            f"  lr-period-updates: {chosen.updates - 100}  # one cycle: max-update less warm-up\n",
+        )
+        why = "the recipe of the demo, for processors: a small model"
+    return f"""\
+# DynamicConv for {name}. Written by scripts.own_text; edit what you like.
+#   python -m scripts.reproduce configs/{name}/dynamicconv.yaml --raw DIR
+base: {base}  # {why}
+dataset: {name}
+seeds: [1]
+train:
+  arch: {chosen.arch}
+  max-update: {chosen.updates}  # some {30 if chosen.gpu else 5} passes over the text, within reason; more is better
+  dropout: {0.3 if chosen.gpu else 0.1}
+{more}generate:
+  post-process: sentencepiece
+"""
+
+
+def write(path: Path, text: str) -> None:
+    """Write a new file.
+
+    Raises:
+        UserError: it is there already.
+    """
+    if path.exists():
+        raise UserError(f"{path} is there already; choose another NAME, or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as f:
+        f.write(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", metavar="NAME", help="what the dataset is to be called: letters, digits, _ and -")
+    for flag, side in (("--src", "source"), ("--tgt", "target")):
+        parser.add_argument(flag, type=Path, required=True, metavar="FILE", help=f"the {side} side, a sentence a line")
+    for side in ("source", "target"):
+        parser.add_argument(
+            f"--{side}", required=True, metavar="LANGUAGE", help=f"of the {side} side, such as en or zh"
+        )
+    arguments = parser.parse_args()
+    name = arguments.name
+    if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in RESERVED:
+        raise UserError(f"NAME is {name!r}, expected letters, digits, _ and - , and none of {', '.join(RESERVED)}")
+    if arguments.source == arguments.target:
+        raise UserError(f"--source and --target are both {arguments.source}; give two languages")
+    for path in (arguments.src, arguments.tgt):
+        if not path.is_file():
+            raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
+    dataset, config = (
+        CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml",
+        CHECKOUT / "configs" / name / "dynamicconv.yaml",
+    )
+    for path in (dataset, config):
+        if path.exists():
+            raise UserError(f"{path} is there already; choose another NAME, or remove it")
+    sides = Side(arguments.src, arguments.source), Side(arguments.tgt, arguments.target)
+    look(sides)
+    devices = find_devices()
+    chosen = choose(sides, gpu=devices.gpu)
+    rows = [["", "lines", "words a line", "script", "different letters"]]
+    for each in sides:
+        mean = f"{sum(each.words) / len(each.words):.1f}"
+        script = ", ".join(name.title() for name, _ in each.scripts().most_common(2))
+        rows.append([each.language, f"{each.lines:,}", mean, script, f"{len(each.letters):,}"])
+    print("\n".join(aligned(rows, left=1, rule=True)))
+    write(dataset, dataset_text(name, sides, chosen))
+    write(config, config_text(name, chosen))
+    files = f"--src {shlex.quote(str(arguments.src))} --tgt {shlex.quote(str(arguments.tgt))}"
+    print(
+        f"\nwritten, for training on {devices}: {dataset.relative_to(CHECKOUT)}, {config.relative_to(CHECKOUT)}\n\n"
+        "prepare, train and score, then translate:\n"
+        f"  python -m data_prep {name} {files} --to binarise\n"
+        f"  python -m scripts.reproduce configs/{name}/dynamicconv.yaml\n"
+        f"  python -m scripts.translate work/{name}/dynamicconv < NEW.{arguments.source}"
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

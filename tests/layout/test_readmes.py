@@ -1,0 +1,107 @@
+"""What the READMEs name: paths exist, commands exist, and every option is in its command's --help."""
+
+import functools
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from scripts.common import CHECKOUT
+from scripts.common.process import environment
+
+READMES = [CHECKOUT / "README.md", *sorted(CHECKOUT.glob("[!.]*/README.md"))]
+SUBCOMMANDS = ("scripts.bench", "scripts.pretrained")
+LONGEST = 110
+MADE = (
+    *("work", ".venv", "raw", "prepared", "binarised", "seed", "report.md", "loss.png"),
+    *("DATASET", "MODEL", "DIR", "OUT", "IN.", "OUT.", "VENV"),
+)
+"""What commands make, and stand-ins for names: nothing of these is in the checkout."""
+
+
+def spans(text: str) -> list[str]:
+    """The lines of code blocks, without comments, and the code within lines."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.S | re.M)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [*lines, *inline]
+
+
+def paths(text: str) -> list[str]:
+    """The names of files and folders among the code within lines."""
+    return [
+        span
+        for span in spans(text)
+        if re.fullmatch(r"[\w.{},*/-]+", span) and ("/" in span or re.search(r"\.(py|sh|md|yaml|cff|toml)$", span))
+    ]
+
+
+def expanded(path: str) -> list[str]:
+    """The paths that ``a/{b,c}/d`` stands for."""
+    found = re.search(r"\{([^{}]*)\}", path)
+    if found is None:
+        return [path]
+    return [each for one in found[1].split(",") for each in expanded(path[: found.start()] + one + path[found.end() :])]
+
+
+def commands(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
+    """Modules and scripts of this project that are called, some with a subcommand, and the options given to each."""
+    found = []
+    for span in spans(text):
+        called = re.search(r"(?:python -m ((?:scripts|data_prep|lightconv_plugin)[\w.]*)|^(scripts/\w+\.sh))(.*)", span)
+        if called:
+            rest = shlex.split(called[3].replace("<", " ").replace("|", " "), comments=True)
+            command, *subcommand = called[1] or called[2], *rest[:1]
+            named = subcommand if command in SUBCOMMANDS else []
+            found.append(((command, *named), [word.partition("=")[0] for word in rest if word.startswith("--")]))
+    return found
+
+
+@functools.cache
+def help_of(command: str, *subcommand: str) -> str:
+    line = ["bash", command] if command.endswith(".sh") else [sys.executable, "-m", command, *subcommand]
+    done = subprocess.run([*line, "--help"], capture_output=True, text=True, cwd=CHECKOUT, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_every_path_exists(readme):
+    named = [
+        each
+        for path in paths(readme.read_text())
+        for each in expanded(path)
+        if not each.startswith(MADE) and "NAME" not in each
+    ]
+    assert named
+    for path in named:
+        # from the checkout, or anywhere in the README's folder
+        there = [*CHECKOUT.glob(path.rstrip("/")), *readme.parent.rglob(path.rstrip("/"))]
+        assert there, f"{readme}: {path}"
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_every_command_has_the_options_given(readme):
+    for command, options in commands(readme.read_text()):
+        module = command[0]
+        assert (CHECKOUT / module).is_file() if module.endswith(".sh") else importlib.util.find_spec(module), module
+        # what comes after the options of demo.sh goes to reproduce
+        help_texts = [help_of(*(each.split("|")[0] for each in command))] if options else []
+        help_texts += [help_of("scripts.reproduce")] if options and module.endswith("demo.sh") else []
+        for option in options:
+            assert any(option in text for text in help_texts), f"{readme}: {command} {option}"
+
+
+def test_the_first_page_is_short():
+    assert len((CHECKOUT / "README.md").read_text().splitlines()) <= LONGEST
+
+
+def test_what_is_looked_for_is_found():
+    text = (
+        "`python -m scripts.bench ops --seconds 1` in `scripts/a/{b,c}.py`\n```\nscripts/demo.sh --raw DIR  # x\n```\n"
+    )
+    assert commands(text) == [(("scripts/demo.sh",), ["--raw"]), (("scripts.bench", "ops"), ["--seconds"])]
+    assert [each for path in paths(text) for each in expanded(path)] == ["scripts/a/b.py", "scripts/a/c.py"]

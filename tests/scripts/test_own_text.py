@@ -1,0 +1,135 @@
+"""Two files of one's own become a dataset and a configuration that the other commands take."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data_prep.dataset import load_dataset
+from data_prep.prepare import prepare
+from data_prep.text.clean import count_words, pair_filter
+from scripts import own_text
+from scripts.common.errors import UserError
+from scripts.common.files import read_json
+from scripts.fairseq_io.devices import Devices
+from scripts.pipeline.config import load_config
+
+ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
+WORDS = {
+    "zh": ("函数库", "游戏", "编辑器", "服务器", "字体", "查看器", "编译器", "驱动程序"),
+    "ja": ("ライブラリ", "ゲーム", "エディタ", "サーバー", "フォント", "ビューア", "コンパイラ", "ドライバ"),
+    "th": ("ไลบรารี", "เกม", "โปรแกรมแก้ไข", "เซิร์ฟเวอร์", "แบบอักษร", "โปรแกรมดู", "คอมไพเลอร์", "ไดรเวอร์"),
+    "de": ("Bibliothek ", "Spiel ", "Editor ", "Server ", "Schrift ", "Betrachter ", "Compiler ", "Treiber "),
+}
+
+
+def corpus(folder: Path, language: str, count: int = 600) -> tuple[Path, Path]:
+    """Pairs of English and another language, which puts no spaces between words but in German."""
+    draw = random.Random(1)
+    files = folder / f"a.{language}", folder / "a.en"
+    lines: tuple[list[str], list[str]] = [], []
+    for number in range(count):
+        words = [draw.randrange(8) for _ in range(draw.randint(4, 12))]
+        lines[0].append("".join(WORDS[language][word] for word in words) + str(number))
+        lines[1].append(" ".join(ENGLISH[word] for word in words) + f" {number}")
+    for file, text in zip(files, lines, strict=True):
+        file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    return files
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout to write to, without GPUs."""
+    for name in ("debian_en_de", "iwslt14_de_en"):
+        shutil.copytree(own_text.CHECKOUT / "configs" / name, tmp_path / "configs" / name)
+    (tmp_path / "data_prep" / "datasets").mkdir(parents=True)
+    monkeypatch.setattr(own_text, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(own_text, "find_devices", lambda: Devices(gpu=False, count=1))
+    return tmp_path
+
+
+def call(monkeypatch, *arguments: object) -> None:
+    monkeypatch.setattr("sys.argv", ["own_text", *map(str, arguments)])
+    own_text.main()
+
+
+@pytest.mark.parametrize("language", WORDS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_nothing_of_a_good_text_is_lost(language, turned, checkout, monkeypatch, capsys):
+    foreign, english = corpus(checkout, language)
+    sides = [(foreign, language), (english, "en")]
+    (src, source), (tgt, target) = sides[::-1] if turned else sides
+    call(monkeypatch, "mine", "--src", src, "--tgt", tgt, "--source", source, "--target", target)
+    said = capsys.readouterr().out
+    assert f"python -m data_prep mine --src {src} --tgt {tgt}" in said
+    assert "python -m scripts.reproduce configs/mine/dynamicconv.yaml" in said
+    config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
+    assert (config.dataset, config.generate["post-process"]) == ("mine", "sentencepiece")
+    raw = checkout / "raw"
+    raw.mkdir()
+    for file, side in ((src, source), (tgt, target)):
+        shutil.copy(file, raw / f"train.{side}")
+    path = checkout / "data_prep" / "datasets" / "mine.yaml"
+    smaller = path.with_name("smaller.yaml")  # 600 lines have not so many units
+    smaller.write_text(path.read_text(encoding="utf-8").replace("units: 2000", "units: 90"), encoding="utf-8")
+    prepare(load_dataset(str(smaller)), raw=raw, out=checkout / "out", workers=1)
+    counts = read_json(checkout / "out" / "counts.json")
+    assert not any(entry.get("dropped") for entry in counts["steps"])
+
+
+def test_words_are_counted_where_there_are_no_spaces():
+    assert count_words("a b  c") == 3
+    assert count_words("Wörter, wie sie sind") == 4
+    assert count_words("函数库包含游戏") == 4  # seven letters
+    assert count_words("提供 GNOME 的开发文件。") == 5  # seven letters and a word
+    assert count_words("โปรแกรม") == 2
+    reason = pair_filter(max_words=20, max_ratio=2.5)
+    assert reason("函数库包含游戏", "the library contains a game") is None
+    assert reason("函数库", "the library contains a game, an editor and much else") == "length ratio of 2.5 or more"
+    assert reason("函" * 50, "a " * 20) == "more than 20 words"
+
+
+def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
+    foreign, english = corpus(checkout, "de", 40)
+    lines = english.read_text().splitlines()
+    english.write_text("\n".join("x" if number % 4 == 0 else line for number, line in enumerate(lines)) + "\n")
+    raw = checkout / "raw"
+    raw.mkdir()
+    foreign.rename(raw / "train.de"), english.rename(raw / "train.en")
+    path = checkout / "d.yaml"
+    steps = "[{clean: {max_ratio: 3.5}}, {split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, save_raw]"
+    path.write_text(f"kind: text\nsource: de\ntarget: en\nsteps: {steps}\n")
+    prepare(load_dataset(str(path)), raw=raw, out=checkout / "out", workers=1)
+    said = capsys.readouterr().out
+    assert "note: clean dropped 10 of 40 lines of train (25%): length ratio of 3.5 or more: 10. The first:\n" in said
+    assert said.count(" | x | length ratio of 3.5 or more") == 3
+    (entry,) = [each for each in read_json(checkout / "out" / "counts.json")["steps"] if each["step"] == "clean"]
+    assert len(entry["examples"]) == 3
+
+
+def test_what_cannot_be_is_said(checkout, monkeypatch):
+    chinese, english = corpus(checkout, "zh", 20)
+    sides = ["--source", "zh", "--target", "en"]
+    with pytest.raises(UserError, match="given as zh, but its letters are Latin"):
+        call(monkeypatch, "mine", "--src", english, "--tgt", chinese, *sides)
+    short = checkout / "short.en"
+    short.write_text("one line\n")
+    with pytest.raises(UserError, match=r"a\.zh has 20 lines but .*short\.en has 1 lines"):
+        call(monkeypatch, "mine", "--src", chinese, "--tgt", short, *sides)
+    with pytest.raises(UserError, match="NAME is 'raw'"):
+        call(monkeypatch, "raw", "--src", chinese, "--tgt", english, *sides)
+    call(monkeypatch, "mine", "--src", chinese, "--tgt", english, *sides)
+    with pytest.raises(UserError, match=r"mine\.yaml is there already"):
+        call(monkeypatch, "mine", "--src", chinese, "--tgt", english, *sides)
+    with pytest.raises(UserError, match="no such file"):
+        call(monkeypatch, "other", "--src", checkout / "none", "--tgt", english, *sides)
+
+
+def test_a_machine_with_gpus_trains_the_papers_model(checkout, monkeypatch):
+    monkeypatch.setattr(own_text, "find_devices", lambda: Devices(gpu=True, count=2))
+    foreign, english = corpus(checkout, "ja")
+    call(monkeypatch, "mine", "--src", foreign, "--tgt", english, "--source", "ja", "--target", "en")
+    config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
+    assert config.train["arch"] == "pla_dynamicconv_iwslt_de_en"
+    assert config.train["share-all-embeddings"]
