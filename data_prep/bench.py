@@ -1,4 +1,4 @@
-"""How fast preparation is and how much memory it takes, on any parallel text, and what that means for a large corpus.
+"""Speed and memory of preparation on any parallel text, and an estimate for a large corpus.
 
 The lines given are repeated up to --lines; each time round, a line meets another of the other side, so that no pair
 occurs twice.

@@ -1,4 +1,4 @@
-"""What the three commands have in common on their command line."""
+"""Options that the three commands have in common."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ def command_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_prepare_options(parser: argparse.ArgumentParser) -> None:
-    """What preparation can be told, wherever it is started from."""
+    """Add the options of preparation, wherever it is started from."""
     cores = available_processors()
     parser.add_argument(
         "--workers", metavar="N", type=positive, default=cores, help=f"processes (default: one a core, {cores} here)"

@@ -1,4 +1,4 @@
-"""What a file of datasets/ says, as checked, frozen dataclasses: the one list of keys a dataset may have."""
+"""The content of a file of datasets/ as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
 import re
 from dataclasses import asdict, dataclass, field, replace
@@ -106,7 +106,7 @@ class Binarise:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """How many lines parts must have after a step."""
+    """The numbers of lines that parts must have after a step."""
 
     after: str
     """The step's name; where it stands several times, its last time. ``end``: what is binarised."""
@@ -205,7 +205,7 @@ def _steps(data: object, file: Path) -> list[dict[str, Any]]:
 
 
 def _check(dataset: Dataset) -> None:
-    """What the types alone do not say."""
+    """Check what the types alone do not say."""
     rules: list[tuple[bool, str, object, str]] = [
         (
             all(map(_LANGUAGE.fullmatch, dataset.languages)),

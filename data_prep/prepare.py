@@ -67,7 +67,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _described(dataset: Dataset) -> str:
-    """What of a dataset decides the text."""
+    """Return what of a dataset decides the text."""
     return fingerprint(dataset.facts("binarise"))
 
 

@@ -49,7 +49,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def row_is_number(column: Sequence[str]) -> bool:
-    """Whether the cells of a column are figures, those that are not empty."""
+    """Return True if the cells of a column are figures, those that are not empty."""
     return any(column) and all(re.fullmatch(r"[\d,.%-]*", cell) for cell in column)
 
 

@@ -72,7 +72,7 @@ class Table:
 
 
 def tables(args: argparse.Namespace) -> Iterator[Table]:
-    """What the command measures."""
+    """Return what the command measures."""
     import torch
 
     from scripts.benchmarks import decoding, memory, operators, peers, training

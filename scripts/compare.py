@@ -59,7 +59,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def figures(runs: Sequence[Run]) -> list[list[str]]:
-    """What the runs reached: a line for each quantity that any of them has, a column for each run."""
+    """Return what the runs reached: a line for each quantity that any of them has, a column for each run."""
     lines = [["", *(run.name for run in runs)]]
 
     def line(title: str, cells: Sequence[str]) -> None:

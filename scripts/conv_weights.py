@@ -58,7 +58,7 @@ class Strip:
 
 
 def strips(kernels: Sequence[Kernels], words: Words) -> list[Strip]:
-    """What to draw: the predicted kernels of each layer by head, then the learnt ones of a side by layer."""
+    """Return what to draw: the predicted kernels of each layer by head, then the learnt ones of a side by layer."""
     result = []
     for layer in kernels:
         if layer.predicted:

@@ -48,7 +48,7 @@ _SCRIPTS = {
 
 @dataclass
 class Side:
-    """What is found in one file.
+    """Facts about one file.
 
     Attributes:
         lines: of the whole file.
@@ -118,7 +118,7 @@ def quantile(values: list[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Choices:
-    """What is decided from the text and the machine, each with its reason."""
+    """The choices made from the text and the machine."""
 
     units: int
     max_ratio: float

@@ -24,7 +24,7 @@ HEADER = ("table", "row", "configuration", "counted (M)", "paper (M)", "differen
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How many types a model reads and writes; one number where both sides share a dictionary."""
+    """The numbers of types that a model reads and writes; one where both sides share a dictionary."""
 
     source: int
     target: int | None
@@ -140,7 +140,7 @@ def cnn_dm_by_width() -> dict[str, dict[int, float]]:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Where the paper's text contradicts its own count, and the vocabularies of the rows."""
+    """Return where the paper's text contradicts its own count, and the vocabularies of the rows."""
     tables = {row.table for row in rows}
     result = [v.why + "." for v in dict.fromkeys(vocabulary(row.config) for row in rows)]
     if 1 in tables:

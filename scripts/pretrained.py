@@ -61,7 +61,7 @@ def listing() -> list[str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said about the rest of a file."""
+    """A server's answer about the rest of a file."""
 
     start: int  # bytes that it leaves out, since they are here already
     total: int | None  # bytes of the whole file, if it said

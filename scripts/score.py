@@ -28,7 +28,7 @@ from scripts.scoring.significance import SAMPLES, paired_bootstrap
 
 
 def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
-    """What sacreBLEU's own signature does not say: how the hypotheses came about.
+    """Return what sacreBLEU's own signature does not say: how the hypotheses came about.
 
     ``settings``: what generation.json says was used; what it does not say is the configuration's.
     """
@@ -49,7 +49,7 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
 
 
 def read_hypotheses(folder: Path, language: str, dataset: Dataset) -> Side:
-    """What scripts.generate wrote.
+    """Return what scripts.generate wrote.
 
     Raises:
         UserError: the folder is not complete.

@@ -124,7 +124,7 @@ class Sweep:
 
 
 def rescored(found: dict[str, Any], lenpen: float) -> list[str]:
-    """What a search would have given with a length penalty."""
+    """Return what a search would have given with a length penalty."""
     return [best_text([Hypothesis(**one) for one in several], lenpen) for several in found["hypotheses"]]
 
 

@@ -1,4 +1,4 @@
-"""What a server sends, and the two ways it can fail to."""
+"""The bytes that a server sends, and the two ways in which they can fail to come."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

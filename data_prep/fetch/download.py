@@ -108,7 +108,7 @@ def _require_right(file: RemoteFile, path: Path, digest: Digest, ledger: Path) -
 
 
 def _otherwise(file: RemoteFile, entry: dict[str, Any] | None, ledger: Path) -> str:
-    """What to do when a file is not what was expected."""
+    """Return what to do when a file is not what was expected."""
     if file.published or entry is None:
         return "and run the same command again"
     return (
@@ -167,7 +167,7 @@ def _download_from(
 
 
 def _damage(path: Path, name: str) -> str | None:
-    """What is wrong with an archive when it is read to its end: its own checksums, where nothing else is known."""
+    """Return what is wrong with an archive, read to its end: its own checksums, where nothing else is known."""
     try:
         check_archive(path, name)
     except UserError as error:

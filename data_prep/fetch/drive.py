@@ -48,7 +48,7 @@ def confirmation(page: bytes, url: str) -> str | None:
 
 
 def refusal(page: bytes, url: str) -> str | None:
-    """Why Drive does not give the file; None if this is another page, or of another site."""
+    """Return why Drive does not give the file; None if this is another page, or of another site."""
     title = " ".join(_Page(page).title.split())
     if "Quota exceeded" in title:
         return "Google Drive has sent this file too often today (Quota exceeded); it does again within 24 hours"

@@ -55,7 +55,7 @@ def _retrieve(ftp: ftplib.FTP, path: str, start: int) -> tuple[socket.socket, in
 
 
 def _ask(ftp: ftplib.FTP, command: str) -> str | None:
-    """What the server answers to a question that not every server understands."""
+    """Return what the server answers to a question that not every server understands."""
     with suppress(ftplib.error_perm):
         code, _, answer = ftp.sendcmd(command).partition(" ")
         if code == "213":

@@ -1,4 +1,4 @@
-"""What was fetched: JSON by file name, so that a file that changes at its source is noticed without a checksum."""
+"""A list of what was fetched, as JSON by file name: a file that changes at its source is noticed without a checksum."""
 
 import json
 from datetime import date

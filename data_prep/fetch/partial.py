@@ -57,7 +57,7 @@ class Partial:
 
     @property
     def total(self) -> int | None:
-        """How long the whole file is, as the server said whose bytes these are."""
+        """Return how long the whole file is, as the server said whose bytes these are."""
         return self._notes.get("bytes")
 
     def resume(self, url: str, *, any_source: bool) -> tuple[int, str | None]:
@@ -72,7 +72,7 @@ class Partial:
         return (self.size if same or any_source else 0), (self._notes["validator"] if same else None)
 
     def continues(self, url: str, body: Body) -> bool:
-        """Whether a body that starts where this ends is of the same file, as far as the server says."""
+        """Return True if a body that starts where this ends is of the same file, as far as the server says."""
         told: list[tuple[Any, Any]] = [(self.total, body.bytes)]
         if self._notes.get("url") == url:
             told.append((self._notes.get("validator"), body.validator))

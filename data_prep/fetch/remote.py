@@ -39,7 +39,7 @@ class RemoteFile:
 
     @property
     def published(self) -> bool:
-        """Whether a checksum is published, so that bytes from anywhere can be told to be the file's."""
+        """Return True if a checksum is published, so that bytes from anywhere can be told to be the file's."""
         return self.sha256 is not None or self.md5 is not None
 
 
@@ -67,7 +67,7 @@ class Digest:
 
 
 def difference(file: RemoteFile, digest: Digest, noted: dict[str, Any] | None) -> str | None:
-    """What is wrong with a file of this digest: what was got and what was expected; None if nothing is.
+    """Return what is wrong with a file of this digest: what was got and what was expected; None if nothing is.
 
     ``noted`` is what the ledger has from an earlier time; it counts where no checksum is published.
     """
@@ -86,7 +86,7 @@ def difference(file: RemoteFile, digest: Digest, noted: dict[str, Any] | None) -
 
 
 def other_kind(name: str, head: bytes) -> str | None:
-    """What a file is that begins with ``head`` and is not of the kind that its name says; None if it may be.
+    """Return what a file is that begins with ``head`` and is not of the kind that its name says; None if it may be.
 
     ``head`` has the first HEAD bytes of the file, or all of them.
     """

@@ -26,7 +26,7 @@ _PACKING = {
 
 
 def tar_packing(name: str) -> str | None:
-    """How a tar of this name is compressed: a suffix, nothing for a plain tar, None if it is no tar."""
+    """Return how a tar of this name is compressed: a suffix, nothing for a plain tar, None if it is no tar."""
     return next((packing for suffix, packing in _PACKING.items() if name.endswith(suffix)), None)
 
 

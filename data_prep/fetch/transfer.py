@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_UPDATES = 0.2
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to bear with a server. Times in seconds."""
+    """Limits of patience with a server, in seconds."""
 
     attempts: int = 7
     """In a row that bring nothing to go on with."""
@@ -166,7 +166,7 @@ def _write_errors_told(part: Partial) -> Iterator[None]:
 
 
 class _Progress:
-    """How far, how fast, how long still. The speed is that of this connection."""
+    """Progress: how far, how fast, how long still. The speed is that of this connection."""
 
     def __init__(self, name: str, part: Partial, total: int | None, status: StatusLine) -> None:
         self._name, self._part, self._total, self._status = name, part, total, status

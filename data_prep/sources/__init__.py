@@ -1,4 +1,4 @@
-"""Where text comes from. A kind of dataset is how its files are fetched and read; a new kind is one line in KINDS."""
+"""The sources of text. A kind of dataset is how its files are fetched and read; a new kind is one line in KINDS."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Rows = Iterator[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How a kind of dataset is fetched and read, the latter in one of two ways."""
+    """The functions that fetch and read a kind of dataset; reading has two ways."""
 
     fetch: Callable[[Dataset, Path | None, Path], dict[str, Any]]
     """Fill a folder with the raw files, from the folder the user gives if any; returns notes for the manifest."""

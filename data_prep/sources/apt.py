@@ -105,7 +105,7 @@ def _nothing_came(
 
 
 def _run(command: list[str]) -> tuple[str, str]:
-    """What a command wrote to its standard output and to its standard error, where apt puts warnings."""
+    """Return what a command wrote to its standard output and to its standard error, where apt puts warnings."""
     try:
         done = subprocess.run(
             command, capture_output=True, env={**os.environ, "LC_ALL": "C"}, timeout=900, text=True, errors="replace"

@@ -143,7 +143,7 @@ def _wanted(name: str) -> bool:
 
 
 def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]], report: dict[str, Any]) -> str:
-    """Whether the offsets of a corpus count bytes or characters, by which of the two fits its stories."""
+    """Return True if the offsets of a corpus count bytes or characters, by which of the two fits its stories."""
     evidence = Evidence()
     for key in (key for part in _PARTS for key in lists[corpus, part]):
         try:
@@ -213,7 +213,7 @@ class _Store:
         return self._row(corpus, kind, key) is not None
 
     def count(self, kind: str) -> int:
-        """How many files of a kind there are."""
+        """Return how many files of a kind there are."""
         return int(
             self._database.execute("SELECT COUNT(*) FROM files WHERE name LIKE ?", (f"%/{kind}/%",)).fetchone()[0]
         )

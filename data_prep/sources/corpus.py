@@ -1,4 +1,4 @@
-"""What kinds of sources share: folders of files that people supply."""
+"""Helpers that kinds of sources share: folders of files that people supply."""
 
 import shutil
 from pathlib import Path

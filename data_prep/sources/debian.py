@@ -57,7 +57,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
 
 
 def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
-    """What the dataset's task makes of the descriptions; a translation's pairs all in train, still to be split."""
+    """Return what the task makes of the descriptions; a translation's pairs all in train, still to be split."""
     found = [_parse(raw, language, report) for language in _languages(dataset)]
     if dataset.debian.task == "translation":
         paired: Counter[str] = Counter()

@@ -69,7 +69,7 @@ def learn(
 
 
 def check(*, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]) -> None:
-    """What ``learn`` and the steps after it would fail at.
+    """Refuse what ``learn`` and the steps after it would fail at.
 
     Raises:
         UserError: there are no merges to learn, or as ``check_options``.

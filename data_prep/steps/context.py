@@ -1,4 +1,4 @@
-"""What a step that runs between shards is given, and the pass over all shards of some parts that it is built from."""
+"""The context of a step between shards, and the pass over all shards of some parts that it is built from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -61,7 +61,7 @@ Task = TypeVar("Task", bound=ShardTask)
 
 @dataclass(frozen=True)
 class Context:
-    """Where and with what a step works."""
+    """The place and the tools of a step."""
 
     work: Path
     folder: str
@@ -110,5 +110,5 @@ class Context:
 
 
 def learnt_files(name: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
-    """Where in the work folder what is learnt from train lies, with the languages that each file is for."""
+    """Return where in the work folder what is learnt from train lies, with the languages that each file is for."""
     return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}

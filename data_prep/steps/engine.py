@@ -35,7 +35,7 @@ MANY = 0.1
 
 @dataclass(frozen=True)
 class State:
-    """What is known when a pass is complete."""
+    """Everything that is known when a pass is complete."""
 
     text: Text
     log: list[dict[str, Any]]
@@ -227,7 +227,7 @@ class Engine:
 
 
 def check_counts(dataset: Dataset, state: State, steps: set[str]) -> list[dict[str, Any]]:
-    """What the dataset expects after some of the steps, and what there is."""
+    """Return what the dataset expects after some of the steps, and what there is."""
     found = []
     for expected in dataset.expected:
         if expected.after not in steps:

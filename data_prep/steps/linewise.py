@@ -108,7 +108,7 @@ def _made(name: str, language: str | None, parameters: str) -> Callable[..., Any
 
 
 def total(markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
-    """What the markers of all shards of a part say of the step at ``place``."""
+    """Return what the markers of all shards of a part say of the step at ``place``."""
     said = [marker["steps"][place] for marker in markers]
     dropped: Counter[str] = Counter()
     for each in said:

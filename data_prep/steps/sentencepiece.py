@@ -34,7 +34,7 @@ def learn(
 
 
 def check(*, units: int, joint: bool = True) -> None:
-    """What ``learn`` would fail at.
+    """Refuse what ``learn`` would fail at.
 
     Raises:
         UserError: there are no units to learn, or sentencepiece is not installed.

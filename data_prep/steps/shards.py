@@ -1,4 +1,4 @@
-"""Where text lies between steps: parts in shards, a file a language, each written whole or not at all.
+"""The files between steps: parts in shards, a file a language, each written whole or not at all.
 
 A shard of a part is the files ``<part>.<language>.<number>`` of equal line counts; a part's shards in order of their
 numbers, one after the other, are the part. Numbers may have gaps. Lines are UTF-8 and end with LF, which is the only
@@ -20,7 +20,7 @@ _SMALL_ONES = 20
 
 
 def capacity(place: int) -> int:
-    """How many lines a source's shard at ``place`` takes.
+    """Return how many lines a source's shard at ``place`` takes.
 
     The first ones are small, so that 30,000 lines keep several cores busy; the others so large that a corpus of 40
     million lines is some thousand files, and so small that an interruption loses little.
@@ -58,7 +58,7 @@ class Text:
     parts: Mapping[str, tuple[Shard, ...]]
 
     def lines(self, part: str) -> int:
-        """How many lines, or pairs of lines, a part has."""
+        """Return how many lines, or pairs of lines, a part has."""
         return sum(shard.lines for shard in self.parts.get(part, ()))
 
     def shards(self) -> Iterator[Shard]:

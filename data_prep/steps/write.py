@@ -39,7 +39,7 @@ class ShardWriter:
         self._lines[part] += len(columns[0])
 
     def result(self) -> dict[str, Any]:
-        """What the marker says."""
+        """Return what the marker says."""
         return {
             "lines": self._lines,
             "words": {
@@ -67,7 +67,7 @@ def marker(work: Path, folder: str, shard: Shard) -> Path:
 
 
 def read_marker(work: Path, folder: str, shard: Shard) -> dict[str, Any] | None:
-    """What the marker says; None if the shard is still to be done."""
+    """Return what the marker says; None if the shard is still to be done."""
     path = marker(work, folder, shard)
     return read_json(path) if path.exists() else None
 

@@ -60,7 +60,7 @@ def learn(lines: Iterable[str], *, merges: int) -> str:
 
 
 def count_merges(codes: str) -> int:
-    """How many merges there are in subword-nmt's codes."""
+    """Return how many merges there are in subword-nmt's codes."""
     return len(codes.strip("\n").split("\n")) - 1  # the first line is the format's version
 
 
@@ -144,7 +144,7 @@ def _segment(bpe: BPE, word: str) -> str:
 
 
 def _segment_with(segmenter: Callable[[str], list[str]], glossaries: Sequence[str], word: str) -> str:
-    """What subword-nmt does around segmentation: whatever a glossary matches stays whole."""
+    """Segment as subword-nmt does around its own segmentation: whatever a glossary matches stays whole."""
     parts = [word]
     for glossary in glossaries:
         parts = [inner for part in parts for inner in isolate_glossary(part, glossary)]

@@ -104,5 +104,5 @@ def _other() -> re.Pattern[str]:
 
 @cache
 def _suspect() -> re.Pattern[str]:
-    """What may be of _other: quick to look for."""
+    """Return what may be of _other: quick to look for."""
     return re.compile(f"[{properties(0xFFFF)['Other']}\U00010000-\U0010ffff]")

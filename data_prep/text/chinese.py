@@ -30,7 +30,7 @@ def _without_controls(line: str) -> str:
 
 
 def script_filter(*, chinese: int) -> Callable[[str, str], str | None]:
-    """Why a pair is dropped whose Chinese side has no Chinese character, or whose other side has one.
+    """Return why a pair is dropped whose Chinese side has no Chinese character, or whose other side has one.
 
     Args:
         chinese: which side is Chinese: 0 the source, 1 the target.

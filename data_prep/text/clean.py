@@ -45,7 +45,7 @@ def space_normaliser() -> Callable[[str], str]:
 def pair_filter(
     *, min_words: int = 1, max_words: int = 100, max_ratio: float = 2.5
 ) -> Callable[[str, str], str | None]:
-    """Why a pair is dropped, if it has not ``min_words`` to ``max_words`` words a side and a length ratio below
+    """Return why a pair is dropped, if it has not ``min_words`` to ``max_words`` words a side and a length ratio below
     ``max_ratio``; words as ``count_words`` counts them.
 
     Raises:

@@ -104,7 +104,7 @@ def tokens_at(story: str, spans: Sequence[Span], *, unit: str) -> tuple[list[str
 
 
 def _pieces(story: str, unit: str) -> tuple[Callable[[int, int], str | None], int]:
-    """What gives the text between two places, None where they cut a character; and the place of the end."""
+    """Return what gives the text between two places, None where they cut a character; and the place of the end."""
     if unit == "characters" or story.isascii():
         return lambda start, end: story[start:end], len(story)
     data = story.encode()
@@ -120,7 +120,7 @@ def _pieces(story: str, unit: str) -> tuple[Callable[[int, int], str | None], in
 
 @dataclass
 class Evidence:
-    """How the two readings of a corpus' offsets fit its stories; only those that are not ASCII tell them apart."""
+    """Evidence for either reading of a corpus' offsets. Only stories that are not ASCII tell them apart."""
 
     stories: int = 0
     tokens: int = 0

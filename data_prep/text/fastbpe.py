@@ -8,7 +8,7 @@ from scripts.common.errors import UserError
 
 
 def installed() -> bool:
-    """Whether fastBPE can be used."""
+    """Return True if fastBPE can be used."""
     try:
         import fastBPE  # noqa: F401
     except ImportError:

@@ -10,7 +10,7 @@ _SPACES = re.compile(f"[{SPACE}]+")
 
 
 def line_cleaner() -> Callable[[str], str]:
-    """What Moses does to the text of each side before it judges the pair: one space between tokens, and no ``|``.
+    """Clean a side as Moses does before it judges the pair: one space between tokens, and no ``|``.
 
     Moses takes ``|`` for a separator of factors and keeps it where the first pair of a corpus has one; no dataset has
     factors, and text that was tokenised with escaping has no ``|``.
@@ -29,7 +29,7 @@ def _clean(line: str) -> str:
 def moses_filter(
     *, min_tokens: int, max_tokens: int, ratio: float = 9.0, max_characters: int = 1000
 ) -> Callable[[str, str], str | None]:
-    """Why a pair of lines, as ``line_cleaner`` leaves them, is dropped, or None, whichever side is the source.
+    """Return why a pair of lines, as ``line_cleaner`` leaves them, is dropped, or None, whichever side is the source.
 
     Args:
         min_tokens, max_tokens: a side, both included.

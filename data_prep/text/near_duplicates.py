@@ -1,4 +1,4 @@
-"""Which descriptions say the same of different things, and a split that keeps them together.
+"""Descriptions that say the same of different things, and a split that keeps them together.
 
 Packages built from one source repeat whole paragraphs, and one sentence can go round a whole ecosystem ("This package
 provides a library for the Haskell programming language"). Split description by description, the Debian 12 archive

@@ -1,4 +1,4 @@
-"""How many lines a second each step does on one core.
+"""A benchmark of each step: lines a second on one core.
 
 example: python -m data_prep.text.speed --language en FILE
 """

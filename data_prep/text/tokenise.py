@@ -112,7 +112,7 @@ class Rules:
         return f"{before} ."
 
     def end(self, text: str) -> str:
-        """What Moses does to the end of a line: a dot before a final apostrophe, and a space is left after the two."""
+        """Treat the end of a line as Moses does: a dot before a final apostrophe, and a space is left after the two."""
         return _FINAL_DOT_APOSTROPHE.sub(" . ' ", text)
 
     def finish(self, text: str) -> str:
@@ -179,7 +179,7 @@ def _apply(rules: Sequence[Rule], text: str) -> str:
 
 
 class Tokeniser:
-    """What ``rules`` do to a line, from what they do to its words."""
+    """A function of a line that applies ``rules``, by applying them to its words."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -233,7 +233,7 @@ _KINDS = (".", "a", "0")  # a word that begins in lower case, one that begins wi
 
 
 def _kind(following: str) -> int:
-    """Where in _KINDS a word belongs."""
+    """Return where in _KINDS a word belongs."""
     if _any_lower().match(following):
         return 1
     return 2 if _DIGIT.match(following) else 0

@@ -1,1 +1,1 @@
-"""What scripts.bench times: this project's code beside its peers, interleaved in one process."""
+"""The sides that scripts.bench times: this project's code beside its peers, interleaved in one process."""

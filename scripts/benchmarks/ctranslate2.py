@@ -12,7 +12,7 @@ from scripts.fairseq_io.models import Translation
 
 
 def installed() -> bool:
-    """Whether ``pip install ctranslate2`` has been run here."""
+    """Return True if ``pip install ctranslate2`` has been run here."""
     return importlib.util.find_spec("ctranslate2") is not None
 
 

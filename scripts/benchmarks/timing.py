@@ -13,7 +13,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done all it was given."""
+    """Return a function that waits until the device has done all it was given."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None

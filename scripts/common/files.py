@@ -120,7 +120,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, in memory that does not grow with it.
+    """Return how many lines a file has, in memory that does not grow with it.
 
     Raises:
         UserError: the file is missing or unreadable.

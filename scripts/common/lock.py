@@ -105,7 +105,7 @@ def _holder(path: Path, descriptor: int) -> str:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Return True if the open file is still the one of that name."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
-    """What a new process does first. Linux only: have it sent ``signum`` when its parent is killed outright."""
+    """Have a new process sent ``signum`` when its parent is killed outright (Linux only); the first thing it does."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signum)
         if os.getppid() != parent:  # it died before the arrangement was made

@@ -1,4 +1,4 @@
-"""What people read: progress, a line that rewrites itself or, with nobody watching, a line now and then; and tables."""
+"""Text for people: progress, a line that rewrites itself or, with nobody watching, a line now and then; and tables."""
 
 import codecs
 import io

@@ -53,7 +53,7 @@ def damage(path: Path) -> str | None:
 
 
 def allowed_types() -> list[Callable | tuple[Callable, str]]:
-    """What fairseq-train puts into a checkpoint beside tensors and plain containers.
+    """Return what fairseq-train puts into a checkpoint beside tensors and plain containers.
 
     ``argparse.Namespace`` holds the model's flags; the numpy ones come with ``--eval-bleu``. The plugin has its own,
     longer list (old-style and distributed checkpoints), but importing it would import fairseq and register models

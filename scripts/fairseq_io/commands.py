@@ -71,7 +71,7 @@ def speed_settings(config: Config, chosen: Mapping[str, Any], speed: Mapping[str
 
 
 def averaged(config: Config, chosen: Mapping[str, Any]) -> str:
-    """How many checkpoints the model is the mean of, in words, such as "3 by update"."""
+    """Return how many checkpoints the model is the mean of, in words, such as "3 by update"."""
     return f"{chosen.get('last', config.average['last'])} by {config.average['by']}" if config.average else "no"
 
 

@@ -41,7 +41,7 @@ class Kernels:
 
 
 class Sentence(NamedTuple):
-    """What the two sides read: numbers (T,) as torch tensors; no source for a language model."""
+    """The numbers that the two sides read: (T,) as torch tensors; no source for a language model."""
 
     encoder: Any
     decoder: Any

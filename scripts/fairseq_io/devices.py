@@ -1,4 +1,4 @@
-"""What training runs on, how the tokens of an update are shared out over it, and in which precision."""
+"""The devices that training runs on, the tokens of an update on each, and the precision."""
 
 import functools
 import os
@@ -46,7 +46,7 @@ class Devices:
 
 @functools.cache
 def _installed() -> tuple[int, bool]:
-    """How many GPUs torch sees, and whether they compute in bfloat16. Asked in a process of its own: torch is heavy."""
+    """Return how many GPUs torch sees, and whether they compute in bfloat16; asked in a process, as torch is heavy."""
     answer = subprocess.run([sys.executable, "-P", "-c", _ASK], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise UserError(f"torch cannot be imported: {answer.stderr.strip().splitlines()[-1]}; run scripts/setup.sh")

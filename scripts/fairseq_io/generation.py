@@ -1,4 +1,4 @@
-"""What fairseq-generate says, read line by line, and hypotheses under another length penalty than it was run with.
+"""The output of fairseq-generate, read line by line, and hypotheses under another length penalty than it was run with.
 
 The length penalty plays no part in fairseq's search: a hypothesis is as good as the sum of its words' log-probabilities
 until it is finished, and only then, for the order of the finished ones, is the sum divided by length ** penalty

@@ -1,4 +1,4 @@
-"""What every command that starts one of fairseq's has to arrange for it."""
+"""Things that every command arranges which starts one of fairseq's."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What the commands that run a trained model over a subset of binarised data ask for."""
+"""Arguments of the commands that run a trained model over a subset of binarised data."""
 
 import argparse
 from pathlib import Path
@@ -24,7 +24,7 @@ def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
 
 
 def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What tuning chose, once data and model are known to be there.
+    """Return what tuning chose, once data and model are known to be there.
 
     Raises:
         UserError: they are not, or not what they should be.

@@ -71,7 +71,7 @@ def invented_dictionaries(types: int, *, joined: bool) -> Iterator[None]:
 
 
 def training_arguments(flags: list[str], *, task: str = "translation") -> Namespace:
-    """What fairseq-train makes of these flags: options that it does not know end the process, as there.
+    """Return what fairseq-train makes of these flags: options that it does not know end the process, as there.
 
     ``load_plugin`` comes first for the architectures of the plugin.
     """
@@ -93,7 +93,7 @@ class Translation:
 
 
 def translation(arch: str, types: int, flags: list[str], *, task: str = "translation") -> Translation:
-    """What ``fairseq-train --arch ARCH --task TASK FLAGS`` builds, with a dictionary of ``types`` invented words.
+    """Build what ``fairseq-train --arch ARCH --task TASK FLAGS`` does, with a dictionary of ``types`` invented words.
 
     ``load_plugin`` comes first for the architectures of the plugin.
     """

@@ -1,4 +1,4 @@
-"""What belongs to a trained model, found from where it lies: dictionaries, BPE codes, dataset, how it generates."""
+"""The things that belong to a trained model, found from where it lies: dictionaries, BPE codes, dataset, settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ class Trained:
 
 
 def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
-    """What belongs to a run's folder in work/ or one of its seeds', a folder of pretrained.py's, or a checkpoint.
+    """Find what belongs to a run's folder in work/ or one of its seeds', a folder of pretrained.py's, or a checkpoint.
 
     Of a run's seeds the one that is best on validation is taken.
 

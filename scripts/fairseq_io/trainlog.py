@@ -34,7 +34,7 @@ class Progress:
 
 @dataclass
 class TrainLog:
-    """What a whole log says, over all resumptions.
+    """The content of a whole log, over all resumptions.
 
     Losses are by update; what was done again after a resumption replaces the older figure. The seconds are those spent,
     the work that a kill undid included.
@@ -56,7 +56,7 @@ class TrainLog:
 
     @property
     def seconds(self) -> float | None:
-        """How long the training took so far; None if the log does not say."""
+        """Return how long the training took so far; None if the log does not say."""
         return self._earlier + self._this or None
 
     def read(self, line: str) -> Progress | None:

@@ -112,7 +112,7 @@ class Translator:
 
 
 def _parsed(arguments: list[str]) -> Any:
-    """What fairseq-generate makes of its command line, without hydra's thoughts about its own next version."""
+    """Return what fairseq-generate makes of its command line, without hydra's thoughts about its own next version."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 

@@ -47,7 +47,7 @@ class Config:
 
     @property
     def metric(self) -> str:
-        """What the models are compared by: bleu, rouge or perplexity."""
+        """Return what the models are compared by: bleu, rouge or perplexity."""
         return str(self.score.get("metric", "bleu"))
 
     def merged(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a configuration may say, and what is wrong with one that says otherwise. config.py explains the settings."""
+"""The keys and values that a configuration may have, and refusals of all others. config.py explains the settings."""
 
 import math
 import re
@@ -146,7 +146,7 @@ def _whole(value: Any, least: int) -> bool:
 
 
 def _several(values: Any, least: int | None = None) -> bool:
-    """Whether it is a list of one value or more, none of them twice; with ``least``, of whole numbers from it on."""
+    """Return True if it is a list of values, none of them twice; with ``least``, of whole numbers from it on."""
     if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
         return False
     return least is None or all(_whole(value, least) for value in values)

@@ -21,7 +21,7 @@ NAME = "stamp.json"
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a completed stage leaves behind."""
+    """The record that a completed stage leaves behind."""
 
     id: str
     fingerprint: str
@@ -83,6 +83,6 @@ def remove_stamp(folder: Path) -> None:
 
 
 def missing_files(folder: Path, stamp: Stamp) -> list[str]:
-    """Which of the files that the stage wrote are gone or have another size by now."""
+    """Return which of the files that the stage wrote are gone or have another size by now."""
     now = sizes(folder)
     return [name for name, size in stamp.files.items() if now.get(name) != size]

@@ -1,4 +1,4 @@
-"""Where the results of a configuration lie, and by which commands they are made.
+"""The folders of a configuration's results, and the commands that make them.
 
 work/<dataset>/{raw,prepared,binarised}     shared by all models of a dataset
 work/<dataset>/<model>/seed<N>/{checkpoints,averaged or tuned,hypotheses,scores}
@@ -28,7 +28,7 @@ NAMES = (*DATA_STAGES, *SEED_STAGES, *MODEL_STAGES, "table")
 
 
 def is_tuned(config: Config) -> bool:
-    """Whether models are judged on validation: something is to be tuned, or there are seeds to choose from.
+    """Return True if models are judged on validation: something is to be tuned, or there are seeds to choose from.
 
     A language model without anything to tune is judged when it is evaluated.
     """
@@ -48,7 +48,7 @@ def model_file(config: Config, root: Path) -> Path:
 
 
 def tuning_file(config: Config, root: Path) -> Path | None:
-    """Where tuning says what it chose for a seed; None where nothing is tuned."""
+    """Return where tuning says what it chose for a seed; None where nothing is tuned."""
     return root / "tuned" / "tune.json" if is_tuned(config) else None
 
 
@@ -100,7 +100,7 @@ class Run(Pipeline):
 
 @dataclass(frozen=True)
 class Launch:
-    """What the stage train is given beside the configuration: where it runs changes nothing about its result."""
+    """Options of the stage train beside the configuration: where it runs changes nothing about its result."""
 
     prefix: tuple[str, ...] = ()  # goes before the command: srun and its flags
     arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous

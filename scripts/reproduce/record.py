@@ -11,7 +11,7 @@ from scripts.scoring.selection import numbers, summarise
 
 
 def seed_facts(root: Path, done: Collection[str]) -> dict[str, Any]:
-    """What a seed's stages left behind; what has not been done yet is null.
+    """Return what a seed's stages left behind; what has not been done yet is null.
 
     Args:
         root: the folder of the seed.

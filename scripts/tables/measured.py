@@ -82,7 +82,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
-    """What stands at a dotted path; None where there is nothing."""
+    """Return what stands at a dotted path; None where there is nothing."""
     value: Any = record
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

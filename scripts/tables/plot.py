@@ -46,7 +46,7 @@ class Panel:
 
 
 def panels(table: Table, cells: Sequence[Sequence[Cell]]) -> list[Panel]:
-    """What to draw of a table: each quality against each quantity of the same dataset, or else row by row."""
+    """Return what to draw of a table: each quality against each quantity of the same dataset, or else row by row."""
     found = []
     for y, quality in enumerate(table.columns):
         if not quality.value.startswith("summary."):

@@ -28,7 +28,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a cell says: a number, with a standard deviation or not, or a word in its place."""
+    """The content of a cell: a number, with a standard deviation or not, or a word in its place."""
 
     value: float | None
     std: float | None = None

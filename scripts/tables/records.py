@@ -11,7 +11,7 @@ EMPTY = "-"
 
 
 def metric(record: Mapping[str, Any]) -> str:
-    """What a run is judged by: bleu, rouge or perplexity."""
+    """Return what a run is judged by: bleu, rouge or perplexity."""
     return lookup(record, "config.score.metric") or "bleu"
 
 
@@ -71,7 +71,7 @@ def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def signatures(record: Mapping[str, Any]) -> list[str]:
-    """How the scores of one record came about, a line each."""
+    """Return how the scores of one record came about, a line each."""
     scores = lookup(best_seed(record), "test")
     if scores:
         backend = ",".join(f"{op}={name}" for op, name in (record.get("backend") or {}).items()) or "unknown"

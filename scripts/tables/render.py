@@ -17,7 +17,7 @@ CSV_HEADER = (
 
 
 def command(run: str, options: str) -> str:
-    """What measures a run's figures."""
+    """Return what measures a run's figures."""
     return f"python -m scripts.reproduce configs/{run}.yaml{options}"
 
 

@@ -38,7 +38,7 @@ def name(path: Path) -> str:
 
 
 def chain(path: Path) -> dict[str, Any]:
-    """What a file and those that it builds on say together."""
+    """Return what a file and those that it builds on say together."""
     content = read_yaml(path)
     return merge(chain(path.parent / content["base"]), content) if "base" in content else content
 
@@ -140,7 +140,7 @@ PARSERS = {
 
 @functools.cache
 def parse(module: str, *arguments: str) -> Namespace:
-    """What fairseq's command makes of its arguments; it ends the process for one that it does not know."""
+    """Return what fairseq's command makes of its arguments; it ends the process for one that it does not know."""
     parsed: Namespace = options.parse_args_and_arch(PARSERS[module](), list(arguments))
     return parsed
 

@@ -1,4 +1,4 @@
-"""What a converted checkpoint is for: fairseq's hub interface, fine-tuning, and language models."""
+"""Uses of a converted checkpoint: fairseq's hub interface, fine-tuning, and language models."""
 
 from argparse import Namespace
 

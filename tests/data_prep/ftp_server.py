@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FtpSite:
-    """What the server has, lacks and was told. Lists are used up, an item a connection."""
+    """A server's files, its failures, and the commands it was given. Lists are used up, an item a connection."""
 
     port: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Session(socketserver.StreamRequestHandler):
                 return "500 what?"
 
     def send(self, content: bytes) -> bool:
-        """Whether the session goes on."""
+        """Return True if the session goes on."""
         self.reply("150 here it comes")
         cut = self.site.drop.pop(0) if self.site.drop else None
         stop = self.site.stall.pop(0) if self.site.stall else None

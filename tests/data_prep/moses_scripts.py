@@ -61,7 +61,7 @@ class Scripts:
 
 
 def run_perl(arguments: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """What a Perl program prints for these lines."""
+    """Return what a Perl program prints for these lines."""
     text = "".join(f"{line}\n" for line in lines).encode()
     done = subprocess.run(["perl", *arguments], input=text, capture_output=True, check=True, timeout=120)
     *printed, end = done.stdout.decode().split("\n")

@@ -1,4 +1,4 @@
-"""What debian_descriptions stands for, and its tasks from Translation files to what is binarised."""
+"""The datasets that debian_descriptions stands for, and their tasks from Translation files to what is binarised."""
 
 import json
 import os

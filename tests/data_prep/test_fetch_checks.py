@@ -1,4 +1,4 @@
-"""What is never believed: wrong checksums, other kinds of files, changes at the source. And files put there by hand."""
+"""Things that are never believed: wrong checksums, other kinds of files, changes at the source. Files put by hand."""
 
 import gzip
 import hashlib

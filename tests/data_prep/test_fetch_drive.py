@@ -1,4 +1,4 @@
-"""What Google Drive sends in place of a file."""
+"""The pages that Google Drive sends in place of a file."""
 
 import pytest
 

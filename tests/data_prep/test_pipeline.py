@@ -126,7 +126,7 @@ def test_wmt16(made):
 
 
 def check_report(out: Path) -> None:
-    """What a reader needs is in it."""
+    """Check that what a reader needs is in it."""
     report = (out / "report.md").read_text(encoding="utf-8")
     for heading in ("Sources", "Steps", "Sizes", "Lengths", "Vocabulary", "Lines drawn", "Checksums", "Versions"):
         assert f"\n## {heading}" in report

@@ -1,4 +1,4 @@
-"""What is wrong with raw text or a dataset's YAML is said in a sentence, and never makes a shorter corpus."""
+"""Faults of raw text or a dataset's YAML are said in a sentence, and never make a shorter corpus."""
 
 import json
 import subprocess

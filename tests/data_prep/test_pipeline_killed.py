@@ -31,7 +31,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 
 
 def kind_of_file(path: Path, out: Path) -> str:
-    """Where a file is and what it is for, without its number, process and, of what was fetched, its name."""
+    """Return where a file is and what it is for, without its number, process and, of what was fetched, its name."""
     name = re.sub(r"\.\d{8}(?![0-9a-f])|\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
     return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
 
@@ -71,7 +71,7 @@ def killed(out: Path, done: list[str], work: Callable[[], None], *, odd: bool) -
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """What was made, but for times and for addresses of the server."""
+    """Return what was made, but for times and for addresses of the server."""
     files = [path for folder in ("prepared", "binarised") for path in (out / folder).rglob("*") if path.is_file()]
     named = {str(path.relative_to(out)): path for path in files}
     left_out = re.compile(r".*timings\.json|.*preprocess\.log|.*stamp.*|.*/\..*")

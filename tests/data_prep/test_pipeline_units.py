@@ -1,4 +1,4 @@
-"""What cuts words into units, as a dataset's YAML chooses it: either engine of BPE, or SentencePiece."""
+"""The ways to cut words into units that a dataset's YAML can choose: either engine of BPE, or SentencePiece."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What the report draws and says of small cases; the whole of it is made in test_pipeline.py."""
+"""Small cases of what the report draws and says; the whole of it is made in test_pipeline.py."""
 
 from collections import Counter
 from pathlib import Path

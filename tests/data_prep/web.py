@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Served:
-    """What an address gives. Lists are used up, an item a request; an empty list means no trouble."""
+    """The answers of an address. Lists are used up, an item a request; an empty list means no trouble."""
 
     content: bytes = b""
     etag: str | None = '"1"'

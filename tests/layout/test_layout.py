@@ -45,12 +45,25 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_docstring_begins_with_a_verb_or_a_noun(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            first = (ast.get_docstring(node) or "-").split()[0]
+            assert first not in ("What", "How", "Whether", "Which", "Why", "Where"), f"{path}: {first} ..."
+
+
 def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
 def test_there_is_something_to_check():
     assert len(PYTHON) > 40
+
+
+def test_every_tracked_file_is_text():
+    for path in TRACKED:
+        assert "\0" not in path.read_text(encoding="utf-8"), f"{path}: data and builds are not committed"
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""What the READMEs name: paths exist, commands exist, and every option is in its command's --help."""
+"""The names in the READMEs: paths exist, commands exist, and every option is in its command's --help."""
 
 import functools
 import importlib.util

@@ -36,7 +36,7 @@ def dictionary(types: int) -> Dictionary:
 
 
 def task(source: int = 20, target: int | None = None) -> Any:
-    """What a model asks of a task: two dictionaries, or one for both when ``target`` is not given."""
+    """Return what a model asks of a task: two dictionaries, or one for both when ``target`` is not given."""
     source_dictionary = dictionary(source)
     target_dictionary = source_dictionary if target is None else dictionary(target)
     return Namespace(source_dictionary=source_dictionary, target_dictionary=target_dictionary)
@@ -55,7 +55,7 @@ def tokens(batch: int, time: int, types: int = 20, seed: int = 0) -> Tensor:
 
 
 def parameters(model: torch.nn.Module) -> int:
-    """How many weights, shared ones counted once."""
+    """Return how many weights, shared ones counted once."""
     return sum(p.numel() for p in model.parameters())
 
 

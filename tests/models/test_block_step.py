@@ -18,7 +18,7 @@ S = 5  # source positions
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How many rows the operator was given, call by call."""
+    """Return how many rows the operator was given, call by call."""
     seen: list[int] = []
     operator = ops.decoder_block
 

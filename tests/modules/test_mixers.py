@@ -186,7 +186,7 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(name, wind
 
 
 def numbers_kept(module, steps):
-    """How many numbers the state holds after each step."""
+    """Return how many numbers the state holds after each step."""
     state: dict = {}
     kept = []
     for step in range(steps):

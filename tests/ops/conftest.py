@@ -1,4 +1,4 @@
-"""What several tests of the operators share."""
+"""Fixtures that several tests of the operators share."""
 
 import pytest
 import torch

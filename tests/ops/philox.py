@@ -17,7 +17,7 @@ def philox(counter: list[int], key: tuple[int, int], rounds: int = 7) -> list[in
 
 
 def factors(shape: tuple[int, int, int, int], p: float, seed: int) -> Tensor:
-    """What each of (T, B, H, K) weights is multiplied with: 1 / (1 - p) or 0, float64."""
+    """Return what each of (T, B, H, K) weights is multiplied with: 1 / (1 - p) or 0, float64."""
     time, batch, heads, width = shape
     p = torch.tensor(p, dtype=torch.float32).item()
     key = (seed & WORD, seed >> 32 & WORD)

@@ -1,4 +1,4 @@
-"""What generation adds to the operators: C++ against the definitions in PyTorch."""
+"""The operators of generation: C++ against the definitions in PyTorch."""
 
 import math
 

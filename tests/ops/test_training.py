@@ -1,4 +1,4 @@
-"""What training adds to the operators: dropout in C++ against its definition, attention against PyTorch's."""
+"""The operators of training: dropout in C++ against its definition, attention against PyTorch's."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def backend(monkeypatch):
 
 
 def factors(count: int, p: float, seed: int) -> Tensor:
-    """What each of ``count`` numbers is multiplied with, from the text of csrc/cpu/mask.h."""
+    """Return what each of ``count`` numbers is multiplied with, from the text of csrc/cpu/mask.h."""
     p = torch.tensor(p, dtype=torch.float32).item()
     key, groups = (seed & WORD, seed >> 32 & WORD), (count + 63) // 64
     blocks = [philox([n & WORD, n >> 32, 0, 1], key) for n in range(16 * groups)]

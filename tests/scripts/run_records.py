@@ -59,7 +59,7 @@ def record(
 
 
 def speed(sentences: float, ratio: float | None = None, baseline: str = "transformer") -> dict[str, Any]:
-    """What the stage speed measured, of three runs; with ``ratio`` beside a baseline."""
+    """Return what the stage speed measured, of three runs; with ``ratio`` beside a baseline."""
     return {
         "sentences_per_second": {"mean": sentences, "std": 0.4},
         "tokens_per_second": {"mean": 27 * sentences, "std": 9.0},

@@ -1,4 +1,4 @@
-"""What is timed, in which order and with which flags, on stand-ins for fairseq's commands."""
+"""The runs that are timed, their order and their flags, on stand-ins for fairseq's commands."""
 
 import json
 import sys

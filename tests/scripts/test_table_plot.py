@@ -1,4 +1,4 @@
-"""What is drawn of a table: which figure against which, and labels that can be told apart."""
+"""The drawing of a table: which figure against which, and labels that can be told apart."""
 
 from itertools import combinations
 
