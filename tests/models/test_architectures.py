@@ -22,7 +22,7 @@ TYPES, UPDATES = 20, 20
 
 
 def options(arch: str) -> dict[str, Any]:
-    """Return flags that make an architecture tiny and leave all else as it is: mixers, gates, sharing, norms, dropout."""
+    """Return flags that make an architecture tiny and leave mixers, gates, sharing, norms and dropout as they are."""
     result: dict[str, Any] = {}
     for side in ("decoder",) if arch in LANGUAGE_MODELS else ("encoder", "decoder"):
         result |= {f"{side}_embed_dim": 16, f"{side}_ffn_embed_dim": 24, f"{side}_attention_heads": 4}
