@@ -342,6 +342,6 @@ def test_a_number_of_processes_is_above_0(tmp_path: Path, command: str):
 def test_help_suffices(command: str):
     done = run(command, "--help")
     assert done.returncode == 0
-    assert f"example: python data_prep/{command}.py debian_en_de" in done.stdout
+    assert f"example: python -m data_prep.{command} debian_en_de" in done.stdout
     assert "DATASET" in done.stdout
     assert "--out DIR" in done.stdout

@@ -1,5 +1,6 @@
 """Each dataset of the paper the whole way, from a web server on this machine to what fairseq-train takes."""
 
+import importlib
 import json
 import logging
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
@@ -18,6 +20,7 @@ from data_prep import __main__ as command
 from data_prep import binarise
 from data_prep.fetch import named_members
 from scripts.common import ownership
+from scripts.pipeline import pipeline
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
 from tests.data_prep.samples import ROOT
@@ -29,11 +32,23 @@ PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    """The command, and fairseq-preprocess too, in this process: to start them takes longer than all they do here."""
+    """Run the command, its stages and fairseq-preprocess in this process: starting them takes longer than their work."""
     monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
     monkeypatch.setattr(command, "interruptible", lambda: None)
     monkeypatch.setattr(binarise, "run_logged", preprocess)
+    monkeypatch.setattr(pipeline, "_run_command", stage)
     command.main()
+
+
+def stage(_stage: pipeline.Stage, line: list[str]) -> None:
+    """Stands for the process of a stage: ``-m``, a module, its arguments."""
+    module, before = importlib.import_module(line[1]), sys.argv
+    sys.argv = line[1:]
+    try:
+        with patch.object(module, "interruptible", lambda: None, create=True):
+            module.main()
+    finally:
+        sys.argv = before
 
 
 def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> None:

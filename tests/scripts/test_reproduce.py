@@ -4,13 +4,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
 
 from scripts.pipeline.stamp import NAME
-from tests.scripts.stand_in import CHECKOUT, CONFIG, ONE_SEED, Place
+from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
 
 def test_a_second_run_does_nothing_and_prints_the_row(place):
@@ -47,7 +46,9 @@ def test_the_record_holds_what_a_figure_rests_on(place):
         (lambda p: p.config(CONFIG.replace("[1]", "[2]")), "train:2"),
         (lambda p: p.config(CONFIG.replace("last: 2", "last: 3")), "average:1"),
         (lambda p: p.config(CONFIG.replace("beam: 5", "beam: 4")), "generate:1"),
-        (lambda p: p.dataset("source: en\ntarget: de\nbpe: {merges: 5}\n"), "download"),
+        (lambda p: p.dataset(DATASET + "invalid: drop\n"), "download"),
+        (lambda p: p.dataset(DATASET + "steps: [save_raw]\n"), "prepare"),
+        (lambda p: p.dataset(DATASET + "binarise: {joined_dictionary: true}\n"), "binarise"),
         (lambda p: (p.stage_folder("prepare") / "half").write_text("something longer"), "prepare"),
         (lambda p: (p.stage_folder("generate:1") / "generation.json").unlink(), "generate:1"),
         (lambda p: (p.stage_folder("score:1") / NAME).write_text("{"), "score:1"),
@@ -65,11 +66,17 @@ def test_a_change_runs_its_stage_and_all_after_it(place, change, first):
     assert place.ran() == keys[keys.index(first) :]
 
 
+def test_what_changes_no_text_runs_nothing(place):
+    place.dataset(DATASET + "about: a text\nlicence: free\n")
+    assert place.run()[0] == 0
+    assert place.ran() == []
+
+
 def test_the_configuration_is_checked_before_anything_runs_and_only_then(place):
     before = len(place.checked())
     assert place.run()[0] == 0
     assert len(place.checked()) == before  # nothing is to do
-    place.dataset("source: en\ntarget: de\nbpe: {merges: 5}\n")
+    place.dataset(DATASET + "steps: [save_raw]\n")
     status, out, err = place.run("--devices", "3", FAIL="check")
     assert (status != 0, place.ran()) == (True, [])
     assert place.checked()[before:] == ["--devices=3"]
@@ -168,10 +175,10 @@ def test_a_stage_that_is_killed_goes_on_without_a_mend(place):
 
 
 def test_from_uses_what_is_there_and_names_what_is_missing(place):
-    place.dataset("source: en\ntarget: de\nbpe: {merges: 5}\n")
+    place.dataset(DATASET + "steps: [save_raw]\n")
     status, out, _ = place.run("--from", "train")
     assert (status, place.ran()) == (0, [])
-    assert "the stage download is left out and used as it is" in out
+    assert "the stage prepare is left out and used as it is" in out
     shutil.rmtree(place.stage_folder("binarise"))
     status, _, err = place.run("--from", "train")
     assert (status != 0, place.ran()) == (True, [])
@@ -259,8 +266,8 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
     assert len(commands) == 9  # a stage each, and the table
     for command in commands:
         words = shlex.split(command)
-        assert words[0] == "python"
-        assert Path(words[1]).exists()
+        assert words[:2] == ["python", "-m"]
+        assert (place.folder / words[2].replace(".", "/")).with_suffix(".py").exists()
     for flags in (["fairseq-train", "--max-update=5"], ["fairseq-generate", "--lenpen=0.3"]):
         assert all(flag in out for flag in flags)
 
@@ -289,8 +296,8 @@ def test_an_unknown_dataset_is_named(place):
     place.config(CONFIG.replace("dataset: toy", "dataset: toys"))
     status, _, err = place.run()
     assert status != 0
-    assert "no dataset `toys`" in err
-    assert "known: toy" in err
+    assert "no dataset 'toys'" in err
+    assert ", toy, " in err
 
 
 def test_it_imports_nothing_heavy():
