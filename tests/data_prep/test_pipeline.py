@@ -32,7 +32,7 @@ PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    """Run the command, its stages and fairseq-preprocess in this process: starting them takes longer than their work."""
+    """Run the command, its stages and fairseq-preprocess in this process: they start more slowly than they work."""
     monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
     monkeypatch.setattr(command, "interruptible", lambda: None)
     monkeypatch.setattr(binarise, "run_logged", preprocess)
