@@ -58,7 +58,11 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
-    """See ``ops.smoothed_nll``; on a CPU. The first result has a gradient, of first order."""
+    """See ``ops.smoothed_nll``. The first result has a gradient, of first order.
+
+    With s bytes a logit, forward and backward together move 3 * N * V * s bytes of a GPU's memory. A target outside
+    0..V-1 is an error on a CPU. On a GPU it gives NaN, since an error would have to wait for the device.
+    """
     return _SmoothedNll.apply(logits, target, smoothing, ignore)
 
 
@@ -157,10 +161,5 @@ class _SmoothedNll(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
         logits, target, log_sums = ctx.saved_tensors
-        scales = (share * float(grad) for share in ctx.shares)
-        return (
-            torch.ops.lightconv.smoothed_nll_backward(logits, target, log_sums, *scales, ctx.ignore),
-            None,
-            None,
-            None,
-        )
+        operator = torch.ops.lightconv.smoothed_nll_backward
+        return operator(grad, logits, target, log_sums, *ctx.shares, ctx.ignore), None, None, None
