@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightconv_plugin.ops.native.operators import CPU_TYPES, has_kernel, refusal
-from lightconv_plugin.ops.normalization import normalize_kernel
+from lightconv_plugin.ops.normalization import prepare_kernel
 
 __all__ = ["CPU_TYPES", "dropout", "dynamic_conv", "glu_mask", "has_kernel", "light_conv", "refusal", "smoothed_nll"]
 
@@ -80,10 +80,7 @@ def require(operator: str, x: Tensor, *others: Tensor | None) -> None:
 def _conv(name: str, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float) -> Tensor:
     require(name, x, weight)
     operator = getattr(torch.ops.lightconv, name)
-    softmax = normalization == "softmax"
-    if not softmax:
-        weight = normalize_kernel(weight, normalization)
-    weight = weight.to(x.dtype)
+    weight, softmax = prepare_kernel(weight, normalization, x.dtype)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
