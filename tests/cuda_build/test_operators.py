@@ -67,6 +67,7 @@ def test_the_loss(dtype, gpu):
     assert loss.requires_grad
     # autograd itself asks for a device
     with NoWaits():
-        gradient = native._SmoothedNll.backward(loss.grad_fn, torch.ones((), dtype=loss.dtype), None)[0]
+        one = torch.ones((), dtype=loss.dtype)
+        gradient = native._SmoothedNll.backward(loss.grad_fn, one, one)[0]
     assert (gradient.shape, gradient.dtype) == ((15, 9), dtype)
     assert gpu.met == {"smoothed_nll", "smoothed_nll_backward"}

@@ -70,30 +70,20 @@ def test_cuda_errors_have_their_names():
         machine.forward(X, WEIGHT, 1, device=200)
 
 
-def load_failure(machine: Machine) -> None:
-    machine.driver.shim_fail_next_load(2)
-
-
-def compile_failure(machine: Machine) -> None:
-    machine.set_up(cuda_on_cpu.folder() / "kernels", Path("/there/is/no/libnvrtc.so"))
-
-
-@pytest.mark.parametrize("failure", [None, load_failure, compile_failure])
-def test_a_kernel_is_loaded_while_a_graph_is_captured(failure, tmp_path):
-    """CUDA refuses that, unless the thread is in the mode "relaxed"; another mode of the caller's comes back."""
+@pytest.mark.parametrize("error", [0, 2])
+def test_a_kernel_is_loaded_while_a_graph_is_captured(error, tmp_path):
+    """CUDA refuses that, unless the thread is in the mode "relaxed"; the caller's mode comes back, after an error too."""
     machine = Machine(own=tmp_path)
     mode = ctypes.c_int(1)
     machine.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     machine.driver.shim_capture(1)
+    machine.driver.shim_fail_next_load(error)
     try:
-        if failure is None:
-            assert torch.equal(machine.forward(X, WEIGHT, 1), machine.forward(X, WEIGHT, 1))
-        else:
-            failure(machine)
-            with pytest.raises(
-                RuntimeError, match=r"cuModuleLoadData failed with CUDA_ERROR_OUT|NVRTC cannot be loaded"
-            ):
+        if error:
+            with pytest.raises(RuntimeError, match="cuModuleLoadData failed with CUDA_ERROR_OUT_OF_MEMORY"):
                 machine.forward(X, WEIGHT, 1)
+        else:
+            assert machine.forward(X, WEIGHT, 1).isfinite().all()
         assert machine.driver.shim_capture_mode() == 1
     finally:
         machine.driver.shim_capture(0)

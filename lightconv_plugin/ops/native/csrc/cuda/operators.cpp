@@ -174,7 +174,7 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
 
 // Rows that follow each other with any stride are read where they are; all else is copied first.
 Tensor with_dense_rows(const Tensor& logits) {
-  const bool dense = logits.dim() == 2 && logits.stride(1) == 1 && logits.stride(0) >= 0;
+  const bool dense = logits.dim() == 2 && logits.stride(1) == 1;
   return dense ? logits : torch::stable::contiguous(logits);
 }
 
