@@ -72,7 +72,7 @@ def test_cuda_errors_have_their_names():
 
 @pytest.mark.parametrize("error", [0, 2])
 def test_a_kernel_is_loaded_while_a_graph_is_captured(error, tmp_path):
-    """CUDA refuses that, unless the thread is in the mode "relaxed"; the caller's mode comes back, after an error too."""
+    """CUDA refuses that, unless the thread is in the mode "relaxed". The caller's mode comes back, after errors too."""
     machine = Machine(own=tmp_path)
     mode = ctypes.c_int(1)
     machine.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
