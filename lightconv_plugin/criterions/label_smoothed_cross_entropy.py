@@ -1,7 +1,7 @@
-"""``--criterion pla_label_smoothed_cross_entropy``: fairseq's label_smoothed_cross_entropy in less time on CPUs.
+"""``--criterion pla_label_smoothed_cross_entropy``: fairseq's label_smoothed_cross_entropy in less time.
 
-The same loss, options and logs, for fairseq's own models too. The logits are read twice and the gradient written once,
-instead of some ten passes over tensors of their size.
+The same loss, options and logs, for fairseq's own models too. On CPUs and GPUs the logits are read twice and the
+gradient written once, instead of some ten passes over tensors of their size.
 """
 
 from typing import Any

@@ -50,3 +50,18 @@ def normalize_kernel(weight: Tensor, normalization: str = "softmax") -> Tensor:
     if weight.dtype in (torch.float16, torch.bfloat16):
         weight = weight.float()
     return NORMALIZATIONS[normalization](weight)
+
+
+def prepare_kernel(weight: Tensor, normalization: str, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Return kernels of ``dtype`` for a compiled operator, and True if they are logits of which it takes the softmax.
+
+    Logits that ``dtype`` cannot hold, such as LightConv's parameters under autocast, are normalised before they are
+    rounded.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    softmax = normalization == "softmax" and torch.promote_types(weight.dtype, dtype) == dtype
+    if not softmax:
+        weight = normalize_kernel(weight, normalization)
+    return weight.to(dtype), softmax

@@ -47,14 +47,19 @@ def attention(
         # not left to PyTorch: what its kernels give for such a row differs
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
         return out.masked_fill(blind, 0), None
-    logits = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # PyTorch does the same on a CPU where weights are dropped
+    # PyTorch does the same on a CPU where weights are dropped
+    logits = _wide(q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
     weights = masked_softmax(logits, seen)
     return dropout(weights, p).to(v.dtype) @ v, weights if need_weights else None
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def masked_softmax(logits: Tensor, seen: Tensor | None) -> Tensor:
     """Attention's weights from its logits (..., S), zero where ``seen`` is false; in float32 or float64."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = _wide(logits)
     if seen is None:
         return torch.softmax(wide, dim=-1)
     # not -inf: a row of that alone is NaN, and its gradient too

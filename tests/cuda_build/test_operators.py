@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
+from lightconv_plugin.ops import native
 from tests.criterions.test_label_smoothed_cross_entropy import Model, criterions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -45,11 +47,27 @@ def test_training(dtype, normalization, gpu):
     assert gpu.met == {"light_conv", "dynamic_conv", "glu_mask"}
 
 
+class NoWaits(TorchDispatchMode):
+    """Fail where a number or a truth value of the device's is asked for."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function is not torch.ops.aten._local_scalar_dense.default, "waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_loss(dtype, gpu):
+    """In two kernels, the gradient too, without waiting for a number of the device's."""
     ours = criterions()[1]
     assert isinstance(ours, PlaLabelSmoothedCrossEntropy)
     logits = torch.ones(3, 5, 9, dtype=dtype, requires_grad=True)
-    loss, _ = ours.compute_loss(Model(), (logits, None), {"target": torch.full((3, 5), 4)})
+    with NoWaits():
+        loss, _ = ours.compute_loss(Model(), (logits, None), {"target": torch.full((3, 5), 4)})
     assert loss.shape == ()
     assert loss.requires_grad
+    # autograd itself asks for a device
+    with NoWaits():
+        one = torch.ones((), dtype=loss.dtype)
+        gradient = native._SmoothedNll.backward(loss.grad_fn, one, one)[0]
+    assert (gradient.shape, gradient.dtype) == ((15, 9), dtype)
+    assert gpu.met == {"smoothed_nll", "smoothed_nll_backward"}

@@ -61,6 +61,11 @@ def fake_nvrtc() -> Path:
     return compile_shared(folder() / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
 
 
+def empty_nvrtc() -> Path:
+    """An NVRTC that gives images without code, which cost no time and whose launches do nothing."""
+    return compile_shared(folder() / "libnvrtc-empty.so", [SHIM / "nvrtc.cpp"])
+
+
 def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     """The launcher behind plain C functions, with ``driver`` in place of libcuda.so.1.
 
@@ -70,7 +75,10 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     sources = [SHIM / "harness.cpp", *(CUDA / f"{name}.cpp" for name in LAUNCHER)]
     path = compile_shared(folder() / name, sources, f'-DLIGHTCONV_LIBCUDA="{driver}"')
     library = ctypes.CDLL(str(path if own is None else shutil.copy(path, own)))
-    for function in ("conv_forward", "conv_backward", "run_glu", "run_step", "compile_only"):
+    for function in (
+        *("conv_forward", "conv_backward", "run_glu", "run_loss", "run_loss_backward", "run_step"),
+        "compile_only",
+    ):
         getattr(library, function).restype = ctypes.c_char_p
     return library
 
@@ -158,6 +166,27 @@ class Machine:
         self.must(self.library.run_glu(self.capability, TYPES[x.dtype], *sizes, *pointers))
         return out
 
+    def loss(self, logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+        """Rows of logits (N, V) with any stride, target (N,): what ``torch.ops.lightconv.smoothed_nll`` gives."""
+        rows = logits.shape[0]
+        sums, log_sums = torch.full((2,), torch.nan).double(), torch.full((rows,), torch.nan).double()
+        sizes = map(ctypes.c_longlong, (*logits.shape, logits.stride(0), ignore))
+        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (logits, target, log_sums, sums))
+        self.must(self.library.run_loss(self.capability, TYPES[logits.dtype], *sizes, *pointers))
+        return sums, log_sums
+
+    def loss_backward(
+        self, grad: Tensor, logits: Tensor, target: Tensor, log_sums: Tensor, shares: tuple[float, float], ignore: int
+    ) -> Tensor:
+        """See ``torch.ops.lightconv.smoothed_nll_backward``."""
+        out = torch.full(logits.shape, torch.nan, dtype=logits.dtype)
+        sizes = map(ctypes.c_longlong, (*logits.shape, logits.stride(0), ignore))
+        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (logits, target, grad, log_sums))
+        numbers = (*map(ctypes.c_double, shares), ctypes.c_void_p(out.data_ptr()))
+        kind = TYPES[logits.dtype]
+        self.must(self.library.run_loss_backward(self.capability, kind, *sizes, *pointers, *numbers))
+        return out
+
     def step(
         self, x: Tensor, weight: Tensor, ring: Tensor, ancestors: Tensor, position: Tensor, softmax: bool = True
     ) -> Tensor:
@@ -176,6 +205,11 @@ class Machine:
             )
         )
         return out
+
+    def kernels(self) -> list[str]:
+        """The names of the kernels that were loaded, by any machine of this process."""
+        self.driver.shim_function.restype = ctypes.c_char_p
+        return [self.driver.shim_function(i).decode() for i in range(self.driver.shim_functions())]
 
     def launches(self) -> list[tuple[int, int, int, int, int]]:
         """(device, stream, blocks, threads, shared bytes) of each launch since the last call; then forgets them."""

@@ -63,6 +63,12 @@ def run_conv(machine: Machine, dtype: torch.dtype, dynamic: bool, K: int, p: flo
     machine.backward(x, x, weight, K - 1, True, p, seed)
 
 
+def run_loss(machine: Machine, dtype: torch.dtype, types: int) -> None:
+    logits, target = torch.zeros(2, types, dtype=dtype), torch.ones(2, dtype=torch.int64)
+    log_sums = machine.loss(logits, target, 0)[1]
+    machine.loss_backward(torch.ones((), dtype=torch.float64), logits, target, log_sums, (0.9, 0.1), 0)
+
+
 def check(cache: Path, kernels: int) -> None:
     images = [path.read_bytes()[16:] for path in cache.iterdir()]
     assert len(images) == kernels
@@ -94,6 +100,34 @@ def test_other_cases_on_one(kit, dtype, dynamic, K, p, kernels, tmp_path):
     for machine, cache in compiled(kit, 90, tmp_path):
         run_conv(machine, dtype, dynamic, K, p, 64)
         check(cache, kernels)
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+def test_the_loss_on_every_architecture(kit, capability, tmp_path):
+    for machine, cache in compiled(kit, capability, tmp_path):
+        before = len(machine.kernels())
+        run_loss(machine, torch.bfloat16, 1024)
+        check(cache, 3)
+        images = b"".join(path.read_bytes() for path in cache.iterdir())
+        names = machine.kernels()[before:]
+        assert len(names) == 3
+        assert all(f".text.{name}\0".encode() in images for name in names), "a profiler shows other names"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "types"),
+    [
+        (torch.float32, 1024),
+        (torch.float16, 1022),
+        (torch.bfloat16, 1021),
+        (torch.float32, 1021),
+        (torch.float64, 1024),
+    ],
+)
+def test_other_cases_of_the_loss_on_one(kit, dtype, types, tmp_path):
+    for machine, cache in compiled(kit, 90, tmp_path):
+        run_loss(machine, dtype, types)
+        check(cache, 3)
 
 
 def test_gate_and_step(kit, tmp_path):

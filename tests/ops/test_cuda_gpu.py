@@ -95,6 +95,54 @@ def test_a_captured_graph_draws_dropconnect_anew():
     assert not torch.equal(out, first)
 
 
+def test_a_kernel_met_first_while_a_graph_is_captured():
+    x, weight = make(33, 2, 128), make(2, 29)  # a width that no other test has
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = native.light_conv(x, weight, padding_l=28)
+    graph.replay()
+    assert_close(out, reference.light_conv(x.double(), weight.double(), padding_l=28))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "types", "stride"), [(3, 5, 5), (300, 1001, 1003), (64, 32000, 32000), (0, 7, 7)])
+def test_loss(dtype, rows, types, stride):
+    logits, target = make(rows, stride, dtype=dtype)[:, :types].requires_grad_(), torch.randint(types, (rows,)).cuda()
+    exact = logits.detach().double().requires_grad_()
+    loss, nll = ops.smoothed_nll(logits, target, 0.1, 0)
+    counts = target != 0
+    log_p = torch.log_softmax(exact[counts], dim=-1)
+    want_nll = -log_p.gather(1, target[counts].unsqueeze(1)).sum()
+    share = 0.1 / (types - 1)
+    want = (0.9 - share) * want_nll - share * log_p.sum()
+    count = max(rows, 1)
+    assert_close(nll / count, want_nll / count, dtype)
+    assert_close(loss / count, want / count, dtype)
+    assert_close(torch.autograd.grad(loss * 0.5, logits)[0], torch.autograd.grad(want * 0.5, exact)[0], dtype)
+
+
+def test_the_loss_waits_for_nothing_and_is_the_same_bits_every_time():
+    logits, target = make(300, 1000, dtype=torch.bfloat16).requires_grad_(), torch.randint(1000, (300,)).cuda()
+    ops.smoothed_nll(logits, target, 0.1, 0)[0].backward()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = []
+        for _ in range(2):
+            loss, nll = ops.smoothed_nll(logits, target, 0.1, 0)
+            results.append((loss.detach(), nll, torch.autograd.grad(loss, logits)[0]))
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_profiler_shows_names():
+    logits, target = make(8, 40), torch.zeros(8, dtype=torch.int64, device="cuda")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        ops.smoothed_nll(logits, target, 0.1, 1)
+    assert "lightconv_smoothed_nll_forward_f32_R4_aligned" in {event.key for event in profile.key_averages()}
+
+
 def test_compiled():
     weight = make(2, 31)
     compiled = torch.compile(lambda x: ops.light_conv(x, weight, padding_l=30) * 2)

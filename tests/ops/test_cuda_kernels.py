@@ -164,6 +164,111 @@ def test_glu_and_mask(gpu, dtype, channels, masked):
         assert (got[mask.t()] == 0).all()
 
 
+def rows_of_logits(rows: int, types: int, dtype: torch.dtype, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Logits (rows, types) and targets, of which the second does not count."""
+    logits, target = (scale * torch.randn(rows, types, dtype=F64)).to(dtype), torch.randint(1, types, (rows,))
+    target[1:2] = 0
+    return logits, target
+
+
+def defined_loss(logits: Tensor, target: Tensor, shares: tuple[float, float], grad: float) -> tuple[Tensor, ...]:
+    """Both sums, and grad times the gradient of their sum by ``shares``, in float64."""
+    exact = logits.double().requires_grad_()
+    log_p = torch.log_softmax(exact[target != 0], dim=-1)
+    nll, everything = -log_p.gather(1, target[target != 0].unsqueeze(1)).sum(), -log_p.sum()
+    (gradient,) = torch.autograd.grad(grad * (shares[0] * nll + shares[1] * everything), exact)
+    return nll.detach(), everything.detach(), gradient
+
+
+def loss_on(
+    gpu: Machine, logits: Tensor, target: Tensor, shares: tuple[float, float], grad: float
+) -> tuple[Tensor, ...]:
+    sums, log_sums = gpu.loss(logits, target, 0)
+    weight = torch.tensor(grad, dtype=torch.promote_types(logits.dtype, F32))
+    return *sums, gpu.loss_backward(weight, logits, target, log_sums, shares, 0)
+
+
+SHARES = (0.8, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "types", "stride"),
+    [
+        *((BF16, 3, 8, 8), (BF16, 5, 4104, 4104), (BF16, 3, 1002, 1002), (BF16, 3, 771, 771), (BF16, 2, 16, 20)),
+        *((F16, 300, 40, 40), (F16, 2, 1, 1), (F32, 3, 516, 516), (F32, 4, 67, 131), (F32, 3, 6, 8)),
+        *((F32, 0, 5, 5), (F64, 3, 258, 258), (F64, 3, 5, 5)),
+    ],
+)
+def test_loss(gpu, dtype, rows, types, stride):
+    torch.manual_seed(0)
+    padded, target = rows_of_logits(rows, max(stride, 2), dtype)
+    logits, target = padded[:, :types], target.clamp(max=types - 1)
+    got = loss_on(gpu, logits, target, SHARES, 0.5)
+    for a, b in zip(got, defined_loss(logits, target, SHARES, 0.5), strict=True):
+        scale = max(1.0, b.abs().max().item()) if b.ndim == 0 else 1.0
+        assert_close(a / scale, b / scale, dtype)
+    assert (got[2][1:2] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_the_loss_of_large_logits(gpu, dtype):
+    """A sum of their exps has no place in float32, and their log-sum, 10,000, is rounded by 0.0005 there."""
+    torch.manual_seed(0)
+    logits, target = rows_of_logits(3, 70, dtype)
+    for shift in (1e4, -1e4):
+        shifted = logits + shift
+        got, want = loss_on(gpu, shifted, target, SHARES, 1.0), defined_loss(shifted, target, SHARES, 1.0)
+        for a, b in zip(got, want, strict=True):
+            # a sum over all types is a difference of sums of large numbers
+            assert_close(a, b, dtype if b.ndim else BF16)
+
+
+def test_the_loss_where_types_are_ruled_out(gpu):
+    """-inf at types that are no target, in whole vectors of them and in whole threads, has no part in the softmax."""
+    torch.manual_seed(0)
+    logits, target = rows_of_logits(4, 4000, F32)[0], torch.tensor([2001, 0, 3999, 2500])
+    logits[:, :2000] = -torch.inf
+    got = loss_on(gpu, logits, target, (1.0, 0.0), 1.0)
+    want = defined_loss(logits[:, 2000:], (target - 2000).clamp(min=0), (1.0, 0.0), 1.0)
+    assert_close(got[0] / 10, want[0] / 10, F32)
+    assert got[1] == torch.inf
+    assert_close(got[2][:, 2000:], want[2], F32)
+    assert not got[2][:, :2000].any()
+
+
+def test_the_loss_of_what_is_not_a_number(gpu):
+    """Stays in its row of the gradient, and does not come out of rows that do not count."""
+    for bad in (torch.nan, torch.inf):
+        logits, target = rows_of_logits(4, 300, F32)
+        logits[1] = bad
+        assert all(part.isfinite().all() for part in loss_on(gpu, logits, target, SHARES, 1.0))
+        logits[2, 7] = bad
+        nll, everything, gradient = loss_on(gpu, logits, target, SHARES, 1.0)
+        assert nll.isnan()
+        assert everything.isnan()
+        assert gradient[2].isnan().all()
+        assert gradient[[0, 1, 3]].isfinite().all()
+    everywhere, target = torch.full((3, 40), -torch.inf), torch.tensor([1, 0, 2])
+    assert loss_on(gpu, everywhere, target, SHARES, 1.0)[2][[0, 2]].isnan().all()
+
+
+def test_a_target_that_is_no_type_gives_nan(gpu):
+    for wrong in (-1, 30, 2**40):
+        logits, target = rows_of_logits(3, 30, F32)
+        target[2] = wrong
+        nll, _, gradient = loss_on(gpu, logits, target, SHARES, 1.0)
+        assert nll.isnan()
+        assert gradient[2].isnan().all()
+        assert gradient[:2].isfinite().all()
+
+
+def test_the_loss_is_the_same_bits_every_time(gpu):
+    torch.manual_seed(0)
+    logits, target = rows_of_logits(600, 96, BF16)
+    first, again = (loss_on(gpu, logits, target, SHARES, 1.0) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
 @pytest.mark.parametrize(
     ("dtype", "dynamic", "K", "H", "R", "softmax"),
     [

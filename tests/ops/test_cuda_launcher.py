@@ -1,9 +1,14 @@
 """The launcher: what it asks of the driver, its caches, and its errors."""
 
+import collections
+import ctypes
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,6 +68,86 @@ def test_cuda_errors_have_their_names():
         machine.forward(X, WEIGHT, 1)
     with pytest.raises(RuntimeError, match="cuDeviceGet failed with CUDA_ERROR_INVALID_DEVICE"):
         machine.forward(X, WEIGHT, 1, device=200)
+
+
+@pytest.mark.parametrize("error", [0, 2])
+def test_a_kernel_is_loaded_while_a_graph_is_captured(error, tmp_path):
+    """CUDA refuses that, unless the thread is in the mode "relaxed". The caller's mode comes back, after errors too."""
+    machine = Machine(own=tmp_path)
+    mode = ctypes.c_int(1)
+    machine.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    machine.driver.shim_capture(1)
+    machine.driver.shim_fail_next_load(error)
+    try:
+        if error:
+            with pytest.raises(RuntimeError, match="cuModuleLoadData failed with CUDA_ERROR_OUT_OF_MEMORY"):
+                machine.forward(X, WEIGHT, 1)
+        else:
+            assert machine.forward(X, WEIGHT, 1).isfinite().all()
+        assert machine.driver.shim_capture_mode() == 1
+    finally:
+        machine.driver.shim_capture(0)
+        machine.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+NAME = re.compile(
+    r"lightconv_"
+    r"((light|dynamic)_conv_(general_)?(forward|grad_x|grad_weight|grad_weight_finish|weights)|(light|dynamic)_conv_step"
+    r"|glu_mask_(forward|backward)|advance_step|smoothed_nll_(forward|forward_sum|backward))"
+    r"_(f32|f16|bf16|f64)(_K\d+)?(_P\d+)?(_R\d+)?(_H\d+)?(_T\d+)?(_softmax)?(_drop)?(_aligned)?(_mma)?(_mask)?"
+)
+
+
+def call(machine: Machine, dtype: torch.dtype, offset: int) -> None:
+    """All operators, with one thing changed at a time."""
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.zeros(math.prod(shape) + offset, dtype=dtype)[offset:].view(shape)
+
+    base = {"T": 40, "K": 7, "padding_l": 3, "H": 2, "R": 16, "dynamic": True, "softmax": True, "p": 0.1}
+    changes: list[dict] = [{}, {"T": 10}, {"K": 15}, {"padding_l": 2}, {"H": 4}, {"R": 8}, {"K": 70}]
+    changes += [{"softmax": False}, {"p": 0.0}]
+    for change in (*changes, *({"dynamic": False, **change} for change in changes)):
+        s = SimpleNamespace(**{**base, **change})
+        x, weight = make(s.T, 2, s.H * s.R), make(*((s.T, 2) if s.dynamic else ()), s.H, s.K)
+        options = (s.padding_l, s.softmax, s.p, torch.tensor([1]))
+        machine.forward(x, weight, *options)
+        machine.backward(x, x, weight, *options)
+        ancestors, position = torch.zeros(s.K, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+        weight = weight[:1].contiguous() if s.dynamic else weight
+        machine.step(x[:1], weight, make(s.K, 2, s.H * s.R), ancestors, position, s.softmax)
+    for channels in (16, 8):
+        for mask in (None, torch.zeros(2, 3, dtype=torch.bool)):
+            x = make(3, 2, 2 * channels)
+            machine.glu(x, mask)
+            machine.glu(x, mask, make(3, 2, channels))
+    for types in (40, 44, 45):
+        logits, target = make(3, types), torch.zeros(3, dtype=torch.int64)
+        log_sums = machine.loss(logits, target, 0)[1]
+        machine.loss_backward(torch.ones((), dtype=torch.float64), logits, target, log_sums, (1.0, 0.0), 0)
+
+
+@pytest.mark.parametrize("capability", [75, 90])
+def test_each_kernel_has_a_name_of_its_own(capability, tmp_path):
+    machine = Machine(capability, own=tmp_path)
+    machine.set_up(tmp_path / "cache", cuda_on_cpu.empty_nvrtc())
+    before = len(machine.kernels())
+    for dtype in cuda_on_cpu.TYPES:
+        for offset in (0, 1):
+            call(machine, dtype, offset)
+    names = machine.kernels()[before:]
+    assert len(names) > 300
+    assert [name for name in names if NAME.fullmatch(name) is None] == []
+    assert [name for name, count in collections.Counter(names).items() if count > 1] == []
+    assert any("_mma" in name for name in names) == (capability >= 80)
+    for name in (
+        "dynamic_conv_forward_bf16_K7_P3_R16_H2_T64_softmax_drop_aligned",
+        "light_conv_general_grad_x_f64_drop",
+        "smoothed_nll_forward_bf16_R8_aligned",
+        "smoothed_nll_backward_f16_R4_aligned",
+        "smoothed_nll_forward_f32_R1_aligned",
+    ):
+        assert f"lightconv_{name}" in names
 
 
 def test_no_driver():

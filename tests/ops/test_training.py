@@ -218,4 +218,6 @@ def test_opcheck_of_the_loss():
     logits, target = torch.randn(3, 5), torch.tensor([1, 2, 3])
     torch.library.opcheck(raw.smoothed_nll.default, (logits, target, 1), test_utils=checks)
     log_sums = raw.smoothed_nll(logits, target, 1)[1]
-    torch.library.opcheck(raw.smoothed_nll_backward.default, (logits, target, log_sums, 0.9, 0.1, 1), test_utils=checks)
+    torch.library.opcheck(
+        raw.smoothed_nll_backward.default, (torch.tensor(2.0), logits, target, log_sums, 0.9, 0.1, 1), test_utils=checks
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightconv_plugin.ops.native.operators import CPU_TYPES, has_kernel, refusal
-from lightconv_plugin.ops.normalization import normalize_kernel
+from lightconv_plugin.ops.normalization import prepare_kernel
 
 __all__ = ["CPU_TYPES", "dropout", "dynamic_conv", "glu_mask", "has_kernel", "light_conv", "refusal", "smoothed_nll"]
 
@@ -58,7 +58,11 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
-    """See ``ops.smoothed_nll``; on a CPU. The first result has a gradient, of first order."""
+    """See ``ops.smoothed_nll``. The first result has a gradient, of first order.
+
+    With s bytes a logit, forward and backward together move 3 * N * V * s bytes of a GPU's memory. A target outside
+    0..V-1 is an error on a CPU. On a GPU it gives NaN, since an error would have to wait for the device.
+    """
     return _SmoothedNll.apply(logits, target, smoothing, ignore)
 
 
@@ -76,10 +80,7 @@ def require(operator: str, x: Tensor, *others: Tensor | None) -> None:
 def _conv(name: str, x: Tensor, weight: Tensor, padding_l: int, normalization: str, dropconnect: float) -> Tensor:
     require(name, x, weight)
     operator = getattr(torch.ops.lightconv, name)
-    softmax = normalization == "softmax"
-    if not softmax:
-        weight = normalize_kernel(weight, normalization)
-    weight = weight.to(x.dtype)
+    weight, softmax = prepare_kernel(weight, normalization, x.dtype)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -157,10 +158,5 @@ class _SmoothedNll(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
         logits, target, log_sums = ctx.saved_tensors
-        scales = (share * float(grad) for share in ctx.shares)
-        return (
-            torch.ops.lightconv.smoothed_nll_backward(logits, target, log_sums, *scales, ctx.ignore),
-            None,
-            None,
-            None,
-        )
+        operator = torch.ops.lightconv.smoothed_nll_backward
+        return operator(grad, logits, target, log_sums, *ctx.shares, ctx.ignore), None, None, None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import native
-from lightconv_plugin.ops.normalization import normalize_kernel
+from lightconv_plugin.ops.normalization import prepare_kernel
 
 State = dict[str, Tensor]
 
@@ -28,12 +28,8 @@ def conv_step(
     native.require("conv_step", x, weight)
     if state is None:
         state = _empty(x, weight.shape[-1])
-    softmax = normalization == "softmax"
-    if not softmax:
-        weight = normalize_kernel(weight, normalization)
-    out = torch.ops.lightconv.conv_step(
-        x, weight.to(x.dtype), state["ring"], state["ancestors"], state["position"], softmax
-    )
+    weight, softmax = prepare_kernel(weight, normalization, x.dtype)
+    out = torch.ops.lightconv.conv_step(x, weight, state["ring"], state["ancestors"], state["position"], softmax)
     return out, state
 
 

@@ -66,6 +66,22 @@ const char* run_glu(int device, int type, long long T, long long B, long long C,
   });
 }
 
+const char* run_loss(int device, int type, long long N, long long V, long long stride, long long ignore, const void* logits,
+                     const long long* target, double* log_sums, double* sums) {
+  return guarded(device, nullptr, [&](const Place& place) {
+    loss(place, {N, V, stride, ignore, static_cast<Type>(type), logits, target}, log_sums, sums);
+  });
+}
+
+const char* run_loss_backward(int device, int type, long long N, long long V, long long stride, long long ignore,
+                              const void* logits, const long long* target, const void* grad, const double* log_sums,
+                              double nll_share, double all_share, void* out) {
+  return guarded(device, nullptr, [&](const Place& place) {
+    loss_backward(place, {N, V, stride, ignore, static_cast<Type>(type), logits, target}, grad, log_sums, nll_share,
+                  all_share, out);
+  });
+}
+
 const char* run_step(int device, int type, long long N, long long M, long long H, long long R, long long K, int dynamic, int softmax,
                      const void* x, const void* logits, void* ring, int* ancestors, long long* position, void* out) {
   return guarded(device, nullptr, [&](const Place& place) {

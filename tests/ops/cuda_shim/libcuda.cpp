@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -21,7 +22,10 @@ struct Launch {
 int contexts[128];  // their addresses are the devices' contexts; device 75 is an sm_75, those below 50 are sm_90
 int modules = 0;
 int nothing;  // its address is a module of a real GPU
-int next_error = 0;
+int next_error = 0, next_load_error = 0;
+bool capturing = false;         // some thread captures a graph, in the mode "global"
+thread_local int capture_mode;  // 0 global, 1 thread-local, 2 relaxed
+std::vector<std::string> functions;
 std::vector<void*> stack;
 std::vector<Launch> launches;
 
@@ -30,6 +34,12 @@ std::vector<Launch> launches;
 extern "C" {
 
 void shim_fail_next_launch(int error) { next_error = error; }
+void shim_fail_next_load(int error) { next_load_error = error; }
+void shim_capture(int on) { capturing = on != 0; }
+int shim_capture_mode() { return capture_mode; }
+// The names of the kernels that were asked for, in order.
+int shim_functions() { return static_cast<int>(functions.size()); }
+const char* shim_function(int index) { return functions[index].c_str(); }
 int shim_modules() { return modules; }
 int shim_context_depth() { return static_cast<int>(stack.size()); }
 int shim_launches() { return static_cast<int>(launches.size()); }
@@ -52,12 +62,18 @@ int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = &co
 int cuCtxGetCurrent(void** context) { return *context = stack.empty() ? nullptr : stack.back(), 0; }
 int cuCtxPushCurrent_v2(void* context) { return stack.push_back(context), 0; }
 int cuCtxPopCurrent_v2(void** context) { return *context = stack.back(), stack.pop_back(), 0; }
+int cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, capture_mode), 0; }
 int cuGetErrorName(int result, const char** name) {
-  *name = result == 101 ? "CUDA_ERROR_INVALID_DEVICE" : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_UNKNOWN";
+  *name = result == 101   ? "CUDA_ERROR_INVALID_DEVICE"
+          : result == 2   ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : result == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+                          : "CUDA_ERROR_UNKNOWN";
   return 0;
 }
 
 int cuModuleLoadData(void** module, const void* image) {
+  if (capturing && capture_mode != 2) return 900;
+  if (next_load_error != 0) return std::exchange(next_load_error, 0);
   ++modules;
   const auto* header = static_cast<const Elf64_Ehdr*>(image);
   if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 200;
@@ -69,8 +85,9 @@ int cuModuleLoadData(void** module, const void* image) {
   return *module == nullptr ? 200 : 0;  // the file stays open: its number, and so the module's path, is its alone
 }
 
-int cuModuleGetFunction(void** function, void* module, const char*) {
-  *function = module == &nothing ? module : dlsym(module, "shim_run");
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  functions.push_back(name);
+  *function = module == &nothing ? module : dlsym(module, ("shim_run_" + functions.back()).c_str());
   return *function == nullptr ? 500 : 0;
 }
 

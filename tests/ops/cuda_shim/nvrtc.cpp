@@ -1,5 +1,7 @@
 // Stands in for libnvrtc: "compiles" with g++ against shim.h, to a shared object in place of a cubin.
-// SHIM_COMMAND is the compiler with its flags. NVRTC_LOG, if set, names a file that gets a line for each compilation.
+// SHIM_COMMAND is the compiler with its flags; without it the result is an image of a GPU's kind that holds no code.
+// NVRTC_LOG, if set, names a file that gets a line for each compilation.
+#include <elf.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -8,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <string>
 
 namespace {
@@ -42,6 +45,15 @@ int nvrtcDestroyProgram(void** program) {
   return 0;
 }
 
+#ifndef SHIM_COMMAND
+int nvrtcCompileProgram(void* handle, int, const char* const*) {
+  Elf64_Ehdr header{};
+  std::memcpy(header.e_ident, ELFMAG, SELFMAG);
+  header.e_machine = EM_CUDA;
+  program_of(handle)->image.assign(reinterpret_cast<const char*>(&header), sizeof header);
+  return 0;
+}
+#else
 int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
   Program& program = *program_of(handle);
   static std::atomic<int> count_so_far{0};
@@ -49,9 +61,11 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
       ("lightconv-shim-" + std::to_string(getpid()) + "-" + std::to_string(count_so_far++));
   if (!std::filesystem::create_directory(folder)) return 1;
   const std::string base = (folder / "kernel").string(), object = base + ".so", log = base + ".log";
+  std::smatch kernel;  // with none the compiler has something to say
+  std::regex_search(program.source, kernel, std::regex("__launch_bounds__.* (\\w+)\\("));
   std::ofstream(base + ".cpp") << "#include \"shim.h\"\n" << program.source
-      << "extern \"C\" __attribute__((visibility(\"default\"))) void shim_run(unsigned blocks, int threads, int bytes, "
-         "const void* args) {\n  shim::run(blocks, threads, bytes, [](const void* at) { shim::call(&entry, at); }, args);\n}\n";
+      << "extern \"C\" __attribute__((visibility(\"default\"))) void shim_run_" << kernel[1] << "(unsigned blocks, int threads, int bytes, "
+         "const void* args) {\n  shim::run(blocks, threads, bytes, [](const void* at) { shim::call(&" << kernel[1] << ", at); }, args);\n}\n";
   std::string command = std::string(SHIM_COMMAND " -shared");
   for (int i = 0; i < count; ++i)
     if (std::strncmp(options[i], "-I", 2) == 0) command += std::string(" '") + options[i] + "'";
@@ -63,6 +77,7 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
   std::filesystem::remove_all(folder);
   return failed == 0 ? 0 : 6;
 }
+#endif
 
 int nvrtcGetProgramLogSize(void* handle, size_t* size) { return *size = program_of(handle)->log.size(), 0; }
 int nvrtcGetProgramLog(void* handle, char* log) {

@@ -28,6 +28,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 
 using std::exp;
+using std::log;
 
 inline float __expf(float x) { return std::exp(x); }
 inline float __uint_as_float(unsigned int bits) { return __builtin_bit_cast(float, bits); }

@@ -14,8 +14,8 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "reorder_ancestors(Tensor ancestors, Tensor order) -> Tensor",
            "dropout(Tensor x, float p, Tensor seed) -> Tensor",
            "smoothed_nll(Tensor logits, Tensor target, int ignore) -> (Tensor, Tensor)",
-           "smoothed_nll_backward(Tensor logits, Tensor target, Tensor log_sums, float nll_scale, float all_scale, "
-           "int ignore) -> Tensor",
+           "smoothed_nll_backward(Tensor grad, Tensor logits, Tensor target, Tensor log_sums, float nll_share, "
+           "float all_share, int ignore) -> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cpu_fma(int iterations) -> float",
        })

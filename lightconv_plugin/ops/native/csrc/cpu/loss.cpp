@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "cpu/kernels.h"
 #include "cpu/scalar.h"
 
@@ -17,12 +18,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-void check(const Tensor& logits, const Tensor& target) {
-  STD_TORCH_CHECK(logits.dim() == 2 && target.dim() == 1 && target.size(0) == logits.size(0) &&
-                      target.scalar_type() == ScalarType::Long,
-                  "smoothed_nll: expected logits (N, V) and target (N,), int64");
-}
 
 // Targets, with -1 for those that do not count.
 std::vector<int64_t> targets(const Tensor& logits, const Tensor& target, int64_t ignore) {
@@ -40,7 +35,7 @@ int64_t grain(int64_t V) { return 1 + 65536 / (V + 1); }  // rows that pay for w
 // Sums over the rows, float64: of -log p(target), and of -log p over all types; and each row's log of its sum of exps.
 std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& target_any, int64_t ignore) {
   const Tensor logits = torch::stable::contiguous(logits_any), target = torch::stable::contiguous(target_any);
-  check(logits, target);
+  check_loss(logits, target);
   const int64_t N = logits.size(0), V = logits.size(1);
   const std::vector<int64_t> words = targets(logits, target, ignore);
   const LossTask task{V, scalar_of(logits), logits.const_data_ptr(), words.data()};
@@ -65,24 +60,25 @@ std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& 
   return {sums, log_sums};
 }
 
-// The gradient of nll_scale * (first sum) + all_scale * (second sum).
-Tensor smoothed_nll_backward(const Tensor& logits_any, const Tensor& target_any, const Tensor& log_sums_any,
-                             double nll_scale, double all_scale, int64_t ignore) {
+// The gradient of grad * (nll_share * (first sum) + all_share * (second sum)).
+Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const Tensor& target_any,
+                             const Tensor& log_sums_any, double nll_share, double all_share, int64_t ignore) {
   const Tensor logits = torch::stable::contiguous(logits_any), target = torch::stable::contiguous(target_any);
   const Tensor log_sums = torch::stable::contiguous(log_sums_any);
-  check(logits, target);
+  check_loss(logits, target);
+  check_loss_gradient(grad, logits, log_sums);
   const int64_t N = logits.size(0), V = logits.size(1);
-  STD_TORCH_CHECK(log_sums.dim() == 1 && log_sums.size(0) == N && log_sums.scalar_type() == ScalarType::Double,
-                  "smoothed_nll_backward: expected log_sums (N,), float64");
   const std::vector<int64_t> words = targets(logits, target, ignore);
   Tensor gradient = torch::stable::new_empty(logits, logits.sizes());
   const LossTask task{V, scalar_of(logits), logits.const_data_ptr(), words.data()};
   const auto* log_sum = static_cast<const double*>(log_sums.const_data_ptr());
   void* to = gradient.mutable_data_ptr();
   const Kernels& table = kernels();
-  const double scale = nll_scale + all_scale * static_cast<double>(V);
+  const double weight = grad.scalar_type() == ScalarType::Double ? *static_cast<const double*>(grad.const_data_ptr())
+                                                                  : *static_cast<const float*>(grad.const_data_ptr());
+  const double extra = weight * nll_share, share = weight * all_share, scale = extra + share * static_cast<double>(V);
   torch::stable::parallel_for(0, N, grain(V), [&](int64_t begin, int64_t end) {
-    table.loss_gradient(task, log_sum, scale, all_scale, nll_scale, to, begin, end);
+    table.loss_gradient(task, log_sum, scale, share, extra, to, begin, end);
   });
   return gradient;
 }

@@ -58,6 +58,20 @@ struct GluArgs {
   long long T, B, C;
 };
 
+// smoothed_nll: log_sums (N,), terms (N, 2) and their sums (2,) from logits (N, V), rows `stride` apart, and target (N,);
+// backward: grad, one number, to out (N, V). terms: -log p(target), and the sum of -log p over all types.
+struct LossArgs {
+  const void* logits;
+  const long long* target;
+  double* log_sums;
+  double* terms;
+  double* sums;
+  const void* grad;
+  void* out;
+  long long N, V, stride, ignore;
+  double nll_share, all_share;
+};
+
 struct StepArgs {
   const void* x;       // (N, C)
   const void* logits;  // (H, K) or (N, H, K)

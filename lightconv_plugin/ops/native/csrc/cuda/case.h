@@ -17,7 +17,7 @@ struct Case {
   bool softmax;
   bool drop;          // DropConnect
   bool flip;          // grad_x: the transposed convolution of the gradient
-  bool aligned;       // all pointers are multiples of 16 bytes
+  bool aligned;       // all pointers are multiples of 16 bytes; of the loss: of R numbers
   bool tensor_cores;  // mma of 16-bit types with float32 sums, sm_80 and later
   bool mask;          // glu: a padding mask
 
@@ -26,6 +26,7 @@ struct Case {
 
 constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
 constexpr int RUN = 8;                   // positions of one thread of the convolution
+constexpr int LOSS_THREADS = 256;        // of a row of logits
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }

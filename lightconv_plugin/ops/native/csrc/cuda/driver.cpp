@@ -17,6 +17,7 @@ namespace lightconv::cuda {
 namespace {
 
 const int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+const int RELAXED = 2;                                   // CU_STREAM_CAPTURE_MODE_RELAXED
 
 Driver open_driver() {
   void* library = dlopen(LIGHTCONV_LIBCUDA, RTLD_NOW);
@@ -35,6 +36,7 @@ Driver open_driver() {
   find(driver.cuModuleLoadData, "cuModuleLoadData");
   find(driver.cuModuleGetFunction, "cuModuleGetFunction");
   find(driver.cuLaunchKernel, "cuLaunchKernel");
+  find(driver.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
   find(driver.cuGetErrorName, "cuGetErrorName");
   return driver;
 }
@@ -84,5 +86,11 @@ Current::~Current() {
   void* context = nullptr;
   if (pushed_) driver().cuCtxPopCurrent_v2(&context);
 }
+
+Uncaptured::Uncaptured() : mode_(RELAXED) {
+  check(driver().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
+}
+
+Uncaptured::~Uncaptured() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
 
 }  // namespace lightconv::cuda

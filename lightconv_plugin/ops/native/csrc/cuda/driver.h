@@ -17,6 +17,7 @@ struct Driver {
   int (*cuLaunchKernel)(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                         unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
                         void* stream, void** parameters, void** extra);
+  int (*cuThreadExchangeStreamCaptureMode)(int* mode);
   int (*cuGetErrorName)(int result, const char** name);
 };
 
@@ -43,6 +44,19 @@ class Current {
 
  private:
   bool pushed_ = false;
+};
+
+// While this lives, the thread may do what CUDA forbids during the capture of a graph and what no graph needs to replay:
+// load a module. Captures of other threads are not disturbed.
+class Uncaptured {
+ public:
+  Uncaptured();
+  ~Uncaptured();
+  Uncaptured(const Uncaptured&) = delete;
+  Uncaptured& operator=(const Uncaptured&) = delete;
+
+ private:
+  int mode_;
 };
 
 }  // namespace lightconv::cuda

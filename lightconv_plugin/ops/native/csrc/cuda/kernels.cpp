@@ -16,20 +16,26 @@ struct Source {
   const char* name;
   const char* file;
   const char* args;
+  const char* title;
 };
 
+// `title` names the kernel in a profiler's list. "conv" becomes light_conv or dynamic_conv, and a last _ is followed by the
+// pass, forward or grad_x.
 const Source kernel_sources[] = {
-    {"conv", "conv", "ConvArgs"},
-    {"grad_weight", "grad_weight", "GradArgs"},
-    {"finish", "general", "FinishArgs"},
-    {"general_weights", "general", "GeneralArgs"},
-    {"general_conv", "general", "GeneralArgs"},
-    {"general_grad_dynamic", "general", "GeneralArgs"},
-    {"general_grad_light", "general", "GeneralArgs"},
-    {"glu", "glu", "GluArgs"},
-    {"glu_backward", "glu", "GluArgs"},
-    {"step", "step", "StepArgs"},
-    {"advance", "step", "StepArgs"},
+    {"conv", "conv", "ConvArgs", "conv_"},
+    {"grad_weight", "grad_weight", "GradArgs", "conv_grad_weight"},
+    {"finish", "general", "FinishArgs", "conv_grad_weight_finish"},
+    {"general_weights", "general", "GeneralArgs", "conv_general_weights"},
+    {"general_conv", "general", "GeneralArgs", "conv_general_"},
+    {"general_grad_dynamic", "general", "GeneralArgs", "conv_general_grad_weight"},
+    {"general_grad_light", "general", "GeneralArgs", "conv_general_grad_weight"},
+    {"glu", "glu", "GluArgs", "glu_mask_forward"},
+    {"glu_backward", "glu", "GluArgs", "glu_mask_backward"},
+    {"step", "step", "StepArgs", "conv_step"},
+    {"advance", "step", "StepArgs", "advance_step"},
+    {"smoothed_nll", "loss", "LossArgs", "smoothed_nll_forward"},
+    {"smoothed_nll_sum", "loss", "LossArgs", "smoothed_nll_forward_sum"},
+    {"smoothed_nll_backward", "loss", "LossArgs", "smoothed_nll_backward"},
 };
 
 using Key = std::tuple<int, int, int, int, int, int, int, int, int, int>;
@@ -43,10 +49,11 @@ Key key_of(int device, Kernel kernel, const Case& c, int threads) {
 void* load(int index, Kernel kernel, const Case& c, int threads) {
   const Device& gpu = device(index);
   const std::string image = compile(source_of(kernel, c, threads), gpu.capability);
+  const Uncaptured uncaptured;  // a case may be met first while a graph is captured
   void* module = nullptr;
   void* function = nullptr;
   check(driver().cuModuleLoadData(&module, image.data()), "cuModuleLoadData");
-  check(driver().cuModuleGetFunction(&function, module, "entry"), "cuModuleGetFunction");
+  check(driver().cuModuleGetFunction(&function, module, name_of(kernel, c).c_str()), "cuModuleGetFunction");
   return function;
 }
 
@@ -67,6 +74,22 @@ void* function_of(int index, Kernel kernel, const Case& c, int threads) {
 
 }  // namespace
 
+std::string name_of(Kernel kernel, const Case& c) {
+  std::string title = kernel_sources[static_cast<int>(kernel)].title;
+  if (title.starts_with("conv")) title = (c.dynamic ? "dynamic_" : "light_") + title;
+  if (title.ends_with("_")) title += c.flip ? "grad_x" : "forward";
+  static const char* const types[] = {"f32", "f16", "bf16", "f64"};
+  std::string name = "lightconv_" + title + "_" + types[static_cast<int>(c.type)];
+  const auto number = [&](const char* letter, int value) {
+    if (value != 0) name += std::string("_") + letter + std::to_string(value);
+  };
+  const auto flag = [&](const char* word, bool value) { name += value ? std::string("_") + word : ""; };
+  number("K", c.K), number("P", c.padding_l), number("R", c.R), number("H", c.H), number("T", c.positions);
+  flag("softmax", c.softmax), flag("drop", c.drop), flag("aligned", c.aligned), flag("mma", c.tensor_cores);
+  flag("mask", c.mask);
+  return name;
+}
+
 std::string source_of(Kernel kernel, const Case& c, int threads) {
   const Source& source = kernel_sources[static_cast<int>(kernel)];
   const auto flag = [](bool value) { return value ? ", true" : ", false"; };
@@ -79,7 +102,7 @@ std::string source_of(Kernel kernel, const Case& c, int threads) {
   // said: without it the compiler aims at more blocks and spills.
   const std::string fewest = kernel == Kernel::conv ? std::to_string(smaller(512 / threads, 16)) : "1";
   const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ >= 800 ? " + fewest + " : 1";
-  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") entry(const lightconv::cuda::" + source.args +
+  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + source.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + source.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";
   return text;

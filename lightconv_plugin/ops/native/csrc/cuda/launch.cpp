@@ -159,6 +159,23 @@ void gate(const Place& place, Kernel kernel, Type type, GluArgs args, std::initi
   launch(place, kernel, c, {blocks_for(args.T * args.B * (args.C / vector_of(c)), 256), 256, 0}, &args);
 }
 
+// R: the widest vector that divides every row of the logits and of `out`, wherever they begin.
+Case case_of(const Rows& rows, const void* out) {
+  const uintptr_t steps = static_cast<uintptr_t>(rows.V | rows.stride) * size_of(rows.type);
+  const uintptr_t places = reinterpret_cast<uintptr_t>(rows.logits) | reinterpret_cast<uintptr_t>(out);
+  Case c{};
+  c.type = rows.type, c.aligned = true;
+  c.R = power_of_two_in(static_cast<int>((steps | places) % 16), 16) / size_of(c.type);
+  return c;
+}
+
+LossArgs args_of(const Rows& rows) {
+  LossArgs args{};
+  args.logits = rows.logits, args.target = rows.target;
+  args.N = rows.N, args.V = rows.V, args.stride = rows.stride, args.ignore = rows.ignore;
+  return args;
+}
+
 }  // namespace
 
 void forward(const Place& place, const Conv& conv, void* out) {
@@ -195,6 +212,25 @@ void step(const Place& place, const Step& step) {
   launch(place, Kernel::step, c, {step.N * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
   Case after{};
   launch(place, Kernel::advance, after, {1, 1, 0}, &args);
+}
+
+void loss(const Place& place, const Rows& rows, double* log_sums, double* sums) {
+  LossArgs args = args_of(rows);
+  args.log_sums = log_sums, args.sums = sums;
+  args.terms = static_cast<double*>(place.scratch(sizeof(double) * 2 * rows.N));
+  const int warps = LOSS_THREADS / 32, sum_size = rows.type == Type::f64 ? 8 : 4;
+  launch(place, Kernel::smoothed_nll, case_of(rows, nullptr), {rows.N, LOSS_THREADS, warps * 3 * sum_size}, &args);
+  Case of_sums{};
+  of_sums.type = Type::f64;
+  launch(place, Kernel::smoothed_nll_sum, of_sums, {1, LOSS_THREADS, warps * 2 * 8}, &args);
+}
+
+void loss_backward(const Place& place, const Rows& rows, const void* grad, const double* log_sums, double nll_share,
+                   double all_share, void* out) {
+  LossArgs args = args_of(rows);
+  args.grad = grad, args.log_sums = const_cast<double*>(log_sums), args.out = out;
+  args.nll_share = nll_share, args.all_share = all_share;
+  launch(place, Kernel::smoothed_nll_backward, case_of(rows, out), {rows.N, LOSS_THREADS, 0}, &args);
 }
 
 }  // namespace lightconv::cuda

@@ -50,4 +50,18 @@ struct Step {
 
 void step(const Place& place, const Step& step);
 
+// Rows of logits (N, V), `stride` apart, and their targets (N,); see loss.cuh.
+struct Rows {
+  long long N, V, stride, ignore;
+  Type type;
+  const void* logits;
+  const long long* target;
+};
+
+// log_sums (N,); sums: of -log p(target), and of -log p over all types. A target outside of 0..V-1 gives NaN.
+void loss(const Place& place, const Rows& rows, double* log_sums, double* sums);
+// out (N, V): the gradient of grad * (nll_share * sums[0] + all_share * sums[1]); grad: float32, or float64 as the logits.
+void loss_backward(const Place& place, const Rows& rows, const void* grad, const double* log_sums, double nll_share,
+                   double all_share, void* out);
+
 }  // namespace lightconv::cuda

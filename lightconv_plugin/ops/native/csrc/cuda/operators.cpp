@@ -172,6 +172,43 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   return out;
 }
 
+// Rows that follow each other with any stride are read where they are; all else is copied first.
+Tensor with_dense_rows(const Tensor& logits) {
+  const bool dense = logits.dim() == 2 && logits.stride(1) == 1;
+  return dense ? logits : torch::stable::contiguous(logits);
+}
+
+Rows describe(const Tensor& logits, const Tensor& target, int64_t ignore) {
+  check_loss(logits, target);
+  check_same(logits, target, "target");
+  return {logits.size(0), logits.size(1), logits.stride(0), ignore, type_of(logits), logits.const_data_ptr(),
+          static_cast<const long long*>(target.const_data_ptr())};
+}
+
+std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& target_any, int64_t ignore) {
+  const Tensor logits = with_dense_rows(logits_any), target = torch::stable::contiguous(target_any);
+  const Rows rows = describe(logits, target, ignore);
+  Tensor sums = torch::stable::new_empty(logits, {2}, ScalarType::Double);
+  Tensor log_sums = torch::stable::new_empty(logits, {rows.N}, ScalarType::Double);
+  loss(Memory(logits).place(), rows, static_cast<double*>(log_sums.mutable_data_ptr()),
+       static_cast<double*>(sums.mutable_data_ptr()));
+  return {sums, log_sums};
+}
+
+Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const Tensor& target_any,
+                             const Tensor& log_sums_any, double nll_share, double all_share, int64_t ignore) {
+  const Tensor logits = with_dense_rows(logits_any), target = torch::stable::contiguous(target_any);
+  const Tensor log_sums = torch::stable::contiguous(log_sums_any);
+  const Rows rows = describe(logits, target, ignore);
+  check_loss_gradient(grad, logits, log_sums);
+  check_same(logits, grad, "the gradient");
+  check_same(logits, log_sums, "log_sums");
+  Tensor out = torch::stable::new_empty(logits, logits.sizes());
+  loss_backward(Memory(logits).place(), rows, grad.const_data_ptr(), static_cast<const double*>(log_sums.const_data_ptr()),
+                nll_share, all_share, out.mutable_data_ptr());
+  return out;
+}
+
 void cuda_configure(std::string sources, std::string includes, std::string nvrtc, std::string cache,
                     std::string fingerprint) {
   configure({sources, includes, nvrtc, cache, fingerprint});
@@ -193,6 +230,8 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
   m.impl("glu_mask", TORCH_BOX(&glu_mask));
   m.impl("glu_mask_backward", TORCH_BOX(&glu_mask_backward));
   m.impl("conv_step", TORCH_BOX(&conv_step));
+  m.impl("smoothed_nll", TORCH_BOX(&smoothed_nll));
+  m.impl("smoothed_nll_backward", TORCH_BOX(&smoothed_nll_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {

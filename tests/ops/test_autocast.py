@@ -1,0 +1,80 @@
+"""Logits under autocast: what is float32 stays so up to the softmax, also where the operator works in 16 bits.
+
+The logits of these tests lie near 100, where bfloat16 knows multiples of 0.5 alone.
+"""
+
+import pytest
+import torch
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules import LightweightConv
+from lightconv_plugin.ops import native, reference, training
+from tests.ops.test_training import defined_loss
+from tests.tolerances import assert_close
+
+BF16 = torch.bfloat16
+T, B, H, K, R = 9, 2, 3, 5, 4
+
+
+@pytest.fixture(params=["native", "reference"])
+def backend(request, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", request.param)
+    assert native.library.load() is None
+    return request.param
+
+
+def large(*shape):
+    return 100 + torch.randn(*shape)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_kernels_of_a_convolution(dynamic, backend):
+    x, weight = torch.randn(T, B, H * R, dtype=BF16), large(T, B, H, K) if dynamic else large(H, K)
+    operator, definition = (getattr(place, ("light", "dynamic")[dynamic] + "_conv") for place in (ops, reference))
+    weight.requires_grad_()
+    exact = weight.detach().double().requires_grad_()
+    want = definition(x.double(), exact, padding_l=K - 1)
+    with torch.autocast("cpu", BF16):
+        out = operator(x, weight, padding_l=K - 1)
+    assert_close(out, want, BF16)
+    (gradient,) = torch.autograd.grad(out.sum(), weight)
+    (want_gradient,) = torch.autograd.grad(want.sum(), exact)
+    assert gradient.dtype == torch.float32
+    scale = want_gradient.abs().max()
+    assert_close(gradient / scale, want_gradient / scale, BF16)
+    with torch.no_grad(), torch.autocast("cpu", BF16):
+        state = None
+        for t in range(T):
+            step, state = ops.conv_step(x[t : t + 1], weight[t : t + 1] if dynamic else weight, state)
+            assert_close(step, want[t : t + 1].detach(), BF16)
+
+
+def test_a_module_of_float32(backend):
+    module = LightweightConv(H * R, K, heads=H, causal=False)
+    with torch.no_grad():
+        module.weight.copy_(large(H, K))
+    x = torch.randn(T, B, H * R, dtype=BF16)
+    with torch.autocast("cpu", BF16):
+        assert_close(module(x), reference.light_conv(x.double(), module.weight.double(), padding_l=K // 2), BF16)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_weights_of_attention(p, backend):
+    """The product is a whole number up to 256, which bfloat16 holds; its quotient by the root of 2 is none."""
+    q, k = (torch.randint(1, 9, (1, 1, n, 2)).to(BF16) for n in (4, 6))
+    want = torch.softmax(q.double() @ k.double().transpose(2, 3) / 2**0.5, dim=-1)
+    with torch.autocast("cpu", BF16):
+        _, weights = training.attention(q, k, k, None, p, need_weights=True)
+    assert weights is not None
+    assert_close(weights, want, torch.float32)
+
+
+def test_the_loss(backend):
+    logits, target = large(6, 50).requires_grad_(), torch.randint(1, 50, (6,))
+    exact = logits.detach().double().requires_grad_()
+    want, _ = defined_loss(exact, target, 0.1, 0)
+    with torch.autocast("cpu", BF16):
+        loss, _ = ops.smoothed_nll(logits, target, 0.1, 0)
+    assert_close(loss / 6, want / 6, torch.float32)
+    gradient, want_gradient = torch.autograd.grad(loss, logits)[0], torch.autograd.grad(want, exact)[0]
+    assert_close(gradient, want_gradient, torch.float32)
