@@ -1,7 +1,7 @@
-// Runs a CUDA kernel on one CPU thread: a fiber for each thread of a block, block after block. What a fiber does between
-// two barriers happens at once, so races between warps, coalescing and register limits are not seen here. What is seen:
-// barriers that not all threads reach, shuffles of lanes that have left, shared memory read before it is written (it
-// starts as NaN) or written beyond what was asked for.
+// Runs a CUDA kernel on one CPU thread: a fiber for each thread of a block, block after block, in an order that can be
+// chosen. What a fiber does between two barriers happens at once. Coalescing and register limits are not seen here. What is
+// seen: barriers that not all threads reach, shuffles of lanes that have left, shared memory read before it is written (it
+// starts as NaN) or written beyond what was asked for. checks.h lets AddressSanitizer and accesses.cpp see more.
 #pragma once
 
 #include <setjmp.h>
@@ -12,9 +12,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "checks.h"
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 
@@ -52,15 +55,17 @@ inline Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace shim {
 
-const int STACK = 128 * 1024;
+const int STACK_BYTES = 128 * 1024;
 enum class State { ready, at_warp, at_block, left };
 
 struct Fiber {
   State state;
   jmp_buf place;
-  std::unique_ptr<char[]> stack;
+  std::unique_ptr<char[]> memory;
+  Stack stack;
   ucontext_t context;
   bool started = false;
+  int barriers, syncs;  // __syncthreads and __syncwarp passed in this block
   int parity;
   unsigned int slot[2][8];  // what a lane shows to its warp, turn by turn
 };
@@ -68,7 +73,9 @@ struct Fiber {
 inline std::vector<Fiber> fibers;
 inline int running;
 inline jmp_buf scheduler;
-inline ucontext_t scheduler_context;
+inline Stack scheduler_stack;
+inline unsigned int order;  // of blocks, warps and lanes: 0 rising, 1 falling, else shuffled, anew at every barrier
+inline unsigned int noise;  // xorshift's
 inline void (*kernel)(const void*);
 inline const void* arguments;
 
@@ -78,12 +85,18 @@ inline const void* arguments;
 }
 
 inline void wait(State at) {
+  watch_nobody();
   Fiber& fiber = fibers[running];
   fiber.state = at;
-  if (_setjmp(fiber.place) == 0) _longjmp(scheduler, 1);
+  if (_setjmp(fiber.place) == 0) {
+    before_jump(fiber.stack, scheduler_stack);
+    _longjmp(scheduler, 1);
+  }
+  after_jump(fibers[running].stack, &scheduler_stack);
 }
 
 inline void body() {
+  after_jump(fibers[running].stack, &scheduler_stack);
   for (;;) {
     kernel(arguments);
     wait(State::left);
@@ -96,25 +109,41 @@ inline void resume(int index) {
   running = index;
   threadIdx.x = index;
   fiber.state = State::ready;
-  if (_setjmp(scheduler) != 0) return;
+  if (_setjmp(scheduler) != 0) return after_jump(scheduler_stack, nullptr);
+  if (!fiber.started) {
+    fiber.memory.reset(new char[STACK_BYTES]);
+    fiber.stack = {fiber.memory.get(), STACK_BYTES};
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.memory.get();
+    fiber.context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fiber.context, body, 0);
+  }
+  before_jump(scheduler_stack, fiber.stack);
+  watch(blockIdx.x, index, fiber.barriers, fiber.syncs, fiber.stack, fibers.data(), fibers.size() * sizeof(Fiber));
   if (fiber.started) _longjmp(fiber.place, 1);
   fiber.started = true;
-  fiber.stack.reset(new char[STACK]);
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.get();
-  fiber.context.uc_stack.ss_size = STACK;
-  makecontext(&fiber.context, body, 0);
-  swapcontext(&scheduler_context, &fiber.context);
+  setcontext(&fiber.context);
+}
+
+// Runs act(i) for each i below `count`, in the chosen order.
+template <class Do> void each(int count, const Do& act) {
+  std::vector<int> turns(count);
+  std::iota(turns.begin(), turns.end(), 0);
+  for (int i = count - 1; i > 0 && order > 1; --i) {
+    noise ^= noise << 13, noise ^= noise >> 17, noise ^= noise << 5;
+    std::swap(turns[i], turns[noise % (i + 1)]);
+  }
+  for (int i = 0; i < count; ++i) act(turns[order == 1 ? count - 1 - i : i]);
 }
 
 // Runs a warp until all its lanes wait for the block or have left.
 inline void run_warp(int first, int last) {
   for (bool shuffled = true; shuffled;) {
     int count[4] = {};
-    for (int i = first; i < last; ++i) {
-      if (fibers[i].state == State::ready) resume(i);
-      ++count[static_cast<int>(fibers[i].state)];
-    }
+    each(last - first, [&](int lane) {
+      if (fibers[first + lane].state == State::ready) resume(first + lane);
+      ++count[static_cast<int>(fibers[first + lane].state)];
+    });
     const int at_warp = count[static_cast<int>(State::at_warp)];
     shuffled = at_warp > 0;
     if (shuffled && at_warp < last - first) fail("some lanes of a warp are not at its shuffle");
@@ -124,27 +153,35 @@ inline void run_warp(int first, int last) {
 }
 
 inline void run_block(int threads) {
-  for (int i = 0; i < threads; ++i) fibers[i].state = State::ready, fibers[i].parity = 0;
+  for (int i = 0; i < threads; ++i)
+    fibers[i].state = State::ready, fibers[i].barriers = fibers[i].syncs = fibers[i].parity = 0;
   for (bool going = true; going;) {
     going = false;
-    for (int first = 0; first < threads; first += 32) run_warp(first, first + 32 < threads ? first + 32 : threads);
+    each((threads + 31) / 32, [&](int warp) { run_warp(warp * 32, warp * 32 + 32 < threads ? warp * 32 + 32 : threads); });
     for (int i = 0; i < threads; ++i)
       if (fibers[i].state == State::at_block) fibers[i].state = State::ready, going = true;
   }
 }
 
+// $SHIM_ORDER, if set, is the order of the threads and the seed of the shuffling.
 inline void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const void*), const void* args) {
   if (shared_bytes > shared_capacity) fail("a block asks for more shared memory than there is");
   if (static_cast<int>(fibers.size()) < threads) fibers.resize(threads);
-  kernel = entry, arguments = args;
+  const char* chosen = std::getenv("SHIM_ORDER");
+  kernel = entry, arguments = args, order = noise = chosen ? std::atoi(chosen) : 0;
   gridDim.x = blocks, blockDim.x = threads;
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+  each(blocks, [&](int block) {
+    blockIdx.x = block;
     std::memset(shared, 0xff, shared_bytes);
     std::memset(shared + shared_bytes, 0x5a, shared_guard);
+    fence(shared + shared_bytes, shared_guard);
+    watch_block(shared, shared_capacity + shared_guard);
     run_block(threads);
+    open(shared + shared_bytes, shared_guard);
     for (int i = 0; i < shared_guard; ++i)
       if (shared[shared_bytes + i] != 0x5a) fail("shared memory is written beyond what was asked for");
-  }
+  });
+  watch_end();
 }
 
 // Shows `mine` to the warp; afterwards read(lane) gives any lane's.
@@ -170,7 +207,22 @@ template <class A> void call(void (*entry)(A), const void* args) {
 
 }  // namespace shim
 
-inline void __syncthreads() { shim::wait(shim::State::at_block); }
+inline void __syncthreads() {
+  ++shim::fibers[shim::running].barriers;
+  shim::wait(shim::State::at_block);
+}
+
+inline void __syncwarp(unsigned int = 0xffffffffu) {
+  ++shim::fibers[shim::running].syncs;
+  shim::wait(shim::State::at_warp);
+}
+
+template <class T> __attribute__((no_sanitize("thread"))) T atomicAdd(T* at, T more) {
+  shim::watch_atomic(at, sizeof(T));
+  const T before = *at;
+  *at = before + more;
+  return before;
+}
 
 template <class T> T __shfl_xor_sync(unsigned int, T value, int mask) {
   return shim::Exchange<T>(value).read((threadIdx.x % 32) ^ mask);
