@@ -1,10 +1,11 @@
 """Small calls of every CUDA kernel, run on the CPU under AddressSanitizer and UBSan or with every access watched.
 
-test_cuda_checked.py starts this file as a program with AddressSanitizer loaded before all else, sends it jobs, and reads
-what each printed. A job is a process of its own, forked once torch is imported: what a check finds ends the process.
+test_cuda_checked.py starts this file as a program with AddressSanitizer loaded before all else, sends it jobs, and
+reads what each printed. A job is a process of its own, forked once torch is imported: what a check finds ends it.
 
-A kernel more needs a line in CASES: a function that makes its operands with ``machine.place``, calls the methods of
-``Machine`` and returns every tensor that the kernels may have written. Nothing else has to know of the kernel.
+A new kernel needs a line in CASES: a function that makes its operands with ``machine.place`` or ``machine.numbers``,
+calls methods of ``Machine`` and returns every tensor that the kernels may have written. A method of ``Machine`` that
+takes the memory of its results from ``blank`` has them at the smallest alignment too. Nothing else has to change.
 """
 
 import ctypes
@@ -29,7 +30,9 @@ ORDERS = {
 
 
 class Checked(Machine):
-    """A pretended GPU whose operands lie where a wrong access is seen: no byte too many, and no better aligned than said.
+    """Pretended GPU that compiles its kernels for a check, with operands at exact places.
+
+    An operand's memory has not a byte more than its elements need.
 
     Attributes:
         alignment: bytes; an operand's address is a multiple of these and of no larger power of two.
@@ -43,6 +46,7 @@ class Checked(Machine):
         self.poison = ctypes.CDLL(None)["__asan_poison_memory_region"]
 
     def place(self, tensor: Tensor) -> Tensor:
+        """Return a copy in memory that ends with it, and whose start no access may pass either."""
         size = tensor.element_size()
         before = max(self.alignment, size) // size
         storage = torch.empty(before + tensor.numel(), dtype=tensor.dtype)  # torch aligns its memory to 64 bytes
@@ -106,7 +110,8 @@ def step(dtype: torch.dtype, dynamic: bool, K: int, H: int, R: int, softmax: boo
         for _ in range(K + 2):
             ancestors = machine.place(ancestors[:, torch.randint(4, (4,))])
             weight = machine.numbers(dtype, 1, 4, H, K) if dynamic else light
-            written.append(machine.step(machine.numbers(dtype, 1, 4, H * R), weight, ring, ancestors, position, softmax))
+            x = machine.numbers(dtype, 1, 4, H * R)
+            written.append(machine.step(x, weight, ring, ancestors, position, softmax))
         return [*written, ring[:, :4], ancestors, position]
 
     return run
@@ -144,7 +149,7 @@ def run(check: str, case: str, cache: str, sources: str | None) -> None:
     """Run a case, in all orders of threads that the check wants.
 
     Raises:
-        AssertionError: a result has a NaN, or depends on the order.
+        AssertionError: a result has a NaN or depends on the order.
     """
     machine = Checked(check, Path(cache), None if sources is None else Path(sources))
     first: list[Tensor] = []
@@ -154,11 +159,15 @@ def run(check: str, case: str, cache: str, sources: str | None) -> None:
         results = CASES[case](machine)
         for i, result in enumerate(results):
             spoiled = int(result.isnan().sum())
-            assert spoiled == 0, f"order {name}: {spoiled} numbers of result {i} are NaN, not written or from memory that is not"
+            assert spoiled == 0, (
+                f"order {name}: {spoiled} numbers of result {i} are NaN: memory is read before it is written"
+            )
         first = first or results
         for i, (result, other) in enumerate(zip(results, first, strict=True)):
             unequal = int((bits(result) != bits(other)).sum())
-            assert unequal == 0, f"order {name}: {unequal} bytes of result {i} differ from those of order rising: a barrier is missing"
+            assert unequal == 0, (
+                f"order {name}: {unequal} bytes of result {i} differ from order rising's: a barrier is missing"
+            )
 
 
 def serve() -> None:

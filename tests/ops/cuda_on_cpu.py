@@ -52,7 +52,7 @@ def fake_driver() -> Path:
 CHECKS = {
     "": "-O1",
     "address": "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "accesses": "-O1 -fsanitize=thread -DSHIM_ACCESSES",
+    "accesses": "-O1 -fsanitize=thread",
 }
 
 
@@ -66,9 +66,10 @@ def fake_nvrtc(check: str = "") -> Path:
         draft = compiled.with_suffix(f".{os.getpid()}")
         subprocess.run([*flags.split(), "-x", "c++-header", str(SHIM / "shim.h"), "-o", str(draft)], check=True)
         os.replace(draft, compiled)
-    if check == "accesses":  # linked in place of the library that -fsanitize=thread brings
-        library = compile_shared(own / "libaccesses.so", [SHIM / "accesses.cpp"], "-O2")
-        flags += f" -nodefaultlibs -Wl,--no-as-needed {library} -lstdc++ -lm -lgcc_s -lc"
+    machine = compile_shared(folder() / "libshim.so", [SHIM / "scheduler.cpp", SHIM / "accesses.cpp"], "-O2")
+    flags += f" -Wl,--no-as-needed {machine}"
+    if check == "accesses":  # without the library that -fsanitize=thread brings
+        flags += " -nodefaultlibs -lm -lc"
     command = f'-DSHIM_COMMAND="{flags} -I{compiled.parent} -I{SHIM}"'
     return compile_shared(own / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
 

@@ -1,8 +1,8 @@
 """The CUDA kernels on a CPU under sanitizers (cuda_checked.py), and each kind of fault put in and found.
 
-"address": AddressSanitizer and UBSan, operands and shared memory without a byte to spare, shared memory NaN at a block's
-start, threads in rising, falling and shuffled order with the same bits. "accesses": no two threads use one address
-without a barrier between, unless both only read.
+"address": AddressSanitizer and UBSan; operands and shared memory without a byte to spare; shared memory is NaN at a
+block's start; threads in rising, falling and shuffled order give the same bits. "accesses": no two threads use one
+address without a barrier between, unless both only read.
 """
 
 import json
@@ -48,11 +48,12 @@ def checked() -> Iterator[Server]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        answers = process.stdout
 
         def ask(check: str, case: str, cache: Path, sources: Path | None = None) -> tuple[int, str]:
             job = {"check": check, "case": case, "cache": str(cache), "sources": sources and str(sources)}
             print(json.dumps(job), file=process.stdin, flush=True)
-            status, errors = json.loads(process.stdout.readline())
+            status, errors = json.loads(answers.readline())
             return status, errors
 
         yield ask
@@ -77,7 +78,7 @@ RING_ROW = "ring + (static_cast<long long>(slot) * args.M + n)"
 ANCESTOR = "args.ancestors[static_cast<long long>(slot) * args.A + n]"
 FAULTS = {
     "misaligned load": Fault(
-        *("address", "glu-bf16-mask", "glu.cuh", (("(args.x) + row * 2 * C.R + c;", "(args.x) + row * 2 * C.R + c + 1;"),)),
+        *("address", "glu-bf16-mask", "glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),
         "misaligned address .* which requires 16 byte alignment",
     ),
     "read past the end": Fault(
@@ -104,7 +105,7 @@ FAULTS = {
     ),
     "missing barrier": Fault(
         *("address", "conv-bf16-dynamic-sm75", "grad_weight.cuh"),
-        (("  __syncthreads();\n  constexpr int width = tile.heads * C.K;", "  constexpr int width = tile.heads * C.K;"),),
+        (("  __syncthreads();\n  constexpr int width", "  constexpr int width"),),
         "order falling: .* bytes of result 2 differ",
     ),
     # the weights are made by the first lane, which runs first in rising order

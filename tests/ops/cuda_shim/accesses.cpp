@@ -1,6 +1,6 @@
 // Conflicts between the threads of a launch: two accesses to one byte, at least one of them a write, that no barrier keeps
-// in order. Kernels are compiled with -fsanitize=thread, which calls the functions at the end of this file before each
-// access; the library that those belong to is not used.
+// in order. Kernels compiled with -fsanitize=thread call the functions at the end of this file before each access; the
+// library that GCC has for these is not used.
 //
 // In order are: one thread's accesses; those of one block on two sides of a __syncthreads; those of one warp on two sides
 // of a __syncwarp. A shuffle keeps nothing in order, nor is one block in order with another. Atomics do not conflict with
@@ -8,14 +8,16 @@
 #include "accesses.h"
 
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <string>
 #include <unordered_map>
 
+#include "scheduler.h"
+
+namespace shim {
 namespace {
 
 struct Access {
-  ShimThread by{-1, 0, 0, 0};
+  Thread by;
   bool atomic = false;
 };
 
@@ -24,14 +26,20 @@ struct Byte {
   Access write, reads[2];
 };
 
-ShimThread now{-1, 0, 0, 0};
-ShimRange stack, own, shared;
+struct Range {
+  const void* start;
+  size_t bytes;
+  bool has(const void* at) const { return reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(start) < bytes; }
+};
+
+Thread now;
+Range stack_of_now, shared_of_block;
 std::unordered_map<uintptr_t, Byte> of_device, of_block;
-long long conflicts = 0;
-char first[200];
+long long count = 0;
+std::string first;
 
 bool in_order(const Access& before, const Access& after) {
-  const ShimThread &a = before.by, &b = after.by;
+  const Thread &a = before.by, &b = after.by;
   if (a.block == -1) return true;
   if (a.block != b.block) return false;
   return a.thread == b.thread || a.barriers < b.barriers || (a.thread / 32 == b.thread / 32 && a.syncs < b.syncs);
@@ -41,28 +49,24 @@ int distance(const Access& a, const Access& b) {
   return a.by.block != b.by.block ? 3 : a.by.thread / 32 != b.by.thread / 32 ? 2 : a.by.thread != b.by.thread;
 }
 
-void compare(const Access& before, bool was_write, const Access& after, bool is_write, uintptr_t at) {
-  if (in_order(before, after) || (before.atomic && after.atomic)) return;
-  if (conflicts++ == 0)
-    std::snprintf(first, sizeof first, "thread %d of block %d %s what thread %d of block %d %s, at %#zx", after.by.thread,
-                  after.by.block, is_write ? "writes" : "reads", before.by.thread, before.by.block, was_write ? "wrote" : "read",
-                  static_cast<size_t>(at));
-}
-
-bool is_in(const void* at, const ShimRange& range) {
-  return reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(range.start) < range.bytes;
+void compare(const Access& before, const char* did, const Access& after, const char* does) {
+  if (in_order(before, after) || (before.atomic && after.atomic) || count++ > 0) return;
+  const auto name = [](const Access& access) {
+    return "thread " + std::to_string(access.by.thread) + " of block " + std::to_string(access.by.block) + " ";
+  };
+  first = name(after) + does + " what " + name(before) + did;
 }
 
 void access(const void* at, size_t bytes, bool is_write, bool atomic = false) {
-  if (now.block == -1 || is_in(at, stack) || is_in(at, own)) return;
-  auto& memory = is_in(at, shared) ? of_block : of_device;
+  if (now.block == -1 || stack_of_now.has(at)) return;
+  auto& memory = shared_of_block.has(at) ? of_block : of_device;
   const auto start = reinterpret_cast<uintptr_t>(at);
   const Access access{now, atomic};
   for (uintptr_t i = start; i < start + bytes; ++i) {
     Byte& byte = memory[i];
-    compare(byte.write, true, access, is_write, i);
+    compare(byte.write, "wrote", access, is_write ? "writes" : "reads");
     if (is_write) {
-      for (const Access& read : byte.reads) compare(read, false, access, true, i);
+      for (const Access& read : byte.reads) compare(read, "read", access, "writes");
       byte = {access, {}};
     } else if (in_order(byte.reads[0], access)) {
       byte.reads[0] = access;
@@ -74,19 +78,23 @@ void access(const void* at, size_t bytes, bool is_write, bool atomic = false) {
 
 }  // namespace
 
-extern "C" {
+void watch_block(const void* shared, size_t bytes) { shared_of_block = {shared, bytes}, of_block.clear(); }
+void watch(const Thread& thread, const void* stack, size_t bytes) { now = thread, stack_of_now = {stack, bytes}; }
+void watch_nobody() { now.block = -1; }
+void atomic(const void* at, size_t bytes) { access(at, bytes, true, true); }
 
-void shim_watch_block(ShimRange of) { shared = of, of_block.clear(); }
-void shim_watch(ShimThread thread, ShimRange its_stack, ShimRange of_shim) { now = thread, stack = its_stack, own = of_shim; }
-void shim_watch_nobody() { now.block = -1; }
-void shim_watch_end() {
+const char* conflicts() {
   of_device.clear();
-  if (conflicts == 0) return;
-  std::fprintf(stderr, "cuda shim: %lld bytes are used by two threads at once, the first: %s\n", conflicts, first);
-  std::abort();
+  if (count == 0) return nullptr;
+  first = "threads use the same memory without a barrier between, " + std::to_string(count) + " bytes, the first: " + first;
+  return first.c_str();
 }
 
-void shim_watch_atomic(const void* at, size_t bytes) { access(at, bytes, true, true); }
+}  // namespace shim
+
+using shim::access;
+
+extern "C" {
 
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

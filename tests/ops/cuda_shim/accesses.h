@@ -1,22 +1,18 @@
-// What accesses.cpp has to be told; see there.
+// What accesses.cpp has to be told by the scheduler; see there.
 #pragma once
 
 #include <cstddef>
 
-extern "C" {
+namespace shim {
 
-// A thread of a launch, and the __syncthreads and __syncwarp that it has passed.
-struct ShimThread {
-  int block, thread, barriers, syncs;
-};
-struct ShimRange {
-  const void* start;
-  size_t bytes;
+// A thread of a launch, and how many __syncthreads and __syncwarp it has passed.
+struct Thread {
+  int block = -1, thread = 0, barriers = 0, syncs = 0;
 };
 
-void shim_watch_block(ShimRange shared);
-void shim_watch(ShimThread thread, ShimRange stack, ShimRange own);
-void shim_watch_nobody();
-void shim_watch_end();  // of a launch
-void shim_watch_atomic(const void* at, size_t bytes);
-}
+void watch_block(const void* shared, size_t bytes);
+void watch(const Thread& thread, const void* stack, size_t bytes);  // until watch_nobody
+void watch_nobody();
+const char* conflicts();  // of the launch that has ended, in words; null: none
+
+}  // namespace shim
