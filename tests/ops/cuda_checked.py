@@ -70,21 +70,24 @@ def conv(
     K: int,
     padding_l: int,
     R: int,
-    time: int,
+    lengths: tuple[int, ...],
     H: int = 2,
     p: float = 0.0,
     softmax: bool = True,
     capability: int = 90,
     alignment: int = 16,
 ) -> Case:
-    """Forward and both gradients of a convolution of (time, 2, H * R)."""
+    """Forward and both gradients of convolutions of (length, 2, H * R)."""
 
     def run(machine: Checked) -> list[Tensor]:
         machine.capability, machine.alignment = capability, alignment
-        x, grad = machine.numbers(dtype, time, 2, H * R), machine.numbers(dtype, time, 2, H * R)
-        weight = machine.numbers(dtype, *(time, 2) * dynamic, H, K)
         options = (padding_l, softmax, p, machine.place(torch.tensor([1234567])) if p > 0 else None)
-        return [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
+        written = []
+        for time in lengths:
+            x, grad = machine.numbers(dtype, time, 2, H * R), machine.numbers(dtype, time, 2, H * R)
+            weight = machine.numbers(dtype, *(time, 2) * dynamic, H, K)
+            written += [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
+        return written
 
     return run
 
@@ -117,19 +120,20 @@ def step(dtype: torch.dtype, dynamic: bool, K: int, H: int, R: int, softmax: boo
     return run
 
 
+# lengths up to 32 and those above have one kernel each
 CASES: dict[str, Case] = {
-    "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, 33),
-    "conv-bf16-light-mma-drop": conv(BF16, False, 7, 6, 64, 33, p=0.1),
-    "conv-bf16-dynamic-sm75": conv(BF16, True, 7, 3, 64, 33, capability=75),
-    "conv-bf16-dynamic-unaligned": conv(BF16, True, 7, 3, 64, 31, alignment=2),
-    "conv-f16-dynamic-wide-head": conv(F16, True, 3, 1, 320, 31, H=1),
-    "conv-f16-light-odd": conv(F16, False, 15, 14, 3, 31, H=3),
-    "conv-f32-dynamic-drop": conv(F32, True, 32, 10, 16, 33, H=3, p=0.5),
-    "conv-f32-dynamic-no-softmax": conv(F32, True, 7, 3, 3, 31, H=4, softmax=False),
-    "conv-f32-light": conv(F32, False, 31, 30, 80, 33),
-    "general-f64-dynamic-drop": conv(F64, True, 7, 3, 3, 9, p=0.2),
-    "general-f64-light-drop": conv(F64, False, 7, 6, 16, 9, p=0.2),
-    "general-bf16-light-wide": conv(BF16, False, 65, 64, 3, 9),
+    "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33, 64)),
+    "conv-bf16-light-mma-drop": conv(BF16, False, 7, 6, 64, (33, 64), p=0.1),
+    "conv-bf16-dynamic-sm75": conv(BF16, True, 7, 3, 64, (33, 64), capability=75),
+    "conv-bf16-dynamic-unaligned": conv(BF16, True, 7, 3, 64, (31, 32, 1), alignment=2),
+    "conv-f16-dynamic-wide-head": conv(F16, True, 3, 1, 320, (31, 32, 1), H=1),
+    "conv-f16-light-odd": conv(F16, False, 15, 14, 3, (31, 32, 1), H=3),
+    "conv-f32-dynamic-drop": conv(F32, True, 32, 10, 16, (33, 64), H=3, p=0.5),
+    "conv-f32-dynamic-no-softmax": conv(F32, True, 7, 3, 3, (31, 32, 1), H=4, softmax=False),
+    "conv-f32-light": conv(F32, False, 31, 30, 80, (33, 64)),
+    "general-f64-dynamic-drop": conv(F64, True, 7, 3, 3, (9, 1), p=0.2),
+    "general-f64-light-drop": conv(F64, False, 7, 6, 16, (9, 1), p=0.2),
+    "general-bf16-light-wide": conv(BF16, False, 65, 64, 3, (9, 1)),
     "glu-bf16-mask": glu(BF16, 64, True),
     "glu-f16": glu(F16, 6, False),
     "glu-f32-mask": glu(F32, 5, True),
