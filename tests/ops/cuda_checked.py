@@ -25,7 +25,7 @@ from tests.ops.cuda_on_cpu import Machine, fake_nvrtc
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 ORDERS = {
     "address": {"rising": 0, "falling": 1, "shuffled": 2, "shuffled anew": 3},
-    "accesses": {"rising": 0},  # which are in conflict depends on barriers alone
+    "accesses": {"rising": 0},  # conflicts depend on the barriers, not on the order
 }
 
 

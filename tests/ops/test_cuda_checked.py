@@ -122,6 +122,15 @@ FAULTS = {
         *("accesses", "step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", ""),)),
         "thread 3 of block 0 writes what thread 0 of block 0 read",
     ),
+    "a barrier of warps where one of the block is needed": Fault(
+        *("accesses", "conv-f16-light-odd", "conv.cuh"),
+        (("  __syncthreads();\n  write_band", "  __syncwarp();\n  write_band"),),
+        "thread 32 of block 0 writes what thread 8 of block 0 read",
+    ),
+    "no fault: a barrier of warps in blocks of one warp": Fault(
+        *("accesses", "step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", "  __syncwarp();\n"),)),
+        "",
+    ),
     "threads that write one address": Fault(
         *("accesses", "step-f32-dynamic", "step.cuh", (("if (head == 0 && threadIdx.x == 0)", "if (head == 0)"),)),
         "the first: thread 1 of block 0 writes what thread 0 of block 0 wrote",
