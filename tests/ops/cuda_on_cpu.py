@@ -48,17 +48,30 @@ def fake_driver() -> Path:
     return compile_shared(folder() / "libcuda.so", [SHIM / "libcuda.cpp"])
 
 
-def fake_nvrtc() -> Path:
+# flags of the kernels' compiler, by what is to be found
+CHECKS = {
+    "": "-O1",
+    "address": "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "accesses": "-O1 -fsanitize=thread",
+}
+
+
+def fake_nvrtc(check: str = "") -> Path:
     """With shim.h precompiled, which halves the time of a kernel; clang passes that over."""
-    flags = f"{build.compiler()} -std=c++20 -O1 -w -fPIC -fvisibility=hidden"
-    compiled = folder() / "pch" / "shim.h.gch"
+    own = folder() / (check or "plain")
+    flags = f"{build.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {CHECKS[check]}"
+    compiled = own / "shim.h.gch"
     if not compiled.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)
         draft = compiled.with_suffix(f".{os.getpid()}")
         subprocess.run([*flags.split(), "-x", "c++-header", str(SHIM / "shim.h"), "-o", str(draft)], check=True)
         os.replace(draft, compiled)
+    machine = compile_shared(folder() / "libshim.so", [SHIM / "scheduler.cpp", SHIM / "accesses.cpp"], "-O2")
+    flags += f" -Wl,--no-as-needed {machine}"
+    if check == "accesses":  # without the library that -fsanitize=thread brings
+        flags += " -nodefaultlibs -lm -lc"
     command = f'-DSHIM_COMMAND="{flags} -I{compiled.parent} -I{SHIM}"'
-    return compile_shared(folder() / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
+    return compile_shared(own / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
 
 
 def empty_nvrtc() -> Path:
@@ -100,10 +113,16 @@ class Machine:
         self.capability = capability
         self.set_up(cache or folder() / "kernels")
 
-    def set_up(self, cache: Path, nvrtc: Path | None = None, marker: str = "shim") -> None:
+    def set_up(
+        self, cache: Path, nvrtc: Path | None = None, marker: str = "shim", sources: Path = build.SOURCES
+    ) -> None:
         cache.mkdir(parents=True, exist_ok=True)
-        words = (build.SOURCES, SHIM, nvrtc or fake_nvrtc(), cache, marker)
+        words = (sources, SHIM, nvrtc or fake_nvrtc(), cache, marker)
         self.library.set_up(*(str(word).encode() for word in words))
+
+    def blank(self, like: Tensor, *shape: int) -> Tensor:
+        """Memory for a result of a shape, or of ``like``'s; NaN, so that what is not written shows."""
+        return torch.full(shape or like.shape, torch.nan, dtype=like.dtype)
 
     def describe(
         self, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, dropconnect: float, seed: Tensor | None
@@ -129,7 +148,7 @@ class Machine:
         device: int | None = None,
         stream: int = 0,
     ) -> Tensor:
-        out = torch.full_like(x, torch.nan)
+        out = self.blank(x)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
         self.must(
             self.library.conv_forward(
@@ -151,7 +170,7 @@ class Machine:
         dropconnect: float = 0.0,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        grad_x, grad_weight = torch.full_like(x, torch.nan), torch.full_like(weight, torch.nan)
+        grad_x, grad_weight = self.blank(x), self.blank(weight)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
         pointers = (ctypes.c_void_p(t.data_ptr()) for t in (grad, grad_x, grad_weight))
         self.must(self.library.conv_backward(self.capability, None, ctypes.byref(conv), *pointers))
@@ -160,7 +179,7 @@ class Machine:
     def glu(self, x: Tensor, mask: Tensor | None, grad: Tensor | None = None) -> Tensor:
         """(T, B, 2C) to (T, B, C), or, with a gradient (T, B, C), to the gradient (T, B, 2C)."""
         time, batch, channels = x.shape[0], x.shape[1], x.shape[2] // 2
-        out = torch.full_like(x, torch.nan) if grad is not None else x.new_full((time, batch, channels), torch.nan)
+        out = self.blank(x) if grad is not None else self.blank(x, time, batch, channels)
         pointers = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (grad, x, mask, out))
         sizes = map(ctypes.c_longlong, (time, batch, channels))
         self.must(self.library.run_glu(self.capability, TYPES[x.dtype], *sizes, *pointers))
@@ -191,7 +210,7 @@ class Machine:
         self, x: Tensor, weight: Tensor, ring: Tensor, ancestors: Tensor, position: Tensor, softmax: bool = True
     ) -> Tensor:
         heads, width = weight.shape[-2:]
-        out = torch.full_like(x, torch.nan)
+        out = self.blank(x)
         numbers = (x.shape[1], ring.shape[1], heads, x.shape[2] // heads, width)
         pointers = (ctypes.c_void_p(t.data_ptr()) for t in (x, weight, ring, ancestors, position, out))
         self.must(

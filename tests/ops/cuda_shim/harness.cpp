@@ -1,6 +1,8 @@
 // The launcher for ctypes: raw addresses in, "" or the error's text out.
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,10 +17,11 @@ namespace {
 thread_local std::string message;
 
 template <class Do> const char* guarded(int device, void* stream, const Do& act) {
-  std::vector<std::vector<double>> kept;
+  std::vector<std::unique_ptr<unsigned char[]>> kept;
   const Place place{device, stream, [&](size_t bytes) -> void* {
+                      kept.emplace_back(new unsigned char[bytes]);
                       // NaN, so that what is read before it is written shows
-                      return kept.emplace_back(bytes / 8 + 1, __builtin_nan("")).data();
+                      return std::memset(kept.back().get(), 0xff, bytes);
                     }};
   try {
     act(place);

@@ -1,0 +1,199 @@
+// Runs a kernel's threads on one CPU thread: a fiber for each thread of a block, block after block, in an order that can
+// be chosen. What a fiber does between two barriers happens at once.
+#include "scheduler.h"
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "accesses.h"
+
+const int shared_capacity = 48 * 1024, shared_guard = 4096, stack_bytes = 128 * 1024;
+
+extern "C" {
+Index threadIdx, blockIdx, blockDim, gridDim;
+alignas(16) unsigned char shared[shared_capacity + shared_guard];
+
+// null where AddressSanitizer is not loaded
+__attribute__((weak)) void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t bytes);
+__attribute__((weak)) void __sanitizer_finish_switch_fiber(void* fake_stack, const void** old_bottom, size_t* old_bytes);
+__attribute__((weak)) void __asan_poison_memory_region(const volatile void* at, size_t bytes);
+__attribute__((weak)) void __asan_unpoison_memory_region(const volatile void* at, size_t bytes);
+}
+
+namespace shim {
+namespace {
+
+// A stack that fibers jump between, and what AddressSanitizer has to know of it.
+struct Stack {
+  const void* bottom = nullptr;
+  size_t bytes = 0;
+  void* fake = nullptr;
+};
+
+void before_jump(Stack& from, const Stack& to) {
+  if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.bytes);
+}
+
+void after_jump(Stack& to, Stack* from) {
+  if (__sanitizer_finish_switch_fiber)
+    __sanitizer_finish_switch_fiber(to.fake, from ? &from->bottom : nullptr, from ? &from->bytes : nullptr);
+}
+
+enum class State { ready, at_warp, at_block, left };
+
+struct Fiber {
+  State state;
+  jmp_buf place;
+  std::unique_ptr<char[]> memory;
+  Stack stack;
+  ucontext_t context;
+  bool started = false;
+  int barriers, syncs;      // passed in this block
+  int turn;                 // of the two slots
+  unsigned char slot[2][32];  // what a lane shows to its warp, turn by turn
+};
+
+std::vector<Fiber> fibers;
+int running;
+jmp_buf scheduler;
+Stack scheduler_stack;
+unsigned int order, noise;  // noise: xorshift's
+void (*kernel)(const void*);
+const void* arguments;
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "cuda shim: %s\n", what);
+  std::abort();
+}
+
+void wait(State at) {
+  watch_nobody();
+  fibers[running].state = at;
+  if (_setjmp(fibers[running].place) == 0) {
+    before_jump(fibers[running].stack, scheduler_stack);
+    _longjmp(scheduler, 1);
+  }
+  after_jump(fibers[running].stack, &scheduler_stack);
+}
+
+void body() {
+  after_jump(fibers[running].stack, &scheduler_stack);
+  for (;;) {
+    kernel(arguments);
+    wait(State::left);
+  }
+}
+
+// Runs a fiber to its next barrier or its end.
+void resume(int index) {
+  Fiber& fiber = fibers[index];
+  running = index;
+  threadIdx.x = index;
+  fiber.state = State::ready;
+  if (_setjmp(scheduler) != 0) return after_jump(scheduler_stack, nullptr);
+  if (!fiber.started) {
+    fiber.memory.reset(new char[stack_bytes]);
+    fiber.stack = {fiber.memory.get(), stack_bytes};
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.memory.get();
+    fiber.context.uc_stack.ss_size = stack_bytes;
+    makecontext(&fiber.context, body, 0);
+  }
+  before_jump(scheduler_stack, fiber.stack);
+  watch({static_cast<int>(blockIdx.x), index, fiber.barriers, fiber.syncs}, fiber.stack.bottom, fiber.stack.bytes);
+  if (std::exchange(fiber.started, true)) _longjmp(fiber.place, 1);
+  setcontext(&fiber.context);
+}
+
+// Runs act(i) for each i below `count`, in the chosen order.
+template <class Do> void each(int count, const Do& act) {
+  std::vector<int> turns(count);
+  std::iota(turns.begin(), turns.end(), 0);
+  for (int i = count - 1; i > 0 && order > 1; --i) {
+    noise ^= noise << 13, noise ^= noise >> 17, noise ^= noise << 5;
+    std::swap(turns[i], turns[noise % (i + 1)]);
+  }
+  for (int i = 0; i < count; ++i) act(turns[order == 1 ? count - 1 - i : i]);
+}
+
+// Runs a warp until all its lanes wait for the block or have left.
+void run_warp(int first, int last) {
+  for (bool shuffled = true; shuffled;) {
+    int count[4] = {};
+    each(last - first, [&](int lane) {
+      if (fibers[first + lane].state == State::ready) resume(first + lane);
+      ++count[static_cast<int>(fibers[first + lane].state)];
+    });
+    const int at_warp = count[static_cast<int>(State::at_warp)];
+    shuffled = at_warp > 0;
+    if (shuffled && at_warp < last - first) fail("some lanes of a warp are not at its shuffle");
+    if (shuffled)
+      for (int i = first; i < last; ++i) fibers[i].state = State::ready;
+  }
+}
+
+void run_block(int threads) {
+  for (int i = 0; i < threads; ++i)
+    fibers[i].state = State::ready, fibers[i].barriers = fibers[i].syncs = fibers[i].turn = 0;
+  for (bool going = true; going;) {
+    going = false;
+    each((threads + 31) / 32, [&](int warp) { run_warp(warp * 32, warp * 32 + 32 < threads ? warp * 32 + 32 : threads); });
+    for (int i = 0; i < threads; ++i)
+      if (fibers[i].state == State::at_block) fibers[i].state = State::ready, going = true;
+  }
+}
+
+}  // namespace
+
+void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const void*), const void* args) {
+  if (shared_bytes > shared_capacity) fail("a block asks for more shared memory than there is");
+  if (static_cast<int>(fibers.size()) < threads) fibers.resize(threads);
+  const char* chosen = std::getenv("SHIM_ORDER");
+  kernel = entry, arguments = args, order = noise = chosen ? std::atoi(chosen) : 0;
+  gridDim.x = blocks, blockDim.x = threads;
+  unsigned char* end = shared + shared_bytes;
+  each(blocks, [&](int block) {
+    blockIdx.x = block;
+    std::memset(shared, 0xff, shared_bytes);  // NaN, so that what is read before it is written shows
+    std::memset(end, 0x5a, shared_guard);
+    if (__asan_poison_memory_region) __asan_poison_memory_region(end, shared_guard);
+    watch_block(shared, sizeof shared);
+    run_block(threads);
+    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(end, shared_guard);
+    for (int i = 0; i < shared_guard; ++i)
+      if (end[i] != 0x5a) fail("shared memory is written beyond what was asked for");
+  });
+  if (const char* found = conflicts()) fail(found);
+}
+
+void sync_block() {
+  ++fibers[running].barriers;
+  wait(State::at_block);
+}
+
+void sync_warp() {
+  ++fibers[running].syncs;
+  wait(State::at_warp);
+}
+
+int show(const void* mine, size_t bytes) {
+  Fiber& fiber = fibers[running];
+  const int shown = std::exchange(fiber.turn, 1 - fiber.turn);
+  std::memcpy(fiber.slot[shown], mine, bytes);
+  wait(State::at_warp);
+  return shown;
+}
+
+void read(int lane, int shown, void* to, size_t bytes) {
+  std::memcpy(to, fibers[running / 32 * 32 + lane].slot[shown], bytes);
+}
+
+}  // namespace shim

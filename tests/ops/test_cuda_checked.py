@@ -1,0 +1,163 @@
+"""The CUDA kernels on a CPU under sanitizers (cuda_checked.py), and each kind of fault put in and found.
+
+"address": AddressSanitizer and UBSan; operands and shared memory without a byte to spare; shared memory is NaN at a
+block's start; threads in rising, falling and shuffled order give the same bits. "accesses": no two threads use one
+address without a barrier between, unless both only read.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightconv_plugin.ops.native import build
+from tests.ops import cuda_checked, cuda_on_cpu
+
+ROOT = Path(__file__).resolve().parents[2]
+Server = Callable[..., tuple[int, str]]
+
+
+def runtime(name: str) -> str:
+    """A library of the compiler's, by its path."""
+    command = [build.compiler(), f"-print-file-name={name}"]
+    path = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    if not os.path.isabs(path):
+        pytest.skip(f"the compiler {command[0]} has no {name}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def checked() -> Iterator[Server]:
+    """A function that runs one job of cuda_checked.py and returns its exit status and error output."""
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(map(runtime, ("libasan.so", "libstdc++.so"))),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", cuda_checked.__name__]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers = process.stdout
+
+        def ask(check: str, case: str, cache: Path, sources: Path | None = None) -> tuple[int, str]:
+            job = {"check": check, "case": case, "cache": str(cache), "sources": sources and str(sources)}
+            print(json.dumps(job), file=process.stdin, flush=True)
+            status, errors = json.loads(answers.readline())
+            return status, errors
+
+        yield ask
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("case", cuda_checked.CASES)
+@pytest.mark.parametrize("check", ["address", "accesses"])
+def test_nothing_is_found(checked, check, case):
+    assert checked(check, case, cuda_on_cpu.folder() / check / "kernels") == (0, "")
+
+
+class Fault(NamedTuple):
+    check: str
+    case: str
+    file: str
+    patches: tuple[tuple[str, str], ...]
+    found: str  # in what the check prints; "" if it should find nothing
+
+
+RING_ROW = "ring + (static_cast<long long>(slot) * args.M + n)"
+ANCESTOR = "args.ancestors[static_cast<long long>(slot) * args.A + n]"
+FAULTS = {
+    "misaligned load": Fault(
+        *("address", "glu-bf16-mask", "glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),
+        "misaligned address .* which requires 16 byte alignment",
+    ),
+    "read past the end": Fault(
+        *("address", "conv-f32-dynamic-no-softmax", "conv.cuh", (("t >= 0 && t < args.T", "t >= 0 && t <= args.T"),)),
+        "heap-buffer-overflow",
+    ),
+    "read past the end of shared memory": Fault(
+        *("address", "step-f32-dynamic", "step.cuh", (("i / C.R * K + K - 1;", "i / C.R * K + K;"),)),
+        "use-after-poison",
+    ),
+    "shift by too much": Fault(
+        *("address", "glu-bf16-mask", "scalar.cuh", (("__uint_as_float(pair << 16)", "__uint_as_float(pair << 32)"),)),
+        "shift exponent 32 is too large",
+    ),
+    "index out of bounds": Fault(
+        *("address", "general-f64-dynamic-drop", "weights.cuh"),
+        (("i < 4; ++i) factor[i] = words", "i < 5; ++i) factor[i] = words"),),
+        "index 4 out of bounds",
+    ),
+    "uninitialised shared memory": Fault(
+        *("address", "conv-f16-light-odd", "conv.cuh"),
+        (("i < (C.positions + K - 1) * lanes;", "i < C.positions * lanes;"),),
+        "order rising: .* numbers of result 0 are NaN",
+    ),
+    "missing barrier": Fault(
+        *("address", "conv-bf16-dynamic-sm75", "grad_weight.cuh"),
+        (("  __syncthreads();\n  constexpr int width", "  constexpr int width"),),
+        "order falling: .* bytes of result 2 differ",
+    ),
+    # the weights are made by the first lane, which runs first in rising order
+    "missing barrier that no rising order shows": Fault(
+        *("address", "step-f32-dynamic", "step.cuh"),
+        (
+            ("  __syncthreads();\n", ""),
+            ("  const S* logits", "  __syncthreads();\n  const S* logits"),
+            ("for (int j = lane; j < K; j += 32) {", "for (int j = 0; lane == 0 && j < K; ++j) {"),
+        ),
+        "order falling: .* numbers of result 0 are NaN",
+    ),
+    "missing barrier, by its accesses": Fault(
+        *("accesses", "step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", ""),)),
+        "thread 3 of block 0 writes what thread 0 of block 0 read",
+    ),
+    "a barrier of warps where one of the block is needed": Fault(
+        *("accesses", "conv-f16-light-odd", "conv.cuh"),
+        (("  __syncthreads();\n  write_band", "  __syncwarp();\n  write_band"),),
+        "thread 32 of block 0 writes what thread 8 of block 0 read",
+    ),
+    "no fault: a barrier of warps in blocks of one warp": Fault(
+        *("accesses", "step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", "  __syncwarp();\n"),)),
+        "",
+    ),
+    "threads that write one address": Fault(
+        *("accesses", "step-f32-dynamic", "step.cuh", (("if (head == 0 && threadIdx.x == 0)", "if (head == 0)"),)),
+        "the first: thread 1 of block 0 writes what thread 0 of block 0 wrote",
+    ),
+    "blocks that write one address": Fault(
+        *("accesses", "step-f32-dynamic", "step.cuh", ((RING_ROW, RING_ROW.replace("+ n)", "+ n / 2)")),)),
+        r"thread \d+ of block 1 writes what thread \d+ of block 0 wrote",
+    ),
+    "no fault: threads that add to one address by atomics": Fault(
+        *("accesses", "step-f32-dynamic", "step.cuh"),
+        ((f"if (head == 0 && threadIdx.x == 0) {ANCESTOR} = n;", f"if (head == 0) atomicAdd(&{ANCESTOR}, 0);"),),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(checked, tmp_path, name):
+    fault = FAULTS[name]
+    sources = tmp_path / "csrc"
+    shutil.copytree(build.SOURCES, sources)
+    path = sources / "cuda" / fault.file
+    text = path.read_text()
+    for old, new in fault.patches:
+        assert text.count(old) == 1, f"{old!r} is not once in {fault.file}: the fault needs another place"
+        text = text.replace(old, new)
+    path.write_text(text)
+    status, errors = checked(fault.check, fault.case, tmp_path / "kernels", sources)
+    assert (status == 0) == (fault.found == ""), errors
+    assert re.search(fault.found, errors)
