@@ -120,6 +120,18 @@ def step(dtype: torch.dtype, dynamic: bool, K: int, H: int, R: int, softmax: boo
     return run
 
 
+def loss(dtype: torch.dtype, types: int) -> Case:
+    """Smoothed loss of 5 rows of logits and its gradient; one row does not count."""
+
+    def run(machine: Checked) -> list[Tensor]:
+        logits, target = machine.numbers(dtype, 5, types), machine.place(torch.tensor([3, 0, 1, types - 1, 2]))
+        grad = machine.numbers(torch.float64 if dtype == F64 else torch.float32, 1)
+        sums, log_sums = machine.loss(logits, target, 1)
+        return [sums, log_sums, machine.loss_backward(grad, logits, target, log_sums, (0.9, 0.1 / types), 1)]
+
+    return run
+
+
 # lengths up to 32 and those above have one kernel each
 CASES: dict[str, Case] = {
     "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33, 64)),
@@ -142,6 +154,10 @@ CASES: dict[str, Case] = {
     "step-f16-light": step(F16, False, 5, 3, 3),
     "step-f32-dynamic": step(F32, True, 4, 2, 16, softmax=False),
     "step-f64-light": step(F64, False, 2, 2, 5),
+    "loss-bf16": loss(BF16, 5000),
+    "loss-f16-odd": loss(F16, 37),
+    "loss-f32": loss(F32, 3000),
+    "loss-f64": loss(F64, 37),
 }
 
 
