@@ -22,6 +22,7 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+@torch.compiler.allow_in_graph
 def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
     """The operator ``name`` of the library, differentiable in x and weight."""
     if _recorded(x, weight):
@@ -29,6 +30,7 @@ def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p:
     return _operator(name)(x, weight, padding_l, softmax, p, seed)
 
 
+@torch.compiler.allow_in_graph
 def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     """``torch.ops.lightconv.dropout``, differentiable in x."""
     if _recorded(x):
@@ -36,6 +38,7 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     return torch.ops.lightconv.dropout(x, p, seed)
 
 
+@torch.compiler.allow_in_graph
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``torch.ops.lightconv.glu_mask``, differentiable in x."""
     if _recorded(x):
@@ -54,7 +57,7 @@ def _operator(name: str) -> Any:
 
 def _apply(function: type[Function], *args: Any) -> Any:
     """``function.apply`` without its look at the signature, which takes longer than a small convolution."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return super(Function, function).apply(*torch._functorch.utils.unwrap_dead_wrappers(args))
 
