@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightconv_plugin.ops.native import autograd
 from lightconv_plugin.ops.native.operators import CPU_TYPES, has_kernel, refusal
@@ -54,7 +53,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
-    """See ``ops.smoothed_nll``; on a CPU. The first result has a gradient, of first order."""
+    """See ``ops.smoothed_nll``; on a CPU. The first result has a gradient."""
     return _SmoothedNll.apply(logits, target, smoothing, ignore)
 
 
@@ -92,9 +91,10 @@ class _SmoothedNll(torch.autograd.Function):
         return ctx.shares[0] * nll + ctx.shares[1] * everything, nll
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
         logits, target, log_sums = ctx.saved_tensors
+        if autograd.recorded(grad, logits):
+            return autograd.smoothed_nll_gradient(grad, logits, target, *ctx.shares, ctx.ignore), None, None, None
         scales = (share * float(grad) for share in ctx.shares)
         return (
             torch.ops.lightconv.smoothed_nll_backward(logits, target, log_sums, *scales, ctx.ignore),

@@ -25,7 +25,7 @@ def transformed() -> bool:
 @torch.compiler.allow_in_graph
 def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
     """The operator ``name`` of the library, differentiable in x and weight."""
-    if _recorded(x, weight):
+    if recorded(x, weight):
         return _apply(_Conv, name, x, weight, padding_l, softmax, p, seed)
     return _operator(name)(x, weight, padding_l, softmax, p, seed)
 
@@ -33,7 +33,7 @@ def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p:
 @torch.compiler.allow_in_graph
 def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     """``torch.ops.lightconv.dropout``, differentiable in x."""
-    if _recorded(x):
+    if recorded(x):
         return _apply(_Dropout, x, p, seed)
     return torch.ops.lightconv.dropout(x, p, seed)
 
@@ -41,12 +41,12 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
 @torch.compiler.allow_in_graph
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``torch.ops.lightconv.glu_mask``, differentiable in x."""
-    if _recorded(x):
+    if recorded(x):
         return _apply(_GluMask, x, padding_mask)
     return torch.ops.lightconv.glu_mask(x, padding_mask)
 
 
-def _recorded(*tensors: Tensor) -> bool:
+def recorded(*tensors: Tensor) -> bool:
     """Return True if derivatives of what is computed from these tensors may be asked for."""
     return (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or transformed()
 
@@ -67,7 +67,7 @@ def _conv_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and weight, as far as they are needed."""
     padding_l, p, seed = options
-    if not _recorded(grad, x, weight):
+    if not recorded(grad, x, weight):
         grads = _operator(f"{name}_backward")(grad, x, weight, padding_l, softmax, p, seed, *need)
     elif not softmax:
         grads = _apply(_ConvBackward, name, grad, x, weight, padding_l, p, seed, *need)
@@ -192,19 +192,21 @@ class _ConvBackward(Function):
     @staticmethod
     def jvp(
         ctx: Any, _name: None, dgrad: Tensor | None, dx: Tensor | None, dkernel: Tensor | None, *_: None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor]:
         grad, x, kernel, seed = ctx.saved_tensors
         options, (need_x, need_kernel) = (ctx.padding_l, ctx.p, seed), ctx.need
-        empty = None if need_x and need_kernel else grad.new_empty(0)
-        by_x, by_kernel = [empty if not need_x else None], [empty if not need_kernel else None]
-        if dgrad is not None:
-            one, other = _conv_backward(ctx.name, dgrad, x, kernel, False, options, (need_x, need_kernel))
-            by_x.append(one), by_kernel.append(other)
-        if need_x and dkernel is not None:
-            by_x.append(_conv_backward(ctx.name, grad, x, dkernel, False, options, (True, False))[0])
-        if need_kernel and dx is not None:
-            by_kernel.append(_conv_backward(ctx.name, grad, dx, kernel, False, options, (False, True))[1])
-        return _sum(*by_x), _sum(*by_kernel)
+        to_x = torch.zeros_like(x) if need_x else x.new_empty(0)
+        to_kernel = torch.zeros_like(kernel) if need_kernel else x.new_empty(0)
+        for terms, need in (
+            ((dgrad, x, kernel), (need_x, need_kernel)),
+            ((grad, x, dkernel), (need_x, False)),
+            ((grad, dx, kernel), (False, need_kernel)),
+        ):
+            if any(need) and all(term is not None for term in terms):
+                more_x, more_kernel = _conv_backward(ctx.name, *terms, False, options, need)
+                to_x = to_x if more_x is None else to_x + more_x
+                to_kernel = to_kernel if more_kernel is None else to_kernel + more_kernel
+        return to_x, to_kernel
 
     @staticmethod
     def vmap(
@@ -290,8 +292,19 @@ class _GluMask(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         x, padding_mask = ctx.saved_tensors
-        if not _recorded(grad, x):
+        if not recorded(grad, x):
             return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
         if padding_mask is not None:
             grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         return torch.ops.aten.glu_backward(grad, x, -1), None
+
+
+def smoothed_nll_gradient(
+    grad: Tensor, logits: Tensor, target: Tensor, nll_share: float, all_share: float, ignore: int
+) -> Tensor:
+    """What ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
+    wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)
+    slope = (nll_share + all_share * logits.shape[1]) * p - nll_share * wanted - all_share
+    return (grad * slope.masked_fill(ignored, 0)).to(logits.dtype)
