@@ -94,7 +94,7 @@ class _SmoothedNll(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
         logits, target, log_sums = ctx.saved_tensors
         if autograd.recorded(grad, logits):
-            return autograd.smoothed_nll_gradient(grad, logits, target, *ctx.shares, ctx.ignore), None, None, None
+            return autograd.smoothed_nll_gradient(grad, logits, target, ctx.shares, ctx.ignore), None, None, None
         scales = (share * float(grad) for share in ctx.shares)
         return (
             torch.ops.lightconv.smoothed_nll_backward(logits, target, log_sums, *scales, ctx.ignore),

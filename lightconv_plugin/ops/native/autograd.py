@@ -5,6 +5,7 @@ again, with the same seed: out = C(x, k), and the gradients of <grad, C(x, k)> a
 the operators in the first pass; where further derivatives may be asked for, PyTorch does it.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from lightconv_plugin.ops.normalization import normalize_kernel
 
 # what a convolution takes beside its two tensors: padding_l, dropconnect, seed
 Options = tuple[int, float, Tensor | None]
+# which gradients are needed: that of x, that of its kernels
+Need = tuple[bool, bool]
 
 
 def transformed() -> bool:
@@ -22,6 +25,7 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+# torch.compile takes the three functions as they are: its front cannot read rules for torch.func, what follows need not
 @torch.compiler.allow_in_graph
 def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
     """The operator ``name`` of the library, differentiable in x and weight."""
@@ -59,23 +63,22 @@ def _apply(function: type[Function], *args: Any) -> Any:
     """``function.apply`` without its look at the signature, which takes longer than a small convolution."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
-    return super(Function, function).apply(*torch._functorch.utils.unwrap_dead_wrappers(args))
+    plain: Any = super(Function, function)
+    return plain.apply(*torch._functorch.utils.unwrap_dead_wrappers(args))
 
 
 def _conv_backward(
-    name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and weight, as far as they are needed."""
+    name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: Need
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight; one that is not needed has no elements."""
     padding_l, p, seed = options
     if not recorded(grad, x, weight):
-        grads = _operator(f"{name}_backward")(grad, x, weight, padding_l, softmax, p, seed, *need)
-    elif not softmax:
-        grads = _apply(_ConvBackward, name, grad, x, weight, padding_l, p, seed, *need)
-    else:
-        kernel = normalize_kernel(weight)
-        grad_x, grad_kernel = _conv_backward(name, grad, x, kernel.to(x.dtype), False, options, need)
-        grads = grad_x, None if grad_kernel is None else _through_softmax(kernel, grad_kernel).to(weight.dtype)
-    return grads[0] if need[0] else None, grads[1] if need[1] else None
+        return _operator(f"{name}_backward")(grad, x, weight, padding_l, softmax, p, seed, *need)
+    if not softmax:
+        return _apply(_ConvBackward, name, grad, x, weight, padding_l, p, seed, *need)
+    kernel = normalize_kernel(weight)
+    grad_x, grad_kernel = _conv_backward(name, grad, x, kernel.to(x.dtype), False, options, need)
+    return grad_x, _through_softmax(kernel, grad_kernel).to(weight.dtype) if need[1] else grad_kernel
 
 
 def _through_softmax(kernel: Tensor, change: Tensor) -> Tensor:
@@ -84,6 +87,7 @@ def _through_softmax(kernel: Tensor, change: Tensor) -> Tensor:
 
 
 def _sum(*terms: Tensor | None) -> Tensor | None:
+    """Add what is not None."""
     given = [term for term in terms if term is not None]
     return sum(given[1:], given[0]) if given else None
 
@@ -106,12 +110,13 @@ class _Conv(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        grads: tuple[Tensor | None, Tensor | None] = (None, None)
+        to_x = to_weight = None
         if grad is not None:
             x, weight, seed = ctx.saved_tensors
-            options, need = (ctx.padding_l, ctx.p, seed), ctx.needs_input_grad[1:3]
-            grads = _conv_backward(ctx.name, grad, x, weight, ctx.softmax, options, need)
-        return None, *grads, None, None, None, None
+            need_x, need_weight = need = ctx.needs_input_grad[1:3]
+            grads = _conv_backward(ctx.name, grad, x, weight, ctx.softmax, (ctx.padding_l, ctx.p, seed), need)
+            to_x, to_weight = grads[0] if need_x else None, grads[1] if need_weight else None
+        return None, to_x, to_weight, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, _name: None, dx: Tensor | None, dweight: Tensor | None, *_: None) -> Tensor | None:
@@ -139,8 +144,8 @@ class _Conv(Function):
     ) -> tuple[Tensor, int]:
         size = info.batch_size
         if seed is not None:
-            calls = zip(_each(size, x, in_dims[1]), _each(size, weight, in_dims[2]), _each(size, seed, in_dims[6]))
-            return torch.stack([conv(name, a, b, padding_l, softmax, p, c) for a, b, c in calls]), 0
+            each = _examples(size, (x, weight, seed), (*in_dims[1:3], in_dims[6]))
+            return torch.stack([conv(name, a, b, padding_l, softmax, p, c) for a, b, c in each]), 0
         folded = _fold(size, x, in_dims[1], 1), _fold(size, weight, in_dims[2], 2)
         return conv(name, *folded, padding_l, softmax, p, seed).unflatten(-1, (size, -1)), 2
 
@@ -181,12 +186,12 @@ class _ConvBackward(Function):
             if need_grad:
                 to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, seed)
             if need_kernel:
-                _, to_kernel = _conv_backward(ctx.name, grad, of_x, kernel, False, options, (False, True))
+                to_kernel = _conv_backward(ctx.name, grad, of_x, kernel, False, options, (False, True))[1]
         if of_kernel is not None:
             if need_grad:
                 to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, seed))
             if need_x:
-                to_x, _ = _conv_backward(ctx.name, grad, x, of_kernel, False, options, (True, False))
+                to_x = _conv_backward(ctx.name, grad, x, of_kernel, False, options, (True, False))[0]
         return None, to_grad, to_x, to_kernel, None, None, None, None, None
 
     @staticmethod
@@ -197,15 +202,12 @@ class _ConvBackward(Function):
         options, (need_x, need_kernel) = (ctx.padding_l, ctx.p, seed), ctx.need
         to_x = torch.zeros_like(x) if need_x else x.new_empty(0)
         to_kernel = torch.zeros_like(kernel) if need_kernel else x.new_empty(0)
-        for terms, need in (
-            ((dgrad, x, kernel), (need_x, need_kernel)),
-            ((grad, x, dkernel), (need_x, False)),
-            ((grad, dx, kernel), (False, need_kernel)),
-        ):
-            if any(need) and all(term is not None for term in terms):
-                more_x, more_kernel = _conv_backward(ctx.name, *terms, False, options, need)
-                to_x = to_x if more_x is None else to_x + more_x
-                to_kernel = to_kernel if more_kernel is None else to_kernel + more_kernel
+        if dgrad is not None:
+            to_x, to_kernel = _conv_backward(ctx.name, dgrad, x, kernel, False, options, (need_x, need_kernel))
+        if dkernel is not None and need_x:
+            to_x = to_x + _conv_backward(ctx.name, grad, x, dkernel, False, options, (True, False))[0]
+        if dx is not None and need_kernel:
+            to_kernel = to_kernel + _conv_backward(ctx.name, grad, dx, kernel, False, options, (False, True))[1]
         return to_x, to_kernel
 
     @staticmethod
@@ -224,23 +226,22 @@ class _ConvBackward(Function):
     ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int | None]]:
         size, need = info.batch_size, (need_x, need_kernel)
         if seed is not None:
-            each = [_each(size, t, dim) for t, dim in zip((grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))]
-            found = [_conv_backward(name, *of[:3], False, (padding_l, p, of[3]), need) for of in zip(*each)]
-            out = tuple(torch.stack(parts) if parts[0] is not None else x.new_empty(0) for parts in zip(*found))
-            return out, tuple(0 if needed else None for needed in need)
-        grad, x = _fold(size, grad, in_dims[1], 1), _fold(size, x, in_dims[2], 1)
-        kernel = _fold(size, kernel, in_dims[3], 2)
-        grad_x, grad_kernel = _conv_backward(name, grad, x, kernel, False, (padding_l, p, seed), need)
-        empty = x.new_empty(0)
-        return (
-            empty if grad_x is None else grad_x.unflatten(-1, (size, -1)),
-            empty if grad_kernel is None else grad_kernel.unflatten(-2, (size, -1)).movedim(-3, 0),
-        ), (2 if need_x else None, 0 if need_kernel else None)
+            each = _examples(size, (grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))
+            found = [_conv_backward(name, a, b, c, False, (padding_l, p, d), need) for a, b, c, d in each]
+            return (torch.stack([one for one, _ in found]), torch.stack([other for _, other in found])), (0, 0)
+        folded = _fold(size, grad, in_dims[1], 1), _fold(size, x, in_dims[2], 1), _fold(size, kernel, in_dims[3], 2)
+        grad_x, grad_kernel = _conv_backward(name, *folded, False, (padding_l, p, seed), need)
+        if need_x:
+            grad_x = grad_x.unflatten(-1, (size, -1))
+        if need_kernel:
+            grad_kernel = grad_kernel.unflatten(-2, (size, -1)).movedim(-3, 0)
+        return (grad_x, grad_kernel), (2 if need_x else None, 0 if need_kernel else None)
 
 
-def _each(size: int, x: Tensor, dim: int | None) -> tuple[Tensor, ...]:
-    """The examples of a batch of ``size``; the same one for all where there is no such dimension."""
-    return (x,) * size if dim is None else x.unbind(dim)
+def _examples(size: int, tensors: tuple[Tensor, ...], dims: tuple[int | None, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """The examples of a batch one by one, as a mask is drawn for one; a tensor without a batch serves all."""
+    each = [(t,) * size if dim is None else t.unbind(dim) for t, dim in zip(tensors, dims, strict=True)]
+    return zip(*each, strict=True)
 
 
 def _fold(size: int, x: Tensor, dim: int | None, last: int) -> Tensor:
@@ -274,8 +275,8 @@ class _Dropout(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, None, int | None], x: Tensor, p: float, seed: Tensor
     ) -> tuple[Tensor, int]:
-        calls = zip(_each(info.batch_size, x, in_dims[0]), _each(info.batch_size, seed, in_dims[2]), strict=True)
-        return torch.stack([dropout(a, p, b) for a, b in calls]), 0
+        each = _examples(info.batch_size, (x, seed), (in_dims[0], in_dims[2]))
+        return torch.stack([dropout(a, p, b) for a, b in each]), 0
 
 
 class _GluMask(Function):
@@ -300,11 +301,12 @@ class _GluMask(Function):
 
 
 def smoothed_nll_gradient(
-    grad: Tensor, logits: Tensor, target: Tensor, nll_share: float, all_share: float, ignore: int
+    grad: Tensor, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
 ) -> Tensor:
     """What ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
     wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)
-    slope = (nll_share + all_share * logits.shape[1]) * p - nll_share * wanted - all_share
+    of_nll, of_all = shares
+    slope = (of_nll + of_all * logits.shape[1]) * p - of_nll * wanted - of_all
     return (grad * slope.masked_fill(ignored, 0)).to(logits.dtype)
