@@ -75,7 +75,7 @@ def _conv_backward(
     if not recorded(grad, x, weight):
         return _operator(f"{name}_backward")(grad, x, weight, padding_l, softmax, p, seed, *need)
     if not softmax:
-        return _apply(_ConvBackward, name, grad, x, weight, padding_l, p, seed, *need)
+        return _apply(_ConvGradients, name, grad, x, weight, padding_l, p, seed, *need)
     kernel = normalize_kernel(weight)
     grad_x, grad_kernel = _conv_backward(name, grad, x, kernel.to(x.dtype), False, options, need)
     return grad_x, _through_softmax(kernel, grad_kernel).to(weight.dtype) if need[1] else grad_kernel
@@ -150,7 +150,7 @@ class _Conv(Function):
         return conv(name, *folded, padding_l, softmax, p, seed).unflatten(-1, (size, -1)), 2
 
 
-class _ConvBackward(Function):
+class _ConvGradients(Function):
     """Gradients of <grad, C(x, kernel)>; those that are not needed have no elements."""
 
     @staticmethod
