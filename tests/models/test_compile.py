@@ -50,7 +50,7 @@ def build(arch: str, **options: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
 
 
 def stop(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str | None, Any]:
-    """Return the innermost line at which compiled code ends a graph, and None; or None, for one graph, and its result."""
+    """Return the innermost line at which compiled code ends a graph, and None; None, for one graph, and its result."""
     try:
         return None, call(*arguments, **options)
     except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
