@@ -53,7 +53,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
-    """See ``ops.smoothed_nll``; on a CPU. The first result has a gradient."""
+    """See ``ops.smoothed_nll``; on a CPU. The first result has a gradient, of first order."""
     return _SmoothedNll.apply(logits, target, smoothing, ignore)
 
 
