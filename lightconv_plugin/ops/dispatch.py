@@ -8,6 +8,7 @@ import logging
 import os
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import native, reference
@@ -112,6 +113,7 @@ def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
     return choose_backend(operator, "auto", x, *others) is native
 
 
+@torch.compiler.assume_constant_result  # torch.compile has it said while it compiles
 def _announce(operator: str, name: str, refused: str | None = None) -> None:
     if (operator, name) in _announced:
         return

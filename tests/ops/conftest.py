@@ -1,9 +1,13 @@
 """Fixtures that several tests of the operators share."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops import reference
 
 
 @pytest.fixture(params=[128, 256, 512])
@@ -16,3 +20,19 @@ def vector_bits(request):
         pytest.skip(f"this machine has vectors of {widest} bits")
     yield
     torch.ops.lightconv.cpu_vector_bits(widest)
+
+
+@pytest.fixture
+def gate() -> Iterator[None]:
+    """A kernel of the gate for CPUs, where the library has none: the definition, without a gradient of its own."""
+    assert ops.native.library.load() is None
+    with torch.library._scoped_library("lightconv", "IMPL") as library:
+
+        def backward(grad: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+            if padding_mask is not None:
+                grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+            return torch.ops.aten.glu_backward(grad, x, -1)
+
+        library.impl("glu_mask", reference.glu_mask, "CPU")
+        library.impl("glu_mask_backward", backward, "CPU")
+        yield

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightconv_plugin import ops
 from lightconv_plugin.ops import native, reference
 from tests.ops.equation import convolve
 from tests.tolerances import TOLERANCES, assert_close
@@ -230,3 +231,19 @@ def test_raw_operators_check_their_arguments(change, message):
         torch.ops.lightconv.light_conv(
             arguments["x"], arguments["weight"], arguments["padding_l"], True, arguments["dropconnect"], None
         )
+
+
+def test_autocast_mixes_types():
+    """Under autocast a linear layer gives bfloat16 logits beside a float32 x: x's type is kept."""
+    x, w, _ = draw("dynamic_conv", 9, 2, 2, 3, 4, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = x.requires_grad_()
+        logits = w.bfloat16().requires_grad_()
+        out = ops.dynamic_conv(x, logits, padding_l=2, backend="native")
+        out.sum().backward()
+    assert out.dtype == torch.float32
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
+    assert logits.grad is not None
+    assert logits.grad.dtype == torch.bfloat16
+    assert_close(out.detach(), reference.dynamic_conv(x.detach(), logits.detach().float(), padding_l=2))

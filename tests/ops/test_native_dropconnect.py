@@ -39,8 +39,7 @@ def test_the_generator_gives_the_known_answers(rounds, counter, key, words):
 
 
 def operator(kind: str, x: Tensor, w: Tensor, padding_l: int, p: float, seed: int, softmax: bool = True) -> Tensor:
-    raw = getattr(torch.ops.lightconv, f"{kind}_conv")
-    return native._Conv.apply(raw, x, w, padding_l, softmax, p, torch.tensor([seed]))
+    return native.autograd.conv(f"{kind}_conv", x, w, padding_l, softmax, p, torch.tensor([seed]))
 
 
 @pytest.mark.parametrize("bits", [128, 256, 512])

@@ -169,13 +169,3 @@ def test_gradients_are_the_reference_s(caplog):
     assert weight.grad is not None
     assert native.refusal("conv_step", x, weight.detach()) is None
     assert native.refusal("light_conv", x) is None
-
-
-def test_torch_knows_the_operators_shapes_and_what_they_change():
-    x, weight = torch.randn(1, 2, 8), torch.randn(1, 2, 2, 3)
-    _, state = ops.conv_step(x, weight, None, backend="native")
-    arguments = (x, weight, state["ring"], state["ancestors"], state["position"], True)
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.lightconv.conv_step.default, arguments, test_utils=tests)
-    table = (state["ancestors"], torch.tensor([1, 1, 0]))
-    torch.library.opcheck(torch.ops.lightconv.reorder_ancestors.default, table, test_utils=tests)

@@ -36,7 +36,7 @@ def factors(count: int, p: float, seed: int) -> Tensor:
 def test_dropout_and_its_gradient_are_those_under_the_mask(dtype, count, p, vector_bits):
     x = torch.randn(count, dtype=dtype, requires_grad=True)
     grad = torch.randn(count, dtype=dtype)
-    out = native._Dropout.apply(x, p, torch.tensor([SEED]))
+    out = native.autograd.dropout(x, p, torch.tensor([SEED]))
     out.backward(grad)
     assert_close(out.detach(), x.detach().double() * factors(count, p, SEED))
     assert x.grad is not None

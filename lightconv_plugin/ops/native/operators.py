@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.native import cuda, library
+from lightconv_plugin.ops.native import autograd, cuda, library
 
 CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 TYPES = {"cpu": CPU_TYPES, "cuda": cuda.TYPES}
@@ -28,6 +28,7 @@ class Operator(NamedTuple):
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
         few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
+        transforms: it has rules for ``torch.func`` and for forward-mode derivatives.
     """
 
     gradient: str | None = None
@@ -35,13 +36,14 @@ class Operator(NamedTuple):
     casts: bool = False
     contiguous: bool = False
     few_rows: bool = False
+    transforms: bool = False
 
 
 OPERATORS = {
-    "light_conv": Operator("light_conv_backward", casts=True),
-    "dynamic_conv": Operator("dynamic_conv_backward", casts=True),
+    "light_conv": Operator("light_conv_backward", casts=True, transforms=True),
+    "dynamic_conv": Operator("dynamic_conv_backward", casts=True, transforms=True),
     "glu_mask": Operator("glu_mask_backward"),
-    "dropout": Operator("dropout"),
+    "dropout": Operator("dropout", transforms=True),
     "smoothed_nll": Operator("smoothed_nll_backward"),
     "conv_step": Operator(casts=True),
     "reorder_ancestors": Operator(types=(torch.int32,)),
@@ -66,6 +68,7 @@ class Refusal(NamedTuple):
 
 _DECODES = Refusal("it records no gradients; decode under torch.no_grad()")
 _STRIDED = Refusal("its tensors must be contiguous")
+_TRANSFORMED = Refusal("it has no rule for torch.func, and no forward-mode derivatives", True)
 _PRODUCT = Refusal(f"it takes 1 to {FEW_ROWS} contiguous rows, without gradients and outside of autocast", True)
 
 
@@ -82,6 +85,8 @@ def refusal(operator: str, x: Tensor, *others: Tensor | None) -> Refusal | None:
     if refused is not None:
         return refused
     takes = OPERATORS[operator]
+    if not takes.transforms and autograd.transformed():
+        return _TRANSFORMED
     if takes.few_rows and not (
         0 < x.numel() <= FEW_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()

@@ -1,0 +1,312 @@
+"""Derivatives of the native operators, of any order and in both modes, and their rules for ``torch.func``.
+
+A convolution is linear in x and in its normalised kernel, so that each derivative of it is one of the two operators
+again, with the same seed: out = C(x, k), and the gradients of <grad, C(x, k)> are B(grad, x, k). The softmax is part of
+the operators in the first pass; where further derivatives may be asked for, PyTorch does it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from lightconv_plugin.ops.normalization import normalize_kernel
+
+# what a convolution takes beside its two tensors: padding_l, dropconnect, seed
+Options = tuple[int, float, Tensor | None]
+# which gradients are needed: that of x, that of its kernels
+Need = tuple[bool, bool]
+
+
+def transformed() -> bool:
+    """Return True inside of a transform of ``torch.func`` and where forward-mode derivatives are computed."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+# torch.compile takes the three functions as they are: its front cannot read rules for torch.func, what follows need not
+@torch.compiler.allow_in_graph
+def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
+    """The operator ``name`` of the library, differentiable in x and weight."""
+    if recorded(x, weight):
+        return _apply(_Conv, name, x, weight, padding_l, softmax, p, seed)
+    return _operator(name)(x, weight, padding_l, softmax, p, seed)
+
+
+@torch.compiler.allow_in_graph
+def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
+    """``torch.ops.lightconv.dropout``, differentiable in x."""
+    if recorded(x):
+        return _apply(_Dropout, x, p, seed)
+    return torch.ops.lightconv.dropout(x, p, seed)
+
+
+@torch.compiler.allow_in_graph
+def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """``torch.ops.lightconv.glu_mask``, differentiable in x."""
+    if recorded(x):
+        return _apply(_GluMask, x, padding_mask)
+    return torch.ops.lightconv.glu_mask(x, padding_mask)
+
+
+def recorded(*tensors: Tensor) -> bool:
+    """Return True if derivatives of what is computed from these tensors may be asked for."""
+    return (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or transformed()
+
+
+def _operator(name: str) -> Any:
+    return getattr(torch.ops.lightconv, name)
+
+
+def _apply(function: type[Function], *args: Any) -> Any:
+    """``function.apply`` without its look at the signature, which takes longer than a small convolution."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    plain: Any = super(Function, function)
+    return plain.apply(*torch._functorch.utils.unwrap_dead_wrappers(args))
+
+
+def _conv_backward(
+    name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: Need
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight; one that is not needed has no elements."""
+    padding_l, p, seed = options
+    if not recorded(grad, x, weight):
+        return _operator(f"{name}_backward")(grad, x, weight, padding_l, softmax, p, seed, *need)
+    if not softmax:
+        return _apply(_ConvGradients, name, grad, x, weight, padding_l, p, seed, *need)
+    kernel = normalize_kernel(weight)
+    grad_x, grad_kernel = _conv_backward(name, grad, x, kernel.to(x.dtype), False, options, need)
+    return grad_x, _through_softmax(kernel, grad_kernel).to(weight.dtype) if need[1] else grad_kernel
+
+
+def _through_softmax(kernel: Tensor, change: Tensor) -> Tensor:
+    """Apply the derivative of softmax, which is symmetric: to a gradient of kernels, or to a change of logits."""
+    return kernel * (change - (kernel * change).sum(dim=-1, keepdim=True))
+
+
+def _sum(*terms: Tensor | None) -> Tensor | None:
+    """Add what is not None."""
+    given = [term for term in terms if term is not None]
+    return sum(given[1:], given[0]) if given else None
+
+
+class _Conv(Function):
+    """Keeps the operators' inputs alone: what backward needs of the kernels is computed again there."""
+
+    @staticmethod
+    def forward(
+        name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None
+    ) -> Tensor:
+        return _operator(name)(x, weight, padding_l, softmax, p, seed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.name, x, weight, ctx.padding_l, ctx.softmax, ctx.p, seed = inputs
+        ctx.save_for_backward(x, weight, seed)
+        ctx.save_for_forward(x, weight, seed)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        to_x = to_weight = None
+        if grad is not None:
+            x, weight, seed = ctx.saved_tensors
+            need_x, need_weight = need = ctx.needs_input_grad[1:3]
+            grads = _conv_backward(ctx.name, grad, x, weight, ctx.softmax, (ctx.padding_l, ctx.p, seed), need)
+            to_x, to_weight = grads[0] if need_x else None, grads[1] if need_weight else None
+        return None, to_x, to_weight, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, _name: None, dx: Tensor | None, dweight: Tensor | None, *_: None) -> Tensor | None:
+        x, weight, seed = ctx.saved_tensors
+        by_x = by_weight = None
+        if dx is not None:
+            by_x = conv(ctx.name, dx, weight, ctx.padding_l, ctx.softmax, ctx.p, seed)
+        if dweight is not None:
+            if ctx.softmax:
+                dweight = _through_softmax(normalize_kernel(weight), dweight).to(x.dtype)
+            by_weight = conv(ctx.name, x, dweight, ctx.padding_l, False, ctx.p, seed)
+        return _sum(by_x, by_weight)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        padding_l: int,
+        softmax: bool,
+        p: float,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, int]:
+        size = info.batch_size
+        if seed is not None:
+            each = _examples(size, (x, weight, seed), (*in_dims[1:3], in_dims[6]))
+            return torch.stack([conv(name, a, b, padding_l, softmax, p, c) for a, b, c in each]), 0
+        folded = _fold(size, x, in_dims[1], 1), _fold(size, weight, in_dims[2], 2)
+        return conv(name, *folded, padding_l, softmax, p, seed).unflatten(-1, (size, -1)), 2
+
+
+class _ConvGradients(Function):
+    """Gradients of <grad, C(x, kernel)>; those that are not needed have no elements."""
+
+    @staticmethod
+    def forward(
+        name: str,
+        grad: Tensor,
+        x: Tensor,
+        kernel: Tensor,
+        padding_l: int,
+        p: float,
+        seed: Tensor | None,
+        need_x: bool,
+        need_kernel: bool,
+    ) -> tuple[Tensor, Tensor]:
+        return _operator(f"{name}_backward")(grad, x, kernel, padding_l, False, p, seed, need_x, need_kernel)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.name, grad, x, kernel, ctx.padding_l, ctx.p, seed, *ctx.need = inputs
+        ctx.save_for_backward(grad, x, kernel, seed)
+        ctx.save_for_forward(grad, x, kernel, seed)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, of_x: Tensor | None, of_kernel: Tensor | None) -> tuple[Tensor | None, ...]:
+        """From L(g, x, k) = <g, C(x, k)>: <a, dL/dx> + <b, dL/dk> = L(g, a, k) + L(g, x, b)."""
+        grad, x, kernel, seed = ctx.saved_tensors
+        options = (ctx.padding_l, ctx.p, seed)
+        need_grad, need_x, need_kernel = ctx.needs_input_grad[1:4]
+        of_x, of_kernel = of_x if ctx.need[0] else None, of_kernel if ctx.need[1] else None
+        to_grad = to_x = to_kernel = None
+        if of_x is not None:
+            if need_grad:
+                to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, seed)
+            if need_kernel:
+                to_kernel = _conv_backward(ctx.name, grad, of_x, kernel, False, options, (False, True))[1]
+        if of_kernel is not None:
+            if need_grad:
+                to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, seed))
+            if need_x:
+                to_x = _conv_backward(ctx.name, grad, x, of_kernel, False, options, (True, False))[0]
+        return None, to_grad, to_x, to_kernel, None, None, None, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, _name: None, dgrad: Tensor | None, dx: Tensor | None, dkernel: Tensor | None, *_: None
+    ) -> tuple[Tensor, Tensor]:
+        grad, x, kernel, seed = ctx.saved_tensors
+        options, (need_x, need_kernel) = (ctx.padding_l, ctx.p, seed), ctx.need
+        to_x = torch.zeros_like(x) if need_x else x.new_empty(0)
+        to_kernel = torch.zeros_like(kernel) if need_kernel else x.new_empty(0)
+        if dgrad is not None:
+            to_x, to_kernel = _conv_backward(ctx.name, dgrad, x, kernel, False, options, (need_x, need_kernel))
+        if dkernel is not None and need_x:
+            to_x = to_x + _conv_backward(ctx.name, grad, x, dkernel, False, options, (True, False))[0]
+        if dx is not None and need_kernel:
+            to_kernel = to_kernel + _conv_backward(ctx.name, grad, dx, kernel, False, options, (False, True))[1]
+        return to_x, to_kernel
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        name: str,
+        grad: Tensor,
+        x: Tensor,
+        kernel: Tensor,
+        padding_l: int,
+        p: float,
+        seed: Tensor | None,
+        need_x: bool,
+        need_kernel: bool,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int | None]]:
+        size, need = info.batch_size, (need_x, need_kernel)
+        if seed is not None:
+            each = _examples(size, (grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))
+            found = [_conv_backward(name, a, b, c, False, (padding_l, p, d), need) for a, b, c, d in each]
+            return (torch.stack([one for one, _ in found]), torch.stack([other for _, other in found])), (0, 0)
+        folded = _fold(size, grad, in_dims[1], 1), _fold(size, x, in_dims[2], 1), _fold(size, kernel, in_dims[3], 2)
+        grad_x, grad_kernel = _conv_backward(name, *folded, False, (padding_l, p, seed), need)
+        if need_x:
+            grad_x = grad_x.unflatten(-1, (size, -1))
+        if need_kernel:
+            grad_kernel = grad_kernel.unflatten(-2, (size, -1)).movedim(-3, 0)
+        return (grad_x, grad_kernel), (2 if need_x else None, 0 if need_kernel else None)
+
+
+def _examples(size: int, tensors: tuple[Tensor, ...], dims: tuple[int | None, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """The examples of a batch one by one, as a mask is drawn for one; a tensor without a batch serves all."""
+    each = [(t,) * size if dim is None else t.unbind(dim) for t, dim in zip(tensors, dims, strict=True)]
+    return zip(*each, strict=True)
+
+
+def _fold(size: int, x: Tensor, dim: int | None, last: int) -> Tensor:
+    """Make the examples of a batch further heads: (N, ..., C) to (..., N * C), or, last = 2, (..., N * H, K)."""
+    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.movedim(0, -1 - last).flatten(-1 - last, -last)
+
+
+class _Dropout(Function):
+    """Keeps the seed alone: it is linear, and every derivative of it is itself."""
+
+    @staticmethod
+    def forward(x: Tensor, p: float, seed: Tensor) -> Tensor:
+        return torch.ops.lightconv.dropout(x, p, seed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, Tensor], output: Tensor) -> None:
+        _, ctx.p, seed = inputs
+        ctx.save_for_backward(seed)
+        ctx.save_for_forward(seed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return dropout(grad, ctx.p, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, *_: None) -> Tensor:
+        return dropout(dx, ctx.p, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, None, int | None], x: Tensor, p: float, seed: Tensor
+    ) -> tuple[Tensor, int]:
+        each = _examples(info.batch_size, (x, seed), (in_dims[0], in_dims[2]))
+        return torch.stack([dropout(a, p, b) for a, b in each]), 0
+
+
+class _GluMask(Function):
+    """The gate; its further derivatives are PyTorch's."""
+
+    @staticmethod
+    def forward(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return torch.ops.lightconv.glu_mask(x, padding_mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, padding_mask = ctx.saved_tensors
+        if not recorded(grad, x):
+            return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
+        if padding_mask is not None:
+            grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+        return torch.ops.aten.glu_backward(grad, x, -1), None
+
+
+def smoothed_nll_gradient(
+    grad: Tensor, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
+) -> Tensor:
+    """What ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
+    wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)
+    of_nll, of_all = shares
+    slope = (of_nll + of_all * logits.shape[1]) * p - of_nll * wanted - of_all
+    return (grad * slope.masked_fill(ignored, 0)).to(logits.dtype)

@@ -1,0 +1,108 @@
+"""``torch.library.opcheck`` of every operator of the library: schema, shapes without data, functionalisation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops import native
+from lightconv_plugin.ops.native.operators import OPERATORS
+
+T, B, C, H, K, V = 5, 3, 6, 3, 4, 7
+SEED = torch.tensor([11])
+NAMES = {*OPERATORS, *(takes.gradient for takes in OPERATORS.values() if takes.gradient)}
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def whole(*kernel: int) -> list[tuple[Any, ...]]:
+    """x, kernels, padding_l, softmax, dropconnect and seed of a convolution; x and kernels in any layout."""
+    strided = draw(C, B, T).transpose(0, 2), draw(*kernel, 2 * K)[..., ::2]
+    empty = draw(T, 0, C), draw(*kernel, K)[:, :0] if len(kernel) > 1 else draw(*kernel, K)
+    return [
+        (draw(T, B, C), draw(*kernel, K), 2, True, 0.0, None),
+        (*strided, 0, False, 0.4, SEED),
+        (*empty, 3, True, 0.0, None),
+    ]
+
+
+def backward(*kernel: int) -> list[tuple[Any, ...]]:
+    needs = [(True, True), (True, False), (False, True)]
+    return [(draw(*x.shape), x, *rest, *need) for (x, *rest), need in zip(whole(*kernel), needs, strict=True)]
+
+
+def state(width: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ring, ancestors and position of three hypotheses, in a ring with room for one more."""
+    ancestors = torch.zeros(width, B, dtype=torch.int32)
+    return torch.zeros(width, B + 1, channels), ancestors, torch.zeros(1, dtype=torch.int64)
+
+
+def block(dynamic: bool) -> tuple[Any, ...]:
+    """A decoder's block of width C with a GLU."""
+    norm = [draw(C), draw(C)]
+    kernel = draw(H * K, C) if dynamic else draw(H, K)
+    parameters = [draw(2 * C, C), draw(2 * C), kernel, draw(C, C), draw(C), *norm, draw(C, C), draw(C)]
+    parameters += [draw(C, C), draw(C), *norm, draw(2 * C, C), draw(2 * C), draw(C, 2 * C), draw(C), *norm]
+    source = draw(2, T, C), draw(2, T, C), None, torch.tensor([0, 0, 1])
+    return (draw(1, B, C), parameters, *state(K, C), *source, 2, True, dynamic, not dynamic, 1e-5)
+
+
+def loss() -> tuple[Tensor, Tensor, int]:
+    return draw(T, V), torch.tensor([1, 0, 6, 3, 0]), 0
+
+
+def loss_backward() -> tuple[Any, ...]:
+    logits, target, ignore = loss()
+    log_sums = torch.ops.lightconv.smoothed_nll(logits, target, ignore)[1]
+    return torch.tensor(0.5), logits, target, log_sums, 0.9, 0.1, ignore
+
+
+PADDING = torch.arange(T).expand(2, T) > T - 2
+# operator -> lists of arguments
+SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
+    "light_conv": lambda: whole(H),
+    "light_conv_backward": lambda: backward(H),
+    "dynamic_conv": lambda: whole(T, B, H),
+    "dynamic_conv_backward": lambda: backward(T, B, H),
+    "glu_mask": lambda: [(draw(2, T, 2 * C), PADDING.T), (draw(T, B, 2 * C), None)],
+    "glu_mask_backward": lambda: [(draw(2, T, C), draw(2, T, 2 * C), PADDING.T)],
+    "dropout": lambda: [(draw(T, B).T, 0.3, SEED), (draw(0, B), 0.3, SEED)],
+    "smoothed_nll": lambda: [loss()],
+    "smoothed_nll_backward": lambda: [loss_backward()],
+    "conv_step": lambda: [
+        (draw(1, B, C), draw(H, K), *state(K, C), True),
+        (draw(1, B, C), draw(1, B, H, K), *state(K, C), False),
+    ],
+    "reorder_ancestors": lambda: [(state(K, C)[1], torch.tensor([1, 1, 0, 2]))],
+    "attend": lambda: [
+        (draw(1, B, C), draw(2, T, C), draw(2, T, C), padding, torch.tensor([0, 0, 1]), 2)
+        for padding in (None, PADDING)
+    ],
+    "beam_candidates": lambda: [
+        (draw(4, V), draw(4), 2, 3, 1.0, 0, 1, 0.0, -1, -1),
+        (draw(2, V), None, 1, 3, 0.5, 0, 1, 0.5, 2, -1),
+    ],
+    "few_rows_linear": lambda: [(draw(1, B, C), draw(V, C), draw(V)), (draw(B, C), draw(V, C), None)],
+    "decoder_block": lambda: [block(dynamic=False), block(dynamic=True)],
+}
+
+
+@pytest.mark.parametrize("name", sorted(NAMES | SAMPLES.keys()))
+def test_opcheck(name, gate):
+    assert native.library.load() is None
+    assert name in SAMPLES, f"{name} is an operator of the library without a sample here"
+    assert name in NAMES, f"{name} is no operator of the library"
+    for arguments in SAMPLES[name]():
+        torch.library.opcheck(getattr(torch.ops.lightconv, name).default, arguments)
+
+
+@pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
+def test_meta_device(operator, gate):
+    for x, weight, *rest in SAMPLES[operator]():
+        out = getattr(torch.ops.lightconv, operator)(x.to("meta"), weight.to("meta"), *rest)
+        assert out.is_meta
+        assert out.shape == x.shape
