@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.ops.dispatch import takes
-from lightconv_plugin.ops.training import masked_softmax
+from lightconv_plugin.ops.training import attention, masked_softmax
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -24,7 +24,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.lightconv.few_rows_linear(x, weight, bias)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    padding: Tensor | None,
+    sentence: Tensor,
+    heads: int,
+    *,
+    grouped: bool = False,
+) -> Tensor:
     """Multi-head attention of one query a row over a sentence's positions (Vaswani et al., 2017).
 
     Args:
@@ -33,13 +42,26 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
         padding: (sentences, S), true at positions that nobody may see; None for none.
         sentence: (N,) int64, the sentence that each row attends to.
         heads: a divisor of C.
+        grouped: each sentence has the same number of rows, which follow each other, in the order of the sentences.
+            PyTorch's attention then reads a sentence once for all of its rows; otherwise each row gets a copy.
 
     Returns:
         (1, N, C); zero for a row whose sentence is all padding.
     """
     if takes("attend", query, keys, values):
         return torch.ops.lightconv.attend(query, keys, values, padding, sentence, heads)
-    return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
+    if not grouped:
+        return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
+
+    sentences, length, channels = keys.shape
+
+    def split(x: Tensor, rows: int) -> Tensor:  # to (sentences, H, rows, R)
+        return x.reshape(sentences, rows, heads, channels // heads).transpose(1, 2)
+
+    seen = None if padding is None else ~padding[:, None, None, :]
+    q, k, v = split(query, query.shape[1] // sentences), split(keys, length), split(values, length)
+    out, _ = attention(q, k, v, seen, 0.0)
+    return out.transpose(1, 2).reshape(query.shape)
 
 
 def attend_with_weights(
@@ -54,6 +76,27 @@ def attend_with_weights(
     weights = masked_softmax(logits, None if padding is None else ~padding[sentence].unsqueeze(1))
     out = torch.einsum("nhs,nshr->nhr", weights.to(query.dtype), own_values)
     return out.reshape(1, rows, channels), weights
+
+
+def reorder_source(source: dict[str, Any], new_order: Tensor, kept: Tensor | None) -> dict[str, Any]:
+    """What hypotheses know of the source after a step of a search in which each stays with its sentence.
+
+    Args:
+        source: keys, values, padding, sentence and grouped, as for ``attend``.
+        new_order: (N,), the row that each hypothesis continues, grouped by sentence.
+        kept: (sentences,), those of the sentences so far that go on, in order; None for all.
+    """
+    keys = source["keys"]
+    if not source["grouped"] or takes("attend", keys):  # which goes by the number of a row's sentence
+        return {**source, "sentence": source["sentence"].index_select(0, new_order), "grouped": False}
+    if kept is None and len(new_order) == len(source["sentence"]):
+        return source
+    if kept is not None:
+        names = ("keys", "values", "padding")
+        source = source | {name: source[name].index_select(0, kept) for name in names if source[name] is not None}
+    sentences = len(source["keys"])
+    numbers = torch.arange(sentences, device=keys.device)
+    return {**source, "sentence": numbers.repeat_interleave(len(new_order) // sentences)}
 
 
 def decoder_block(
@@ -155,11 +198,13 @@ def beam_candidates(
     values = torch.log_softmax(logits / temperature, dim=-1)
     values = values.masked_fill(values.isnan(), -math.inf)
     values[:, unk] -= unk_penalty
-    values[:, [pad] if banned is None else [pad, banned]] = -math.inf
+    # by slices: a number becomes a tensor on the CPU first, and a GPU waits for its copy
+    values[:, pad].fill_(-math.inf)
+    if banned is not None:
+        values[:, banned].fill_(-math.inf)
     if only is not None:
-        values = torch.full_like(values, -math.inf).index_copy_(
-            1, torch.tensor([only]).to(logits.device), values[:, only, None]
-        )
+        values[:, :only].fill_(-math.inf)
+        values[:, only + 1 :].fill_(-math.inf)
     if scores is not None:
         values += scores.unsqueeze(1)
     best, index = values.view(-1, beams * types).topk(count)

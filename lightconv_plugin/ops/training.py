@@ -78,8 +78,9 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
     if takes("smoothed_nll", logits):
         return native.smoothed_nll(logits, target, smoothing, ignore)
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    counts = target != ignore
-    log_p = torch.log_softmax(wide[counts], dim=-1)
-    nll = -log_p.gather(1, target[counts].unsqueeze(1)).sum()
+    # masked, not picked out: a GPU would be waited for, to learn how many rows there are
+    ignored = (target == ignore).unsqueeze(1)
+    log_p = torch.log_softmax(wide.masked_fill(ignored, 0), dim=-1).masked_fill(ignored, 0)
+    nll = -log_p.gather(1, target.unsqueeze(1).masked_fill(ignored, 0)).sum()
     share = smoothing / (logits.shape[1] - 1)
     return (1 - smoothing - share) * nll - share * log_p.sum(), nll.detach()
