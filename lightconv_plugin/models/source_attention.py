@@ -100,7 +100,7 @@ class SourceAttention(MultiheadAttention):
             self.num_heads,
         )
         if not need_weights:
-            return ops.attend(*arguments, grouped=source["grouped"]), None
+            return ops.attend(*arguments), None
         out, weights = ops.attend_with_weights(*arguments)
         return out, weights.transpose(0, 1).unsqueeze(2)
 
@@ -118,21 +118,20 @@ class SourceAttention(MultiheadAttention):
             "values": self.v_proj(by_sentence).contiguous(),
             "padding": None if padding is None else padding.bool().contiguous(),
             "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // sentences),
-            "grouped": True,
         }
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
         source = self.get_incremental_state(incremental_state, "source")
         if source is not None:
-            reordered = {**source, "sentence": source["sentence"].index_select(0, new_order), "grouped": False}
+            reordered = {**source, "sentence": source["sentence"].flatten().index_select(0, new_order)}
             self.set_incremental_state(incremental_state, "source", reordered)
         return incremental_state
 
     def reorder_within_sentences(
         self, incremental_state: IncrementalState, new_order: Tensor, kept: Tensor | None
     ) -> None:
-        """As ``LightConvDecoder.reorder_within_sentences``."""
+        """See ``LightConvDecoder.reorder_within_sentences``."""
         source = self.get_incremental_state(incremental_state, "source")
         if source is not None:
             self.set_incremental_state(incremental_state, "source", ops.reorder_source(source, new_order, kept))

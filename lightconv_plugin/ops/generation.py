@@ -24,43 +24,31 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.lightconv.few_rows_linear(x, weight, bias)
 
 
-def attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    padding: Tensor | None,
-    sentence: Tensor,
-    heads: int,
-    *,
-    grouped: bool = False,
-) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
     """Multi-head attention of one query a row over a sentence's positions (Vaswani et al., 2017).
 
     Args:
         query: (1, N, C), not scaled; a head's product with a key is divided by the root of C / heads.
         keys, values: (sentences, S, C).
         padding: (sentences, S), true at positions that nobody may see; None for none.
-        sentence: (N,) int64, the sentence that each row attends to.
+        sentence: (N,) int64, the sentence that each row attends to; or (sentences, rows of each) where all sentences
+            have as many rows, in order. PyTorch then reads a sentence once for all of its rows; it copies the sentence
+            for each row otherwise.
         heads: a divisor of C.
-        grouped: each sentence has the same number of rows, which follow each other, in the order of the sentences.
-            PyTorch's attention then reads a sentence once for all of its rows; otherwise each row gets a copy.
 
     Returns:
         (1, N, C); zero for a row whose sentence is all padding.
     """
     if takes("attend", query, keys, values):
-        return torch.ops.lightconv.attend(query, keys, values, padding, sentence, heads)
-    if not grouped:
+        return torch.ops.lightconv.attend(query, keys, values, padding, sentence.flatten(), heads)
+    if sentence.ndim == 1:
         return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
 
-    sentences, length, channels = keys.shape
-
     def split(x: Tensor, rows: int) -> Tensor:  # to (sentences, H, rows, R)
-        return x.reshape(sentences, rows, heads, channels // heads).transpose(1, 2)
+        return x.reshape(len(keys), rows, heads, keys.shape[2] // heads).transpose(1, 2)
 
-    seen = None if padding is None else ~padding[:, None, None, :]
-    q, k, v = split(query, query.shape[1] // sentences), split(keys, length), split(values, length)
-    out, _ = attention(q, k, v, seen, 0.0)
+    q, k, v = split(query, sentence.shape[1]), split(keys, keys.shape[1]), split(values, keys.shape[1])
+    out, _ = attention(q, k, v, None if padding is None else ~padding[:, None, None, :], 0.0)
     return out.transpose(1, 2).reshape(query.shape)
 
 
@@ -69,6 +57,7 @@ def attend_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32."""
     _, rows, channels = query.shape
+    sentence = sentence.flatten()
     split = (rows, keys.shape[1], heads, channels // heads)
     own_keys, own_values = keys[sentence].view(split), values[sentence].view(split)
     q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
@@ -79,24 +68,24 @@ def attend_with_weights(
 
 
 def reorder_source(source: dict[str, Any], new_order: Tensor, kept: Tensor | None) -> dict[str, Any]:
-    """What hypotheses know of the source after a step of a search in which each stays with its sentence.
+    """Reorder what hypotheses know of the source, in a search in which each stays with its sentence.
 
     Args:
-        source: keys, values, padding, sentence and grouped, as for ``attend``.
-        new_order: (N,), the row that each hypothesis continues, grouped by sentence.
+        source: keys, values, padding and sentence, as for ``attend``.
+        new_order: (N,), the row that each hypothesis continues, as many for each sentence, in order.
         kept: (sentences,), those of the sentences so far that go on, in order; None for all.
     """
-    keys = source["keys"]
-    if not source["grouped"] or takes("attend", keys):  # which goes by the number of a row's sentence
-        return {**source, "sentence": source["sentence"].index_select(0, new_order), "grouped": False}
-    if kept is None and len(new_order) == len(source["sentence"]):
-        return source
+    keys, sentence = source["keys"], source["sentence"]
+    if takes("attend", keys):  # which finds keys by a row's sentence: those of others may stay
+        return {**source, "sentence": sentence.flatten().index_select(0, new_order)}
     if kept is not None:
         names = ("keys", "values", "padding")
         source = source | {name: source[name].index_select(0, kept) for name in names if source[name] is not None}
+    elif sentence.ndim == 2 and sentence.numel() == len(new_order):
+        return source
     sentences = len(source["keys"])
-    numbers = torch.arange(sentences, device=keys.device)
-    return {**source, "sentence": numbers.repeat_interleave(len(new_order) // sentences)}
+    numbers = torch.arange(sentences, device=keys.device).unsqueeze(1)
+    return {**source, "sentence": numbers.expand(sentences, len(new_order) // sentences)}
 
 
 def decoder_block(

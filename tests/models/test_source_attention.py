@@ -59,6 +59,35 @@ def test_steps_follow_their_sentences_through_beam_search(module, padding, backe
         assert_close(steps, weights)
 
 
+@pytest.mark.parametrize("padding", [None, PADDING, PADDING | torch.tensor([[False], [False], [True]])])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@torch.no_grad()
+def test_steps_within_sentences(module, padding, backend, monkeypatch):
+    """A search that keeps the rows of a sentence together: re-ordered, and with sentences that leave."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    source, sentence = draw(S, 3, SOURCE), torch.arange(3)
+    state: dict = {}
+    for order, kept in ([[0, 1, 2], None], [[0, 0, 1, 1, 2, 2], None], [[1, 0, 3, 3, 4, 5], None], [[1, 0, 4, 4], [0, 2]]):
+        if state:
+            left = None if kept is None else torch.tensor(kept)
+            module.reorder_within_sentences(state, torch.tensor(order), left)
+            sentence = sentence[torch.tensor(order)]
+        query = draw(1, len(sentence), C)
+        own = None if padding is None else padding[sentence]
+        expected, weights = module(query, source[:, sentence], source[:, sentence], own)
+        given = {"key": source, "value": source, "key_padding_mask": padding, "incremental_state": state}
+        assert_close(module(query, need_weights=False, **given)[0], expected)
+        assert_close(module(query, need_weights=True, **given)[1], weights)
+    assert len(state_of(module, state)["keys"]) == (3 if backend == "native" else 2)
+    module.reorder_incremental_state(state, torch.tensor([3, 0, 0]))  # and at will again
+    expected, _ = module(query := draw(1, 3, C), *[source[:, [2, 0, 0]]] * 2, None if padding is None else padding[[2, 0, 0]])
+    assert_close(module(query, None, None, need_weights=False, incremental_state=state)[0], expected)
+
+
+def state_of(module, state):
+    return module.get_incremental_state(state, "source")
+
+
 @torch.no_grad()
 def test_the_source_may_be_given_for_each_sentence_or_each_hypothesis(module):
     source, query = draw(S, 3, SOURCE), draw(1, 6, C)

@@ -202,6 +202,23 @@ def test_smoothed_nll_of_what_is_not_a_number():
     assert grad[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("ignore", [1, -100])
+def test_the_definition_of_the_loss_masks_rows(dtype, ignore, monkeypatch):
+    """What is in a row that does not count, numbers or not, changes nothing and gets no gradient."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    logits, target = (3 * torch.randn(5, 11)).to(dtype), torch.tensor([ignore, 4, 0, ignore, 10])
+    logits[0], logits[3, 4] = float("nan"), float("inf")
+    logits.requires_grad_()
+    loss, nll = ops.smoothed_nll(logits, target, 0.1, ignore)
+    expected, expected_nll = defined_loss(logits, target, 0.1, ignore)
+    assert_close(loss.detach(), expected.detach(), dtype)
+    assert_close(nll, expected_nll, dtype)
+    grad = torch.autograd.grad(loss, logits)[0]
+    assert_close(grad[[1, 2, 4]], torch.autograd.grad(expected, logits)[0][[1, 2, 4]])
+    assert torch.equal(grad[[0, 3]], torch.zeros(2, 11, dtype=dtype))
+
+
 def test_smoothed_nll_does_not_depend_on_the_threads():
     logits, target, threads = torch.randn(300, 700), torch.randint(0, 700, (300,)), torch.get_num_threads()
     try:
