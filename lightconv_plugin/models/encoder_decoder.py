@@ -8,9 +8,9 @@ import functools
 from argparse import ArgumentParser
 from typing import Any
 
+import torch
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
-import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops

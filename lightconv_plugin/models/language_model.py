@@ -68,7 +68,7 @@ class LightConvLanguageModel(FairseqLanguageModel):
 
 
 class AdaptiveEmbedding(AdaptiveInput):
-    """fairseq's adaptive input (Baevski and Auli, 2019), without waiting for a device to learn how many words a band has.
+    """fairseq's adaptive input (Baevski and Auli, 2019), without waiting for a GPU to count the words of a band.
 
     On a CPU, where nothing is waited for, fairseq's own looks up each word in its own band alone.
     """

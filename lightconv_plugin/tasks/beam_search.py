@@ -146,7 +146,8 @@ class BeamSearchGenerator(SequenceGenerator):
             scores[:, step] = values.view(-1)[places]
             beams = self.beam_size
             if hasattr(model.decoder, "reorder_within_sentences"):
-                model.decoder.reorder_within_sentences(state, order, groups if len(kept) < len(open_sentences) else None)
+                all_go_on = len(kept) == len(open_sentences)
+                model.decoder.reorder_within_sentences(state, order, None if all_go_on else groups)
             else:
                 model.decoder.reorder_incremental_state_scripting(state, order)
                 encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)

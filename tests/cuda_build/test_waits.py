@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
@@ -23,8 +22,8 @@ def sources():
 def decode(model, kept):
     """Three steps of a search, of which the second keeps the sentences ``kept`` alone."""
     model.eval()
-    words, state = tokens(SENTENCES, 1), {}
-    read = model.encoder(*sources())
+    read, words = model.encoder(*sources()), tokens(SENTENCES, 1)
+    state: dict = {}
     for step in range(3):
         logits, _ = model.decoder(words, encoder_out=read, incremental_state=state)
         beams = BEAM if step else 1
@@ -92,7 +91,7 @@ def test_a_layer_that_waits_is_found(reader, gpu, monkeypatch):
     model = build("pla_dynamicconv_iwslt_de_en")
     forward = FeedForward.forward
 
-    def waiting(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def waiting(self: FeedForward, x: torch.Tensor) -> torch.Tensor:
         READERS[reader](x)
         return forward(self, x)
 

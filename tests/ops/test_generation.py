@@ -154,7 +154,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         given = function(*args, **(kwargs or {}))
-        self.numbers = max(self.numbers, *(x.numel() for x in tree_leaves((given, 0)) if isinstance(x, torch.Tensor)), 0)
+        sizes = [leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
         return given
 
 
