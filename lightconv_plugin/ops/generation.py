@@ -85,7 +85,7 @@ def reorder_source(source: dict[str, Any], new_order: Tensor, kept: Tensor | Non
         return source
     sentences = len(source["keys"])
     numbers = torch.arange(sentences, device=keys.device).unsqueeze(1)
-    return {**source, "sentence": numbers.expand(sentences, len(new_order) // sentences)}
+    return {**source, "sentence": numbers.expand(sentences, len(new_order) // max(sentences, 1))}
 
 
 def decoder_block(

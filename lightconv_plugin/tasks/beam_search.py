@@ -196,6 +196,7 @@ class BeamSearchGenerator(SequenceGenerator):
 
 def _best_first(finished: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
     """Sort the hypotheses of each sentence by their scores, which are read in one transfer."""
-    scores = iter(torch.stack([hypothesis["score"] for done in finished for hypothesis in done]).tolist())
+    totals = [hypothesis["score"] for done in finished for hypothesis in done]
+    scores = iter(torch.stack(totals).tolist() if totals else [])
     ranked = [[(-next(scores), hypothesis) for hypothesis in done] for done in finished]
     return [[hypothesis for _, hypothesis in sorted(pairs, key=lambda pair: pair[0])] for pairs in ranked]

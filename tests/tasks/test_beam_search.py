@@ -238,3 +238,8 @@ def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, 
     assert step.call_count > 4
     assert len(met) == step.call_count + 1
     assert all(wait.startswith("tolist at beam_search.py") for wait in met)
+
+
+def test_no_sentences_have_no_hypotheses():
+    assert beam_search._best_first([]) == []
+    assert beam_search._best_first([[], []]) == [[], []]
