@@ -183,6 +183,6 @@ def test_rows_that_lie_together_read_their_sentence_without_a_copy(monkeypatch):
 def test_the_source_of_no_sentences_is_re_ordered(monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
     none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 7, 8)
-    source: dict = {"keys": nothing, "values": nothing, "padding": None, "sentence": none}
-    after: dict = ops.reorder_source(source, none, none)
-    assert ops.attend(torch.zeros(1, 0, 8), *after.values(), heads=2).shape == (1, 0, 8)
+    source = {"keys": nothing, "values": nothing, "padding": None, "sentence": none}
+    after = ops.reorder_source(source, none, none)
+    assert ops.attend(torch.zeros(1, 0, 8), *after.values(), 2).shape == (1, 0, 8)
