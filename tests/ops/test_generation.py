@@ -185,4 +185,5 @@ def test_the_source_of_no_sentences_is_re_ordered(monkeypatch):
     none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 7, 8)
     source = {"keys": nothing, "values": nothing, "padding": None, "sentence": none}
     after = ops.reorder_source(source, none, none)
-    assert ops.attend(torch.zeros(1, 0, 8), *after.values(), 2).shape == (1, 0, 8)
+    out = ops.attend(torch.zeros(1, 0, 8), after["keys"], after["values"], None, after["sentence"], 2)
+    assert out.shape == (1, 0, 8)
