@@ -8,6 +8,7 @@ import functools
 from argparse import ArgumentParser
 from typing import Any
 
+import torch
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.resolve import add_arguments, resolve
+from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import Dropout, IncrementalState
 
 
@@ -30,17 +32,54 @@ class LightConvEncoder(TransformerEncoderBase):
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         return EncoderBlock(cfg, next(self._kernel_sizes))
 
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Any]]:
+        """As fairseq's, which asks the device at every block if there is padding: here the blocks always mask it.
+
+        Args:
+            src_tokens: (B, S).
+            src_lengths: not read: the tokens tell what is padding.
+            return_all_hiddens: return what each block gives.
+            token_embeddings: (B, S, C), if they are not to be looked up.
+
+        Returns:
+            fairseq's dictionary: encoder_out (S, B, C), its padding mask (B, S), and what else there is.
+        """
+        padding = src_tokens.eq(self.padding_idx)
+        x, embedding = self.forward_embedding(src_tokens, token_embeddings)
+        x = x.masked_fill(padding.unsqueeze(-1), 0).transpose(0, 1)
+        states = [x] if return_all_hiddens else []
+        for layer in self.layers:
+            x = layer(x, encoder_padding_mask=padding)
+            if return_all_hiddens:
+                states.append(x)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return {
+            "encoder_out": [x],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [embedding],
+            "encoder_states": states,
+            "fc_results": [],
+            "src_tokens": [],
+            "src_lengths": [(~padding).sum(dim=1, dtype=torch.int32).unsqueeze(1)],
+        }
+
 
 class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
-
-    # beam search may give the source once a sentence, and need not re-order it: the state holds what steps need of it
-    reads_source_once = True
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.dropout_module = Dropout(cfg.dropout, self)
+        # fairseq then hands the padding mask, which our blocks ignore, without asking the device if there is padding
+        self.cross_self_attention = True
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         return DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn)
@@ -61,6 +100,24 @@ class LightConvDecoder(TransformerDecoderBase):
         """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""
         for module in self._stateful:
             module.reorder_incremental_state(incremental_state, new_order)
+
+    def reorder_within_sentences(
+        self, incremental_state: IncrementalState, new_order: Tensor, kept: Tensor | None
+    ) -> None:
+        """Hypothesis b continues hypothesis new_order[b] of its sentence, in a search that keeps sentences together.
+
+        Such a search gives the source once a sentence, and need not re-order it: the state holds what steps need of it.
+
+        Args:
+            incremental_state: of all blocks.
+            new_order: (N,), as many hypotheses for each sentence, the sentences in the order of the source.
+            kept: (sentences,), those of the sentences so far that go on, in order; None for all.
+        """
+        for module in self._stateful:
+            if isinstance(module, SourceAttention):
+                module.reorder_within_sentences(incremental_state, new_order, kept)
+            else:
+                module.reorder_incremental_state(incremental_state, new_order)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
         """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""

@@ -124,6 +124,14 @@ class SourceAttention(MultiheadAttention):
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
         source = self.get_incremental_state(incremental_state, "source")
         if source is not None:
-            reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
+            reordered = {**source, "sentence": source["sentence"].flatten().index_select(0, new_order)}
             self.set_incremental_state(incremental_state, "source", reordered)
         return incremental_state
+
+    def reorder_within_sentences(
+        self, incremental_state: IncrementalState, new_order: Tensor, kept: Tensor | None
+    ) -> None:
+        """See ``LightConvDecoder.reorder_within_sentences``."""
+        source = self.get_incremental_state(incremental_state, "source")
+        if source is not None:
+            self.set_incremental_state(incremental_state, "source", ops.reorder_source(source, new_order, kept))

@@ -2,7 +2,14 @@
 
 from lightconv_plugin.ops import reference, window
 from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv, takes
-from lightconv_plugin.ops.generation import attend, attend_with_weights, beam_candidates, decoder_block, linear
+from lightconv_plugin.ops.generation import (
+    attend,
+    attend_with_weights,
+    beam_candidates,
+    decoder_block,
+    linear,
+    reorder_source,
+)
 from lightconv_plugin.ops.native.operators import FEW_ROWS
 from lightconv_plugin.ops.normalization import normalize_kernel
 from lightconv_plugin.ops.step import conv_step, reorder_state
@@ -25,6 +32,7 @@ __all__ = [
     "linear",
     "normalize_kernel",
     "reference",
+    "reorder_source",
     "reorder_state",
     "smoothed_nll",
     "takes",

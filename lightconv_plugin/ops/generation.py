@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.ops.dispatch import takes
-from lightconv_plugin.ops.training import masked_softmax
+from lightconv_plugin.ops.training import attention, masked_softmax
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,15 +31,25 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
         query: (1, N, C), not scaled; a head's product with a key is divided by the root of C / heads.
         keys, values: (sentences, S, C).
         padding: (sentences, S), true at positions that nobody may see; None for none.
-        sentence: (N,) int64, the sentence that each row attends to.
+        sentence: (N,) int64, the sentence that each row attends to; or (sentences, rows of each) where all sentences
+            have as many rows, in order. PyTorch then reads a sentence once for all of its rows; it copies the sentence
+            for each row otherwise.
         heads: a divisor of C.
 
     Returns:
         (1, N, C); zero for a row whose sentence is all padding.
     """
     if takes("attend", query, keys, values):
-        return torch.ops.lightconv.attend(query, keys, values, padding, sentence, heads)
-    return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
+        return torch.ops.lightconv.attend(query, keys, values, padding, sentence.flatten(), heads)
+    if sentence.ndim == 1:
+        return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
+
+    def split(x: Tensor, rows: int) -> Tensor:  # to (sentences, H, rows, R)
+        return x.reshape(len(keys), rows, heads, keys.shape[2] // heads).transpose(1, 2)
+
+    q, k, v = split(query, sentence.shape[1]), split(keys, keys.shape[1]), split(values, keys.shape[1])
+    out, _ = attention(q, k, v, None if padding is None else ~padding[:, None, None, :], 0.0)
+    return out.transpose(1, 2).reshape(query.shape)
 
 
 def attend_with_weights(
@@ -47,6 +57,7 @@ def attend_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32."""
     _, rows, channels = query.shape
+    sentence = sentence.flatten()
     split = (rows, keys.shape[1], heads, channels // heads)
     own_keys, own_values = keys[sentence].view(split), values[sentence].view(split)
     q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
@@ -54,6 +65,27 @@ def attend_with_weights(
     weights = masked_softmax(logits, None if padding is None else ~padding[sentence].unsqueeze(1))
     out = torch.einsum("nhs,nshr->nhr", weights.to(query.dtype), own_values)
     return out.reshape(1, rows, channels), weights
+
+
+def reorder_source(source: dict[str, Any], new_order: Tensor, kept: Tensor | None) -> dict[str, Any]:
+    """Reorder what hypotheses know of the source, in a search in which each stays with its sentence.
+
+    Args:
+        source: keys, values, padding and sentence, as for ``attend``.
+        new_order: (N,), the row that each hypothesis continues, as many for each sentence, in order.
+        kept: (sentences,), those of the sentences so far that go on, in order; None for all.
+    """
+    keys, sentence = source["keys"], source["sentence"]
+    if takes("attend", keys):  # which finds keys by a row's sentence: those of others may stay
+        return {**source, "sentence": sentence.flatten().index_select(0, new_order)}
+    if kept is not None:
+        names = ("keys", "values", "padding")
+        source = source | {name: source[name].index_select(0, kept) for name in names if source[name] is not None}
+    elif sentence.ndim == 2 and sentence.numel() == len(new_order):
+        return source
+    sentences = len(source["keys"])
+    numbers = torch.arange(sentences, device=keys.device).unsqueeze(1)
+    return {**source, "sentence": numbers.expand(sentences, len(new_order) // max(sentences, 1))}
 
 
 def decoder_block(
@@ -155,11 +187,13 @@ def beam_candidates(
     values = torch.log_softmax(logits / temperature, dim=-1)
     values = values.masked_fill(values.isnan(), -math.inf)
     values[:, unk] -= unk_penalty
-    values[:, [pad] if banned is None else [pad, banned]] = -math.inf
+    # by slices: a number becomes a tensor on the CPU first, and a GPU waits for its copy
+    values[:, pad].fill_(-math.inf)
+    if banned is not None:
+        values[:, banned].fill_(-math.inf)
     if only is not None:
-        values = torch.full_like(values, -math.inf).index_copy_(
-            1, torch.tensor([only]).to(logits.device), values[:, only, None]
-        )
+        values[:, :only].fill_(-math.inf)
+        values[:, only + 1 :].fill_(-math.inf)
     if scores is not None:
         values += scores.unsqueeze(1)
     best, index = values.view(-1, beams * types).topk(count)

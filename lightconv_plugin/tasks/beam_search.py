@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -26,9 +27,10 @@ class BeamSearchGenerator(SequenceGenerator):
     """Beam search as fairseq's ``SequenceGenerator`` does it: the same hypotheses, scores and options.
 
     What is saved: log-probabilities of the whole vocabulary are never written, only the best continuations; the first
-    step takes one row a sentence; a decoder that reads the source once is not given it for every hypothesis. What it
-    does not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq
-    shows that with --print-alignment alone, which has a generator of its own.
+    step takes one row a sentence; a decoder that reads the source once is not given it for every hypothesis; a GPU is
+    waited for once a step, when the candidates' scores and words are read, and once at the end of a batch. What it does
+    not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq shows
+    that with --print-alignment alone, which has a generator of its own.
     """
 
     def __init__(self, models: Any, tgt_dict: Any, **options: Any) -> None:
@@ -114,19 +116,23 @@ class BeamSearchGenerator(SequenceGenerator):
                 only=self.eos if step >= max_len else None,
             )
             parents = parents + beams * torch.arange(len(parents), device=device).unsqueeze(1)
-            ends, going_on = self._divide(values.tolist(), words.tolist())
-            closed: set[int] = set()
+            # both in one transfer, for which alone a GPU is waited for; float64 holds either without rounding
+            ends, going_on = self._divide(*torch.stack([values.double(), words.double()]).tolist())
+            ended = Counter(place // values.shape[1] for place in ends)
+            kept = [
+                group
+                for group, sentence in enumerate(open_sentences)
+                if not ended[group] or (step < max_len and len(finished[sentence]) + ended[group] < self.beam_size)
+            ]
+            chosen = [place for group in kept for place in going_on[group]]
+            numbers = torch.tensor(ends + chosen + kept, dtype=torch.long).to(device, non_blocking=True)
+            ending, places, groups = numbers.split([len(ends), len(chosen), len(kept)])
             if ends:
-                index = torch.tensor(ends, device=device)
-                hypotheses = self._finish(step, tokens, scores, parents.view(-1)[index], values.view(-1)[index])
+                hypotheses = self._finish(step, tokens, scores, parents.view(-1)[ending], values.view(-1)[ending])
                 for place, hypothesis in zip(ends, hypotheses, strict=True):
-                    group = place // values.shape[1]
-                    done = finished[open_sentences[group]]
+                    done = finished[open_sentences[place // values.shape[1]]]
                     if len(done) < self.beam_size:
                         done.append(hypothesis)
-                    if len(done) == self.beam_size or step == max_len:
-                        closed.add(group)
-            kept = [group for group in range(len(open_sentences)) if group not in closed]
             if not kept:
                 break
             if step == max_len:
@@ -134,17 +140,19 @@ class BeamSearchGenerator(SequenceGenerator):
                     f"no hypothesis of {len(kept)} sentences could end after {max_len} tokens: "
                     "the model gives the end of a sentence no probability, or one that is not a number"
                 )
-            open_sentences = [open_sentences[group] for group in kept]
-            chosen = torch.tensor([place for group in kept for place in going_on[group]], device=device)
-            order = parents.view(-1)[chosen]
+            order = parents.view(-1)[places]
             tokens, scores = tokens.index_select(0, order), scores.index_select(0, order)
-            tokens[:, step + 1] = words.view(-1)[chosen]
-            scores[:, step] = values.view(-1)[chosen]
+            tokens[:, step + 1] = words.view(-1)[places]
+            scores[:, step] = values.view(-1)[places]
             beams = self.beam_size
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            if not getattr(model.decoder, "reads_source_once", False):
+            if hasattr(model.decoder, "reorder_within_sentences"):
+                all_go_on = len(kept) == len(open_sentences)
+                model.decoder.reorder_within_sentences(state, order, None if all_go_on else groups)
+            else:
+                model.decoder.reorder_incremental_state_scripting(state, order)
                 encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
-        return [sorted(done, key=lambda hypothesis: -hypothesis["score"].item()) for done in finished]
+            open_sentences = [open_sentences[group] for group in kept]
+        return _best_first(finished)
 
     def _divide(self, values: list[list[float]], words: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.
@@ -184,3 +192,11 @@ class BeamSearchGenerator(SequenceGenerator):
             }
             for i in range(len(rows))
         ]
+
+
+def _best_first(finished: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    """Sort the hypotheses of each sentence by their scores, which are read in one transfer."""
+    totals = [hypothesis["score"] for done in finished for hypothesis in done]
+    scores = iter(torch.stack(totals).tolist() if totals else [])
+    ranked = [[(-next(scores), hypothesis) for hypothesis in done] for done in finished]
+    return [[hypothesis for _, hypothesis in sorted(pairs, key=lambda pair: pair[0])] for pairs in ranked]

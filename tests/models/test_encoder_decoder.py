@@ -2,6 +2,7 @@ import fairseq.models
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerEncoderBase
 
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from lightconv_plugin.models.encoder_decoder import LightConvModel
@@ -30,6 +31,22 @@ def test_source_padding_never_changes_real_positions(model, side):
     pads = torch.full((2, 4), PAD)
     padded = torch.cat([pads, source] if side == "left" else [source, pads], dim=1)
     assert_close(model(padded, None, target)[0], alone)
+
+
+@torch.no_grad()
+def test_the_encoder_s_walk_through_its_blocks_is_fairseq_s(model):
+    padded = common.tokens(2, 7)
+    padded[1, :3] = PAD
+    for source in (padded, common.tokens(2, 7)):
+        for options in ({"return_all_hiddens": True}, {"token_embeddings": torch.ones(2, 7, 16).double()}):
+            got = model.encoder(source, source.ne(PAD).sum(1), **options)
+            expected = TransformerEncoderBase.forward_scriptable(model.encoder, source, **options)
+            assert got.keys() == expected.keys()
+            for name in got.keys() - {"fc_results"}:  # of which our blocks have none
+                assert len(got[name]) == len(expected[name])
+                for own, theirs in zip(got[name], expected[name], strict=True):
+                    assert own.dtype == theirs.dtype
+                    assert torch.equal(own, theirs)
 
 
 def test_a_batch_of_unequal_lengths_is_each_sentence_alone(model):

@@ -7,7 +7,7 @@ import torch
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from lightconv_plugin.models.architectures import LANGUAGE_MODELS
-from lightconv_plugin.models.language_model import LightConvLanguageModel
+from lightconv_plugin.models.language_model import AdaptiveEmbedding, LightConvLanguageModel
 from tests.models import common
 from tests.models.test_architectures import TYPES, build, task
 from tests.tolerances import assert_close
@@ -161,3 +161,15 @@ def test_norms_come_before_and_none_after_the_last_block():
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
         build_model(SMALL, **options)
+
+
+@pytest.mark.parametrize("cutoffs", [[10, 20], [5, 28], [30]])
+def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
+    """As GPUs run it; every word, and the gradients of all bands."""
+    torch.manual_seed(0)
+    ours = AdaptiveEmbedding(30, 1, 16, 4.0, 12, cutoffs).double()
+    words, grad = torch.arange(30).view(2, 15), torch.randn(2, 15, 12, dtype=torch.float64)
+    expected, got = ours(words), ours.masked(words)
+    assert_close(got, expected)
+    for a, b in zip(*(torch.autograd.grad(x, list(ours.parameters()), grad) for x in (got, expected)), strict=True):
+        assert_close(a, b)

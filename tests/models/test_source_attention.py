@@ -59,6 +59,31 @@ def test_steps_follow_their_sentences_through_beam_search(module, padding, backe
         assert_close(steps, weights)
 
 
+@pytest.mark.parametrize("padding", [None, PADDING, PADDING | torch.tensor([[False], [False], [True]])])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@torch.no_grad()
+def test_steps_within_sentences(module, padding, backend, monkeypatch):
+    """A search that keeps the rows of a sentence together: re-ordered, and with sentences that leave."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    source, sentence = draw(S, 3, SOURCE), torch.arange(3)
+    state: dict = {}
+    orders = [[0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5], [1, 0, 4, 4], [3, 0, 0]]
+    for step, order in enumerate(map(torch.tensor, orders)):
+        if step == 4:  # and at will again
+            module.reorder_incremental_state(state, order)
+        elif step > 0:
+            module.reorder_within_sentences(state, order, torch.tensor([0, 2]) if step == 3 else None)
+        sentence = sentence[order]
+        query = draw(1, len(sentence), C)
+        own = None if padding is None else padding[sentence]
+        expected, weights = module(query, source[:, sentence], source[:, sentence], own)
+        given = {"key": source, "value": source, "key_padding_mask": padding, "incremental_state": state}
+        assert_close(module(query, need_weights=False, **given)[0], expected)
+        assert_close(module(query, need_weights=True, **given)[1], weights)
+    kept = module.get_incremental_state(state, "source")["keys"]
+    assert len(kept) == (3 if backend == "native" else 2)
+
+
 @torch.no_grad()
 def test_the_source_may_be_given_for_each_sentence_or_each_hypothesis(module):
     source, query = draw(S, 3, SOURCE), draw(1, 6, C)

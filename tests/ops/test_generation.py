@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lightconv_plugin import ops
 from tests.tolerances import assert_close
@@ -143,3 +145,45 @@ def test_opcheck_of_the_raw_operators():
     torch.library.opcheck(raw.attend.default, (x, keys, keys + 1, padding, sentence, 2), test_utils=checks)
     search = (torch.randn(4, 9), torch.randn(4), 2, 3, 1.0, 0, 1, 0.0, -1, -1)
     torch.library.opcheck(raw.beam_candidates.default, search, test_utils=checks)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that a tensor had which an operator gave."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return given
+
+
+@torch.no_grad()
+def test_rows_that_lie_together_read_their_sentence_without_a_copy(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    sentences, rows, length, heads = 3, 5, 7, 2
+    query = torch.randn(1, sentences * rows, 8)
+    keys, values = torch.randn(2, sentences, length, 8)
+    padding = torch.arange(length) < torch.tensor([[0], [7], [3]])
+    apart = torch.arange(sentences).repeat_interleave(rows)
+    together = torch.arange(sentences).unsqueeze(1).expand(sentences, rows)
+    for hidden in (None, padding):
+        expected = ops.attend(query, keys, values, hidden, apart, heads)
+        with Largest() as largest:
+            got = ops.attend(query, keys, values, hidden, together, heads)
+        assert_close(got, expected)
+        assert largest.numbers <= max(keys.numel(), query.numel())
+        with Largest() as largest:
+            ops.attend(query, keys, values, hidden, apart, heads)
+        assert largest.numbers == rows * keys.numel()
+
+
+@torch.no_grad()
+def test_the_source_of_no_sentences_is_re_ordered(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 7, 8)
+    source = {"keys": nothing, "values": nothing, "padding": None, "sentence": none}
+    after = ops.reorder_source(source, none, none)
+    out = ops.attend(torch.zeros(1, 0, 8), after["keys"], after["values"], None, after["sentence"], 2)
+    assert out.shape == (1, 0, 8)

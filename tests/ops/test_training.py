@@ -1,11 +1,14 @@
 """The operators of training: dropout in C++ against its definition, attention against PyTorch's."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import native
@@ -63,6 +66,31 @@ def test_dropout_follows_torchs_generator_and_never_repeats():
     assert torch.equal(first, ops.dropout(x, 0.3))
     assert not torch.equal(first, second)
     assert abs((first == 0).double().mean().item() - 0.3) < 0.05  # seven standard deviations
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_layers_draw_the_same_masks(backend, reentrant, monkeypatch):
+    """Two batches go forward, layers called twice, before the gradient of the first is computed."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    weight = torch.randn(2, 3)
+
+    def layer(x: Tensor) -> Tensor:
+        return ops.dropout(ops.light_conv(x, weight, padding_l=1, dropconnect=0.3), 0.3)
+
+    def gradients(run: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        batches = [torch.ones(6, 3, 4, requires_grad=True) for _ in range(2)]
+        losses = [run(run(x)).square().sum() for x in batches]
+        for loss in losses:
+            loss.backward()
+        return tuple(x.grad for x in batches if x.grad is not None)
+
+    plain = gradients(layer)
+    again = gradients(lambda x: checkpoint(layer, x, use_reentrant=reentrant))
+    assert not torch.equal(*plain)
+    for got, expected in zip(again, plain, strict=True):
+        assert_close(got, expected)
 
 
 def test_dropout_does_not_depend_on_the_threads():
@@ -200,6 +228,23 @@ def test_smoothed_nll_of_what_is_not_a_number():
     grad = torch.autograd.grad(loss, logits)[0]
     assert grad[1].isnan().all()
     assert grad[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("ignore", [1, -100])
+def test_the_definition_of_the_loss_masks_rows(dtype, ignore, monkeypatch):
+    """What is in a row that does not count, numbers or not, changes nothing and gets no gradient."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    logits, target = (3 * torch.randn(5, 11)).to(dtype), torch.tensor([ignore, 4, 0, ignore, 10])
+    logits[0], logits[3, 4] = float("nan"), float("inf")
+    logits.requires_grad_()
+    loss, nll = ops.smoothed_nll(logits, target, 0.1, ignore)
+    expected, expected_nll = defined_loss(logits, target, 0.1, ignore)
+    assert_close(loss.detach(), expected.detach(), dtype)
+    assert_close(nll, expected_nll, dtype)
+    grad = torch.autograd.grad(loss, logits)[0]
+    assert_close(grad[[1, 2, 4]], torch.autograd.grad(expected, logits)[0][[1, 2, 4]])
+    assert torch.equal(grad[[0, 3]], torch.zeros(2, 11, dtype=dtype))
 
 
 def test_smoothed_nll_does_not_depend_on_the_threads():

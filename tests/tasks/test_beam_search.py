@@ -17,6 +17,7 @@ from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 from lightconv_plugin.tasks.translation import FastTranslationTask
 from tests.models import common
 from tests.tolerances import assert_close
+from tests.waits import waits
 
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en", "transformer_iwslt_de_en"]
 TYPES = 24
@@ -222,3 +223,23 @@ def test_impossible_lengths_and_models_are_refused():
     _, ours = generators([broken], max_len_b=3)
     with pytest.raises(RuntimeError, match="no hypothesis of 2 sentences could end after 3 tokens"):
         ours.generate([], sample([4, 2]))
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    # fairseq's positions ask so for a shape, and read the answer on the CPU
+    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
+    built = model(ARCHITECTURES[1], seed=3)
+    _, ours = generators([built], max_len_b=12)
+    with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as step, waits("cpu") as met:
+        hypotheses = ours.generate([], sample([7, 3, 5]))
+    assert len({len(hypothesis["tokens"]) for done in hypotheses for hypothesis in done}) > 2
+    assert step.call_count > 4
+    assert len(met) == step.call_count + 1
+    assert all(wait.startswith("tolist at beam_search.py") for wait in met)
+
+
+def test_no_sentences_have_no_hypotheses():
+    assert beam_search._best_first([]) == []
+    assert beam_search._best_first([[], []]) == [[], []]

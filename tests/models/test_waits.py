@@ -1,0 +1,96 @@
+"""Nothing reads a number from a tensor in an update or in a decoding step: on a GPU, that would wait for it.
+
+Here the CPU stands for the GPU, so that no CUDA build is needed and the backward pass runs too.
+"""
+
+import pytest
+import torch
+
+from lightconv_plugin import ops
+from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from lightconv_plugin.models.language_model import AdaptiveEmbedding
+from lightconv_plugin.models.layers import FeedForward
+from tests.models.test_architectures import build, task, toy_batch
+from tests.waits import waits
+
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "weight_dropout": 0.1}
+BEAM = 3
+
+
+@pytest.fixture(params=["native", "reference"])
+def backend(request, monkeypatch):
+    """Each backend, and models as a GPU runs them."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", request.param)
+    # fairseq's positions ask so for a shape, and read the answer on the CPU
+    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
+    # on a CPU it is fairseq's, which picks words
+    monkeypatch.setattr(AdaptiveEmbedding, "forward", AdaptiveEmbedding.masked)
+    return request.param
+
+
+def small(arch):
+    return build(arch, task(arch), **DROPOUT), toy_batch(arch, task(arch))
+
+
+@pytest.mark.parametrize("arch", [*ENCODER_DECODER, *LANGUAGE_MODELS])
+def test_updates_and_steps(arch, backend):
+    model, batch = small(arch)
+    net_input, order = batch["net_input"], torch.arange(4).repeat_interleave(BEAM)
+    source = {name: net_input[name] for name in ("src_tokens", "src_lengths") if "prev_output_tokens" in net_input}
+    later, kept = torch.zeros(3 * BEAM, dtype=torch.long), torch.tensor([0, 1, 3])
+    with waits("cpu") as met:
+        model.train()(**net_input)[0].sum().backward()
+        model.eval()
+        with torch.no_grad():
+            model(**net_input)
+            state: dict = {}
+            read = model.encoder(**source) if source else None
+            words = batch["target"][:, :1]
+            for step in range(3):
+                model.decoder(words, encoder_out=read, incremental_state=state)
+                if step == 0:
+                    model.decoder.reorder_within_sentences(state, order, None)
+                else:
+                    model.decoder.reorder_within_sentences(state, later, kept if step == 1 else None)
+                words = batch["target"][0, : step + 2].expand(len(later) if step else len(order), -1)
+            model.decoder.reorder_incremental_state_scripting(state, later)
+    assert met == []
+
+
+def test_the_loss_and_the_best_continuations(backend):
+    logits, target = torch.randn(6, 9, requires_grad=True), torch.tensor([1, 2, 3, 1, 4, 8])
+    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.5}
+    with waits("cpu") as met:
+        loss, _ = ops.smoothed_nll(logits, target, 0.1, 1)
+        if backend == "reference":  # a kernel's own rate of change is a number
+            loss.backward()
+        for banned, only in ((None, None), (2, None), (None, 2)):
+            ops.beam_candidates(logits.detach(), torch.zeros(6), beams=2, count=4, banned=banned, only=only, **options)
+    assert met == []
+
+
+READERS = {
+    "item": lambda x: x.sum().item(),
+    "any": lambda x: bool((x > 0).any()),
+    "nonzero": lambda x: x.nonzero(),
+    "mask as index": lambda x: x[x > 0],
+    "assignment by mask": lambda x: x.clone().__setitem__(x > 0, 0.0),
+    "list": lambda x: x.tolist(),
+    "cpu": lambda x: x.detach().cpu().numpy(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_layer_that_waits_is_found(reader, backend, monkeypatch):
+    model, batch = small("pla_lightconv_iwslt_de_en")
+    forward = FeedForward.forward
+
+    def waiting(self: FeedForward, x: torch.Tensor) -> torch.Tensor:
+        READERS[reader](x)
+        return forward(self, x)
+
+    monkeypatch.setattr(FeedForward, "forward", waiting)
+    with waits("cpu") as met:
+        model(**batch["net_input"])
+    assert len(met) >= 4  # blocks
+    assert all("at test_waits.py" in wait for wait in met)
