@@ -70,12 +70,15 @@ class LightConvLanguageModel(FairseqLanguageModel):
 class AdaptiveEmbedding(AdaptiveInput):
     """fairseq's adaptive input (Baevski and Auli, 2019), without waiting for a GPU to count the words of a band.
 
-    On a CPU, where nothing is waited for, fairseq's own looks up each word in its own band alone.
+    On a CPU, where nothing is waited for, fairseq's own looks up each word in its own band alone; not in a graph that
+    torch.compile makes, which cannot count them.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Words (B, T) to embeddings (B, T, C)."""
-        return super().forward(input) if input.device.type == "cpu" else self.masked(input)
+        if input.device.type == "cpu" and not torch.compiler.is_compiling():
+            return super().forward(input)
+        return self.masked(input)
 
     def masked(self, input: Tensor) -> Tensor:
         """Look up every word in every band, and mask what is not its own: at most a third more work for factor 4."""
