@@ -3,6 +3,7 @@
 from argparse import ArgumentParser
 from typing import Any
 
+import torch
 from fairseq.models import FairseqLanguageModel, register_model
 from fairseq.models.transformer import Embedding, TransformerConfig
 from fairseq.modules import AdaptiveInput
