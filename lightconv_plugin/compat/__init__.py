@@ -16,6 +16,7 @@ from lightconv_plugin.compat.intervals import keep_updates_at_epoch_ends
 from lightconv_plugin.compat.saving import copy_checkpoints_without_asserts, save_checkpoints_whole
 from lightconv_plugin.compat.training import (
     SetupError,
+    embed_positions_of_empty_batches,
     refuse_what_cannot_train,
     restore_numpy_compat,
     train_data_parallel_on_cpu,
@@ -34,6 +35,7 @@ def apply() -> None:
     explain_checkpoint_errors()
     keep_updates_at_epoch_ends()
     restore_numpy_compat()
+    embed_positions_of_empty_batches()
     train_in_bfloat16_without_xla()
     train_data_parallel_on_cpu()
     refuse_what_cannot_train()

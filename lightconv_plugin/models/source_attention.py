@@ -106,7 +106,7 @@ class SourceAttention(MultiheadAttention):
 
     def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
         """Keys and values (sentences, S, C) of the source, and each row's sentence."""
-        if source is None or source.shape[1] == 0 or rows % source.shape[1]:
+        if source is None or (rows % source.shape[1] if source.shape[1] else rows):
             raise ValueError(
                 f"each sentence of the source must have the same number of hypotheses; got {rows} rows and a source "
                 f"{None if source is None else tuple(source.shape)}, (S, sentences, C)"
@@ -116,7 +116,7 @@ class SourceAttention(MultiheadAttention):
             "keys": self.k_proj(source).transpose(0, 1).contiguous(),
             "values": self.v_proj(source).transpose(0, 1).contiguous(),
             "padding": None if padding is None else padding.bool().contiguous(),
-            "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // sentences),
+            "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // max(sentences, 1)),
         }
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
