@@ -44,7 +44,7 @@ class BlockStep:
         absent = {"mixer.conv.weight_linear"} if type(conv) is LightweightConv else set()
         if set(modules) != set(kinds) - absent:
             return None
-        if not all(any(is_plain(module, kind) for kind in kinds[name]) for name, module in modules.items()):
+        if not all(type(module) in kinds[name] and is_plain(module, type(module)) for name, module in modules.items()):
             return None
         if conv.normalization != "softmax" or conv.backend == "reference" or getattr(conv, "query_heads", 1) > 1:
             return None

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Return True if a call of ``module`` is ``kind.forward`` on tensors of its own, and nothing else.
@@ -19,11 +17,12 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
         type(module) is kind
         and "forward" not in own
         and module._compiled_call_impl is None
-        and not any(own[hooks] for hooks in _HOOKS)
+        and not (own["_forward_hooks"] or own["_forward_pre_hooks"])
+        and not (own["_backward_hooks"] or own["_backward_pre_hooks"])
         and not _has_any_global_hook()
-        and all(parameter is None or _is_plain_tensor(parameter) for parameter in own["_parameters"].values())
+        and all(map(_is_plain_tensor, own["_parameters"].values()))
     )
 
 
-def _is_plain_tensor(parameter: Tensor) -> bool:
-    return type(parameter) in (nn.Parameter, Tensor) and parameter.layout is torch.strided
+def _is_plain_tensor(parameter: Tensor | None) -> bool:
+    return parameter is None or (type(parameter) in (nn.Parameter, Tensor) and parameter.layout is torch.strided)
