@@ -11,10 +11,12 @@ from lightconv_plugin.compat.checkpoints import (
     explain_checkpoint_errors,
 )
 from lightconv_plugin.compat.command_line import help_with_model_options
+from lightconv_plugin.compat.hub import align_when_asked, copy_and_pickle, score_translations
 from lightconv_plugin.compat.intervals import keep_updates_at_epoch_ends
 from lightconv_plugin.compat.saving import copy_checkpoints_without_asserts, save_checkpoints_whole
 from lightconv_plugin.compat.training import (
     SetupError,
+    embed_positions_of_empty_batches,
     refuse_what_cannot_train,
     restore_numpy_compat,
     train_data_parallel_on_cpu,
@@ -33,7 +35,11 @@ def apply() -> None:
     explain_checkpoint_errors()
     keep_updates_at_epoch_ends()
     restore_numpy_compat()
+    embed_positions_of_empty_batches()
     train_in_bfloat16_without_xla()
     train_data_parallel_on_cpu()
     refuse_what_cannot_train()
     help_with_model_options()
+    score_translations()
+    align_when_asked()
+    copy_and_pickle()

@@ -28,6 +28,24 @@ def restore_numpy_compat() -> None:
         np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 
+def embed_positions_of_empty_batches() -> None:
+    """All versions: sinusoids of no sentences, or of sentences without words, are none.
+
+    fairseq leaves a size to be worked out, which cannot be for an empty tensor.
+    """
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    def none_for_none(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(self: Any, input: Any, incremental_state: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if input.numel() == 0 and incremental_state is None:
+                return self.weights.new_empty(*input.shape, self.embedding_dim)
+            return original(self, input, incremental_state, *args, **kwargs)
+
+        return wrapper
+
+    wrap(SinusoidalPositionalEmbedding, "forward", none_for_none)
+
+
 def train_in_bfloat16_without_xla() -> None:
     """All torch versions, where torch_xla is not installed: `--bf16` on a GPU or CPU.
 

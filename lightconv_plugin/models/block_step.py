@@ -3,79 +3,94 @@
 With a few hypotheses, what lies between a block's matrix products would otherwise take longer than they do.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import (
-    ConvModule,
-    Dropout,
-    DynamicConv,
-    IncrementalState,
-    LightweightConv,
-)
+from lightconv_plugin.modules import Dropout, DynamicConv, IncrementalState, LightweightConv, is_plain
+
+_PARAMETERS = 19  # weights and biases of 6 linear maps, the kernel's weights, weights and biases of 3 norms
 
 
 @dataclass(frozen=True)
 class BlockStep:
-    """What the operator needs of a block: gathered once a search, as a walk through modules takes its time."""
+    """Modules and options of a block, as the operator needs them. Made once a search: a walk through modules is slow.
+
+    ``modules`` hold the parameters, in the operator's order. The tensors themselves are looked up at each step.
+    """
 
     conv: LightweightConv | DynamicConv
-    heads: int
-    parameters: list[Tensor]
+    attention: Any
+    modules: list[nn.Module]
     gated: bool
     norm_first: bool
     eps: float
 
     @classmethod
-    def of(cls, block: Any, x: Tensor) -> "BlockStep | None":
-        """For a ``DecoderBlock`` and its input (1, N, C); None where its parts must be run one after the other."""
+    def of(cls, block: Any, kinds: Mapping[str, tuple[type[nn.Module], ...]], x: Tensor) -> "BlockStep | None":
+        """Return the step of a ``DecoderBlock``; None where its parts must be called one after the other.
+
+        Args:
+            block: the block.
+            kinds: the classes that each module in the block may have, by its name. No other modules may be there.
+            x: the block's input (1, N, C).
+        """
+        modules = dict(block.named_modules())
+        del modules[""]  # the block itself, which is called
+        conv: Any = modules.get("mixer.conv")
+        absent = {"mixer.conv.weight_linear"} if type(conv) is LightweightConv else set()
+        if set(modules) != set(kinds) - absent:
+            return None
+        if not all(type(module) in kinds[name] and is_plain(module, type(module)) for name, module in modules.items()):
+            return None
+        if conv.normalization != "softmax" or conv.backend == "reference" or getattr(conv, "query_heads", 1) > 1:
+            return None
+        if any(module.probability > 0 for module in modules.values() if isinstance(module, Dropout)):
+            return None
         mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
-        if type(mixer) is not ConvModule or mixer.query_proj is not None:
-            return None
-        conv: Any = mixer.conv
-        if conv.normalization != "softmax" or (isinstance(conv, DynamicConv) and conv.query_heads > 1):
-            return None
-        if any(module.probability > 0 for module in block.modules() if isinstance(module, Dropout)):
-            return None
         residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
         norms = [residual.layer_norm for residual in residuals]
-        kernel = conv.weight_linear.weight if isinstance(conv, DynamicConv) else conv.weight
-        parts = [
-            [mixer.in_proj.weight, mixer.in_proj.bias],
-            [kernel],
-            [mixer.out_proj.weight, mixer.out_proj.bias, *_norm(norms[0])],
-            [attention.q_proj.weight, attention.q_proj.bias],
-            [attention.out_proj.weight, attention.out_proj.bias, *_norm(norms[1])],
-            [ffn.fc1.weight, ffn.fc1.bias, ffn.fc2.weight, ffn.fc2.bias, *_norm(norms[2])],
-        ]
-        parameters = [parameter for part in parts for parameter in part]
-        # one row here: rows come and go, and each step asks for its own
-        if conv.backend == "reference" or not ops.takes("decoder_block", x[:, :1], *parameters):
+        options = {(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}
+        kernel = conv.weight_linear if isinstance(conv, DynamicConv) else conv
+        step = cls(
+            conv,
+            attention,
+            [
+                *(mixer.in_proj, kernel, mixer.out_proj, norms[0]),
+                *(attention.q_proj, attention.out_proj, norms[1]),
+                *(ffn.fc1, ffn.fc2, norms[2]),
+            ],
+            mixer.glu,
+            *next(iter(options)),
+        )
+        parameters = step.parameters()
+        if len(options) > 1 or len(parameters) != _PARAMETERS:
             return None
-        return cls(conv, attention.num_heads, parameters, mixer.glu, residuals[0].normalize_before, norms[0].eps)
+        # one row here: rows come and go, and each step asks for its own
+        return step if ops.takes("decoder_block", x[:, :1], *parameters) else None
 
-    def __call__(self, x: Tensor, incremental_state: IncrementalState, source: dict[str, Any]) -> Tensor | None:
+    def parameters(self) -> list[Tensor]:
+        """The operator's parameters."""
+        return [tensor for module in self.modules for tensor in module._parameters.values() if tensor is not None]
+
+    def __call__(self, x: Tensor, incremental_state: IncrementalState) -> Tensor | None:
         """The newest position (1, N, C) to (1, N, C); None for what the parts must do, such as many rows.
 
-        ``source`` is the attention's part of the state, which like the convolution's is there from the second step on.
+        The states of the convolution and the attention are there from the second step on.
         """
         if not ops.takes("decoder_block", x):
             return None
         return ops.decoder_block(
             x,
-            self.parameters,
+            self.parameters(),
             self.conv.get_incremental_state(incremental_state, "inputs"),
-            source,
-            heads=self.heads,
+            self.attention.get_incremental_state(incremental_state, "source"),
+            heads=self.attention.num_heads,
             gated=self.gated,
             dynamic=isinstance(self.conv, DynamicConv),
             norm_first=self.norm_first,
             eps=self.eps,
         )
-
-
-def _norm(layer_norm: nn.LayerNorm) -> list[Tensor]:
-    return [layer_norm.weight, layer_norm.bias]

@@ -120,5 +120,12 @@ class LightConvLanguageModelConfig(DecoderOptions):
     adaptive_input_factor: float = _option("each band of the adaptive input is this many times narrower", 4.0)
     tie_adaptive_weights: Optional[bool] = _option("one set of weights for the adaptive input and softmax")
     tie_adaptive_proj: Optional[bool] = _option("one set of projections for the adaptive input and softmax")
+    character_embeddings: bool = _option("make the embeddings of words from their bytes, by convolutions", False)
+    character_filters: str = _option(
+        "width and channels of each convolution over bytes",
+        "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
+    )
+    character_embedding_dim: int = _option("width of the embeddings of bytes", 4)
+    char_embedder_highway_layers: int = _option("highway layers between the convolutions and the embedding", 2)
     tokens_per_sample: int = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")

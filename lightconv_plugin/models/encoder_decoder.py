@@ -13,12 +13,11 @@ from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from torch import Tensor, nn
 
-from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.resolve import add_arguments, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import Dropout, IncrementalState
+from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -88,13 +87,26 @@ class LightConvDecoder(TransformerDecoderBase):
         """(B, T, C) to logits (B, T, V); with an adaptive softmax, which does it itself, unchanged."""
         if self.adaptive_softmax is not None:
             return features
-        return ops.linear(features, self.output_projection.weight)
+        return apply_linear(self.output_projection, features)
 
     @functools.cached_property
     def _stateful(self) -> list[Any]:
         return [
             module for module in self.modules() if hasattr(module, "reorder_incremental_state") and module is not self
         ]
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: IncrementalState | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """As fairseq's: features (B, T, C), and the attention and inner states."""
+        if incremental_state is not None and not incremental_state:
+            self.__dict__.pop("_stateful", None)  # a search begins: its modules are those that are there now
+        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""

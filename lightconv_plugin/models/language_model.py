@@ -1,12 +1,13 @@
 """``pla_lightconv_lm``: the decoder alone as a language model (section 5.1), with adaptive input and softmax."""
 
+import ast
 from argparse import ArgumentParser
 from typing import Any
 
 import torch
 from fairseq.models import FairseqLanguageModel, register_model
 from fairseq.models.transformer import Embedding, TransformerConfig
-from fairseq.modules import AdaptiveInput
+from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvLanguageModelConfig
@@ -37,6 +38,9 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
     resolve_side(args, "decoder")
     if args.adaptive_input and not args.adaptive_input_cutoff:
         raise ValueError("--adaptive-input needs --adaptive-input-cutoff, for example 60000,160000")
+    if args.character_embeddings and (args.adaptive_input or args.share_decoder_input_output_embed):
+        other = "--adaptive-input" if args.adaptive_input else "--share-decoder-input-output-embed"
+        raise ValueError(f"--character-embeddings and {other} contradict each other; give one")
     if args.tie_adaptive_weights:
         own = (args.adaptive_input_cutoff, args.adaptive_input_factor, args.decoder_input_dim)
         softmax = (args.adaptive_softmax_cutoff, args.adaptive_softmax_factor, args.decoder_output_dim)
@@ -94,7 +98,7 @@ class AdaptiveEmbedding(AdaptiveInput):
 
 
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
-    """Token embeddings, of a width that falls with the words' frequency with ``adaptive_input``."""
+    """Token embeddings; of a width that falls with the words' frequency, or from a word's bytes, where asked for."""
     types = len(dictionary)
     for name in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
         cutoff = getattr(cfg, name, None)
@@ -102,6 +106,14 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             raise ValueError(
                 f"--{name.replace('_', '-')} {cutoff} goes beyond the dictionary's {types} types; give smaller cut-offs"
             )
+    if cfg.character_embeddings:
+        return CharacterTokenEmbedder(
+            dictionary,
+            _filters(cfg.character_filters),
+            cfg.character_embedding_dim,
+            cfg.decoder.embed_dim,
+            cfg.char_embedder_highway_layers,
+        )
     if cfg.adaptive_input:
         return AdaptiveEmbedding(
             types,
@@ -112,3 +124,16 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             list(cfg.adaptive_input_cutoff),
         )
     return Embedding(types, cfg.decoder.input_dim, dictionary.pad())
+
+
+def _filters(text: str) -> list[tuple[int, int]]:
+    """Width and channels of each convolution over bytes, from "[(1, 64), (2, 128)]"."""
+    try:
+        filters = [(width, channels) for width, channels in ast.literal_eval(text)]
+    except (SyntaxError, TypeError, ValueError):
+        filters = []
+    if not filters or not all(isinstance(number, int) and number > 0 for pair in filters for number in pair):
+        raise ValueError(
+            f"--character-filters is {text!r}; expected widths and channels, for example [(1, 64), (2, 128)]"
+        )
+    return filters

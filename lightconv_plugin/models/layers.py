@@ -1,6 +1,7 @@
 """Blocks of the encoder and the decoder (section 3.3 and Figure 2): a mixer over time where the Transformer has
 self-attention, source-target attention in the decoder, a feed-forward network; each with a residual connection."""
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,15 @@ from torch import Tensor, nn
 from lightconv_plugin.models.block_step import BlockStep
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import Dropout, IncrementalState, linear
+from lightconv_plugin.modules import (
+    ConvModule,
+    Dropout,
+    DynamicConv,
+    IncrementalState,
+    LightweightConv,
+    apply_linear,
+    linear,
+)
 
 
 class Residual(nn.Module):
@@ -39,7 +48,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout, self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.dropout(F.relu(self.fc1(x))))
+        return apply_linear(self.fc2, self.dropout(F.relu(apply_linear(self.fc1, x))))
 
 
 class Block(nn.Module):
@@ -70,6 +79,34 @@ class EncoderBlock(Block):
         """Nothing to upgrade; fairseq's encoder asks every layer."""
 
 
+def _residual(name: str) -> dict[str, tuple[type[nn.Module], ...]]:
+    return {name: (Residual,), f"{name}.layer_norm": (nn.LayerNorm,), f"{name}.dropout": (Dropout,)}
+
+
+# A decoder's block that one operator can do: the names of all modules in it, and the classes they may have.
+KNOWN_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
+    "mixer": (ConvModule,),
+    "mixer.input_dropout": (Dropout,),
+    "mixer.in_proj": (nn.Linear,),
+    "mixer.conv": (LightweightConv, DynamicConv),
+    "mixer.conv.weight_linear": (nn.Linear,),
+    "mixer.out_proj": (nn.Linear,),
+    **_residual("mixer_residual"),
+    "encoder_attn": (SourceAttention,),
+    "encoder_attn.dropout_module": (Dropout,),
+    "encoder_attn.k_proj": (nn.Linear,),
+    "encoder_attn.v_proj": (nn.Linear,),
+    "encoder_attn.q_proj": (nn.Linear,),
+    "encoder_attn.out_proj": (nn.Linear,),
+    **_residual("encoder_attn_residual"),
+    "ffn": (FeedForward,),
+    "ffn.fc1": (nn.Linear,),
+    "ffn.fc2": (nn.Linear,),
+    "ffn.dropout": (Dropout,),
+    **_residual("ffn_residual"),
+}
+
+
 class DecoderBlock(Block):
     """Causal mixer, source-target attention (unless a language model), feed-forward."""
 
@@ -78,7 +115,7 @@ class DecoderBlock(Block):
         stack = cfg.decoder
         self.need_attn = True  # until generation says that nobody will look at it
         self.encoder_attn: Any = None
-        self._block_step: BlockStep | None = None
+        self._owner = str(uuid.uuid4())  # of its entry in a decoder's state
         if not no_encoder_attn:
             self.encoder_attn = SourceAttention(
                 stack.embed_dim,
@@ -138,15 +175,14 @@ class DecoderBlock(Block):
 
     def _step_at_once(self, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
         """The newest position in one operator; None where the parts must be run one after the other."""
-        if self.encoder_attn is None:
+        entry: Any = incremental_state.get(self._owner)
+        if entry is None:  # a search begins: it is decided for all of it, and the first step makes the parts' states
+            step = BlockStep.of(self, KNOWN_PARTS, x)
+            incremental_state[self._owner] = {} if step is None else {"step": step}  # type: ignore[dict-item]
             return None
-        source = self.encoder_attn.get_incremental_state(incremental_state, "source")
-        if source is None:
-            self._block_step = BlockStep.of(self, x)  # a search begins: its first step makes the states
+        if "step" not in entry or need_weights:
             return None
-        if self._block_step is None or need_weights:
-            return None
-        return self._block_step(x, incremental_state, source)
+        return entry["step"](x, incremental_state)
 
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
         """fairseq's call before generation: whether alignments will be asked for."""

@@ -5,7 +5,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import Dropout, IncrementalState
+from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
 
 
 class SourceAttention(MultiheadAttention):
@@ -59,7 +59,7 @@ class SourceAttention(MultiheadAttention):
             out, weights = self._step(query, key, key_padding_mask, incremental_state, need_weights)
         if weights is not None and not need_head_weights:
             weights = weights.mean(dim=0)
-        return ops.linear(out, self.out_proj.weight, self.out_proj.bias), weights
+        return apply_linear(self.out_proj, out), weights
 
     def _attend(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, need_weights: bool
@@ -92,7 +92,7 @@ class SourceAttention(MultiheadAttention):
             source = self._read(key, padding, query.shape[1])
             self.set_incremental_state(incremental_state, "source", source)
         arguments = (
-            ops.linear(query, self.q_proj.weight, self.q_proj.bias),
+            apply_linear(self.q_proj, query),
             source["keys"],
             source["values"],
             source["padding"],
@@ -106,18 +106,17 @@ class SourceAttention(MultiheadAttention):
 
     def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
         """Keys and values (sentences, S, C) of the source, and each row's sentence."""
-        if source is None or source.shape[1] == 0 or rows % source.shape[1]:
+        if source is None or (rows % source.shape[1] if source.shape[1] else rows):
             raise ValueError(
                 f"each sentence of the source must have the same number of hypotheses; got {rows} rows and a source "
                 f"{None if source is None else tuple(source.shape)}, (S, sentences, C)"
             )
         sentences = source.shape[1]
-        by_sentence = source.transpose(0, 1)
         return {
-            "keys": self.k_proj(by_sentence).contiguous(),
-            "values": self.v_proj(by_sentence).contiguous(),
+            "keys": self.k_proj(source).transpose(0, 1).contiguous(),
+            "values": self.v_proj(source).transpose(0, 1).contiguous(),
             "padding": None if padding is None else padding.bool().contiguous(),
-            "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // sentences),
+            "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // max(sentences, 1)),
         }
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:

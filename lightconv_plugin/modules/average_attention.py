@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import linear
+from lightconv_plugin.modules.linear import apply_linear, linear
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 
@@ -35,8 +35,8 @@ class AverageAttention(StepByStep):
     ) -> Tensor:
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
         mean = self._mean(x, padding_mask) if incremental_state is None else self._step(x, incremental_state)
-        g = self.fc2(self.dropout(F.relu(self.fc1(mean))))
-        own, averaged = torch.sigmoid(self.gate(torch.cat([x, g], dim=-1))).chunk(2, dim=-1)
+        g = apply_linear(self.fc2, self.dropout(F.relu(apply_linear(self.fc1, mean))))
+        own, averaged = torch.sigmoid(apply_linear(self.gate, torch.cat([x, g], dim=-1))).chunk(2, dim=-1)
         return own * x + averaged * g
 
     def _mean(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.modules.linear import apply_linear
+from lightconv_plugin.modules.plain import is_plain
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 
@@ -140,7 +141,7 @@ class DynamicConv(TimeConv):
             )
         self.query_heads = query_heads
         # nn.Linear's own start, as the published models were started
-        self.weight_linear = Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
+        self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
 
     def forward(
         self, x: Tensor, incremental_state: IncrementalState | None = None, query: Tensor | None = None
@@ -169,7 +170,12 @@ class DynamicConv(TimeConv):
         """The kernels' logits (T, B, H, K) from what they are predicted from, (T, B, Q)."""
         time, batch = query.shape[:2]
         if self.query_heads == 1:
-            return self.weight_linear(query).view(time, batch, self.heads, self.kernel_size)
+            return apply_linear(self.weight_linear, query).view(time, batch, self.heads, self.kernel_size)
         groups = query.view(time, batch, self.query_heads, query.shape[2] // self.query_heads)
-        maps = self.weight_linear.weight.view(self.query_heads, -1, groups.shape[-1])
-        return torch.einsum("tbqd,qod->tbqo", groups, maps).reshape(time, batch, self.heads, self.kernel_size)
+        if is_plain(self.weight_linear, nn.Linear):
+            maps = self.weight_linear.weight.view(self.query_heads, -1, groups.shape[-1])
+            weight = torch.einsum("tbqd,qod->tbqo", groups, maps)
+        else:  # its forward is not to be passed by: every group through the whole map, of which its own heads are kept
+            every = self.weight_linear(groups).view(time, batch, self.query_heads, self.query_heads, -1)
+            weight = every.diagonal(dim1=2, dim2=3).movedim(-1, 2)
+        return weight.reshape(time, batch, self.heads, self.kernel_size)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules.conv import TimeConv
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import linear
+from lightconv_plugin.modules.linear import apply_linear, linear
 from lightconv_plugin.modules.window import IncrementalState
 
 
@@ -54,10 +54,10 @@ class ConvModule(nn.Module):
             (T, B, C_in).
         """
         x = self.input_dropout(x)
-        apart = {} if self.query_proj is None else {"query": self.query_proj(x)}
-        x = self.in_proj(x)
+        apart = {} if self.query_proj is None else {"query": apply_linear(self.query_proj, x)}
+        x = apply_linear(self.in_proj, x)
         if self.glu:
             x = ops.glu_mask(x, padding_mask)
         elif padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        return self.out_proj(self.conv(x, incremental_state=incremental_state, **apart))
+        return apply_linear(self.out_proj, self.conv(x, incremental_state=incremental_state, **apart))

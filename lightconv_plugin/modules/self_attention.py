@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import linear
+from lightconv_plugin.modules.linear import apply_linear, linear
 from lightconv_plugin.modules.window import IncrementalState, InputWindow
 
 
@@ -58,10 +58,10 @@ class SelfAttention(InputWindow):
             return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).permute(1, 2, 0, 3)
 
         out, _ = ops.attention(
-            split(self.q_proj(queries)),
-            split(self.k_proj(inputs)),
-            split(self.v_proj(inputs)),
+            split(apply_linear(self.q_proj, queries)),
+            split(apply_linear(self.k_proj, inputs)),
+            split(apply_linear(self.v_proj, inputs)),
             seen,
             self.dropout.probability,
         )
-        return self.out_proj(out.permute(2, 0, 1, 3).reshape(queries.shape))
+        return apply_linear(self.out_proj, out.permute(2, 0, 1, 3).reshape(queries.shape))

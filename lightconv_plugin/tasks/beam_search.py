@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from fairseq.models import BaseFairseqModel
+from fairseq.models import BaseFairseqModel, FairseqDecoder
 from fairseq.models.transformer import TransformerModelBase
 from fairseq.modules import BeamableMM
 from fairseq.search import BeamSearch
@@ -17,10 +17,22 @@ from lightconv_plugin import ops
 
 logger = logging.getLogger(__name__)
 
-_PLAIN_SOFTMAX = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
+_PROBABILITIES = ("get_normalized_probs", "get_normalized_probs_scriptable")
+_PLAIN_SOFTMAX = [
+    getattr(kind, name) for kind in (BaseFairseqModel, TransformerModelBase, FairseqDecoder) for name in _PROBABILITIES
+]
 _said: set[str] = set()
 
 Hypothesis = dict[str, Tensor]
+
+
+def _has_plain_softmax(model: Any) -> bool:
+    """Return True if no class and no instance has its own way from logits to probabilities; a wrapper may have one."""
+    return all(
+        name not in vars(part) and getattr(type(part), name, None) in _PLAIN_SOFTMAX
+        for part in (model, model.decoder)
+        for name in _PROBABILITIES
+    )
 
 
 class BeamSearchGenerator(SequenceGenerator):
@@ -44,7 +56,7 @@ class BeamSearchGenerator(SequenceGenerator):
         model = self.model.single_model
         if not self.model.has_incremental or not self.model.has_encoder():
             return f"{type(model).__name__}, which is not an encoder with an incremental decoder"
-        if type(model).get_normalized_probs not in _PLAIN_SOFTMAX:
+        if not _has_plain_softmax(model):
             return f"{type(model).__name__}, which has probabilities of its own"
         if getattr(model.decoder, "adaptive_softmax", None) is not None:
             return "an adaptive softmax"

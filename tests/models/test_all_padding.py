@@ -1,9 +1,13 @@
-"""A sentence that is all padding: a model gives numbers for it, in training and decoding, and leaves the others be."""
+"""A sentence that is all padding: a model gives numbers for it, in training and decoding, and leaves the others be.
+
+Batches without words or without sentences: a model gives as many numbers.
+"""
 
 import pytest
 import torch
 
 from tests.models import common
+from tests.models import test_language_model as language_model
 from tests.tolerances import assert_close
 
 PAD = 1
@@ -60,3 +64,33 @@ def test_decoding(arch, backend, fast, monkeypatch):
     others = torch.tensor([0, 2])
     alone, _ = model(source[others], lengths[others], target[others])
     assert_close(whole[others], alone)
+
+
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, "pla_cnn_wmt_en_de_big"])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(("batch", "source_time", "time"), [(2, 3, 0), (2, 0, 3), (2, 0, 0), (0, 3, 3), (0, 0, 0)])
+def test_empty_batches(arch, batch, source_time, time, backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    model = build(arch).train()
+    source, target = common.tokens(batch, source_time), common.tokens(batch, time)
+    lengths = torch.full((batch,), source_time)
+    out, _ = model(source, lengths, target)
+    assert out.shape == (batch, time, 20)
+    assert torch.isfinite(out).all()
+    out.sum().backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+    model.eval()
+    with torch.no_grad():
+        state: dict = {}
+        whole, read = model(source, lengths, target)[0], model.encoder(source, lengths)
+        for end in range(1, time + 1):
+            step = model.decoder(target[:, :end], encoder_out=read, incremental_state=state)[0]
+            assert_close(step, whole[:, end - 1 : end])
+
+
+@pytest.mark.parametrize(("batch", "time"), [(2, 0), (0, 3)])
+@pytest.mark.parametrize("arch", ["pla_lightconv_lm", "pla_dynamicconv_lm_small"])
+def test_empty_batches_of_a_language_model(arch, batch, time):
+    """What comes before an adaptive softmax: that is fairseq's, and does not take them."""
+    features, _ = language_model.build_model(arch)(common.tokens(batch, time))
+    assert features.shape == (batch, time, 20 if arch == "pla_lightconv_lm" else 16)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lightconv_plugin import ops
 from lightconv_plugin.models import block_step
+from lightconv_plugin.models.layers import KNOWN_PARTS
 from tests.models import common
 from tests.ops.conftest import vector_bits  # noqa: F401  a fixture
 from tests.tolerances import assert_close
@@ -166,24 +167,26 @@ def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
     state: dict = {}
     x = torch.randn(1, 2, 16)
     block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)
-    step = block_step.BlockStep.of(block, x)
+    step = block_step.BlockStep.of(block, KNOWN_PARTS, x)
     assert step is not None
     inputs = step.conv.get_incremental_state(state, "inputs")
     source = block.encoder_attn.get_incremental_state(state, "source")
     operator = torch.ops.lightconv.decoder_block
 
-    def arguments(x=x, parameters=step.parameters):
+    weights = step.parameters()
+
+    def arguments(x=x, parameters=weights):
         states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
         return (x, parameters, *states, 4, True, True, False, 1e-5)
 
     torch.library.opcheck(operator.default, arguments(), test_utils=("test_schema", "test_faketensor"))
     before = inputs["position"].item()
     for message, wrong in (
-        ("too few parameters", arguments(parameters=step.parameters[:-1])),
-        ("too many parameters", arguments(parameters=[*step.parameters, x[0, 0]])),
-        ("contiguous parameters in float32", arguments(parameters=[p.double() for p in step.parameters])),
+        ("too few parameters", arguments(parameters=weights[:-1])),
+        ("too many parameters", arguments(parameters=[*weights, x[0, 0]])),
+        ("contiguous parameters in float32", arguments(parameters=[p.double() for p in weights])),
         ("a weight is not", arguments(x=torch.randn(1, 2, 15))),
-        ("a bias or norm has another size", arguments(parameters=step.parameters[:1] * 2 + step.parameters[2:])),
+        ("a bias or norm has another size", arguments(parameters=weights[:1] * 2 + weights[2:])),
         (r"expected x \(1, N, C\)", arguments(x=x.double())),
         (r"expected sentence \(N,\)", arguments(x=torch.randn(1, 1, 16))),
     ):

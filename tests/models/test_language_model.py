@@ -1,9 +1,12 @@
 """The language models of Table 4 at a tiny size: adaptive input, tied adaptive softmax, no encoder."""
 
+from argparse import SUPPRESS, ArgumentParser
+
 import fairseq.models
 import fairseq.utils
 import pytest
 import torch
+from fairseq.models.lightconv_lm import LightConvLanguageModel as FairseqLanguageModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from lightconv_plugin.models.architectures import LANGUAGE_MODELS
@@ -13,6 +16,8 @@ from tests.models.test_architectures import TYPES, build, task
 from tests.tolerances import assert_close
 
 SMALL = "pla_dynamicconv_lm_small"
+FILTERS = "[(1, 3), (2, 5)]"
+CHARACTERS = {"character_embeddings": True, "character_filters": FILTERS}
 # glu, norms and widths as the architectures say; kernels shorter and longer than the prefixes
 MODELS = {
     "pla_lightconv_lm_small": {},
@@ -20,13 +25,16 @@ MODELS = {
     "pla_dynamicconv_lm_gbw": {"decoder_layers": 3, "decoder_kernel_size_list": [3, 15, 63]},
     "pla_attention_lm_gbw": {},
     "pla_lightconv_lm": {},  # one embedding width, one softmax
+    "pla_lightconv_lm from characters": CHARACTERS,
 }
 
 
 def build_model(arch, **given):
     torch.manual_seed(0)
     dropout = {"dropout": 0.0, "attention_dropout": 0.0}
-    return build(arch, task(arch), **{**dropout, **MODELS.get(arch, {}), **given})
+    given = {**dropout, **MODELS.get(arch, {}), **given}
+    arch, _, _ = arch.partition(" ")
+    return build(arch, task(arch), **given)
 
 
 @pytest.fixture(params=MODELS)
@@ -129,6 +137,22 @@ def test_embeddings_shared_with_a_plain_softmax():
     assert common.parameters(apart) == common.parameters(shared) + TYPES * 16
 
 
+def test_embeddings_from_characters_are_fairseq_s():
+    parser = ArgumentParser(argument_default=SUPPRESS)  # as in fairseq-train
+    FairseqLanguageModel.add_args(parser)
+    sizes = "--decoder-embed-dim 16 --decoder-attention-heads 4 --decoder-layers 1 --decoder-kernel-size-list [3]"
+    args = parser.parse_args([*sizes.split(), "--character-embeddings", "--character-filters", FILTERS])
+    args.tokens_per_sample, args.attention_dropout = 64, 0.0
+    theirs = FairseqLanguageModel.build_model(args, task("pla_lightconv_lm"))
+    ours = build_model("pla_lightconv_lm from characters")
+    own, expected = ours.decoder.embed_tokens, theirs.decoder.embed_tokens
+    own.load_state_dict(expected.state_dict(), strict=True)
+    words = torch.tensor([[4, 5, 1, 2, 3, 9]])
+    assert_close(own(words), expected(words))
+    assert own(words).shape == (1, 6, 16)
+    assert len({tuple(row.tolist()) for row in own(words)[0]}) == 6
+
+
 def test_norms_come_before_and_none_after_the_last_block():
     decoder = build_model(SMALL).decoder
     assert decoder.layer_norm is None
@@ -143,6 +167,7 @@ def test_norms_come_before_and_none_after_the_last_block():
     [
         ({"adaptive_input_cutoff": []}, "--adaptive-input needs --adaptive-input-cutoff, for example 60000,160000"),
         ({"adaptive_softmax_cutoff": [8, 15]}, r"--tie-adaptive-weights needs .*\[8, 14\].*\[8, 15\]"),
+        (CHARACTERS, "--character-embeddings and --adaptive-input contradict each other"),
         ({"adaptive_input": False}, "got no adaptive input and"),
         ({"adaptive_input_factor": 2.0}, "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor"),
         ({"decoder_input_dim": 12}, "--tie-adaptive-weights needs"),
@@ -173,3 +198,14 @@ def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
     assert_close(got, expected)
     for a, b in zip(*(torch.autograd.grad(x, list(ours.parameters()), grad) for x in (got, expected)), strict=True):
         assert_close(a, b)
+
+
+@pytest.mark.parametrize("filters", ["", "[(1, 3), 2]", "[(1, 0)]", "[(1, 2.5)]", "[]", "[(1, 3"])
+def test_filters_that_are_none_are_refused(filters):
+    with pytest.raises(ValueError, match=r"--character-filters is .* expected widths and channels, for example"):
+        build_model("pla_lightconv_lm", character_embeddings=True, character_filters=filters)
+
+
+def test_words_made_of_characters_share_nothing_with_the_output():
+    with pytest.raises(ValueError, match="--character-embeddings and --share-decoder-input-output-embed contradict"):
+        build_model("pla_lightconv_lm", character_embeddings=True, share_decoder_input_output_embed=True)

@@ -1,0 +1,371 @@
+"""Parts that users replace, hook, parametrise, prune, quantise or adapt: generation must run what is there.
+
+The search, in steps, against the model over all positions at once; a sentence alone, where a block may be one operator,
+against the same sentence in a batch.
+"""
+
+import collections
+import pickle
+import re
+import warnings
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from lightconv_plugin import ops
+from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from lightconv_plugin.modules import SelfAttention, is_plain
+from tests.models import common
+from tests.models import test_language_model as language_model
+from tests.tasks import test_beam_search as searches
+from tests.tasks.test_beam_search import EOS, PAD, assert_same, generators, sample
+from tests.tolerances import assert_close
+
+LIGHT, DYNAMIC = "pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"
+SOURCES = [7, 3, 5, 6, 2, 4, 7, 5, 3, 6] * 2
+
+
+def model(arch):
+    """As fairseq-generate prepares it: nobody looks at the attention, so that each block may be one operator."""
+    built = searches.model(arch)
+    for layer in layers(built):
+        layer.make_generation_fast_(need_attn=False)
+    return built
+
+
+def layers(built):
+    return built.decoder.layers
+
+
+class Doubled(nn.Linear):
+    """A subclass of what is there."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Negated(nn.Module):
+    """A wrapper with nothing that what it wraps has but its call."""
+
+    def __init__(self, wrapped):
+        super().__init__()
+        self.wrapped = wrapped
+
+    def forward(self, *arguments, **options):
+        out = self.wrapped(*arguments, **options)
+        return (-out[0], out[1]) if isinstance(out, tuple) else -out
+
+
+class Tripled(nn.Module):
+    def forward(self, weight):
+        return 3 * weight
+
+
+class Noted(torch.Tensor):
+    """A tensor subclass whose products are its own, as quantised and distributed weights are."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        out = super().__torch_function__(function, types, args, kwargs or {})
+        return out.as_subclass(torch.Tensor) * 1.5 if function is nn.functional.linear else out
+
+
+def hooked(built):
+    for layer in layers(built):
+        layer.ffn.fc2.register_forward_hook(lambda module, args, out: -20 * out)
+
+
+def hooked_before(built):
+    for layer in layers(built):
+        layer.encoder_attn.q_proj.register_forward_pre_hook(lambda module, args: (args[0] * -3,))
+
+
+def hooked_for_all(built):
+    def negate(module, args, out):
+        return -out if module is layers(built)[0].ffn.fc1 else None
+
+    return register_module_forward_hook(negate)
+
+
+def hooked_at_the_source(built):
+    """By position from the end: all positions and steps show a hook the source in the same shape, (S, B, C)."""
+
+    def scale(module, args, out):
+        return out * torch.arange(len(out), 0, -1).view(-1, 1, 1)
+
+    layers(built)[0].encoder_attn.k_proj.register_forward_hook(scale)
+
+
+def hooked_output(built):
+    built.decoder.output_projection.register_forward_hook(lambda module, args, out: out.flip(-1))
+
+
+def subclassed(built):
+    for layer in layers(built):
+        own = layer.mixer.out_proj
+        layer.mixer.out_proj = Doubled(own.in_features, own.out_features)
+        layer.mixer.out_proj.load_state_dict(own.state_dict())
+
+
+def own_forward(built):
+    norm = layers(built)[0].ffn_residual.layer_norm
+    norm.forward = lambda x: nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) * 3
+
+
+def another_epsilon(built):
+    layers(built)[0].ffn_residual.layer_norm.eps = 0.5
+
+
+def wrapped_map(built):
+    for layer in layers(built):
+        layer.encoder_attn.out_proj = Negated(layer.encoder_attn.out_proj)
+
+
+def wrapped_attention(built):
+    layers(built)[0].encoder_attn = Negated(layers(built)[0].encoder_attn)
+
+
+def wrapped_mixer(built):
+    layers(built)[1].mixer = Negated(layers(built)[1].mixer)
+
+
+def parametrised(built):
+    parametrize.register_parametrization(layers(built)[0].mixer.in_proj, "weight", Tripled())
+
+
+def weight_normed(built):
+    layer = parametrizations.weight_norm(layers(built)[0].ffn.fc1)
+    layer.parametrizations.weight.original0.data.mul_(2)
+
+
+def weight_normed_by_hook(built):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        layer = nn.utils.weight_norm(layers(built)[0].ffn.fc1)
+    layer.weight_g.data.mul_(2)
+
+
+def pruned(built):
+    for layer in layers(built):
+        prune.l1_unstructured(layer.ffn.fc1, "weight", amount=0.5)
+        conv = layer.mixer.conv
+        prune.l1_unstructured(getattr(conv, "weight_linear", conv), "weight", amount=0.5)
+
+
+def subclassed_weights(built):
+    for part in (layers(built)[0].ffn.fc1, built.decoder.output_projection):
+        part.weight = nn.Parameter(part.weight.detach().as_subclass(Noted))
+
+
+def in_half_precision(built):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.ao.quantization.quantize_dynamic(built, {nn.Linear}, dtype=torch.float16, inplace=True)
+    assert not [name for name, module in built.named_modules() if type(module) is nn.Linear]
+
+
+CHANGES = [
+    hooked,
+    hooked_before,
+    hooked_for_all,
+    hooked_at_the_source,
+    hooked_output,
+    subclassed,
+    own_forward,
+    another_epsilon,
+    wrapped_map,
+    wrapped_attention,
+    wrapped_mixer,
+    parametrised,
+    weight_normed,
+    weight_normed_by_hook,
+    pruned,
+    subclassed_weights,
+    in_half_precision,
+]
+
+
+def forced(built, batch, hypotheses):
+    """Log-probabilities of each sentence's best hypothesis, all positions at once."""
+    best = [each[0]["tokens"] for each in hypotheses]
+    words = nn.utils.rnn.pad_sequence(best, batch_first=True, padding_value=PAD)
+    start = torch.cat([torch.full((len(best), 1), EOS), words[:, :-1]], dim=1)
+    logits = built(batch["net_input"]["src_tokens"], None, start)[0]
+    scores = torch.log_softmax(logits, -1).gather(2, words.unsqueeze(2)).squeeze(2)
+    return [row[: len(own)] for row, own in zip(scores, best, strict=True)]
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(("change", "arch"), [*((change, DYNAMIC) for change in CHANGES), (pruned, LIGHT)])
+@torch.no_grad()
+def test_the_search_scores_what_the_changed_model_does(change, arch, backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    built = model(arch)
+    handle = change(built)
+    try:
+        check(built, model(arch))
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def check(built, unchanged):
+    """Both searches score what ``built`` gives over all positions, alone and in a batch, and not what it was before."""
+    batch, alone = sample(SOURCES), sample(SOURCES[:1])
+    alone["net_input"]["src_tokens"] = batch["net_input"]["src_tokens"][:1]
+    for generator in generators([built], max_len_b=8, beam=2):
+        together, single = generator.generate([], batch), generator.generate([], alone)
+        expected = forced(built, batch, together)
+        for (best, *_), scores in zip(together, expected, strict=True):
+            assert_close(best["positional_scores"], scores)
+        assert single[0][0]["tokens"].tolist() == together[0][0]["tokens"].tolist()
+        assert_close(single[0][0]["positional_scores"], expected[0])
+    before = forced(unchanged, batch, together)
+    assert max((new - old).abs().max().item() for new, old in zip(expected, before, strict=True)) > 1e-4
+
+
+@torch.no_grad()
+def test_what_the_search_probabilities_are_is_the_model_s_own_business():
+    """A model or decoder with a way of its own from logits to probabilities; a wrapper without any is no error."""
+    built = model(DYNAMIC)
+    own = built.decoder.get_normalized_probs
+    built.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] * 0.5,), log_probs)
+    theirs, ours = generators([built], max_len_b=8)
+    batch = sample(SOURCES)
+    halved = ours.generate([], batch)
+    assert_same(halved, theirs.generate([], batch))
+    del built.decoder.get_normalized_probs
+    assert abs(halved[0][0]["score"] - ours.generate([], batch)[0][0]["score"]) > 1e-4
+
+
+@pytest.fixture(scope="module")
+def peft():
+    """peft, without a package of fairseq's that transformers takes for usable: it needs another torch than there is."""
+    from transformers import utils
+
+    with mock.patch.object(utils, "is_torchaudio_available", return_value=False):
+        import peft
+
+    return peft
+
+
+TARGETS = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("wrapped", [True, False])
+@torch.no_grad()
+def test_adapters_act_in_the_search(wrapped, backend, peft, monkeypatch):
+    """LoRA around the model, and injected into it; merged, it is the same model, and plain again."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    built = model(DYNAMIC)
+    options = peft.LoraConfig(r=2, target_modules=TARGETS, init_lora_weights=False)
+    adapted = peft.get_peft_model(built, options) if wrapped else peft.inject_adapter_in_model(options, built)
+    adapted.eval()
+    check(adapted, model(DYNAMIC))
+    if wrapped:
+        merged = adapted.merge_and_unload()
+        assert is_plain(merged.decoder.layers[0].ffn.fc1, nn.Linear)
+        check(merged, model(DYNAMIC))
+
+
+DECODERS = sorted(ENCODER_DECODER) + [name for name in LANGUAGE_MODELS if name != "pla_attention_lm_gbw"]
+
+
+@pytest.mark.parametrize("arch", DECODERS)
+@torch.no_grad()
+def test_every_module_of_a_decoder_is_called_at_every_step(arch):
+    """But what reads the source once, and dropout of attention weights, which PyTorch's operator does itself.
+
+    An adaptive softmax is called for probabilities, and a band of an adaptive input for its own words.
+    """
+    options = {"decoder_query_dim": 8, "decoder_query_heads": 2} if arch == DYNAMIC else {}
+    if arch in ENCODER_DECODER:
+        sizes = {**common.SMALL, "encoder_layers": 1, "encoder_kernel_size_list": [3]}
+        built = common.build(arch, common.task(20), **sizes, decoder_layers=1, decoder_kernel_size_list=[3], **options)
+        built.eval()
+        read = {"encoder_out": built.encoder(common.tokens(2, 5))}
+    else:
+        built, read = language_model.build_model(arch).eval(), {}
+    called: list[str] = []
+    expected = set()
+    passed_by = [
+        ".*(ModuleList|Sequential)",
+        "adaptive_softmax.*",
+        "embed_tokens[.].*",
+        ".*encoder_attn.dropout_module",
+    ]
+    if "local_attention" in arch:
+        passed_by.append(".*mixer.dropout")
+    for name, module in built.decoder.named_modules():
+        if any(re.fullmatch(pattern, text) for pattern in passed_by for text in (name, type(module).__name__)):
+            continue
+        module.register_forward_hook(lambda module, args, out, name=name: called.append(name))
+        expected.add(name)
+    state: dict = {}
+    words = common.tokens(2, 3)
+    for end in range(1, 4):
+        called.clear()
+        built.decoder(words[:, :end], incremental_state=state, **read)
+        once = {name for name in expected if end > 1 and name.endswith(("attn.k_proj", "attn.v_proj"))}
+        assert set(called) == expected - once
+
+
+@torch.no_grad()
+def test_all_linear_maps_are_quantised_and_called(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        built = torch.ao.quantization.quantize_dynamic(model(DYNAMIC), {nn.Linear}, dtype=torch.qint8)
+    assert not [name for name, module in built.named_modules() if type(module) is nn.Linear]
+    theirs, ours = generators([built], min_len=8, max_len_b=8)
+    batch = sample(SOURCES[:3])
+    expected = theirs.generate([], batch)  # the scale of what is multiplied at once is a step's, not that of a sentence
+    called: collections.Counter[str] = collections.Counter()
+    for name, module in built.decoder.named_modules():
+        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
+            module.register_forward_hook(lambda module, args, out, name=name: called.update([name]))
+    assert_same(ours.generate([], batch), expected)
+    once = {name for name in called if name.endswith(("k_proj", "v_proj"))}
+    assert len(called) == 2 * 9 + 1
+    assert all(count == (1 if name in once else 9) for name, count in called.items())
+    float32 = generators([model(DYNAMIC)], min_len=8, max_len_b=8)[1].generate([], batch)
+    assert abs(expected[0][0]["score"] - float32[0][0]["score"]) > 1e-4
+
+
+@torch.no_grad()
+def test_it_is_decided_once_a_search_for_that_search(monkeypatch):
+    """One begins with a hook, one after it is gone, and they take turns; a pickle of the model holds neither."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
+    built = model(DYNAMIC)
+    source, words = common.tokens(2, 5), common.tokens(2, 6, seed=1)
+    read = built.encoder(source)
+    hook = built.decoder.layers[0].ffn.fc2.register_forward_hook(lambda module, args, out: out)
+    states: list[dict] = [{}, {}]
+    expected = built.decoder(words, encoder_out=read)[0]
+    got: list[list[torch.Tensor]] = [[], []]
+    with mock.patch.object(ops, "decoder_block", wraps=ops.decoder_block) as operator:
+        for end in range(1, 7):
+            for which, state in enumerate(states):
+                got[which].append(built.decoder(words[:, :end], encoder_out=read, incremental_state=state)[0])
+                hook.remove()
+        assert operator.call_count == (1 + 2) * 5  # the first layer of one of them goes without
+    for steps in got:
+        assert_close(torch.cat(steps, dim=1), expected)
+    assert b"BlockStep" not in pickle.dumps(built)
+
+
+@torch.no_grad()
+def test_modules_replaced_between_searches_follow_their_beams():
+    built = model(DYNAMIC)
+    _, ours = generators([built], max_len_b=8)
+    batch = sample(SOURCES)
+    ours.generate([], batch)
+    built.decoder.layers[1].mixer = SelfAttention(16, 4, window=3, causal=True).eval()
+    hypotheses = ours.generate([], batch)
+    for (best, *_), scores in zip(hypotheses, forced(built, batch, hypotheses), strict=True):
+        assert_close(best["positional_scores"], scores)
