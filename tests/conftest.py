@@ -5,6 +5,10 @@ import logging
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cuda", help="device of the tests in tests/gpu; cpu rehearses them")
+
+
 @pytest.fixture(autouse=True)
 def loggers_as_new() -> None:
     """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
