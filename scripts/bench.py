@@ -4,6 +4,7 @@
   decode  one decoding step, and beam search from end to end
   train   updates as fairseq-train makes them
   memory  the most memory that forward and backward take
+  kernels each operator's kernels alone, beside the bandwidth of a copy
 
 A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds are
 the machine's; ratios are from turns taken in one process and hold better.
@@ -33,8 +34,8 @@ def numbers(text: str) -> list[int]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory}")
-    for name in ("ops", "decode", "train", "memory"):
+    commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory,kernels}")
+    for name in ("ops", "decode", "train", "memory", "kernels"):
         command = commands.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         command.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
         command.add_argument("--threads", type=int, help="threads on a CPU; torch's own choice unless given")
@@ -58,6 +59,9 @@ def parse() -> argparse.Namespace:
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
             command.add_argument("--length", type=int, default=30, help="words of a source and of a hypothesis")
+        if name == "kernels":
+            command.add_argument("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
+            command.add_argument("--channels", type=int, default=1024, help="C")
         if name == "train":
             command.add_argument("--tokens", type=int, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
@@ -78,7 +82,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     """What the command measures."""
     import torch
 
-    from scripts.benchmarks import decoding, memory, operators, peers, training
+    from scripts.benchmarks import decoding, kernels, memory, operators, peers, training
 
     device = torch.device(args.device)
     if args.what in ("ops", "memory"):
@@ -99,6 +103,8 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         else:
             found = operators.measure(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
             yield Table(operators.HEADER, found, operators.cells, left=2)
+    elif args.what == "kernels":
+        yield Table(kernels.HEADER, kernels.measure(args.tokens, args.channels, device), kernels.cells, left=2)
     elif args.what == "train":
         found = training.measure(
             training.small_models(),

@@ -1,6 +1,8 @@
 """Decoding on a device: steps against the full pass, and beam search token by token against the CPU's."""
 
 import copy
+import json
+from operator import eq
 
 import pytest
 import torch
@@ -111,7 +113,7 @@ ARCHITECTURES = [*search.ARCHITECTURES, *(name for name in ENCODER_DECODER if "a
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @torch.no_grad()
-def test_beams_are_the_cpus_token_by_token(arch, device):
+def test_beams_are_the_cpus_token_by_token(arch, device, record_property):
     """fairseq's search and ours, both devices: four times the same hypotheses."""
     on_cpu, moved = models(arch, types=60)
     moved.to(device)
@@ -119,6 +121,9 @@ def test_beams_are_the_cpus_token_by_token(arch, device):
     want = search.generators([on_cpu])[0].generate([on_cpu], sample)
     for generator in search.generators([moved]):
         found = generator.generate([moved], to_device(sample, device))
+        got, expected = ([h["tokens"].tolist() for hypotheses in each for h in hypotheses] for each in (found, want))
+        row = [f"{arch}, {type(generator).__name__}", str(len(expected)), str(sum(map(eq, got, expected)))]
+        record_property("beams", json.dumps(row))
         cpu = [[{name: value.cpu() for name, value in h.items() if name != "alignment"} for h in s] for s in found]
         search.assert_same(cpu, want)
 

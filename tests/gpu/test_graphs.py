@@ -51,7 +51,7 @@ def updating(arch, device):
     """A model and a function that computes its loss and gradients on one batch."""
     torch.manual_seed(0)
     task = small.task(arch)
-    options = {name: 0.0 for name in ("dropout", "attention_dropout", "weight_dropout", "input_dropout")}
+    options = dict.fromkeys(("dropout", "attention_dropout", "weight_dropout", "input_dropout"), 0.0)
     model = small.build(arch, task, **options).to(device).train()
     batch = small.toy_batch(arch, task)
     given = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}

@@ -1,6 +1,7 @@
-"""Training on a device against training on the CPU: every architecture's gradients, and updates by fairseq's trainer."""
+"""Training on a device against the CPU: every architecture's gradients, and updates by fairseq's trainer."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def move(batch, device):
 def test_loss_and_gradients_of_an_architecture_are_the_cpus(arch, device):
     task = small.task(arch)
     # no dropout: masks are drawn otherwise on another device
-    options = {name: 0.0 for name in ("dropout", "attention_dropout", "weight_dropout", "input_dropout")}
+    options = dict.fromkeys(("dropout", "attention_dropout", "weight_dropout", "input_dropout"), 0.0)
     on_cpu = small.build(arch, task, **options).train()
     moved, batch = copy.deepcopy(on_cpu).to(device), small.toy_batch(arch, task)
     results = []
@@ -97,7 +98,8 @@ def test_updates_have_the_cpus_losses(arch, precision, device, cpus, record_prop
     if device.type == "cpu" and precision.endswith("float16"):
         flags, dtype = ["--bf16"], torch.bfloat16  # fairseq's own float16 asks for a GPU
     got, want = losses(arch, device, *NO_DROPOUT, *flags), cpus(arch)
-    record_property("losses", [f"{arch}, {precision}", *(f"{a:.6f} / {b:.6f}" for a, b in zip(got[::5], want[::5]))])
+    pairs = zip(got[::5], want[::5], strict=True)
+    record_property("losses", json.dumps([f"{arch}, {precision}", *(f"{a:.6f} / {b:.6f}" for a, b in pairs)]))
     assert len(got) == len(want) == UPDATES
     assert want[-1] < want[0]
     rtol, atol = TOLERANCES[dtype]
