@@ -117,7 +117,7 @@ def main() -> None:
     name, about = facts(args.device)
     os.chdir(ROOT)
     records: list[page.Record] = []
-    todo = list(sections(args.device))
+    todo = sections(args.device)
     with folder_lock(out):
         for number, section in enumerate(todo, 1):
             said, head = StatusLine(), f"[{number}/{len(todo)}] {section.title}"

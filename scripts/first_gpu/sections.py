@@ -4,12 +4,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scripts.common.process import python_module
 
 ROOT = Path(__file__).resolve().parents[2]
+REHEARSAL_MINUTES = 15
 MOST_PROCESSES = 8  # each has a CUDA context of half a gigabyte
 # of the convolutions: the kernels of each kind, in both sizes of type
 CHECKED = "test_convolutions and (31-30 or 65-64) and (1- or 64-) and not float64 and not bfloat16"
@@ -38,9 +39,14 @@ class Section:
     absent: str | None = None
 
 
-def sections(device: str) -> Iterator[Section]:
-    """Yield the sections for a device, cuda, cuda:N or cpu, in the order in which they run."""
-    rehearsal = device == "cpu"
+def sections(device: str) -> list[Section]:
+    """List the sections for a device, cuda, cuda:N or cpu, in the order in which they run."""
+    found = list(_sections(device, rehearsal=device == "cpu"))
+    # of a rehearsal nobody waits for the figures, but other work may have the cores too
+    return [replace(section, minutes=REHEARSAL_MINUTES) for section in found] if device == "cpu" else found
+
+
+def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     yield Section("info", "Self-test", 2, (*python_module("lightconv_plugin.info"),), "Python ")
     processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
     tests = _pytest("tests/gpu", device, f"--numprocesses={processes}", "--dist=worksteal")
@@ -68,8 +74,8 @@ def _pytest(what: str, device: str, *options: str) -> tuple[str, ...]:
 
 
 def _bench(name: str, what: str, device: str, *options: str, minutes: float) -> Section:
-    seconds = "--seconds=0.02" if device == "cpu" else "--seconds=0.3"
-    command = (sys.executable, str(ROOT / "scripts/bench.py"), what, f"--device={device}", seconds, *options)
+    effort = ("--seconds=0.01", "--threads=1") if device == "cpu" else ("--seconds=0.3",)
+    command = (sys.executable, str(ROOT / "scripts/bench.py"), what, f"--device={device}", *effort, *options)
     given = " ".join(option for option in options if not option.startswith("--dtype"))
     title = f"bench.py {name}" + (f" ({given})" if given else "")
     return Section(name.replace(" ", "_"), title, minutes, command, begins=f"{what} on ")

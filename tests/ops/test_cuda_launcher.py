@@ -14,6 +14,7 @@ from tests.ops import cuda_on_cpu
 from tests.ops.cuda_on_cpu import Machine, fake_driver
 
 X, WEIGHT = torch.randn(33, 2, 6), torch.randn(2, 3)
+ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import torch
 from pathlib import Path
@@ -27,6 +28,31 @@ def in_a_process(cache: Path, log: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "NVRTC_LOG": str(log)}
     command = [sys.executable, "-c", CODE.format(cache=str(cache))]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+THREADS = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tests.ops.cuda_on_cpu import Machine
+machine = Machine(cache=Path({cache!r}))
+def sums(width):
+    return machine.forward(torch.ones(3, 1, 2), torch.zeros(2, width), 0).sum().item()
+with ThreadPoolExecutor() as pool:
+    print([round(each, 3) for each in pool.map(sums, {widths})])
+"""
+
+
+@pytest.mark.parametrize(("widths", "kernels"), [([1, 2], 2), ([2, 2], 1)])
+def test_threads_compile_different_kernels_at_once_and_the_same_one_once(widths, kernels, tmp_path):
+    fake_driver()
+    log = tmp_path / "log"
+    environment = {**os.environ, "NVRTC_LOG": str(log), "NVRTC_MEET": str(kernels)}
+    code = THREADS.format(cache=str(tmp_path / "cache"), widths=widths)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == str([6.0 if width == 1 else 5.0 for width in widths]) + "\n", done.stderr
+    assert compilations(log) == kernels
 
 
 def compilations(log: Path) -> int:

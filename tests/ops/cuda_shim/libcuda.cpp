@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,8 @@ int contexts[128];  // their addresses are the devices' contexts; device 75 is a
 int modules = 0;
 int nothing;  // its address is a module of a real GPU
 int next_error = 0;
-std::vector<void*> stack;
+thread_local std::vector<void*> stack;  // each thread has a context of its own
+std::mutex running;  // one kernel at a time
 std::vector<Launch> launches;
 
 }  // namespace
@@ -76,6 +78,7 @@ int cuModuleGetFunction(void** function, void* module, const char*) {
 
 int cuLaunchKernel(void* function, unsigned int x, unsigned int, unsigned int, unsigned int threads, unsigned int,
                    unsigned int, unsigned int shared_bytes, void* stream_, void** parameters, void**) {
+  const std::lock_guard<std::mutex> lock(running);
   if (next_error != 0) {
     const int error = next_error;
     next_error = 0;
