@@ -6,7 +6,9 @@ leaves the others as they are; the page says so, and so does the exit status, 1.
 
 import argparse
 import os
+import shlex
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -129,7 +131,8 @@ def main() -> None:
             else:
                 said.line(f"{head} (at most {section.minutes:g} minutes)")
                 done = {"title": section.title, **run(section, out / "logs" / f"{section.name}.log", said)}
-                done |= {"commit": commit(), "made_from": made_from}
+                shown = shlex.join(section.command).replace(sys.executable, "python").replace(f"{ROOT}/", "")
+                done |= {"command": shown, "commit": commit(), "made_from": made_from}
                 write_json(path, done)
                 said.line(f"  {done['result']} in {done['time']}. {page.first_line(done['reason'])}".rstrip(". "))
             records.append(done)

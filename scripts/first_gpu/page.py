@@ -45,6 +45,8 @@ def markdown(title: str, facts: list[str], records: list[Record]) -> str:
     parts = [f"# {title}", *facts, table(["section", "result", "time", "commit"], rows)]
     for record in records:
         parts.append(f"## {record['title']}")
+        if record["command"]:
+            parts.append(f"`{record['command']}`")
         if record["result"] != PASSED:
             parts.append(f"**{record['result']}**: {first_line(record['reason'])}")
             if "\n" in record["reason"]:

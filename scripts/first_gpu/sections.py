@@ -47,7 +47,7 @@ def sections(device: str) -> list[Section]:
 
 
 def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
-    yield Section("info", "Self-test", 2, (*python_module("lightconv_plugin.info"),), "Python ")
+    yield Section("info", "Self-test", 1, (*python_module("lightconv_plugin.info"),), "Python ")
     processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
     tests = _pytest("tests/gpu", device, f"--numprocesses={processes}", "--dist=worksteal")
     yield Section("tests", "Tests", 9, tests, tests=True)
@@ -76,9 +76,7 @@ def _pytest(what: str, device: str, *options: str) -> tuple[str, ...]:
 def _bench(name: str, what: str, device: str, *options: str, minutes: float) -> Section:
     effort = ("--seconds=0.01", "--threads=1") if device == "cpu" else ("--seconds=0.3",)
     command = (sys.executable, str(ROOT / "scripts/bench.py"), what, f"--device={device}", *effort, *options)
-    given = " ".join(option for option in options if not option.startswith("--dtype"))
-    title = f"bench.py {name}" + (f" ({given})" if given else "")
-    return Section(name.replace(" ", "_"), title, minutes, command, begins=f"{what} on ")
+    return Section(name.replace(" ", "_"), f"bench.py {name}", minutes, command, begins=f"{what} on ")
 
 
 def _sanitizer(tool: str, device: str) -> Section:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 
-def backward(out: Tensor, grad: Tensor | None = None) -> dict[Tensor, Tensor]:
-    """Compute the gradients of a tensor's leaves, calling the nodes of its graph one after the other."""
+def backward(out: Tensor) -> dict[Tensor, Tensor]:
+    """Compute the gradients of a tensor's sum, for all leaves, calling the nodes of its graph one after the other."""
     order: list[Any] = []
     _after_what_it_needs(out.grad_fn, order, set())
-    received: dict[Any, dict[int, Tensor]] = {out.grad_fn: {out.output_nr: torch.ones_like(out) if grad is None else grad}}
+    received: dict[Any, dict[int, Tensor]] = {out.grad_fn: {out.output_nr: torch.ones_like(out)}}
     leaves: dict[Tensor, Tensor] = {}
     with torch.no_grad():
         for node in reversed(order):
@@ -21,6 +21,8 @@ def backward(out: Tensor, grad: Tensor | None = None) -> dict[Tensor, Tensor]:
             for (following, number), gradient in zip(_edges(node), _call(node, given), strict=True):
                 if gradient is not None:
                     sums = received.setdefault(following, {})
+                    wanted = following._input_metadata[number]  # as the engine does, where a sum was broadcast
+                    gradient = gradient.sum_to_size(wanted.shape).to(wanted.dtype)
                     sums[number] = sums[number] + gradient if number in sums else gradient
     return leaves
 

@@ -135,6 +135,7 @@ def wheels(tmp_path, monkeypatch):
     """An empty site-packages/nvidia."""
     monkeypatch.setattr(cuda, "_wheel_folders", lambda: [tmp_path])
     monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(cuda, "SYSTEM", tmp_path / "usr/local/cuda")
     return tmp_path
 
 
@@ -153,6 +154,16 @@ def test_the_toolkit_of_torchs_version_is_taken(wheels):
         kit = cuda.choose_toolkit(found, version)
         assert isinstance(kit, cuda.Toolkit)
         assert kit.include == wheels / include
+
+
+def test_a_toolkit_beside_the_wheels(wheels, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    for place in ("usr/local/cuda", "home"):
+        assert isinstance(cuda.choose_toolkit(list(cuda.toolkits()), "13.0"), str) == (place == "usr/local/cuda")
+        put(tmp_path / place, "lib64/libnvrtc.so.13", "include/cuda_fp16.h")
+        kit = cuda.choose_toolkit(list(cuda.toolkits()), "13.0")
+        assert isinstance(kit, cuda.Toolkit)
+        assert kit.include == tmp_path / place / "include"
 
 
 def test_what_is_missing_is_said(wheels):
