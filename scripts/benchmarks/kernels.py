@@ -46,7 +46,8 @@ def measure(tokens: int, channels: int, device: torch.device) -> Iterator[dict[s
         for name, (operator, made) in cases(tokens, channels, dtype, device).items():
             if not native.has_kernel(operator, device.type):
                 continue
-            calls, moved = [], 0
+            calls: list[Call] = []
+            moved = 0
             while len(calls) < 2 or (moved * len(calls) < 2 * cache_of(device) and len(calls) < CALLS):
                 call, moved = made()
                 calls.append(call)
@@ -81,7 +82,11 @@ def median_time(calls: list[Call], device: torch.device) -> float:
         call()
     wait()
     gpu = device.type == "cuda"
-    moments = [[torch.cuda.Event(enable_timing=True) if gpu else Moment() for _ in range(2)] for _ in range(CALLS)]
+
+    def moment() -> Any:
+        return torch.cuda.Event(enable_timing=True) if gpu else Moment()
+
+    moments = [(moment(), moment()) for _ in range(CALLS)]
     if gpu:
         torch.cuda._sleep(QUEUED_CYCLES)
     for number, (start, end) in enumerate(moments):

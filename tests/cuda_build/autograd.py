@@ -45,11 +45,12 @@ def _edges(node: Any) -> list[tuple[Any, int]]:
 
 def _call(node: Any, given: dict[int, Tensor]) -> list[Tensor | None]:
     """Return the gradients of a node's inputs, as many as it has edges."""
-    inputs = [given.get(number) for number in range(len(node._input_metadata))]
+    metadata = node._input_metadata
+    inputs = [given.get(number) for number in range(len(metadata))]
     if isinstance(node, torch.autograd.function.BackwardCFunction):  # a function in Python
         whole = [
             torch.zeros(about.shape, dtype=about.dtype, device=about.device) if each is None else each
-            for each, about in zip(inputs, node._input_metadata, strict=True)
+            for each, about in zip(inputs, metadata, strict=True)
         ]
         found = node.apply(*whole)
         found = found if isinstance(found, tuple) else (found,)
