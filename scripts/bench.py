@@ -41,6 +41,9 @@ def parse() -> argparse.Namespace:
         command.add_argument("--threads", type=int, help="threads on a CPU; torch's own choice unless given")
         command.add_argument("--seconds", type=float, default=1.0, help="about how long each case is timed")
         command.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON too")
+        if name == "kernels":
+            command.add_argument("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
+            command.add_argument("--channels", type=int, default=1024, help="C")
         if name in ("ops", "memory"):
             command.add_argument("--operators", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2]))
             lengths = "32,128,512,2048" if name == "ops" else "32,128,512,2048,8192"
@@ -59,9 +62,6 @@ def parse() -> argparse.Namespace:
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
             command.add_argument("--length", type=int, default=30, help="words of a source and of a hypothesis")
-        if name == "kernels":
-            command.add_argument("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
-            command.add_argument("--channels", type=int, default=1024, help="C")
         if name == "train":
             command.add_argument("--tokens", type=int, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
@@ -82,7 +82,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     """What the command measures."""
     import torch
 
-    from scripts.benchmarks import decoding, kernels, memory, operators, peers, training
+    from scripts.benchmarks import decoding, memory, operators, peers, training
 
     device = torch.device(args.device)
     if args.what in ("ops", "memory"):
@@ -104,6 +104,8 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             found = operators.measure(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
             yield Table(operators.HEADER, found, operators.cells, left=2)
     elif args.what == "kernels":
+        from scripts.benchmarks import kernels
+
         yield Table(kernels.HEADER, kernels.measure(args.tokens, args.channels, device), kernels.cells, left=2)
     elif args.what == "train":
         found = training.measure(

@@ -79,19 +79,47 @@ def test_dropout_keeps_its_share_and_its_mean(dtype, device):
     assert kept.double().mean().item() == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("types", [5, 1000, 32_768])
-def test_the_loss(dtype, types, device):
-    logits, target = make(device, 64, types, dtype=dtype), torch.randint(4, types, (64,))
+@pytest.mark.parametrize(("rows", "types", "stride"), [(64, 5, 5), (300, 1001, 1003), (64, 32_768, 32_768), (0, 7, 7)])
+def test_the_loss(dtype, rows, types, stride, device):
+    logits, target = make(device, rows, stride, dtype=dtype)[:, :types], torch.randint(4, types, (rows,))
     target[::7] = 1
+    count = max(rows, 1)  # a mean, so that errors are those of a row and not of their sum
     results = []
-    for rows, targets in ((logits, target.to(device)), (logits.cpu().double(), target)):
-        rows = rows.detach().requires_grad_()
-        loss, nll = ops.smoothed_nll(rows, targets, 0.1, 1)
-        # a mean, so that errors are those of a row and not of their sum
-        results.append((loss.detach() / 64, nll / 64, *torch.autograd.grad(loss, rows)))
+    for given, targets in ((logits, target.to(device)), (logits.cpu().double(), target)):
+        given = given.detach().requires_grad_()
+        loss, nll = ops.smoothed_nll(given, targets, 0.1, 1)
+        results.append((loss.detach() / count, nll / count, *torch.autograd.grad(loss * 0.5, given)))
     for got, want in zip(*results, strict=True):
         scale = max(1.0, want.abs().max().item()) if want.ndim == 0 else 1.0
         assert_close(got.cpu() / scale, want / scale, dtype)
+
+
+gpu_alone = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU has no such thing")
+
+
+@gpu_alone
+def test_the_loss_waits_for_nothing_and_is_the_same_bits_every_time(device):
+    logits = make(device, 300, 1000, dtype=torch.bfloat16).requires_grad_()
+    target = torch.randint(1000, (300,)).to(device)
+    ops.smoothed_nll(logits, target, 0.1, 0)[0].backward()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = []
+        for _ in range(2):
+            loss, nll = ops.smoothed_nll(logits, target, 0.1, 0)
+            results.append((loss.detach(), nll, torch.autograd.grad(loss, logits)[0]))
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@gpu_alone
+def test_a_profiler_shows_names(device):
+    logits, target = make(device, 8, 40), torch.zeros(8, dtype=torch.int64, device=device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        ops.smoothed_nll(logits, target, 0.1, 1)
+    assert "lightconv_smoothed_nll_forward_f32_R4_aligned" in {event.key for event in profile.key_averages()}
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
