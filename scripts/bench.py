@@ -4,6 +4,7 @@
   decode  one decoding step, and beam search from end to end
   train   updates as fairseq-train makes them
   memory  the most memory that forward and backward take
+  kernels each operator's kernels alone, beside the bandwidth of a copy
 
 A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds are
 the machine's; ratios are from turns taken in one process and hold better.
@@ -30,13 +31,16 @@ def numbers(text: str) -> list[int]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory}")
-    for name in ("ops", "decode", "train", "memory"):
+    commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory,kernels}")
+    for name in ("ops", "decode", "train", "memory", "kernels"):
         command = commands.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         command.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
         command.add_argument("--threads", type=int, help="threads on a CPU; torch's own choice unless given")
         command.add_argument("--seconds", type=float, default=1.0, help="about how long each case is timed")
         command.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON too")
+        if name == "kernels":
+            command.add_argument("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
+            command.add_argument("--channels", type=int, default=1024, help="C")
         if name in ("ops", "memory"):
             command.add_argument("--operators", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2]))
             lengths = "32,128,512,2048" if name == "ops" else "32,128,512,2048,8192"
@@ -96,6 +100,10 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         else:
             found = operators.measure(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
             yield Table(operators.HEADER, found, operators.cells, left=2)
+    elif args.what == "kernels":
+        from scripts.benchmarks import kernels
+
+        yield Table(kernels.HEADER, kernels.measure(args.tokens, args.channels, device), kernels.cells, left=2)
     elif args.what == "train":
         found = training.measure(
             training.small_models(),

@@ -9,8 +9,8 @@ from scripts.benchmarks.peers import OURS, Shape, cases, forward, forward_backwa
 from scripts.benchmarks.timing import interleaved, peak_bytes, peak_flops
 
 HEADER = (
-    "operator", "pass", "T", "B", "ours ms", "fairseq ms", "its mode", "ratio", "conv1d", "sdpa", "GFLOP/s", "of peak",
-    "GB/s", "of peak",
+    "operator", "pass", "T", "B", "ours ms", "fairseq ms", "its mode", "ratio", "conv1d", "causal-conv1d", "sdpa",
+    "GFLOP/s", "of peak", "GB/s", "of peak",
 )  # fmt: skip
 ALONE_HEADER = ("operator", "pass", "T", "B", "ms", "ns a token", "to the first T")
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
@@ -86,6 +86,7 @@ def _record(
         "fairseq_mode": mode,
         "ratio": theirs[mode] / ours,
         "conv1d_ratio": times["conv1d"] / ours if "conv1d" in times else None,
+        "causal_conv1d_ratio": times["causal-conv1d"] / ours if "causal-conv1d" in times else None,
         "sdpa_ratio": times["sdpa"] / ours,
         "gflops": done / ours / 1e9 if counted else None,
         "of_peak_flops": done / ours / flops if counted else None,
@@ -109,7 +110,7 @@ def cells(record: dict[str, Any]) -> list[str]:
     return [
         record["operator"], record["pass"], str(record["T"]), str(record["B"]),
         number(record["ours_ms"], 2), number(record["fairseq_ms"], 2), record["fairseq_mode"], ratio(record["ratio"]),
-        ratio(record["conv1d_ratio"]), ratio(record["sdpa_ratio"]),
+        ratio(record["conv1d_ratio"]), ratio(record["causal_conv1d_ratio"]), ratio(record["sdpa_ratio"]),
         number(record["gflops"]), share(record["of_peak_flops"]), number(record["gbytes"], 1),
         share(record["of_peak_bytes"]),
     ]  # fmt: skip

@@ -4,6 +4,7 @@ The peers run as they are at their best: their own parameters, their own layout,
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,19 @@ def _fairseq_cuda(name: str, shape: Shape, x: Tensor, logits: Tensor | None) -> 
     return lambda: module(x), [x, weight]
 
 
+def _causal_conv1d(shape: Shape, x: Tensor) -> Case | None:
+    """causal-conv1d (Dao) over (B, C, T), softmax included, where it is installed and takes the shape."""
+    if importlib.util.find_spec("causal_conv1d") is None:
+        return None
+    if x.device.type != "cuda" or not shape.causal or not 2 <= shape.K <= 4:
+        return None
+    causal_conv1d = importlib.import_module("causal_conv1d").causal_conv1d_fn
+    inputs = torch.randn(shape.B, shape.C, shape.T).to(x).requires_grad_()
+    weight = torch.randn(shape.H, shape.K).to(x).requires_grad_()
+    channels = shape.C // shape.H
+    return lambda: causal_conv1d(inputs, weight.softmax(-1).repeat_interleave(channels, 0)), [inputs, weight]
+
+
 def _conv1d(shape: Shape, x: Tensor) -> Case:
     """A grouped F.conv1d over (B * R, H, T), softmax included: LightConv in the layout that conv1d wants."""
     inputs = torch.randn(shape.B * shape.C // shape.H, shape.H, shape.T).to(x).requires_grad_()
@@ -155,6 +169,9 @@ def cases(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device)
             result["fairseq cuda"] = _fairseq_cuda(operator.split()[0], shape, x, logits)
     if operator == "light":
         result["conv1d"] = _conv1d(shape, x)
+        special = _causal_conv1d(shape, x)
+        if special is not None:
+            result["causal-conv1d"] = special
     result["sdpa"] = _attention(shape, x)
     return result
 

@@ -12,6 +12,7 @@ from lightconv_plugin.ops.native import build, cuda
 from tests.ops.cuda_on_cpu import Machine
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+EACH_GENERATION = (75, 80, 90, 100, 120)
 FRAME_SIZE, REGISTERS = 0x11, 0x2F  # EIATTR_FRAME_SIZE, EIATTR_REGCOUNT
 NAMES = itertools.count()
 
@@ -85,15 +86,22 @@ def test_the_main_kernels_on_every_architecture(kit, capability, tmp_path):
         check(cache, 3)
 
 
+@pytest.mark.parametrize("capability", EACH_GENERATION)
+@pytest.mark.parametrize(
+    ("dtype", "dynamic", "kernels"), [(torch.bfloat16, False, 4), (torch.float64, False, 5), (torch.float64, True, 4)]
+)
+def test_the_other_kernels_of_a_convolution(kit, capability, dtype, dynamic, kernels, tmp_path):
+    for machine, cache in compiled(kit, capability, tmp_path):
+        run_conv(machine, dtype, dynamic, 31, 0.1, 64)
+        check(cache, kernels)
+
+
 @pytest.mark.parametrize(
     ("dtype", "dynamic", "K", "p", "kernels"),
     [
-        (torch.bfloat16, False, 31, 0.1, 4),
         (torch.float32, True, 31, 0.1, 3),
         (torch.float16, True, 63, 0.0, 3),
         (torch.bfloat16, True, 3, 0.1, 3),
-        (torch.float64, False, 31, 0.1, 5),
-        (torch.float64, True, 31, 0.1, 4),
     ],
 )
 def test_other_cases_on_one(kit, dtype, dynamic, K, p, kernels, tmp_path):
@@ -130,8 +138,9 @@ def test_other_cases_of_the_loss_on_one(kit, dtype, types, tmp_path):
         check(cache, 3)
 
 
-def test_gate_and_step(kit, tmp_path):
-    for machine, cache in compiled(kit, 80, tmp_path):
+@pytest.mark.parametrize("capability", EACH_GENERATION)
+def test_gate_and_step(kit, capability, tmp_path):
+    for machine, cache in compiled(kit, capability, tmp_path):
         x = torch.zeros(3, 2, 4096, dtype=torch.bfloat16)
         mask = torch.zeros(2, 3, dtype=torch.bool)
         machine.glu(x, mask)

@@ -19,6 +19,7 @@ from tests.ops import cuda_on_cpu
 from tests.ops.cuda_on_cpu import Machine, fake_driver
 
 X, WEIGHT = torch.randn(33, 2, 6), torch.randn(2, 3)
+ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import torch
 from pathlib import Path
@@ -32,6 +33,31 @@ def in_a_process(cache: Path, log: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "NVRTC_LOG": str(log)}
     command = [sys.executable, "-c", CODE.format(cache=str(cache))]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+THREADS = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tests.ops.cuda_on_cpu import Machine
+machine = Machine(cache=Path({cache!r}))
+def sums(width):
+    return machine.forward(torch.ones(3, 1, 2), torch.zeros(2, width), 0).sum().item()
+with ThreadPoolExecutor() as pool:
+    print([round(each, 3) for each in pool.map(sums, {widths})])
+"""
+
+
+@pytest.mark.parametrize(("widths", "kernels"), [([1, 2], 2), ([2, 2], 1)])
+def test_threads_compile_different_kernels_at_once_and_the_same_one_once(widths, kernels, tmp_path):
+    fake_driver()
+    log = tmp_path / "log"
+    environment = {**os.environ, "NVRTC_LOG": str(log), "NVRTC_MEET": str(kernels)}
+    code = THREADS.format(cache=str(tmp_path / "cache"), widths=widths)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == str([6.0 if width == 1 else 5.0 for width in widths]) + "\n", done.stderr
+    assert compilations(log) == kernels
 
 
 def compilations(log: Path) -> int:
@@ -194,6 +220,7 @@ def wheels(tmp_path, monkeypatch):
     """An empty site-packages/nvidia."""
     monkeypatch.setattr(cuda, "_wheel_folders", lambda: [tmp_path])
     monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(cuda, "SYSTEM", tmp_path / "usr/local/cuda")
     return tmp_path
 
 
@@ -212,6 +239,16 @@ def test_the_toolkit_of_torchs_version_is_taken(wheels):
         kit = cuda.choose_toolkit(found, version)
         assert isinstance(kit, cuda.Toolkit)
         assert kit.include == wheels / include
+
+
+def test_a_toolkit_beside_the_wheels(wheels, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    for place in ("usr/local/cuda", "home"):
+        assert isinstance(cuda.choose_toolkit(list(cuda.toolkits()), "13.0"), str) == (place == "usr/local/cuda")
+        put(tmp_path / place, "lib64/libnvrtc.so.13", "include/cuda_fp16.h")
+        kit = cuda.choose_toolkit(list(cuda.toolkits()), "13.0")
+        assert isinstance(kit, cuda.Toolkit)
+        assert kit.include == tmp_path / place / "include"
 
 
 def test_what_is_missing_is_said(wheels):

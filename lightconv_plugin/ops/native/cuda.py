@@ -16,6 +16,7 @@ import torch
 
 from lightconv_plugin.ops.native import build
 
+SYSTEM = Path("/usr/local/cuda")  # where NVIDIA's own installer puts its toolkit
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -37,16 +38,16 @@ def unusable() -> str | None:
 
 
 def toolkits() -> Iterator[Toolkit]:
-    """What is installed: NVIDIA's wheels, beside torch, and $CUDA_HOME."""
+    """What is installed: NVIDIA's wheels, beside torch, $CUDA_HOME and /usr/local/cuda."""
     for root in _wheel_folders():
         for folder in sorted(root.glob("cu[0-9]*"), reverse=True):  # CUDA 13 and later: everything in one folder
             yield from _in(folder / "lib", folder / "include")
         yield from _in(root / "cuda_nvrtc" / "lib", root / "cuda_runtime" / "include")
     headers = next((root / "cuda_runtime" / "include" for root in _wheel_folders()), None)
     yield from _in(Path(torch.__file__).parent / "lib", headers)
-    home = os.environ.get("CUDA_HOME")
-    if home:
-        yield from _in(Path(home) / "lib64", Path(home) / "include")
+    for home in (os.environ.get("CUDA_HOME"), SYSTEM):
+        if home:
+            yield from _in(Path(home) / "lib64", Path(home) / "include")
 
 
 def choose_toolkit(found: list[Toolkit], version: str | None) -> Toolkit | str:

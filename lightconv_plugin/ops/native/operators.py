@@ -27,6 +27,7 @@ class Operator(NamedTuple):
         types: of its first tensor; None: the floating types of the device.
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
+        widest: weights of a kernel, at most, on a GPU, where they lie in shared memory.
         few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
         transforms: it has rules for ``torch.func`` and for forward-mode derivatives.
     """
@@ -35,6 +36,7 @@ class Operator(NamedTuple):
     types: tuple[torch.dtype, ...] | None = None
     casts: bool = False
     contiguous: bool = False
+    widest: int | None = None
     few_rows: bool = False
     transforms: bool = False
 
@@ -45,7 +47,7 @@ OPERATORS = {
     "glu_mask": Operator("glu_mask_backward"),
     "dropout": Operator("dropout", transforms=True),
     "smoothed_nll": Operator("smoothed_nll_backward"),
-    "conv_step": Operator(casts=True),
+    "conv_step": Operator(casts=True, widest=3072),
     "reorder_ancestors": Operator(types=(torch.int32,)),
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
@@ -108,6 +110,8 @@ def refusal(operator: str, x: Tensor, *others: Tensor | None) -> Refusal | None:
             return Refusal(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.few_rows)
         if takes.contiguous and not t.is_contiguous():
             return _PRODUCT if takes.few_rows else _STRIDED
+        if takes.widest is not None and device.type == "cuda" and t.shape[-1] > takes.widest:
+            return Refusal(f"on a GPU {operator} takes kernels of at most {takes.widest} weights; got {t.shape[-1]}")
     return None
 
 

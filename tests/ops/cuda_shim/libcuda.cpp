@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,8 @@ int next_error = 0, next_load_error = 0;
 bool capturing = false;         // some thread captures a graph, in the mode "global"
 thread_local int capture_mode;  // 0 global, 1 thread-local, 2 relaxed
 std::vector<std::string> functions;
-std::vector<void*> stack;
+thread_local std::vector<void*> stack;  // each thread has a context of its own
+std::mutex running;                     // one kernel, or one load, at a time
 std::vector<Launch> launches;
 
 }  // namespace
@@ -72,6 +74,7 @@ int cuGetErrorName(int result, const char** name) {
 }
 
 int cuModuleLoadData(void** module, const void* image) {
+  const std::lock_guard<std::mutex> lock(running);
   if (capturing && capture_mode != 2) return 900;
   if (next_load_error != 0) return std::exchange(next_load_error, 0);
   ++modules;
@@ -86,6 +89,7 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 
 int cuModuleGetFunction(void** function, void* module, const char* name) {
+  const std::lock_guard<std::mutex> lock(running);
   functions.push_back(name);
   *function = module == &nothing ? module : dlsym(module, ("shim_run_" + functions.back()).c_str());
   return *function == nullptr ? 500 : 0;
@@ -93,6 +97,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 
 int cuLaunchKernel(void* function, unsigned int x, unsigned int, unsigned int, unsigned int threads, unsigned int,
                    unsigned int, unsigned int shared_bytes, void* stream_, void** parameters, void**) {
+  const std::lock_guard<std::mutex> lock(running);
   if (next_error != 0) {
     const int error = next_error;
     next_error = 0;

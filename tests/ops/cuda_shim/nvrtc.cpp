@@ -1,15 +1,19 @@
 // Stands in for libnvrtc: "compiles" with g++ against shim.h, to a shared object in place of a cubin.
 // SHIM_COMMAND is the compiler with its flags; without it the result is an image of a GPU's kind that holds no code.
 // NVRTC_LOG, if set, names a file that gets a line for each compilation.
+// NVRTC_MEET, if set, is a number of compilations that wait for each other; one that waits in vain fails.
 #include <elf.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <regex>
 #include <string>
 
@@ -25,6 +29,18 @@ std::string read(const std::string& path) {
 }
 
 Program* program_of(void* handle) { return static_cast<Program*>(handle); }
+
+// Waits until as many compilations have begun as NVRTC_MEET says.
+bool meet() {
+  static std::mutex mutex;
+  static std::condition_variable arrived;
+  static int count = 0;
+  const char* wanted = std::getenv("NVRTC_MEET");
+  if (wanted == nullptr) return true;
+  std::unique_lock<std::mutex> lock(mutex);
+  ++count, arrived.notify_all();
+  return arrived.wait_for(lock, std::chrono::seconds(20), [&] { return count >= std::atoi(wanted); });
+}
 
 }  // namespace
 
@@ -56,6 +72,7 @@ int nvrtcCompileProgram(void* handle, int, const char* const*) {
 #else
 int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
   Program& program = *program_of(handle);
+  if (!meet()) return program.log = "error: no other compilation began\n", 6;
   static std::atomic<int> count_so_far{0};
   const std::filesystem::path folder = std::filesystem::temp_directory_path() /
       ("lightconv-shim-" + std::to_string(getpid()) + "-" + std::to_string(count_so_far++));

@@ -37,11 +37,17 @@ struct Nvrtc {
   const char* (*nvrtcGetErrorString)(int result);
 };
 
-std::mutex mutex;  // guards what follows; compiling is one at a time
+std::mutex mutex;  // guards what follows; NVRTC itself is safe to call from several threads
 Settings chosen;
+
+Settings settings() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return chosen;
+}
 
 const Nvrtc& nvrtc() {
   static const Nvrtc opened = [] {
+    const Settings chosen = settings();
     void* library = dlopen(chosen.nvrtc.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(std::string("lightconv: NVRTC cannot be loaded: ") + dlerror());
     Nvrtc nvrtc{};
@@ -166,7 +172,7 @@ void configure(const Settings& settings) {
 }
 
 std::string compile(const std::string& source, int capability) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Settings chosen = settings();
   if (chosen.nvrtc.empty()) throw std::runtime_error("lightconv: the CUDA side was not configured");
   int major = 0, minor = 0;
   nvrtc().nvrtcVersion(&major, &minor);

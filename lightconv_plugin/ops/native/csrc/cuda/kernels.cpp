@@ -2,7 +2,6 @@
 
 #include <map>
 #include <mutex>
-#include <shared_mutex>
 #include <stdexcept>
 #include <tuple>
 
@@ -57,19 +56,21 @@ void* load(int index, Kernel kernel, const Case& c, int threads) {
   return function;
 }
 
+struct Loaded {
+  std::mutex mutex;
+  void* function = nullptr;
+};
+
+// A lock is held for each kernel alone while it is compiled: threads compile different kernels at the same time.
 void* function_of(int index, Kernel kernel, const Case& c, int threads) {
-  static std::shared_mutex mutex;
-  static std::map<Key, void*> functions;
-  const Key key = key_of(index, kernel, c, threads);
-  {
-    const std::shared_lock<std::shared_mutex> lock(mutex);
-    const auto known = functions.find(key);
-    if (known != functions.end()) return known->second;
-  }
-  const std::unique_lock<std::shared_mutex> lock(mutex);
-  const auto known = functions.find(key);
-  if (known != functions.end()) return known->second;
-  return functions[key] = load(index, kernel, c, threads);
+  static std::mutex mutex;
+  static std::map<Key, Loaded> functions;  // whose elements never move
+  std::unique_lock<std::mutex> all(mutex);
+  Loaded& loaded = functions[key_of(index, kernel, c, threads)];
+  all.unlock();
+  const std::lock_guard<std::mutex> own(loaded.mutex);
+  if (loaded.function == nullptr) loaded.function = load(index, kernel, c, threads);
+  return loaded.function;
 }
 
 }  // namespace

@@ -1,0 +1,184 @@
+"""``bench.py kernels``: the time of each operator's kernels beside that of copying as many bytes."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops import native
+from lightconv_plugin.ops.native.operators import TYPES
+from scripts.benchmarks.timing import peak_bytes, synchronizer
+
+HEADER = ("kernels", "type", "us", "MB", "GB/s", "of a copy's")
+TIME, WIDTH, WIDE, HEAD, WORDS = 128, 31, 65, 64, 32_000
+CALLS = 20
+CPU_CACHE = 2**25  # bytes, when nobody says
+QUEUED_CYCLES = 50_000_000  # of a GPU's clock, some 30 ms, in which the host queues all calls
+
+Call = Callable[[], object]
+
+
+class Moment:
+    """A point in time on a CPU, with the interface of ``torch.cuda.Event``."""
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, later: "Moment") -> float:
+        """Milliseconds."""
+        return (later.at - self.at) * 1e3
+
+
+def measure(tokens: int, channels: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield a record for each operator, pass and type that the library has a kernel for.
+
+    Bytes are the least that the pass reads and writes. Inputs alternate between copies that together are larger than
+    the cache, so that they come from memory.
+    """
+    bandwidth = peak_bytes(device)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        if dtype not in TYPES[device.type]:
+            continue
+        for name, (operator, made) in cases(tokens, channels, dtype, device).items():
+            if not native.has_kernel(operator, device.type):
+                continue
+            calls: list[Call] = []
+            moved = 0
+            while len(calls) < 2 or (moved * len(calls) < 2 * cache_of(device) and len(calls) < CALLS):
+                call, moved = made()
+                calls.append(call)
+            taken = median_time(calls, device)
+            yield {
+                "kernel": name,
+                "type": str(dtype).removeprefix("torch."),
+                "us": taken * 1e6,
+                "mbytes": moved / 1e6,
+                "gbytes": moved / taken / 1e9,
+                "of_copy": moved / taken / bandwidth,
+            }
+
+
+def cells(record: dict[str, Any]) -> list[str]:
+    """A record as a row of the table under ``HEADER``."""
+    figures = [f"{record['us']:.1f}", f"{record['mbytes']:.1f}", f"{record['gbytes']:.0f}", f"{record['of_copy']:.0%}"]
+    return [record["kernel"], record["type"], *figures]
+
+
+def cache_of(device: torch.device) -> int:
+    """Bytes of a device's last cache."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return CPU_CACHE
+
+
+def median_time(calls: list[Call], device: torch.device) -> float:
+    """Seconds of a call on the device, by events around each; the host's time does not count where it keeps ahead."""
+    wait = synchronizer(device)
+    for call in calls:
+        call()
+    wait()
+    gpu = device.type == "cuda"
+
+    def moment() -> Any:
+        return torch.cuda.Event(enable_timing=True) if gpu else Moment()
+
+    moments = [(moment(), moment()) for _ in range(CALLS)]
+    if gpu:
+        torch.cuda._sleep(QUEUED_CYCLES)
+    for number, (start, end) in enumerate(moments):
+        start.record()
+        calls[number % len(calls)]()
+        end.record()
+    wait()
+    return statistics.median(start.elapsed_time(end) for start, end in moments) / 1e3
+
+
+Made = Callable[[], tuple[Call, int]]  # a call on inputs of its own, and the bytes that it moves
+
+
+def cases(tokens: int, channels: int, dtype: torch.dtype, device: torch.device) -> dict[str, tuple[str, Made]]:
+    """Each pass by name, with the operator that it belongs to."""
+    batch, heads = max(1, tokens // TIME), max(1, channels // HEAD)
+
+    def random(*shape: int, grad: bool = False) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype).requires_grad_(grad)
+
+    def convolution(operator: str, wanted: str, width: int) -> Made:
+        def made() -> tuple[Call, int]:
+            x = random(TIME, batch, channels, grad=wanted == "x")
+            shape = (heads, width) if operator == "light_conv" else (TIME, batch, heads, width)
+            weight = random(*shape, grad=wanted == "weight")
+
+            def forward() -> Tensor:
+                return getattr(ops, operator)(x, weight, padding_l=width // 2, backend="native")
+
+            moved = size(x) * 2 + size(weight) * (2 if wanted == "weight" else 1)
+            return (forward, moved) if wanted == "" else (gradient(forward(), x if wanted == "x" else weight), moved)
+
+        return made
+
+    def gate(backward: bool) -> Made:
+        def made() -> tuple[Call, int]:
+            x, mask = random(TIME, batch, 2 * channels, grad=backward), torch.zeros(batch, TIME, device=device).bool()
+            return both(lambda: ops.glu_mask(x, mask), x, backward, size(x) * 3 // 2, size(x) * 5 // 2)
+
+        return made
+
+    def dropout(backward: bool) -> Made:
+        def made() -> tuple[Call, int]:
+            x = random(TIME, batch, channels, grad=backward)
+            return both(lambda: ops.dropout(x, 0.1), x, backward, 2 * size(x), 2 * size(x))
+
+        return made
+
+    def loss(backward: bool) -> Made:
+        def made() -> tuple[Call, int]:
+            logits = random(tokens, WORDS, grad=backward)
+            target = torch.randint(WORDS, (tokens,), device=device)
+            return both(
+                lambda: ops.smoothed_nll(logits, target, 0.1, 1)[0], logits, backward, size(logits), 2 * size(logits)
+            )
+
+        return made
+
+    def step(dynamic: bool) -> Made:
+        def made() -> tuple[Call, int]:
+            x = random(1, tokens, channels)
+            weight = random(*((1, tokens, heads, WIDTH) if dynamic else (heads, WIDTH)))
+            state = None
+            for _ in range(WIDTH):  # until the state is full
+                _, state = ops.conv_step(x, weight, state, backend="native")
+            return lambda: ops.conv_step(x, weight, state), size(x) * (WIDTH + 2) + size(weight)
+
+        return made
+
+    found: dict[str, tuple[str, Made]] = {}
+    for operator in ("light_conv", "dynamic_conv"):
+        for width in (WIDTH, WIDE):
+            for wanted in ("", "x", "weight"):
+                label = f"gradient of {wanted}" if wanted else "forward"
+                found[f"{operator}, K = {width}, {label}"] = operator, convolution(operator, wanted, width)
+    for operator, maker in (("glu_mask", gate), ("dropout", dropout), ("smoothed_nll", loss)):
+        found |= {f"{operator}, {'gradient' if b else 'forward'}": (operator, maker(b)) for b in (False, True)}
+    found |= {f"conv_step, {'dynamic' if d else 'light'}, K = {WIDTH}": ("conv_step", step(d)) for d in (False, True)}
+    return found
+
+
+def both(forward: Callable[[], Tensor], x: Tensor, backward: bool, read: int, moved: int) -> tuple[Call, int]:
+    """The forward pass or the gradient of x alone, and its bytes."""
+    return (gradient(forward(), x), moved) if backward else (forward, read)
+
+
+def gradient(out: Tensor, of: Tensor) -> Call:
+    """A function that computes the gradient of one tensor from the same graph at each call."""
+    grad = torch.ones_like(out)
+    return lambda: torch.autograd.grad(out, of, grad, retain_graph=True)
+
+
+def size(x: Tensor) -> int:
+    """Bytes of a tensor."""
+    return x.numel() * x.element_size()

@@ -1,0 +1,91 @@
+"""The sections of scripts/first_gpu.sh: a command each, with its time limit, and smaller sizes for a rehearsal."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scripts.common.process import python_module
+
+ROOT = Path(__file__).resolve().parents[2]
+REHEARSAL_MINUTES = 15
+MOST_PROCESSES = 8  # each has a CUDA context of half a gigabyte
+# of the convolutions: the kernels of each kind, in both sizes of type
+CHECKED = "test_convolutions and (31-30 or 65-64) and (1- or 64-) and not float64 and not bfloat16"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        name: of its record and log.
+        title: on the page.
+        minutes: after which its command is ended.
+        command: to run; empty where it cannot be.
+        begins: the first words of its results, among all that the command prints.
+        tests: the command is pytest.
+        absent: the reason why it cannot be run here.
+    """
+
+    name: str
+    title: str
+    minutes: float
+    command: tuple[str, ...] = ()
+    begins: str = ""
+    tests: bool = False
+    absent: str | None = None
+
+
+def sections(device: str) -> list[Section]:
+    """List the sections for a device, cuda, cuda:N or cpu, in the order in which they run."""
+    found = list(_sections(device, rehearsal=device == "cpu"))
+    # of a rehearsal nobody waits for the figures, but other work may have the cores too
+    return [replace(section, minutes=REHEARSAL_MINUTES) for section in found] if device == "cpu" else found
+
+
+def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
+    yield Section("info", "Self-test", 1, (*python_module("lightconv_plugin.info"),), "Python ")
+    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    tests = _pytest("tests/gpu", device, f"--numprocesses={processes}", "--dist=worksteal")
+    yield Section("tests", "Tests", 9, tests, tests=True)
+    for tool in ("memcheck", "racecheck"):
+        yield _sanitizer(tool, device)
+    sizes = ["--channels=64", "--heads=2", "--lengths=16,64", "--tokens=128"]
+    if not rehearsal:
+        sizes = ["--channels=1024", "--heads=16", "--lengths=32,128,512,2048", "--tokens=16384"]
+    for dtype in ("float32", "bfloat16"):
+        yield _bench(f"ops {dtype}", "ops", device, f"--dtype={dtype}", *sizes, minutes=2)
+    # the widest kernel that causal-conv1d has
+    narrow = ["--operators=light", "--kernel=4", "--causal", "--dtype=float32" if rehearsal else "--dtype=bfloat16"]
+    yield _bench("ops narrow", "ops", device, *narrow, *sizes, minutes=1)
+    yield _bench("kernels", "kernels", device, *(["--tokens=256", "--channels=64"] if rehearsal else []), minutes=2)
+    train = ["--tokens=64", "--types=60"] if rehearsal else ["--tokens=8192"]
+    yield _bench("train", "train", device, *train, minutes=3)
+    decode = ["--sentences=2,1", "--length=3", "--types=60"] if rehearsal else ["--sentences=128,32,1"]
+    yield _bench("decode", "decode", device, *decode, minutes=4)
+
+
+def _pytest(what: str, device: str, *options: str) -> tuple[str, ...]:
+    quiet = ("-q", "-p", "no:cacheprovider", "--disable-warnings", "-m", "gpu", f"--device={device}")
+    return ("env", "OMP_NUM_THREADS=1", *python_module("pytest"), what, *quiet, *options)
+
+
+def _bench(name: str, what: str, device: str, *options: str, minutes: float) -> Section:
+    effort = ("--seconds=0.01", "--threads=1") if device == "cpu" else ("--seconds=0.3",)
+    command = (sys.executable, str(ROOT / "scripts/bench.py"), what, f"--device={device}", *effort, *options)
+    return Section(name.replace(" ", "_"), f"bench.py {name}", minutes, command, begins=f"{what} on ")
+
+
+def _sanitizer(tool: str, device: str) -> Section:
+    title = f"compute-sanitizer --tool {tool}"
+    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    places = os.pathsep.join([os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)])
+    found = shutil.which("compute-sanitizer", path=places)
+    if found is None:
+        return Section(tool, title, 3, absent="compute-sanitizer is not on PATH, nor in CUDA_HOME or /usr/local/cuda")
+    # without the allocator's cache, in whose blocks it would see no read past a tensor's end
+    start = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", found, "--tool", tool, "--error-exitcode=1", "--")
+    return Section(tool, title, 3, (*start, *_pytest("tests/gpu/test_operators.py", device, "-k", CHECKED)), tests=True)

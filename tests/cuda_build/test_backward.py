@@ -1,0 +1,68 @@
+"""Gradients on a pretended GPU: of every architecture with its loss, and of each operator."""
+
+import pytest
+import torch
+
+from lightconv_plugin import ops
+from tests.cuda_build.autograd import backward
+from tests.cuda_build.test_models import PRECISIONS, of_one_type, precise
+from tests.cuda_build.test_operators import DTYPES
+from tests.models import test_architectures as small
+
+
+def test_the_nodes_give_what_autograd_gives():
+    """On the CPU, where there is an engine to compare with."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 2, 8, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    out = ops.light_conv(torch.nn.functional.linear(x, torch.eye(8)) + x, weight, padding_l=1)
+    loss = ops.smoothed_nll(out.flatten(0, 1), torch.arange(18) % 8, 0.1, 1)[0]
+    got, want = backward(loss), torch.autograd.grad(loss, (x, weight))
+    assert set(got) == {x, weight}
+    for leaf, expected in zip((x, weight), want, strict=True):
+        assert torch.equal(got[leaf], expected)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("arch", small.ARCHITECTURES)
+def test_architectures(arch, precision, gpu):
+    with precise(precision):
+        task = small.task(arch)
+        model, batch = of_one_type(small.build(arch, task)).train(), small.toy_batch(arch, task)
+        loss, _, _ = small.criterion(model, task)(model, batch)
+        found = backward(loss)
+    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert [name for name, p in wanted.items() if p not in found] == []
+    for parameter in wanted.values():
+        assert found[parameter].shape == parameter.shape
+        assert found[parameter].device.type == "cuda"
+    expected = {"lightweight": "light_conv", "dynamic": "dynamic_conv"}
+    for kind, operator in expected.items():
+        if f"'decoder_conv_type': '{kind}'" in str(small.ENCODER_DECODER.get(arch)):
+            assert {operator, f"{operator}_backward"} <= gpu.met
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalization", ["softmax", "none"])
+@pytest.mark.parametrize("dropconnect", [0.0, 0.3])
+def test_convolutions(dtype, normalization, dropconnect, gpu):
+    for shape, operator in (((2, 3), ops.light_conv), ((5, 2, 2, 3), ops.dynamic_conv)):
+        for leaves in ("x", "weight", "both"):
+            x = torch.ones(5, 2, 8, dtype=dtype, requires_grad=leaves != "weight")
+            weight = torch.ones(shape, dtype=dtype, requires_grad=leaves != "x")
+            out = operator(x, weight, padding_l=1, normalization=normalization, dropconnect=dropconnect)
+            found = backward(out)
+            assert set(found) == {t for t in (x, weight) if t.requires_grad}
+            assert all(g.shape == t.shape and g.dtype == t.dtype == dtype for t, g in found.items())
+    assert gpu.met == {"light_conv", "light_conv_backward", "dynamic_conv", "dynamic_conv_backward"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_beside_the_convolutions(dtype, gpu):
+    x = torch.ones(5, 2, 8, dtype=dtype, requires_grad=True)
+    for mask in (None, torch.zeros(2, 5, dtype=torch.bool)):
+        assert backward(ops.glu_mask(x, mask))[x].shape == x.shape
+    assert backward(ops.dropout(x, 0.1))[x].dtype == dtype
+    logits = torch.ones(10, 9, dtype=dtype, requires_grad=True)
+    loss, _ = ops.smoothed_nll(logits, torch.full((10,), 4), 0.1, 1)
+    assert backward(loss)[logits].dtype == dtype
+    assert gpu.met >= {"glu_mask", "glu_mask_backward"}

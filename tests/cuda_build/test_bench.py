@@ -1,0 +1,67 @@
+"""The benchmarks with --device cuda on a pretended GPU; the clock is the CPU's."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from scripts.benchmarks import decoding, kernels, operators
+from scripts.benchmarks.peers import Shape
+from tests.cuda_build.autograd import backward
+
+CUDA = torch.device("cuda")
+
+
+def convert(module, like):
+    """``Module.to``, which cannot convert fake parameters in place."""
+    for each in module.modules():
+        for name, parameter in each._parameters.items():
+            if parameter is not None:
+                each._parameters[name] = torch.nn.Parameter(parameter.detach().to(like))
+    return module
+
+
+@pytest.fixture
+def pretended(gpu, monkeypatch):
+    """What only a device can answer; gradients node by node."""
+    card = SimpleNamespace(L2_cache_size=2**12)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: kernels.Moment())
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(kernels, "peak_bytes", lambda device: 1e12)
+    monkeypatch.setattr(operators, "peak_bytes", lambda device: 1e12)
+    monkeypatch.setattr(operators, "peak_flops", lambda device: 1e12)
+
+    monkeypatch.setattr(torch.nn.Module, "to", convert)
+
+    def grad(out, of, given, retain_graph=True):
+        assert given.device == out.device
+        found = backward(out)
+        return [found[leaf] for leaf in (of if isinstance(of, list) else [of])]
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    return gpu
+
+
+def test_kernels(pretended):
+    records = list(kernels.measure(256, 64, CUDA))
+    assert {record["type"] for record in records} == {"float32", "bfloat16", "float16"}
+    assert all(record["us"] > 0 and record["mbytes"] > 0 for record in records)
+    names = {record["kernel"] for record in records}
+    assert {"light_conv, K = 65, gradient of weight", "glu_mask, gradient", "conv_step, dynamic, K = 31"} <= names
+    assert {"light_conv", "dynamic_conv", "light_conv_backward", "glu_mask_backward", "conv_step"} <= pretended.met
+
+
+@pytest.mark.parametrize("operator", ["light", "dynamic", "dynamic module"])
+def test_operators(operator, pretended):
+    shapes = [Shape(8, 2, 16, 2, 3, causal) for causal in (False, True)]
+    records = list(operators.measure([operator], shapes, dtype=torch.float32, device=CUDA, seconds=0.0))
+    assert [record["pass"] for record in records] == ["fwd", "fwd+bwd"] * 2
+    assert all(record["ratio"] > 0 for record in records)
+
+
+def test_decoding_steps(pretended, monkeypatch):
+    monkeypatch.setattr(decoding, "interleaved", lambda cases, device, seconds: dict.fromkeys(cases, 1.0))
+    assert len(list(decoding.measure_steps(torch.float32, CUDA, seconds=0.0))) == 8
+    assert "conv_step" in pretended.met

@@ -1,0 +1,55 @@
+"""NVRTC of a CUDA build: it compiles the kernels for every GPU, and what happens where it is not found."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.ops.test_cuda_compile import (  # noqa: F401  the same tests with this build's NVRTC
+    kit,
+    test_gate_and_step,
+    test_the_main_kernels_on_every_architecture,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHOUT = """
+import logging, torch
+from torch._subclasses import FakeTensorMode
+logging.basicConfig(format="%(message)s")
+from lightconv_plugin import ops
+from lightconv_plugin.ops.native import cuda
+cuda.toolkits = lambda: iter(())
+with FakeTensorMode(), torch.device("cuda"):
+    x = torch.ones(5, 2, 8)
+    for _ in range(2):
+        print(ops.light_conv(x, torch.ones(2, 3), padding_l=1).device)
+        print(ops.dynamic_conv(x, torch.ones(5, 2, 2, 3), padding_l=1).device)
+    try:
+        ops.light_conv(x, torch.ones(2, 3), padding_l=1, backend="native")
+    except ValueError as error:
+        print(error)
+"""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_without_nvrtc_the_definition_computes_and_says_why_once():
+    done = run("-c", WITHOUT)
+    assert done.returncode == 0, done.stderr
+    *devices, refused = done.stdout.splitlines()
+    assert devices == ["cuda:0"] * 4
+    assert refused.startswith("backend 'native' was asked for, and cannot run light_conv: NVRTC is not installed")
+    assert done.stderr.count("NVRTC is not installed") == 1
+
+
+def test_info_without_a_gpu():
+    done = run("-m", "lightconv_plugin.info")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines(keepends=True) if line.startswith("native, cuda")]
+    assert line.startswith(
+        f"native, cuda  not available: torch is built for CUDA {torch.version.cuda} but sees no device"
+    )
+    assert line.endswith("\n")

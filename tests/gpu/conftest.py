@@ -1,0 +1,66 @@
+"""Tests for a GPU. ``--device cpu`` rehearses them: the same lines on a CPU, with its types."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lightconv_plugin.ops.native.operators import TYPES
+
+WARM_UP = 3  # calls before a capture, as PyTorch's documentation asks for
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    device = torch.device(config.getoption("--device"))
+    for item in items:
+        if item.path.parent.name == "gpu":
+            item.add_marker(pytest.mark.gpu)
+            if device.type == "cuda" and not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} sees no CUDA device"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "dtype" in metafunc.fixturenames:
+        kind = torch.device(metafunc.config.getoption("--device")).type
+        metafunc.parametrize("dtype", TYPES[kind], ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    torch.manual_seed(0)
+    return torch.device(request.config.getoption("--device"))
+
+
+Call = Callable[[], Any]
+
+
+@pytest.fixture
+def capture(device: torch.device) -> Callable[..., Call]:
+    """Make a function of a captured CUDA graph: each call replays it and returns its results.
+
+    ``warm=False``: the function changes its inputs, and the caller has called it before. On a CPU the function itself
+    is called.
+    """
+
+    def made(function: Call, warm: bool = True) -> Call:
+        if device.type == "cpu":
+            return function
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP if warm else 0):
+                function()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = function()
+
+        def replay() -> Any:
+            graph.replay()
+            return results
+
+        return replay
+
+    return made

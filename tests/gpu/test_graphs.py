@@ -1,0 +1,140 @@
+"""Streams, captured graphs, compiled models, and two processes on one device."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops import native
+from tests.gpu.test_operators import make
+from tests.models import test_architectures as small
+from tests.tolerances import assert_close
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU has no streams")
+def test_a_stream_of_the_callers(device):
+    x, weight = make(device, 500, 8, 1024), make(device, 16, 31)
+    want = native.light_conv(x, weight, padding_l=30)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late = x * 1
+        got = native.light_conv(late, weight, padding_l=30)
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+def test_a_captured_graph_draws_dropconnect_anew(device, capture):
+    x, weight = make(device, 33, 2, 128), make(device, 33, 2, 2, 31)
+    replay = capture(lambda: native.dynamic_conv(x, weight, padding_l=30, dropconnect=0.5))
+    first = replay().clone()
+    assert not torch.equal(replay(), first)
+
+
+def test_a_kernel_first_met_in_a_capture(device, capture):
+    """A kernel that was never launched is compiled and loaded while a graph is captured."""
+    x, weight = make(device, 37, 3, 130), make(device, 2, 29)
+    got = capture(lambda: native.light_conv(x, weight, padding_l=11), warm=False)()
+    assert_close(got, native.light_conv(x, weight, padding_l=11))
+
+
+def updating(arch, device):
+    """A model and a function that computes its loss and gradients on one batch."""
+    torch.manual_seed(0)
+    task = small.task(arch)
+    options = dict.fromkeys(("dropout", "attention_dropout", "weight_dropout", "input_dropout"), 0.0)
+    model = small.build(arch, task, **options).to(device).train()
+    batch = small.toy_batch(arch, task)
+    given = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
+    target = batch["target"].to(device).flatten()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def update():
+        loss, _ = ops.smoothed_nll(model(**given)[0].flatten(0, 1), target, 0.1, 1)
+        return loss.detach(), *torch.autograd.grad(loss, parameters)
+
+    return model, update
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_captured_update_of_a_model(arch, device, capture):
+    model, update = updating(arch, device)
+    replay = capture(update)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.25)  # a replay computes from what there is now
+    got = [t.clone() for t in replay()]
+    for a, b in zip(got, update(), strict=True):
+        assert_close(a, b)
+
+
+def compiled(function, device):
+    """On a GPU by torch's own compiler; on a CPU traced alone, as that compiler would take half a minute."""
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")
+
+
+@pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
+def test_a_compiled_operator(operator, device):
+    x = make(device, 33, 2, 128).requires_grad_()
+    weight = make(device, *((2, 31) if operator == "light_conv" else (33, 2, 2, 31))).requires_grad_()
+
+    def function(x, weight):
+        return F.silu(getattr(ops, operator)(x, weight, padding_l=30)) * 2
+
+    grad = make(device, 33, 2, 128)
+    results = []
+    for each in (function, compiled(function, device)):
+        out = each(x, weight)
+        results.append((out.detach(), *torch.autograd.grad(out, (x, weight), grad)))
+    for want, got in zip(*results, strict=True):
+        scale = max(1.0, want.abs().max().item())
+        assert_close(got / scale, want / scale)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@torch.no_grad()
+def test_a_compiled_model(arch, device):
+    torch.manual_seed(0)
+    task = small.task(arch)
+    model = small.build(arch, task).to(device).eval()
+    given = {name: tensor.to(device) for name, tensor in small.toy_batch(arch, task)["net_input"].items()}
+    want = model(**given)[0]
+    assert_close(compiled(copy.deepcopy(model), device)(**given)[0], want)
+
+
+TWO = """
+import os, sys, torch
+from lightconv_plugin import ops
+from lightconv_plugin.ops.native import library
+assert library.load() is None
+os.environ["LIGHTCONV_CACHE"] = sys.argv[3]  # of kernels: the library is loaded
+torch.manual_seed(0)
+x, weight, grad = torch.randn(65, 4, 192), torch.randn(65, 4, 3, 31), torch.randn(65, 4, 192)
+x, weight, grad = (t.to(sys.argv[1]) for t in (x, weight, grad))
+for _ in range(20):
+    a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    out = ops.dynamic_conv(a, b, padding_l=15, backend="native")
+    found = [out.detach(), *torch.autograd.grad(out, (a, b), grad)]
+torch.save([t.cpu() for t in found], sys.argv[2])
+"""
+
+
+def test_two_processes_on_one_device(device, tmp_path):
+    """Both compile into one cache, which is empty, and compute at the same time."""
+    files = [tmp_path / str(number) for number in range(2)]
+    commands = [[sys.executable, "-c", TWO, str(device), str(file), str(tmp_path / "cache")] for file in files]
+    running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+    assert [process.wait() for process in running] == [0, 0]
+    first, second = (torch.load(f) for f in files)
+    for a, b in zip(first, second, strict=True):
+        assert_close(a, b)

@@ -1,0 +1,132 @@
+"""The native operators on a GPU. Elsewhere tests/ops/test_cuda_kernels.py runs the same kernels on a CPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops import native, reference
+from tests.ops.philox import factors
+from tests.tolerances import assert_close
+
+
+def make(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64).to(dtype).to(device)
+
+
+def gradients(operator, x: Tensor, weight: Tensor, grad: Tensor, **options) -> tuple[Tensor, ...]:
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    out = operator(x, weight, **options)
+    return out.detach(), *torch.autograd.grad(out, (x, weight), grad)
+
+
+def compare(got: tuple[Tensor, ...], want: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    for a, b in zip(got, want, strict=True):
+        scale = max(1.0, b.abs().max().item()) if b.ndim == 2 else 1.0
+        assert_close(a.cpu() / scale, b.cpu() / scale, dtype)
+
+
+@pytest.mark.parametrize(
+    ("K", "padding_l"), [(1, 0), (2, 1), (3, 1), (7, 6), (15, 7), (31, 30), (32, 3), (63, 31), (65, 64)]
+)
+@pytest.mark.parametrize("R", [1, 3, 16, 64, 80])
+def test_convolutions(dtype, K, padding_l, R, device):
+    for time in (1, 2, 31, 33, 129) if device.type == "cuda" else (1, 33):
+        x, grad = (make(device, time, 2, 3 * R, dtype=dtype) for _ in range(2))
+        for operator, weight in (
+            ("light_conv", make(device, 3, K, dtype=dtype)),
+            ("dynamic_conv", make(device, time, 2, 3, K, dtype=dtype)),
+        ):
+            got = gradients(getattr(native, operator), x, weight, grad, padding_l=padding_l)
+            exact = (t.double() for t in (x, weight, grad))
+            compare(got, gradients(getattr(reference, operator), *exact, padding_l=padding_l), dtype)
+
+
+def test_dropconnect_is_the_mask_of_the_definition(dtype, device):
+    x, weight = make(device, 40, 2, 128, dtype=dtype), make(device, 40, 2, 2, 31, dtype=dtype)
+    assert native.refusal("light_conv", x) is None
+    got = torch.ops.lightconv.dynamic_conv(x, weight, 30, True, 0.3, torch.tensor([77], device=device))
+    kernel = weight.double().softmax(-1).cpu() * factors((40, 2, 2, 31), 0.3, 77)
+    assert_close(got.cpu(), reference.dynamic_conv(x.double().cpu(), kernel, padding_l=30, normalization="none"), dtype)
+
+
+def test_strides(device):
+    x, weight = make(device, 3, 33, 128).transpose(0, 1), make(device, 2, 62)[:, ::2]
+    got = native.light_conv(x, weight, padding_l=30)
+    assert_close(got, reference.light_conv(x.double(), weight.double(), padding_l=30), torch.float32)
+
+
+def test_an_address_that_is_not_aligned(dtype, device):
+    x, weight = make(device, 33 * 2 * 128 + 1, dtype=dtype)[1:].view(33, 2, 128), make(device, 2, 31, dtype=dtype)
+    got = native.light_conv(x, weight, padding_l=30)
+    assert_close(got, reference.light_conv(x.double(), weight.double(), padding_l=30), dtype)
+
+
+def test_gate(dtype, device):
+    x, grad = make(device, 33, 2, 128, dtype=dtype), make(device, 33, 2, 64, dtype=dtype)
+    mask = torch.rand(2, 33).to(device) < 0.3
+    got, want = x.clone().requires_grad_(), x.double().requires_grad_()
+    out, exact = ops.glu_mask(got, mask), reference.glu_mask(want, mask)
+    assert_close(out, exact, dtype)
+    (grad_got,), (grad_want,) = torch.autograd.grad(out, got, grad), torch.autograd.grad(exact, want, grad.double())
+    assert_close(grad_got, grad_want, dtype)
+
+
+def test_dropout_keeps_its_share_and_its_mean(dtype, device):
+    x = torch.ones(1 << 18, dtype=dtype, device=device)
+    kept = ops.dropout(x, 0.25)
+    assert (kept == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert kept.double().mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(("rows", "types", "stride"), [(64, 5, 5), (300, 1001, 1003), (64, 32_768, 32_768), (0, 7, 7)])
+def test_the_loss(dtype, rows, types, stride, device):
+    logits, target = make(device, rows, stride, dtype=dtype)[:, :types], torch.randint(4, types, (rows,))
+    target[::7] = 1
+    count = max(rows, 1)  # a mean, so that errors are those of a row and not of their sum
+    results = []
+    for given, targets in ((logits, target.to(device)), (logits.cpu().double(), target)):
+        given = given.detach().requires_grad_()
+        loss, nll = ops.smoothed_nll(given, targets, 0.1, 1)
+        results.append((loss.detach() / count, nll / count, *torch.autograd.grad(loss * 0.5, given)))
+    for got, want in zip(*results, strict=True):
+        scale = max(1.0, want.abs().max().item()) if want.ndim == 0 else 1.0
+        assert_close(got.cpu() / scale, want / scale, dtype)
+
+
+gpu_alone = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU has no such thing")
+
+
+@gpu_alone
+def test_the_loss_waits_for_nothing_and_is_the_same_bits_every_time(device):
+    logits = make(device, 300, 1000, dtype=torch.bfloat16).requires_grad_()
+    target = torch.randint(1000, (300,)).to(device)
+    ops.smoothed_nll(logits, target, 0.1, 0)[0].backward()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = []
+        for _ in range(2):
+            loss, nll = ops.smoothed_nll(logits, target, 0.1, 0)
+            results.append((loss.detach(), nll, torch.autograd.grad(loss, logits)[0]))
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@gpu_alone
+def test_a_profiler_shows_names(device):
+    logits, target = make(device, 8, 40), torch.zeros(8, dtype=torch.int64, device=device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        ops.smoothed_nll(logits, target, 0.1, 1)
+    assert "lightconv_smoothed_nll_forward_f32_R4_aligned" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_several_devices():
+    first = torch.device("cuda:0")
+    x, weight = make(first, 33, 2, 128), make(first, 2, 31)
+    want = native.light_conv(x, weight, padding_l=30)
+    there = native.light_conv(x.to("cuda:1"), weight.to("cuda:1"), padding_l=30)
+    assert there.device.index == 1
+    assert torch.equal(there.cpu(), want.cpu())

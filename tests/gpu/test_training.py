@@ -1,0 +1,116 @@
+"""Training on a device against the CPU: every architecture's gradients, and updates by fairseq's trainer."""
+
+import copy
+import json
+
+import pytest
+import torch
+from fairseq.data.language_pair_dataset import collate
+from fairseq.trainer import Trainer
+
+from scripts.common.models import translation
+from tests.models import test_architectures as small
+from tests.tolerances import TOLERANCES, assert_close
+
+UPDATES, TYPES = 20, 60
+
+
+def move(batch, device):
+    return {
+        name: move(each, device) if isinstance(each, dict) else each.to(device) if hasattr(each, "to") else each
+        for name, each in batch.items()
+    }
+
+
+@pytest.mark.parametrize("arch", small.ARCHITECTURES)
+def test_loss_and_gradients_of_an_architecture_are_the_cpus(arch, device):
+    task = small.task(arch)
+    # no dropout: masks are drawn otherwise on another device
+    options = dict.fromkeys(("dropout", "attention_dropout", "weight_dropout", "input_dropout"), 0.0)
+    on_cpu = small.build(arch, task, **options).train()
+    moved, batch = copy.deepcopy(on_cpu).to(device), small.toy_batch(arch, task)
+    results = []
+    for model, given in ((on_cpu, batch), (moved, move(batch, device))):
+        loss, size, _ = small.criterion(model, task)(model, given)
+        (loss / size).backward()
+        results.append([(loss / size).detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    want, got = results
+    assert len(got) == len(want) > 1
+    for a, b in zip(got, want, strict=True):
+        assert_close(a.cpu(), b, torch.float32)
+
+
+SIZE = [
+    "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64",
+    "--encoder-kernel-size-list", "[3,5]", "--decoder-kernel-size-list", "[3,5]", "--share-all-embeddings",
+]  # fmt: skip
+RECIPE = [
+    "--optimizer", "adam", "--lr", "1e-3", "--lr-scheduler", "fixed", "--criterion",
+    "pla_label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--max-tokens", "400", "--log-format", "none",
+]  # fmt: skip
+NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0", "--weight-dropout", "0", "--input-dropout", "0"]
+
+
+def losses(arch, device, *flags):
+    """The losses a word of ``UPDATES`` updates, each on a batch of its own, as fairseq-train makes them."""
+    torch.manual_seed(1)
+    built = translation(arch, TYPES, [*SIZE, *RECIPE, *flags, *(["--cpu"] if device.type == "cpu" else [])])
+    built.cfg.common.tpu = False  # fairseq sets it with --bf16
+    criterion, seen = built.task.build_criterion(built.cfg.criterion), []
+    criterion.register_forward_hook(lambda _, __, out: seen.append(float(out[0].detach()) / out[1]))
+    trainer = Trainer(built.cfg, built.task, built.model, criterion)
+    trainer.begin_epoch(1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(UPDATES):
+        lengths = torch.randint(3, 17, (16,), generator=generator).tolist()
+        sentences = [torch.randint(4, TYPES, (n,), generator=generator) for n in lengths]
+        pairs = [{"id": i, "source": words, "target": words.flip(0)} for i, words in enumerate(sentences)]
+        trainer.train_step([collate(pairs, pad_idx=1, eos_idx=2)])
+    return seen
+
+
+@pytest.fixture(scope="module")
+def cpus():
+    """The CPU's losses in float32, by architecture."""
+    found: dict[str, list[float]] = {}
+
+    def of(arch):
+        if arch not in found:
+            found[arch] = losses(arch, torch.device("cpu"), *NO_DROPOUT)
+        return found[arch]
+
+    return of
+
+
+PRECISIONS = {
+    "float32": ([], torch.float32),
+    "bfloat16": (["--bf16"], torch.bfloat16),
+    "float16": (["--fp16"], torch.float16),
+    "memory-efficient float16": (["--memory-efficient-fp16"], torch.float16),
+    "amp": (["--amp"], torch.float16),
+}
+
+
+@pytest.mark.parametrize("arch", ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_updates_have_the_cpus_losses(arch, precision, device, cpus, record_property):
+    flags, dtype = PRECISIONS[precision]
+    if device.type == "cpu" and precision.endswith("float16"):
+        flags, dtype = ["--bf16"], torch.bfloat16  # fairseq's own float16 asks for a GPU
+    got, want = losses(arch, device, *NO_DROPOUT, *flags), cpus(arch)
+    pairs = zip(got[::5], want[::5], strict=True)
+    record_property("losses", json.dumps([f"{arch}, {precision}", *(f"{a:.6f} / {b:.6f}" for a, b in pairs)]))
+    assert len(got) == len(want) == UPDATES
+    assert want[-1] < want[0]
+    rtol, atol = TOLERANCES[dtype]
+    # the last of 20 updates has the errors of those before it
+    assert got == pytest.approx(want, rel=10 * rtol, abs=10 * atol)
+
+
+@pytest.mark.parametrize("precision", ["float32", "amp"])
+def test_updates_with_every_dropout_learn(precision, device):
+    """Masks of a device are its own; a seed repeats them."""
+    flags = ["--dropout", "0.1", "--attention-dropout", "0.1", "--weight-dropout", "0.1", *PRECISIONS[precision][0]]
+    first, again = (losses("pla_dynamicconv_iwslt_de_en", device, *flags) for _ in range(2))
+    assert first[-1] < first[0]
+    assert first == pytest.approx(again, rel=1e-3)
