@@ -11,6 +11,7 @@ from lightconv_plugin.compat.checkpoints import (
     explain_checkpoint_errors,
 )
 from lightconv_plugin.compat.command_line import help_with_model_options
+from lightconv_plugin.compat.generation import count_steps_of_beam_search, keep_groups_of_beams_apart
 from lightconv_plugin.compat.intervals import keep_updates_at_epoch_ends
 from lightconv_plugin.compat.saving import copy_checkpoints_without_asserts, save_checkpoints_whole
 from lightconv_plugin.compat.training import (
@@ -37,3 +38,5 @@ def apply() -> None:
     train_data_parallel_on_cpu()
     refuse_what_cannot_train()
     help_with_model_options()
+    keep_groups_of_beams_apart()
+    count_steps_of_beam_search()

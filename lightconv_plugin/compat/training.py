@@ -32,8 +32,8 @@ def restore_numpy_compat() -> None:
 def train_in_bfloat16_without_xla() -> None:
     """All torch versions, where torch_xla is not installed: `--bf16` on a GPU or CPU.
 
-    fairseq's command line takes `--bf16` to mean a TPU, then fails for want of torch_xla. This is undone where the flags
-    are read, so that whatever comes after, such as the launch of several processes, meets the options as they were meant.
+    fairseq's command line takes `--bf16` to mean a TPU, then fails for want of torch_xla. This is undone where flags
+    are read, so that all that follows, such as the launch of several processes, meets the options as they were meant.
     """
     from fairseq import options, utils
 

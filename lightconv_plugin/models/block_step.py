@@ -6,6 +6,7 @@ With a few hypotheses, what lies between a block's matrix products would otherwi
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -39,6 +40,8 @@ class BlockStep:
         if conv.normalization != "softmax" or (isinstance(conv, DynamicConv) and conv.query_heads > 1):
             return None
         if any(module.probability > 0 for module in block.modules() if isinstance(module, Dropout)):
+            return None
+        if ffn.activation is not F.relu:
             return None
         residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
         norms = [residual.layer_norm for residual in residuals]

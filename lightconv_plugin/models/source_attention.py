@@ -59,6 +59,8 @@ class SourceAttention(MultiheadAttention):
             out, weights = self._step(query, key, key_padding_mask, incremental_state, need_weights)
         if weights is not None and not need_head_weights:
             weights = weights.mean(dim=0)
+        if incremental_state is None:
+            return self.out_proj(out), weights
         return ops.linear(out, self.out_proj.weight, self.out_proj.bias), weights
 
     def _attend(
