@@ -82,6 +82,7 @@ class DecoderOptions(FairseqDataclass):
     adaptive_softmax_dropout: float = _option("dropout of the adaptive softmax's tail projections", 0.0)
     adaptive_softmax_factor: float = _option("each band of the adaptive softmax is this many times narrower", 4.0)
     decoder_layerdrop: float = _option("probability with which training leaves out a block of the decoder", 0.0)
+    decoder_layers_to_keep: Optional[str] = _option("blocks of the decoder to keep when pruning, for example '0,2'")
     checkpoint_activations: bool = _option(
         "keep each block's input alone, and compute the block again for backward", False
     )
@@ -119,6 +120,7 @@ class LightConvConfig(DecoderOptions):
         "one matrix for the encoder's, the decoder's and the output embeddings; needs a joined dictionary"
     )
     encoder_layerdrop: float = _option("probability with which training leaves out a block of the encoder", 0.0)
+    encoder_layers_to_keep: Optional[str] = _option("blocks of the encoder to keep when pruning, for example '0,2'")
     no_cross_attention: bool = _option("a decoder that does not attend to the source", False)
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")

@@ -128,7 +128,11 @@ def resolve_side(args: Namespace, side: str) -> None:
 
     flag = "--" + side
     fill(args, {f"{side}_conv_dim": get("embed_dim"), f"{side}_conv_heads": get("attention_heads")})
-    setattr(args, f"{side}_kernel_size_list", _kernel_sizes(args, side))
+    sizes = _kernel_sizes(args, side)
+    if get("layers_to_keep"):
+        sizes = [sizes[int(number)] for number in get("layers_to_keep").split(",")]
+    setattr(args, f"{side}_kernel_size_list", sizes)
+    setattr(args, f"{side}_layers", len(sizes))
     if get("conv_type") in ("lightweight", "dynamic") and get("conv_dim") % get("conv_heads"):
         raise ValueError(
             f"{flag}-conv-heads {get('conv_heads')} does not divide {flag}-conv-dim {get('conv_dim')}; "

@@ -154,6 +154,13 @@ def test_layerdrop_leaves_out_blocks_in_training_alone(side):
     assert len(dropped) == 2
 
 
+def test_a_model_pruned_to_some_blocks_keeps_their_widths():
+    built = model(decoder_layers=3, decoder_kernel_size_list=[3, 5, 7], decoder_layers_to_keep="0,2")
+    assert [block.mixer.conv.kernel_size for block in built.decoder.layers] == [3, 7]
+    assert len(built.encoder.layers) == 2
+    loss(built)
+
+
 @pytest.mark.parametrize("decoder", ["dynamic", "lightweight", "local_attention", "average"])
 @pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
 def test_activations_that_are_not_kept_give_the_same_gradients(option, decoder):
