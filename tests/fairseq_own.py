@@ -161,7 +161,8 @@ def own_test(column: str, checkout: Path, name: str) -> Callable[[], None]:
 def table(title: str, rows: list[str], cell: Callable[[str, str], Callable[[], None]]) -> None:
     """Print which rows each model passes, and under the table why it does not."""
     lines, reasons = [], []
-    for row in rows:
+    for number, row in enumerate(rows):
+        print(f"{title}: {number} of {len(rows)}", end="\r", file=sys.stderr)
         said = {column: in_a_process(cell(column, row)) for column in MODELS}
         lines.append([row or "(none)", *("no" if error else "yes" for error in said.values())])
         reasons += [f"  {row}, {column}: {error[:150]}" for column, error in said.items() if error]

@@ -142,7 +142,8 @@ def test_flags_of_fairseqs_transformer_reach_the_model(arch):
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_layerdrop_leaves_out_blocks_in_training_alone(side):
-    built = model(**{f"{side}_layerdrop": 0.5})
+    option: dict[str, Any] = {f"{side}_layerdrop": 0.5}
+    built = model(**option)
     other = "decoder" if side == "encoder" else "encoder"
     dropped, kept = (calls(getattr(built, each).layers[i] for i in range(2)) for each in (side, other))
     for seed in range(20):
