@@ -114,7 +114,8 @@ def command(main: Callable[[], None], arguments: list[str]) -> None:
 def training(column: str, data: Path, flags: list[str]) -> Callable[[], None]:
     arch, small, _ = MODELS[column]
     save = [] if "--save-dir" in flags else ["--save-dir", tempfile.mkdtemp(dir=data.parent)]
-    given = ["--arch", arch, *small.split(), *RECIPE.split(), "--max-update", "2", *save, *flags]
+    recipe = RECIPE.replace("--label-smoothing 0.1", "")  # which other criterions do not have
+    given = ["--arch", arch, *small.split(), *recipe.split(), "--max-update", "2", *save, *flags]
     return lambda: command(train.cli_main, [str(data), *given])
 
 
@@ -129,9 +130,11 @@ def own_test(column: str, checkout: Path, name: str) -> Callable[[], None]:
     arch, small, language_model = MODELS[column]
 
     def kept(flags: list[str] | None) -> list[str]:
-        pairs = zip(flags or [], [*(flags or [])[1:], ""], strict=True)
-        dropped = [{i, i + 1} for i, (flag, _) in enumerate(pairs) if flag in OF_OTHER_MODELS]
-        return [flag for i, flag in enumerate(flags or []) if not any(i in pair for pair in dropped)]
+        given = list(flags or [])
+        for name in OF_OTHER_MODELS.intersection(given):
+            place = given.index(name)
+            del given[place : place + 2]  # with its value
+        return given
 
     def run() -> None:
         for module in [module for module in sys.modules if module.split(".")[0] == "tests"]:

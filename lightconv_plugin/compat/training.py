@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import types
@@ -18,15 +19,26 @@ class SetupError(RuntimeError):
 
 
 def restore_numpy_compat() -> None:
-    """Needed from numpy 2.0 on, which removed `np.compat`.
+    """Needed from numpy 2.0 on, which removed `np.compat`, and from 2.4 on, which removed a name of an argument.
 
     fairseq uses `np.compat.long` in TokenBlockDataset (`--sample-break-mode eos`) and in LanguagePairDataset
-    (`--num-batch-buckets`). On Python 3 it was `int`.
+    (`--num-batch-buckets`). On Python 3 it was `int`. The buckets' bounds come from `np.percentile(interpolation=...)`.
     """
     import numpy as np
 
     if not hasattr(np, "compat"):
         np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
+
+    def either_name(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if "interpolation" in kwargs:
+                kwargs["method"] = kwargs.pop("interpolation")
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    if "interpolation" not in inspect.signature(np.percentile).parameters:
+        wrap(np, "percentile", either_name)
 
 
 def train_in_bfloat16_without_xla() -> None:

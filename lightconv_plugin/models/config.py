@@ -27,8 +27,8 @@ Mixer = ChoiceEnum(list(MIXERS))
 _MIXER_HELP = "what mixes the positions: " + "; ".join(f"{name}: {what}" for name, what in MIXERS.items())
 
 
-def _option(help: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(help: str, default: Any = None, alias: Optional[str] = None) -> Any:
+    return field(default=default, metadata={"help": help, "argparse_alias": alias})
 
 
 @dataclass
@@ -37,7 +37,9 @@ class DecoderOptions(FairseqDataclass):
 
     dropout: Optional[float] = _option("dropout probability")
     attention_dropout: Optional[float] = _option("dropout probability of attention weights")
-    relu_dropout: Optional[float] = _option("dropout probability after the activation of the feed-forward network")
+    relu_dropout: Optional[float] = _option(
+        "dropout probability after the activation of the feed-forward network", alias="--activation-dropout"
+    )
     activation_fn: ChoiceEnum(get_available_activation_fns()) = _option(  # type: ignore[valid-type]
         "activation function of the feed-forward networks", "relu"
     )
@@ -75,6 +77,8 @@ class DecoderOptions(FairseqDataclass):
     no_decoder_final_norm: Optional[bool] = _option("no layer norm after the last block where the norms come before")
     decoder_learned_pos: bool = _option("learned positions in the decoder instead of sinusoids", False)
     no_token_positional_embeddings: bool = _option("leave out the positions", False)
+    no_scale_embedding: bool = _option("take the embeddings as they are, not times the root of their width", False)
+    layernorm_embedding: bool = _option("layer norm after the embeddings and positions", False)
     share_decoder_input_output_embed: Optional[bool] = _option("one matrix for the decoder's embeddings and output")
     adaptive_softmax_cutoff: Optional[List[int]] = _option(
         "cut-offs of the adaptive softmax, for --criterion adaptive_loss, for example '60000,160000'; '[]': none"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils, options, trainer, utils
-from fairseq.data import TokenBlockDataset
+from fairseq.data import TokenBlockDataset, data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
@@ -64,6 +64,18 @@ def test_numpy_compat_is_left_alone_where_numpy_has_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(np, "compat", theirs)
     training.restore_numpy_compat()
     assert np.compat is theirs  # type: ignore[attr-defined]
+
+
+def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
+    assert len(train(tmp_path, "--max-update", "1", "--num-batch-buckets", "2")) == 1
+
+
+def test_without_the_argument_of_numpys_percentile_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data_utils.get_buckets(np.array([1, 2, 3, 9]), 2).tolist() == [2, 9]
+    if hasattr(np.percentile, "_compat_shim"):
+        monkeypatch.setattr(np, "percentile", np.percentile.__wrapped__)
+        with pytest.raises(TypeError, match="interpolation"):
+            data_utils.get_buckets(np.array([1, 2, 3, 9]), 2)
 
 
 # ---------------------------------------------------------------------------------------------------------- bfloat16

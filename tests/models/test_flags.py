@@ -121,7 +121,7 @@ def test_adaptive_input_alone_is_not_taken_back_from_under_tied_weights():
 @pytest.mark.parametrize("arch", ["pla_dynamicconv_small", "pla_dynamicconv_lm_small"])
 def test_flags_of_fairseqs_transformer_reach_the_model(arch):
     given = "--decoder-layerdrop 0.25 --offload-activations --quant-noise-pq 0.125 --activation-fn gelu"
-    given += " --quant-noise-pq-block-size 4"
+    given += " --quant-noise-pq-block-size 4 --layernorm-embedding --no-scale-embedding --activation-dropout 0.375"
     if arch in ENCODER_DECODER:
         given += " --encoder-layerdrop 0.5 --no-cross-attention"
     else:
@@ -134,6 +134,9 @@ def test_flags_of_fairseqs_transformer_reach_the_model(arch):
     assert cfg.checkpoint_activations
     assert cfg.offload_activations
     assert built.decoder.layers.p == 0.25
+    assert built.decoder.layernorm_embedding is not None
+    assert built.decoder.embed_scale == 1.0
+    assert built.decoder.layers[0].ffn.dropout.p == 0.375
     assert built.decoder.layers[0].ffn.activation is not F.relu
     assert built.decoder.layers[0].encoder_attn is None
     if arch in ENCODER_DECODER:
@@ -203,7 +206,16 @@ def test_the_activation_function_is_the_one_asked_for(name):
     assert_close(block(x), F.linear(expected, block.fc2.weight, block.fc2.bias))
 
 
-@pytest.mark.parametrize("given", [{"activation_fn": "gelu"}, {"no_cross_attention": True}, {"quant_noise_pq": 0.1}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"activation_fn": "gelu"},
+        {"no_cross_attention": True},
+        {"quant_noise_pq": 0.1},
+        {"checkpoint_activations": True},
+        {"decoder_layerdrop": 0.5},
+    ],
+)
 @pytest.mark.parametrize("generator", [SequenceGenerator, BeamSearchGenerator])
 def test_searches_score_hypotheses_as_one_pass_does(generator, given):
     """Few enough rows for the operator that takes a block's step at once, which knows ReLU and attention alone."""
