@@ -73,7 +73,7 @@ def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
 def test_without_the_argument_of_numpys_percentile_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_utils.get_buckets(np.array([1, 2, 3, 9]), 2).tolist() == [2, 9]
     if hasattr(np.percentile, "_compat_shim"):
-        monkeypatch.setattr(np, "percentile", np.percentile.__wrapped__)
+        monkeypatch.setattr(np, "percentile", unwrapped(np.percentile))
         with pytest.raises(TypeError, match="interpolation"):
             data_utils.get_buckets(np.array([1, 2, 3, 9]), 2)
 
