@@ -12,6 +12,8 @@ the machine's; ratios are from turns taken in one process and hold better.
 
 import argparse
 import importlib.util
+import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +26,23 @@ from scripts.common.terminal import StatusLine, aligned
 OPERATORS = ["light", "dynamic", "dynamic module"]
 
 
+def number(text: str) -> int:
+    """A whole number above 0."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
+    return int(text)
+
+
 def numbers(text: str) -> list[int]:
     """A list of whole numbers, as in 32,128."""
-    return [int(part) for part in text.split(",")]
+    return [number(part) for part in text.split(",")]
+
+
+def device(text: str) -> str:
+    """The name of a device that this project runs on."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected cpu, cuda or cuda:N")
+    return text
 
 
 def parse() -> argparse.Namespace:
@@ -34,8 +50,8 @@ def parse() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory,kernels}")
     for name in ("ops", "decode", "train", "memory", "kernels"):
         command = commands.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        command.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-        command.add_argument("--threads", type=int, help="threads on a CPU; torch's own choice unless given")
+        command.add_argument("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
+        command.add_argument("--threads", type=number, help="threads on a CPU; torch's own choice unless given")
         command.add_argument("--seconds", type=float, default=1.0, help="about how long each case is timed")
         command.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON too")
         if name == "kernels":
@@ -45,22 +61,22 @@ def parse() -> argparse.Namespace:
             command.add_argument("--operators", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2]))
             lengths = "32,128,512,2048" if name == "ops" else "32,128,512,2048,8192"
             command.add_argument("--lengths", type=numbers, default=numbers(lengths), help="T, several by commas")
-            command.add_argument("--tokens", type=int, default=4096, help="T * B")
-            command.add_argument("--channels", type=int, default=512, help="C")
-            command.add_argument("--heads", type=int, default=8, help="H")
-            command.add_argument("--kernel", type=int, default=31, help="K")
+            command.add_argument("--tokens", type=number, default=4096, help="T * B")
+            command.add_argument("--channels", type=number, default=512, help="C")
+            command.add_argument("--heads", type=number, default=8, help="H")
+            command.add_argument("--kernel", type=number, default=31, help="K")
             command.add_argument("--causal", action="store_true", help="pad on the left only, as a decoder does")
         if name == "ops":
             command.add_argument("--alone", action="store_true", help="without peers: time a token at each T")
         if name in ("ops", "memory", "decode"):
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
         if name in ("train", "decode"):
-            command.add_argument("--types", type=int, default=10_000, help="words of the dictionary")
+            command.add_argument("--types", type=number, default=10_000, help="words of the dictionary")
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
-            command.add_argument("--length", type=int, default=30, help="words of a source and of a hypothesis")
+            command.add_argument("--length", type=number, default=30, help="words of a source and of a hypothesis")
         if name == "train":
-            command.add_argument("--tokens", type=int, default=2048, help="words of a batch, padding included")
+            command.add_argument("--tokens", type=number, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
     return parser.parse_args()
 
@@ -87,6 +103,12 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         unknown = set(chosen) - set(OPERATORS)
         if unknown:
             raise UserError(f"no operator {', '.join(sorted(unknown))}; choose from {', '.join(OPERATORS)}")
+        if args.channels % args.heads:
+            raise UserError(f"--heads {args.heads} does not divide --channels {args.channels}; choose a divisor")
+        if args.kernel % 2 == 0 and not args.causal:
+            raise UserError(
+                f"--kernel {args.kernel} is even, so it has no middle; choose an odd width, or add --causal"
+            )
         shapes = [
             peers.Shape(T, max(1, args.tokens // T), args.channels, args.heads, args.kernel, args.causal)
             for T in args.lengths
@@ -110,7 +132,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             types=args.types,
             tokens=args.tokens,
             device=device,
-            flags=args.flags.split(),
+            flags=shlex.split(args.flags),
             seconds=args.seconds,
         )
         yield Table(training.HEADER, found, training.cells)

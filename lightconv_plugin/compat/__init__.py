@@ -11,6 +11,7 @@ from lightconv_plugin.compat.checkpoints import (
     explain_checkpoint_errors,
 )
 from lightconv_plugin.compat.command_line import help_with_model_options
+from lightconv_plugin.compat.generation import count_steps_of_beam_search, keep_groups_of_beams_apart
 from lightconv_plugin.compat.hub import align_when_asked, copy_and_pickle, score_translations
 from lightconv_plugin.compat.intervals import keep_updates_at_epoch_ends
 from lightconv_plugin.compat.saving import copy_checkpoints_without_asserts, save_checkpoints_whole
@@ -43,3 +44,5 @@ def apply() -> None:
     score_translations()
     align_when_asked()
     copy_and_pickle()
+    keep_groups_of_beams_apart()
+    count_steps_of_beam_search()

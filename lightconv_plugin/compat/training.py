@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 import types
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +19,26 @@ class SetupError(RuntimeError):
 
 
 def restore_numpy_compat() -> None:
-    """Needed from numpy 2.0 on, which removed `np.compat`.
+    """Needed from numpy 2.0 on, which removed `np.compat`, and from 2.4 on, which removed a name of an argument.
 
     fairseq uses `np.compat.long` in TokenBlockDataset (`--sample-break-mode eos`) and in LanguagePairDataset
-    (`--num-batch-buckets`). On Python 3 it was `int`.
+    (`--num-batch-buckets`). On Python 3 it was `int`. The buckets' bounds come from `np.percentile(interpolation=...)`.
     """
     import numpy as np
 
     if not hasattr(np, "compat"):
         np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
+
+    def either_name(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if "interpolation" in kwargs:
+                kwargs["method"] = kwargs.pop("interpolation")
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    if "interpolation" not in inspect.signature(np.percentile).parameters:
+        wrap(np, "percentile", either_name)
 
 
 def embed_positions_of_empty_batches() -> None:
@@ -49,28 +62,25 @@ def embed_positions_of_empty_batches() -> None:
 def train_in_bfloat16_without_xla() -> None:
     """All torch versions, where torch_xla is not installed: `--bf16` on a GPU or CPU.
 
-    fairseq's command line takes `--bf16` to mean a TPU, then fails for want of torch_xla.
+    fairseq's command line takes `--bf16` to mean a TPU, then fails for want of torch_xla. This is undone where flags
+    are read, so that all that follows, such as the launch of several processes, meets the options as they were meant.
     """
-    from fairseq import utils
-    from fairseq.distributed import utils as distributed_utils
+    from fairseq import options, utils
 
     if getattr(utils, "xm", None) is not None:
         return
 
-    def no_tpu(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(cfg: Any, main: Any, **kwargs: Any) -> Any:
-            if cfg.common.bf16 and cfg.common.tpu:
-                from omegaconf import open_dict
-
-                with open_dict(cfg):
-                    for part in cfg.values():
-                        if isinstance(part, MutableMapping) and part.get("tpu"):
-                            part["tpu"] = False
-            return original(cfg, main, **kwargs)
+    def tpu_as_given(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
+            parsed = original(parser, input_args, *args, **kwargs)
+            flags = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known, the rest comes beside them
+            if getattr(flags, "tpu", False):
+                flags.tpu = "--tpu" in (sys.argv[1:] if input_args is None else input_args)
+            return parsed
 
         return wrapper
 
-    wrap(distributed_utils, "call_main", no_tpu)
+    wrap(options, "parse_args_and_arch", tpu_as_given)
 
 
 def _on_cpu(cfg: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -51,6 +52,8 @@ class BlockStep:
         if any(module.probability > 0 for module in modules.values() if isinstance(module, Dropout)):
             return None
         mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
+        if ffn.activation is not F.relu:
+            return None
         residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
         norms = [residual.layer_norm for residual in residuals]
         options = {(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}

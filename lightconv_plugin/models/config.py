@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, List, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
 from lightconv_plugin.ops.dispatch import BACKENDS
@@ -26,8 +27,8 @@ Mixer = ChoiceEnum(list(MIXERS))
 _MIXER_HELP = "what mixes the positions: " + "; ".join(f"{name}: {what}" for name, what in MIXERS.items())
 
 
-def _option(help: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(help: str, default: Any = None, alias: Optional[str] = None) -> Any:
+    return field(default=default, metadata={"help": help, "argparse_alias": alias})
 
 
 @dataclass
@@ -36,7 +37,12 @@ class DecoderOptions(FairseqDataclass):
 
     dropout: Optional[float] = _option("dropout probability")
     attention_dropout: Optional[float] = _option("dropout probability of attention weights")
-    relu_dropout: Optional[float] = _option("dropout probability after the ReLU of the feed-forward network")
+    relu_dropout: Optional[float] = _option(
+        "dropout probability after the activation of the feed-forward network", alias="--activation-dropout"
+    )
+    activation_fn: ChoiceEnum(get_available_activation_fns()) = _option(  # type: ignore[valid-type]
+        "activation function of the feed-forward networks", "relu"
+    )
     input_dropout: Optional[float] = _option("dropout probability of what enters the convolution modules")
     weight_dropout: Optional[float] = _option(
         "DropConnect: probability with which a normalised kernel weight is dropped (default: --attention-dropout)"
@@ -71,12 +77,22 @@ class DecoderOptions(FairseqDataclass):
     no_decoder_final_norm: Optional[bool] = _option("no layer norm after the last block where the norms come before")
     decoder_learned_pos: bool = _option("learned positions in the decoder instead of sinusoids", False)
     no_token_positional_embeddings: bool = _option("leave out the positions", False)
+    no_scale_embedding: bool = _option("take the embeddings as they are, not times the root of their width", False)
+    layernorm_embedding: bool = _option("layer norm after the embeddings and positions", False)
     share_decoder_input_output_embed: Optional[bool] = _option("one matrix for the decoder's embeddings and output")
     adaptive_softmax_cutoff: Optional[List[int]] = _option(
-        "cut-offs of the adaptive softmax, for --criterion adaptive_loss, for example '60000,160000'"
+        "cut-offs of the adaptive softmax, for --criterion adaptive_loss, for example '60000,160000'; '[]': none"
     )
     adaptive_softmax_dropout: float = _option("dropout of the adaptive softmax's tail projections", 0.0)
     adaptive_softmax_factor: float = _option("each band of the adaptive softmax is this many times narrower", 4.0)
+    decoder_layerdrop: float = _option("probability with which training leaves out a block of the decoder", 0.0)
+    decoder_layers_to_keep: Optional[str] = _option("blocks of the decoder to keep when pruning, for example '0,2'")
+    checkpoint_activations: bool = _option(
+        "keep each block's input alone, and compute the block again for backward", False
+    )
+    offload_activations: bool = _option("keep these inputs in main memory; implies --checkpoint-activations", False)
+    quant_noise_pq: float = _option("probability with which training drops a block of a linear map's weights", 0.0)
+    quant_noise_pq_block_size: int = _option("weights in each of these blocks", 8)
 
 
 @dataclass
@@ -107,6 +123,9 @@ class LightConvConfig(DecoderOptions):
     share_all_embeddings: Optional[bool] = _option(
         "one matrix for the encoder's, the decoder's and the output embeddings; needs a joined dictionary"
     )
+    encoder_layerdrop: float = _option("probability with which training leaves out a block of the encoder", 0.0)
+    encoder_layers_to_keep: Optional[str] = _option("blocks of the encoder to keep when pruning, for example '0,2'")
+    no_cross_attention: bool = _option("a decoder that does not attend to the source", False)
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
 

@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, as_trained
 from lightconv_plugin.models.resolve import add_arguments, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
@@ -29,7 +29,7 @@ class LightConvEncoder(TransformerEncoderBase):
         self.dropout_module = Dropout(cfg.dropout, self)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return EncoderBlock(cfg, next(self._kernel_sizes))
+        return as_trained(EncoderBlock(cfg, next(self._kernel_sizes)), cfg)
 
     def forward_scriptable(
         self,
@@ -81,7 +81,7 @@ class LightConvDecoder(TransformerDecoderBase):
         self.cross_self_attention = True
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        return DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn)
+        return as_trained(DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn), cfg)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, T, C) to logits (B, T, V); with an adaptive softmax, which does it itself, unchanged."""
@@ -151,7 +151,14 @@ class LightConvModel(TransformerModelBase):
         Raises:
             ValueError: options that contradict each other, or do not fit the task's dictionaries.
         """
-        return super().build_model(resolve(cfg), task)
+        complete = resolve(cfg)
+        if complete.share_all_embeddings and task.source_dictionary != task.target_dictionary:
+            raise ValueError(
+                "--share-all-embeddings, given or set by the architecture, needs a joined dictionary; this data has "
+                f"two, of {len(task.source_dictionary)} and {len(task.target_dictionary)} types. Give "
+                "--no-share-all-embeddings, or prepare the data with --joined-dictionary"
+            )
+        return super().build_model(complete, task)
 
     @classmethod
     def build_encoder(cls, cfg: Any, src_dict: Any, embed_tokens: nn.Module) -> LightConvEncoder:
@@ -159,4 +166,4 @@ class LightConvModel(TransformerModelBase):
 
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: nn.Module) -> LightConvDecoder:
-        return LightConvDecoder(cfg, tgt_dict, embed_tokens)
+        return LightConvDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)

@@ -47,7 +47,8 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
         if not args.adaptive_input or own != softmax:
             raise ValueError(
                 "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor and width of the adaptive "
-                f"softmax; got {own if args.adaptive_input else 'no adaptive input'} and {softmax}"
+                f"softmax; got {own if args.adaptive_input else 'no adaptive input'} and {softmax}. Make them equal, "
+                "or give --no-tie-adaptive-weights"
             )
     return TransformerConfig.from_namespace(args)
 
@@ -100,7 +101,8 @@ class AdaptiveEmbedding(AdaptiveInput):
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
     """Token embeddings; of a width that falls with the words' frequency, or from a word's bytes, where asked for."""
     types = len(dictionary)
-    for name in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
+    adaptive_input = ["adaptive_input_cutoff"] if cfg.adaptive_input else []
+    for name in (*adaptive_input, "adaptive_softmax_cutoff"):
         cutoff = getattr(cfg, name, None)
         if cutoff and cutoff[-1] > types:
             raise ValueError(
@@ -122,6 +124,8 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             cfg.adaptive_input_factor,
             cfg.decoder.embed_dim,
             list(cfg.adaptive_input_cutoff),
+            cfg.quant_noise.pq,
+            cfg.quant_noise.pq_block_size,
         )
     return Embedding(types, cfg.decoder.input_dim, dictionary.pad())
 

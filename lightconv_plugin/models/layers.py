@@ -5,8 +5,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import torch.nn.functional as F
 from fairseq.modules import LayerNorm
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.quant_noise import quant_noise
+from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from lightconv_plugin.models.block_step import BlockStep
@@ -39,16 +41,17 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Linear, ReLU, Linear at each position."""
+    """Linear, activation, Linear at each position; ``activation`` is one of fairseq's names."""
 
-    def __init__(self, dim: int, hidden: int, *, dropout: float) -> None:
+    def __init__(self, dim: int, hidden: int, *, dropout: float, activation: str = "relu") -> None:
         super().__init__()
+        self.activation = get_activation_fn(activation)
         self.fc1 = linear(dim, hidden)
         self.fc2 = linear(hidden, dim)
         self.dropout = Dropout(dropout, self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_linear(self.fc2, self.dropout(F.relu(apply_linear(self.fc1, x))))
+        return apply_linear(self.fc2, self.dropout(self.activation(apply_linear(self.fc1, x))))
 
 
 class Block(nn.Module):
@@ -60,7 +63,9 @@ class Block(nn.Module):
         self.residual_options = {"dropout": cfg.dropout, "normalize_before": stack.normalize_before}
         self.mixer = build_mixer(cfg, side, kernel_size)
         self.mixer_residual = Residual(stack.embed_dim, **self.residual_options)
-        self.ffn = FeedForward(stack.embed_dim, stack.ffn_embed_dim, dropout=cfg.relu_dropout)
+        self.ffn = FeedForward(
+            stack.embed_dim, stack.ffn_embed_dim, dropout=cfg.relu_dropout, activation=cfg.activation_fn
+        )
         self.ffn_residual = Residual(stack.embed_dim, **self.residual_options)
 
 
@@ -187,3 +192,13 @@ class DecoderBlock(Block):
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
         """fairseq's call before generation: whether alignments will be asked for."""
         self.need_attn = bool(need_attn)
+
+
+def as_trained(block: Block, cfg: Any) -> Block:
+    """Add what the options ask of a block in training: noise on its linear maps, activations that are not kept."""
+    for module in block.modules():
+        if isinstance(module, nn.Linear):
+            quant_noise(module, cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)
+    if cfg.checkpoint_activations:
+        checkpoint_wrapper(block, offload_to_cpu=cfg.offload_activations)
+    return block

@@ -1,6 +1,6 @@
 """From given options to a complete, checked configuration: what the user left open, the architecture and BASE fill."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -49,6 +49,16 @@ VALUED_BOOLS = ("encoder_glu", "decoder_glu", "weight_softmax")
 WITHOUT_KERNEL = ("attention", "average")
 
 
+class Switch(Action):
+    """Switch of two spellings: the first sets the option, the second takes back what an architecture sets."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, option_string == self.option_strings[0])
+
+
 def add_arguments(parser: ArgumentParser, config: FairseqDataclass) -> None:
     """Add a config's options as flags. None has a default: what is not given stays absent, for the architecture."""
     options = {f.name: f for f in fields(config)}
@@ -57,6 +67,11 @@ def add_arguments(parser: ArgumentParser, config: FairseqDataclass) -> None:
             help = options[name].metadata["help"] + " (1 or 0)"
             flag = "--" + name.replace("_", "-")
             parser.add_argument(flag, type=utils.eval_bool, nargs="?", const=True, metavar="BOOL", help=help)
+    for name, option in options.items():
+        if option.type == bool | None and name not in VALUED_BOOLS:
+            flag = name.replace("_", "-")
+            opposite = flag.removeprefix("no-") if flag.startswith("no-") else f"no-{flag}"
+            parser.add_argument(f"--{flag}", f"--{opposite}", action=Switch, help=option.metadata["help"])
     gen_parser_from_dataclass(parser, config, delete_default=True)
 
 
@@ -97,6 +112,8 @@ def resolve_common(args: Namespace) -> None:
     """Complete in place what the kinds of model share."""
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
+    args.adaptive_softmax_cutoff = args.adaptive_softmax_cutoff or None  # an empty list takes an architecture's back
+    args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
     if args.weight_normalization is None:
         args.weight_normalization = "softmax" if args.weight_softmax else "none"
     elif not args.weight_softmax and args.weight_normalization == "softmax":
@@ -111,7 +128,11 @@ def resolve_side(args: Namespace, side: str) -> None:
 
     flag = "--" + side
     fill(args, {f"{side}_conv_dim": get("embed_dim"), f"{side}_conv_heads": get("attention_heads")})
-    setattr(args, f"{side}_kernel_size_list", _kernel_sizes(args, side))
+    sizes = _kernel_sizes(args, side)
+    if get("layers_to_keep"):
+        sizes = [sizes[int(number)] for number in get("layers_to_keep").split(",")]
+    setattr(args, f"{side}_kernel_size_list", sizes)
+    setattr(args, f"{side}_layers", len(sizes))
     if get("conv_type") in ("lightweight", "dynamic") and get("conv_dim") % get("conv_heads"):
         raise ValueError(
             f"{flag}-conv-heads {get('conv_heads')} does not divide {flag}-conv-dim {get('conv_dim')}; "

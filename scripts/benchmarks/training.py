@@ -1,15 +1,19 @@
 """``bench.py train``: updates as fairseq-train makes them, by model."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lightconv_plugin.compat import SetupError
 from scripts.benchmarks.timing import interleaved
+from scripts.common.errors import UserError
 from scripts.fairseq_io.models import Translation, translation
 
 HEADER = ("model", "kernels", "ms an update", "words/s", "to fairseq's", "to its transformer")
+LONGEST = 32  # words of a sentence
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,15 @@ def measure(
     entries: list[Entry], *, types: int, tokens: int, device: torch.device, flags: list[str], seconds: float
 ) -> Iterator[dict[str, Any]]:
     """One record a model; the models take turns, an update each."""
+    if tokens < LONGEST:
+        raise UserError(f"--tokens {tokens} has no room for a sentence of {LONGEST} words; give at least {LONGEST}")
     cases, words = {}, 0
     for entry in entries:
-        built = translation(entry.arch, types, [*_recipe(tokens, device), *entry.flags, *flags])
-        cases[entry.label], words = updates(built, tokens)
+        try:
+            built = translation(entry.arch, types, [*_recipe(tokens, device), *entry.flags, *flags])
+            cases[entry.label], words = updates(built, tokens)
+        except (SetupError, ValueError, AssertionError) as error:  # fairseq refuses by asserting
+            raise UserError(f"{entry.label} with --flags={shlex.join(flags)!r}: {error}") from error
     times = interleaved(cases, device, seconds=seconds)
     baseline = times.get("fairseq transformer")
     for entry in entries:
@@ -90,14 +99,15 @@ def updates(built: Translation, tokens: int) -> tuple[Callable[[], object], int]
 
 
 def _recipe(tokens: int, device: torch.device) -> list[str]:
-    flags = ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", "1e-5", "--lr-scheduler", "fixed"]
+    # only what any optimiser takes, so that --flags may name another
+    flags = ["--optimizer", "adam", "--lr", "1e-5", "--lr-scheduler", "fixed"]
     flags += ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--dropout", "0.1"]
     flags += ["--max-tokens", str(tokens), "--share-all-embeddings", "--log-format", "none"]
     return flags + (["--cpu"] if device.type == "cpu" else [])
 
 
 def _batch(built: Translation, tokens: int, generator: torch.Generator) -> dict[str, Any]:
-    """Sentences of 24 to 32 words, as many as the batch takes, padded as fairseq pads them."""
+    """Sentences of 24 to ``LONGEST`` words, as many as the batch takes, padded as fairseq pads them."""
     from fairseq.data.language_pair_dataset import collate
 
     words = built.task.source_dictionary
@@ -107,7 +117,7 @@ def _batch(built: Translation, tokens: int, generator: torch.Generator) -> dict[
         ids[-1] = words.eos()
         return ids
 
-    lengths = torch.randint(24, 33, (tokens // 32, 2), generator=generator).tolist()
+    lengths = torch.randint(24, LONGEST + 1, (tokens // LONGEST, 2), generator=generator).tolist()
     samples = [
         {"id": number, "source": sentence(source), "target": sentence(target)}
         for number, (source, target) in enumerate(lengths)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from scripts.common.errors import UserError
 
 PLUGIN = Path(__file__).resolve().parents[2] / "lightconv_plugin"
 
@@ -71,13 +73,18 @@ def invented_dictionaries(types: int, *, joined: bool) -> Iterator[None]:
 
 
 def training_arguments(flags: list[str], *, task: str = "translation") -> Namespace:
-    """Return what fairseq-train makes of these flags: options that it does not know end the process, as there.
+    """Parse flags as fairseq-train does. ``load_plugin`` comes first for the architectures of the plugin.
 
-    ``load_plugin`` comes first for the architectures of the plugin.
+    Raises:
+        UserError: flags that fairseq-train does not take.
     """
     from fairseq import options
 
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"fairseq-train refuses these flags: {message}")
+
     parser = options.get_training_parser(default_task=task)
+    parser.error = refuse
     parsed: Namespace = options.parse_args_and_arch(parser, ["no-data", *flags])
     return parsed
 

@@ -20,8 +20,8 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_file, read_json, write_json
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible, run_logged
+from scripts.common.provenance import package_versions
 from scripts.common.terminal import StatusLine, clock
-from scripts.common.versions import package_versions
 from scripts.first_gpu import page
 from scripts.first_gpu.sections import ROOT, Section, sections
 

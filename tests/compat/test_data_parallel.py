@@ -63,11 +63,11 @@ Command = Callable[..., dict[int, float]]
 def command(corpus: Path, recorder: Path, tmp_path: Path) -> Command:
     """Run fairseq-train as a command, on one process or more; gives the loss of every update."""
 
-    def run(processes: int, *flags: str) -> dict[int, float]:
+    def run(processes: int, *flags: str, model: str = DYNAMIC) -> dict[int, float]:
         losses = tmp_path / f"losses{len(list(tmp_path.iterdir()))}"
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         arguments = [*([] if processes == 1 else launcher), "-m", "fairseq_cli.train", str(corpus)]
-        arguments += [*DYNAMIC.split(), *RECIPE.split(), "--user-dir", str(recorder), *flags]
+        arguments += [*model.split(), *RECIPE.split(), "--user-dir", str(recorder), *flags]
         environment = {**os.environ, "LOSSES": str(losses), "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -100,6 +100,15 @@ def test_two_processes_match_one_that_accumulates_and_resume(command: Command, t
     one, other = (torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two"))
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "option"), [(DYNAMIC, "--bf16"), (TINY, "--memory-efficient-bf16")], ids=["ours", "fairseq-transformer"]
+)
+def test_two_processes_train_one_model_in_bfloat16(model: str, option: str, command: Command, tmp_path: Path) -> None:
+    losses = command(2, option, "--max-update", "12", "--save-dir", str(tmp_path / "saved"), model=model)
+    assert sorted(losses) == list(range(1, 13))
+    assert losses[12] < losses[1] - 0.1
 
 
 # -------------------------------------------------------------------------------------- how the launch is completed
@@ -136,9 +145,10 @@ def mains(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("option", [[], ["--bf16"], ["--memory-efficient-bf16"]], ids=" ".join)
 @pytest.mark.parametrize("world_size", ["1", "2"])
-def test_torchrun_is_recognised(world_size: str, mains: list[Any]) -> None:
-    cfg = configuration("--distributed-world-size", world_size)
+def test_torchrun_is_recognised(world_size: str, option: list[str], mains: list[Any]) -> None:
+    cfg = configuration("--distributed-world-size", world_size, *option)
     distributed_utils.call_main(cfg, mains.append)
     (got,) = mains
     training = got.distributed_training
@@ -158,8 +168,12 @@ def test_without_the_shim_torchrun_fails_or_trains_twice(mains: list[Any]) -> No
 
 @pytest.mark.parametrize(
     "flags",
-    [["--distributed-world-size", "2"], ["--distributed-init-method", "tcp://127.0.0.1:29500"]],
-    ids=["world-size", "init-method"],
+    [
+        ["--distributed-world-size", "2"],
+        ["--distributed-world-size", "2", "--bf16"],
+        ["--distributed-init-method", "tcp://127.0.0.1:29500"],
+    ],
+    ids=["world-size", "world-size-bf16", "init-method"],
 )
 def test_what_would_train_nothing_is_refused(flags: list[str], mains: list[Any]) -> None:
     with pytest.raises(compat.SetupError, match="Start them with: torchrun --nproc_per_node 2 -m"):

@@ -33,7 +33,9 @@ def test_every_option_is_listed_with_a_sentence(monkeypatch, capsys, arch, task,
     for option in fields(config):
         if option.name.startswith("_") or str(option.default).startswith("${"):
             continue  # the task's own options
-        assert f"--{option.name.replace('_', '-')} " in printed
+        flag = option.name.replace("_", "-")
+        taken_back = f", --{flag.removeprefix('no-')} " if flag.startswith("no-") else f", --no-{flag} "
+        assert f"--{flag} " in printed or f"--{flag}{taken_back}" in printed
         sentence = option.metadata["help"]
         assert " ".join(sentence.split()[:4]) in printed, option.name
         listed += 1

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, trainer, utils
-from fairseq.data import TokenBlockDataset
+from fairseq import checkpoint_utils, options, trainer, utils
+from fairseq.data import TokenBlockDataset, data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
@@ -25,6 +25,7 @@ def test_applying_twice_changes_nothing() -> None:
         (checkpoint_utils, "load_model_ensemble_and_task"),
         (checkpoint_utils, "save_checkpoint"),
         (PathManager, "copy"),
+        (options, "parse_args_and_arch"),
         (distributed_utils, "call_main"),
         (distributed_utils, "_broadcast_object_slow"),
         (distributed_fairseq_model, "DistributedDataParallel"),
@@ -65,6 +66,18 @@ def test_numpy_compat_is_left_alone_where_numpy_has_it(monkeypatch: pytest.Monke
     assert np.compat is theirs  # type: ignore[attr-defined]
 
 
+def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
+    assert len(train(tmp_path, "--max-update", "1", "--num-batch-buckets", "2")) == 1
+
+
+def test_without_the_argument_of_numpys_percentile_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data_utils.get_buckets(np.array([1, 2, 3, 9]), 2).tolist() == [2, 9]
+    if hasattr(np.percentile, "_compat_shim"):
+        monkeypatch.setattr(np, "percentile", unwrapped(np.percentile))
+        with pytest.raises(TypeError, match="interpolation"):
+            data_utils.get_buckets(np.array([1, 2, 3, 9]), 2)
+
+
 # ---------------------------------------------------------------------------------------------------------- bfloat16
 
 
@@ -80,17 +93,31 @@ def test_bfloat16_trains_saves_and_resumes(option: str, train: Train, tmp_path: 
 
 
 def test_without_the_shim_bfloat16_wants_a_tpu(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
-    monkeypatch.setattr(distributed_utils, "call_main", unwrapped(distributed_utils.call_main))
+    monkeypatch.setattr(options, "parse_args_and_arch", unwrapped(options.parse_args_and_arch))
     with pytest.raises(AttributeError, match="xla_device"):
         train(tmp_path, "--max-update", "1", "--bf16")
 
 
 def test_bfloat16_is_left_alone_where_xla_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = unwrapped(distributed_utils.call_main)
-    monkeypatch.setattr(distributed_utils, "call_main", original)
+    original = unwrapped(options.parse_args_and_arch)
+    monkeypatch.setattr(options, "parse_args_and_arch", original)
     monkeypatch.setattr(utils, "xm", object())
     training.train_in_bfloat16_without_xla()
-    assert distributed_utils.call_main is original
+    assert options.parse_args_and_arch is original
+
+
+@pytest.mark.parametrize(("flags", "tpu"), [([], False), (["--bf16"], False), (["--bf16", "--tpu"], True)])
+@pytest.mark.parametrize("parse_known", [False, True])
+def test_a_tpu_is_meant_where_it_is_asked_for(flags: list[str], tpu: bool, parse_known: bool) -> None:
+    given = ["data", "--arch", "transformer", *flags]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), given, parse_known=parse_known)
+    assert (parsed[0] if parse_known else parsed).tpu is tpu
+
+
+def test_flags_that_override_a_checkpoint_are_those_given() -> None:
+    given = ["data", "--task", "translation", "--bf16"]
+    parsed = options.parse_args_and_arch(options.get_validation_parser(), given, suppress_defaults=True)
+    assert vars(parsed) == {"data": "data", "task": "translation", "bf16": True}
 
 
 # ------------------------------------------------------------------------------------------------ what cannot train

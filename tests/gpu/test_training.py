@@ -8,7 +8,7 @@ import torch
 from fairseq.data.language_pair_dataset import collate
 from fairseq.trainer import Trainer
 
-from scripts.common.models import translation
+from scripts.fairseq_io.models import translation
 from tests.models import test_architectures as small
 from tests.tolerances import TOLERANCES, assert_close
 

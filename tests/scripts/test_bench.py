@@ -1,6 +1,9 @@
 """The benchmark's arithmetic and its tables; how fast anything is, no test says."""
 
+import dataclasses
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.benchmarks import operators, peers, timing
+from scripts import bench as script
+from scripts.benchmarks import operators, peers, timing, training
+from scripts.common.errors import UserError
+from scripts.fairseq_io.models import load_plugin
 from tests.tolerances import assert_close
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
@@ -84,6 +90,45 @@ def test_commands_print_a_table_and_write_records(tmp_path, what, arguments):
     assert len(rows) == 2 * tables + len(written["records"])
     for record in written["records"]:
         assert record.get("ratio", 1) > 0
+
+
+@pytest.mark.parametrize("flags", ["--bf16", "--memory-efficient-bf16", "--optimizer sgd", "--encoder-layerdrop 0.1"])
+def test_updates_are_timed_with_flags_of_fairseq_train(flags):
+    load_plugin()
+    entries = [training.small_models()[0], training.small_models()[2]]
+    entries[1] = dataclasses.replace(entries[1], peer=None)
+    found = training.measure(entries, types=40, tokens=64, device=CPU, flags=flags.split(), seconds=0.01)
+    assert [record["words_a_second"] > 0 for record in found] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("ops --kernel 4", "--kernel 4 is even, so it has no middle; choose an odd width, or add --causal"),
+        ("memory --heads 3", "--heads 3 does not divide --channels 512; choose a divisor"),
+        ("train --tokens 31", "--tokens 31 has no room for a sentence of 32 words; give at least 32"),
+        ("train --flags=--nonsense", "fairseq-train refuses these flags: unrecognized arguments: --nonsense"),
+        ("train --flags=--fp16", "with --flags='--fp16': --fp16 needs a GPU"),
+        (
+            "train --flags='--encoder-layers 3'",
+            "--encoder-layers 3': encoder_kernel_size_list doesn't match encoder_layers",
+        ),
+    ],
+)
+def test_arguments_that_cannot_run_are_refused_in_a_sentence(monkeypatch, arguments, sentence):
+    load_plugin()
+    monkeypatch.setattr(sys, "argv", ["bench.py", *shlex.split(arguments)])
+    with pytest.raises(UserError, match=re.escape(sentence)) as refused:
+        [list(table.records) for table in script.tables(script.parse())]
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("arguments", ["ops --heads 0", "ops --lengths 3,", "ops --device tpu", "decode --length -1"])
+def test_arguments_that_are_none_are_refused_with_the_usage(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments.split()])
+    with pytest.raises(SystemExit):
+        script.parse()
+    assert ", expected " in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_refusals():
