@@ -37,7 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"error: {given.out.resolve().parent} is not a folder; OUT is made in an existing one")
     missing = [name for name in PACKAGES[given.format] if importlib.util.find_spec(name) is None]
     if missing:
-        sys.exit(f"error: --format {given.format} needs what is not installed here; run: pip install {' '.join(missing)}")
+        sys.exit(
+            f"error: --format {given.format} needs what is not installed here; run: pip install {' '.join(missing)}"
+        )
     try:
         model, task = load(given.checkpoint, given.data)
         manifest = export(model, task, given.out, form=given.format, checkpoint=given.checkpoint.name)

@@ -66,7 +66,9 @@ class Model:
     def __init__(self, folder: Path, threads: int = 0) -> None:
         self.manifest = read_manifest(folder)
         if self.manifest["format"] != self.format:
-            raise DecodeError(f"{folder} is an export for {self.manifest['format']}; export with --format {self.format}")
+            raise DecodeError(
+                f"{folder} is an export for {self.manifest['format']}; export with --format {self.format}"
+            )
         self._runs = {
             name: self._open(folder / graph["file"], [given["name"] for given in graph["inputs"]], threads)
             for name, graph in self.manifest["graphs"].items()
@@ -103,7 +105,7 @@ class Model:
     def start(self, sentences: int) -> dict[str, Any]:
         """The state before the first step."""
         return {
-            state["name"]: self._value(np.zeros((state["length"], sentences, state["width"]), dtype=np.float32))
+            state["name"]: self._value(np.zeros((state["length"] or 0, sentences, state["width"]), dtype=np.float32))
             for state in self.manifest["states"]
         }
 
@@ -280,10 +282,10 @@ def main(arguments: list[str] | None = None) -> None:
         if getattr(given, name) < 1:
             parser.error(f"--{name} is {getattr(given, name)}; expected 1 or more")
     options = Options(given.beam, given.lenpen, given.unkpen, given.max_len_a, given.max_len_b, given.min_len)
-    sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     try:
         model = Model(given.out, given.threads)
+        sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         for best, *_ in translate(model, sys.stdin, options, given.batch):
             text = model.text_of(best.tokens)
             print(f"{best.score:.6f}\t{text}" if given.scores else text, flush=True)

@@ -56,7 +56,7 @@ class State:
     module: StepByStep
     key: str  # of the module's entry in fairseq's incremental state
     part: str  # of that entry
-    length: int  # zeros before the first step; with 0, each step adds one
+    length: int | None  # of zeros before the first step; None: nothing then, and each step adds one
     width: int
 
 
@@ -328,7 +328,9 @@ def _states(layer: nn.Module) -> list[State]:
             states.append(State(module, "average", "total", 1, module.fc1.in_features))
             states.append(State(module, "average", "count", 1, 1))
         elif isinstance(module, SelfAttentionStep):
-            states += [State(module, "past", part, 0, module.k_proj.out_features) for part in ("keys", "values")]
+            states += [State(module, "past", part, None, module.k_proj.out_features) for part in ("keys", "values")]
         elif hasattr(module, "reorder_incremental_state"):
-            raise ExportError(f"a {type(module).__name__} keeps a state of its own; expected a convolution or attention")
+            raise ExportError(
+                f"a {type(module).__name__} keeps a state of its own; expected a convolution or attention"
+            )
     return states

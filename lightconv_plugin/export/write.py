@@ -83,7 +83,9 @@ def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
     try:
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
     except FileNotFoundError as error:
-        raise ExportError(f"its dictionary {error.filename} is missing; give the folder where it is as --data") from error
+        raise ExportError(
+            f"its dictionary {error.filename} is missing; give the folder where it is as --data"
+        ) from error
     if type(task) not in (TranslationTask, FastTranslationTask, LanguageModelingTask):
         raise ExportError(f"its task is {type(task).__name__}; expected translation or language_modeling")
     return model.float().eval().requires_grad_(False), task
@@ -108,13 +110,13 @@ def graphs_of(model: nn.Module) -> dict[str, Graph]:
         result["encoder"] = Graph(encoder, [Port("tokens", "int64", ("sentences", "length"))], source)
     rows = ("sentences", "beam")
     states = [
-        Port(f"state.{number}", "float32", (state.length or "past", "previous", state.width))
+        Port(f"state.{number}", "float32", ("past" if state.length is None else state.length, "previous", state.width))
         for number, state in enumerate(step.states)
     ]
     inputs = [Port("tokens", "int64", rows), Port("parents", "int64", rows), Port("position", "int64", (1,))]
     outputs = [Port("log_probs", "float32", (*rows, step.types))]
     for number, state in enumerate(step.states):
-        kept = (state.length or "past + 1", "sentences * beam", state.width)
+        kept = ("past + 1" if state.length is None else state.length, "sentences * beam", state.width)
         outputs.append(Port(f"next.{number}", "float32", kept))
     result["step"] = Graph(step, [*inputs, *source, *states], outputs)
     return result
@@ -186,7 +188,9 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkp
         "max_source": int(model.encoder.max_positions()) if "encoder" in graphs else None,
         "max_target": int(model.decoder.max_positions()),
         "types": {side: len(getattr(task, f"{side}_dictionary")) for side in ("source", "target")},
-        "dictionaries": {side: f"{side}.txt" for side in (("source", "target") if "encoder" in graphs else ("target",))},
+        "dictionaries": {
+            side: f"{side}.txt" for side in (("source", "target") if "encoder" in graphs else ("target",))
+        },
         "graphs": {
             name: {
                 "file": f"{name}.{SUFFIX[form]}",
@@ -203,22 +207,25 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkp
     }
 
 
-def compare(model: Any, exported: decode.Model, steps: int = 6) -> None:
+def compare(
+    model: Any, exported: decode.Model, *, sentences: int = 2, beam: int = 3, length: int = 11, steps: int = 6
+) -> None:
     """Compare an exported model's steps with the model's log-probabilities of whole targets.
 
-    Sizes are others than those of the export; sentences have padding; hypotheses change places at every step.
+    Words are drawn; the first source ends in padding; hypotheses change places at every step.
 
     Raises:
         ExportError: they differ by more than rounding explains, or are not numbers.
     """
     draw = np.random.default_rng(1)
     manifest = exported.manifest
-    low, sentences, beam = max(manifest[name] for name in ("pad", "eos", "bos", "unk")) + 1, 2, 3
+    low = max(manifest[name] for name in ("pad", "eos", "bos", "unk")) + 1
     given: dict[str, Any] = {}
     source: dict[str, Any] = {}
     if "encoder" in manifest["graphs"]:
-        words = draw.integers(low, manifest["types"]["source"], (sentences, min(11, manifest["max_source"])))
-        words[0, -words.shape[1] // 3 :] = manifest["pad"]
+        length = min(length, manifest["max_source"])
+        words = draw.integers(low, manifest["types"]["source"], (sentences, length))
+        words[0, length - length // 3 :] = manifest["pad"]
         source = exported.encode(words)
         tokens = torch.from_numpy(words).repeat_interleave(beam, 0)
         given["encoder_out"] = model.encoder(tokens, src_lengths=tokens.ne(manifest["pad"]).sum(1))
