@@ -63,7 +63,7 @@ class State:
 class Encoder(nn.Module):
     """(B, S) tokens to everything that the steps read of the source."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         model = copy.deepcopy(model)
         self.encoder: Any = model.encoder
@@ -91,7 +91,7 @@ class Encoder(nn.Module):
 class Step(nn.Module):
     """The newest token of each hypothesis to log-probabilities of the next, and the next step's state."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.decoder: Any = copy.deepcopy(model.decoder)
         _check(self.decoder, _DECODERS, "decoder")
@@ -168,7 +168,9 @@ class Step(nn.Module):
 class Positions(nn.Module):
     """Embeddings of positions, read from a table of a fixed length."""
 
-    def __init__(self, own: nn.Module, length: int) -> None:
+    table: Tensor
+
+    def __init__(self, own: Any, length: int) -> None:
         super().__init__()
         self.padding_idx: int = own.padding_idx
         if isinstance(own, SinusoidalPositionalEmbedding):
@@ -316,7 +318,7 @@ def _positions(stack: Any) -> Positions | None:
     return Positions(own, int(stack.max_positions()))
 
 
-def _states(layer: nn.Module) -> list[State]:
+def _states(layer: Any) -> list[State]:
     """The tensors that a layer's modules keep from step to step."""
     states = []
     for module in layer.modules():

@@ -67,7 +67,7 @@ class Program(decode.Model):
         return lambda _outputs, given: list(run(*(given[name] for name in inputs)))
 
 
-def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
+def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
     """Read a model for generation, and its task.
 
     Raises:
@@ -91,7 +91,7 @@ def load(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
     return model.float().eval().requires_grad_(False), task
 
 
-def graphs_of(model: nn.Module) -> dict[str, Graph]:
+def graphs_of(model: Any) -> dict[str, Graph]:
     """The graphs that decoding needs of a model, by name.
 
     Raises:
@@ -103,8 +103,9 @@ def graphs_of(model: nn.Module) -> dict[str, Graph]:
     if not isinstance(model, FairseqLanguageModel):
         encoder = Encoder(model)
         source = [Port("padding", "bool", ("sentences", "length"))]
-        for number, keys in enumerate(encoder.source):
-            heads, width = keys.heads, keys.k_proj.out_features // keys.heads
+        attention: Any
+        for number, attention in enumerate(encoder.source):
+            heads, width = attention.heads, attention.k_proj.out_features // attention.heads
             source.append(Port(f"keys.{number}", "float32", ("sentences", heads, width, "length")))
             source.append(Port(f"values.{number}", "float32", ("sentences", heads, "length", width)))
         result["encoder"] = Graph(encoder, [Port("tokens", "int64", ("sentences", "length"))], source)
@@ -122,7 +123,7 @@ def graphs_of(model: nn.Module) -> dict[str, Graph]:
     return result
 
 
-def export(model: nn.Module, task: Any, out: Path, *, form: str, checkpoint: str) -> dict[str, Any]:
+def export(model: Any, task: Any, out: Path, *, form: str, checkpoint: str) -> dict[str, Any]:
     """Write ``out``, whole or not at all, after a comparison of what was written with the model; returns its manifest.
 
     Raises:
@@ -161,7 +162,7 @@ def _write_graph(graph: Graph, path: Path, form: str) -> None:
         with open(path, "wb") as file:
             torch.export.save(program, file)
         return
-    written = torch.onnx.export(
+    written: Any = torch.onnx.export(
         program,
         input_names=[port.name for port in graph.inputs],
         output_names=[port.name for port in graph.outputs],
@@ -231,7 +232,7 @@ def compare(
         given["encoder_out"] = model.encoder(tokens, src_lengths=tokens.ne(manifest["pad"]).sum(1))
     history = np.full((sentences * beam, 0), 0)
     state = exported.start(sentences)
-    parents = np.arange(sentences).repeat(beam)
+    parents: np.ndarray = np.arange(sentences).repeat(beam)
     for position in range(min(steps, manifest["max_target"])):
         if position > 0:
             parents = draw.permutation(beam * sentences).reshape(sentences, beam)

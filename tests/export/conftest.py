@@ -12,7 +12,7 @@ from fairseq import checkpoint_utils
 
 from lightconv_plugin.export import __main__ as command
 from lightconv_plugin.export.write import PACKAGES
-from tests.compat.conftest import corpus, train  # noqa: F401  fixtures
+from tests.compat.conftest import checkpoint, corpus, train  # noqa: F401  fixtures
 
 MODEL = """
     --arch pla_dynamicconv_iwslt_de_en --encoder-layers 2 --decoder-layers 2 --share-all-embeddings

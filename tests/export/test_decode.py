@@ -1,4 +1,4 @@
-"""The search without torch against fairseq's and ours, and an export's files."""
+"""An export: what it says of itself, its search without torch against fairseq's and ours, damaged files."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
+from lightconv_plugin.export import __main__ as command
 from lightconv_plugin.export import decode, write
 from lightconv_plugin.export.decode import Options
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
@@ -34,6 +35,41 @@ def expected_of(generator, original, task, batch):
     longest = max(map(len, batch))
     tokens = torch.tensor([[task.source_dictionary.pad()] * (longest - len(line)) + line for line in batch])
     return generator.generate([original], {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}})
+
+
+def test_manifest_names_what_the_graphs_take_and_give(exported):
+    onnx = pytest.importorskip("onnx")
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert {file.name for file in exported.iterdir()} == {*manifest["files"], "manifest.json"}
+    assert manifest["types"] == {"source": 44, "target": 44}
+    assert [manifest[name] for name in ("bos", "pad", "eos", "unk", "first")] == [0, 1, 2, 3, 2]
+    assert (exported / "target.txt").read_text().split()[:5] == ["<s>", "<pad>", "</s>", "<unk>", "w0"]
+    for graph in manifest["graphs"].values():
+        written = onnx.load(exported / graph["file"]).graph
+        for side in ("inputs", "outputs"):
+            found = {
+                value.name: [size.dim_value or size.dim_param for size in value.type.tensor_type.shape.dim]
+                for value in (written.input if side == "inputs" else written.output)
+            }
+            assert list(found) == [port["name"] for port in graph[side]]
+            for port in graph[side]:
+                sizes = [size for size in port["shape"] if isinstance(size, int)]
+                assert [size for size in found[port["name"]] if isinstance(size, int)] == sizes, port["name"]
+
+
+def test_programs_of_torch_run_without_the_model(trained, original, lines, tmp_path, exported, capsys):
+    out = tmp_path / "out"
+    command.main([str(trained), str(out), "--format", "torch"])
+    assert "LightConvModel: its exported steps give its log-probabilities" in capsys.readouterr().out
+    assert {file.name for file in out.iterdir()} >= {"encoder.pt2", "step.pt2", "manifest.json", "decode.py"}
+    program = write.Program(out)
+    for sizes in ({"sentences": 1, "beam": 1, "length": 1}, {"sentences": 5, "beam": 7, "length": 60}):
+        write.compare(original[0], program, steps=12, **sizes)
+    options = decode.Options(beam=4)
+    found = list(decode.translate(program, lines, options, 16))
+    for got, wanted in zip(found, decode.translate(decode.Model(exported, 1), lines, options, 16), strict=True):
+        assert [hypothesis.tokens for hypothesis in got] == [hypothesis.tokens for hypothesis in wanted]
+        assert_close(torch.tensor([each.score for each in got]), torch.tensor([each.score for each in wanted]))
 
 
 @pytest.mark.parametrize("generator", [SequenceGenerator, BeamSearchGenerator])

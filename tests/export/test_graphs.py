@@ -1,6 +1,7 @@
 """The graphs of every kind of model, before they are written, against the model: no step is left out, none is wrong."""
 
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(arch: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+def build(arch: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """A model with random weights, norms and biases too, and its task."""
     task = common.task(20, 28)
     if "_lm_" in arch:
@@ -60,14 +61,18 @@ def build(arch: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
 class Unwritten(write.Program):
     """The graphs of a model, called as those of an export are."""
 
-    def __init__(self, model: nn.Module, task: Any) -> None:
+    def __init__(self, model: Any, task: Any) -> None:
         graphs = write.graphs_of(model)
         self.manifest = write._manifest(model, task, graphs, "torch", "nowhere")
         self._value = torch.from_numpy
         self._runs = {
-            name: lambda _outputs, given, graph=graph: list(graph.module(*(given[port.name] for port in graph.inputs)))
+            name: partial(self._run, graph.module, [port.name for port in graph.inputs])
             for name, graph in graphs.items()
         }
+
+    @staticmethod
+    def _run(module: Any, inputs: list[str], _outputs: list[str], given: dict[str, Any]) -> list[Any]:
+        return list(module(*(given[name] for name in inputs)))
 
 
 @pytest.fixture
@@ -103,13 +108,13 @@ def test_hypotheses_follow_their_parents(definition):
 
 
 def test_parts_that_no_graph_knows_are_refused():
-    model, task = build(*MODELS["lightconv"])
+    model, _ = build(*MODELS["lightconv"])
     model.decoder.layers[0] = nn.Sequential(model.decoder.layers[0])
     with pytest.raises(ExportError, match="a layer is a Sequential; expected EncoderBlock, DecoderBlock"):
         write.graphs_of(model)
     with pytest.raises(ExportError, match="its decoder is a Linear; expected LightConv, DynamicConv or fairseq's"):
-        write.graphs_of(Namespace(encoder=None, decoder=nn.Linear(1, 1)))  # type: ignore[arg-type]
-    model, task = build(*MODELS["transformer"])
+        write.graphs_of(Namespace(encoder=None, decoder=nn.Linear(1, 1)))
+    model, _ = build(*MODELS["transformer"])
     model.decoder.layers[0].encoder_attn = type("Own", (type(model.decoder.layers[0].encoder_attn),), {})(16, 2)
     with pytest.raises(ExportError, match="it attends by Own; expected fairseq's MultiheadAttention"):
         write.graphs_of(model)
