@@ -14,12 +14,14 @@ from lightconv_plugin.export import __main__ as command
 from lightconv_plugin.export import decode, write
 from lightconv_plugin.export.decode import Options
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
+from scripts.benchmarks import onnx
 from tests.tolerances import assert_close
 
 OPTIONS = {
     "greedy": Options(beam=1),
     "beam 4": Options(beam=4),
-    "long": Options(beam=4, lenpen=2.0, min_len=9, unkpen=1.0),
+    "long": Options(beam=4, lenpen=2.0, min_len=9),
+    "unknown words": Options(beam=4, unkpen=-5.0),
     "short": Options(beam=3, lenpen=0.0, max_len_a=0.5, max_len_b=1),
     "more beams than types": Options(beam=30, max_len_b=5),
 }
@@ -118,6 +120,11 @@ def test_it_runs_where_there_is_no_torch(exported, model, lines):
     )
 
 
+def test_the_benchmark_times_hypotheses_of_one_length(model):
+    found = onnx.run(model, torch.tensor([[5, 6, 7, 2], [8, 9, 4, 2]]), beam=4, length=7)()
+    assert [len(hypothesis.tokens) for hypotheses in found for hypothesis in hypotheses] == [8] * 8
+
+
 @pytest.mark.parametrize(
     ("options", "line", "sentence"),
     [
@@ -128,6 +135,17 @@ def test_it_runs_where_there_is_no_torch(exported, model, lines):
 def test_what_cannot_be_searched_is_a_sentence(model, options, line, sentence):
     with pytest.raises(decode.DecodeError, match=sentence):
         list(decode.translate(model, [line], options, 1))
+
+
+def test_padding_is_never_written(model, monkeypatch):
+    def certain(*arguments):
+        log_probs, state = decode.Model.step(model, *arguments)
+        log_probs[..., model.manifest["pad"]] = 0
+        return log_probs, state
+
+    expected = decode.search(model, [[5, 6, 2]], Options(beam=4))
+    monkeypatch.setattr(model, "step", certain)
+    assert decode.search(model, [[5, 6, 2]], Options(beam=4)) == expected
 
 
 def test_log_probabilities_that_are_not_numbers_are_a_sentence(model, monkeypatch):
