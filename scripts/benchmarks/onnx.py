@@ -4,6 +4,7 @@ import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,9 +27,7 @@ def translator(built: Translation) -> decode.Model:
         return decode.Model(out, torch.get_num_threads())
 
 
-def run(
-    peer: decode.Model, source: torch.Tensor, *, beam: int, length: int
-) -> Callable[[], list[list[decode.Hypothesis]]]:
+def run(peer: decode.Model, source: torch.Tensor, *, beam: int, length: int) -> Callable[[], Any]:
     """Beam search over ``source`` (sentences, length) that writes ``length`` words a sentence."""
     options = decode.Options(beam=beam, min_len=length, max_len_b=length)
     return lambda: decode.search(peer, source.tolist(), options)
