@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -265,9 +266,10 @@ def _definition() -> Iterator[None]:
     levels, before = [logger.level for logger in loggers], os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "reference"
     for logger in loggers:
-        logger.setLevel(logging.WARNING)
+        logger.setLevel(logging.ERROR)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")  # torch's, of its own code
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
