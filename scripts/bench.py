@@ -75,6 +75,7 @@ def parse() -> argparse.Namespace:
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
             command.add_argument("--length", type=number, default=30, help="words of a source and of a hypothesis")
+            command.add_argument("--onnx", action="store_true", help="also our models in onnxruntime, on the CPU")
         if name == "train":
             command.add_argument("--tokens", type=number, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
@@ -95,7 +96,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     """Return what the command measures."""
     import torch
 
-    from scripts.benchmarks import decoding, memory, operators, peers, training
+    from scripts.benchmarks import decoding, memory, onnx, operators, peers, training
 
     device = torch.device(args.device)
     if args.what in ("ops", "memory"):
@@ -137,10 +138,17 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         )
         yield Table(training.HEADER, found, training.cells)
     else:
+        if args.onnx and (absent := onnx.missing()):
+            raise UserError(f"--onnx needs what is not installed here; run: pip install {' '.join(absent)}")
         steps = decoding.measure_steps(getattr(torch, args.dtype), device, seconds=args.seconds)
         yield Table(decoding.STEP_HEADER, steps, decoding.step_cells)
         found = decoding.measure_search(
-            args.sentences, types=args.types, length=args.length, device=device, seconds=args.seconds
+            args.sentences,
+            types=args.types,
+            length=args.length,
+            device=device,
+            seconds=args.seconds,
+            export=args.onnx,
         )
         yield Table(decoding.SEARCH_HEADER, found, decoding.search_cells, left=2)
 

@@ -52,7 +52,7 @@ import tomllib
 
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 extras = project["optional-dependencies"]
-print(*project["dependencies"], *extras["recipes"], *extras["dev"], sep="\n")
+print(*project["dependencies"], *extras["recipes"], *extras["export"], *extras["dev"], sep="\n")
 PY
 )
 # torch in the same command, so that nothing else pulls another build of it first

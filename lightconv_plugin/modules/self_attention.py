@@ -37,7 +37,7 @@ class SelfAttention(InputWindow):
     ) -> Tensor:
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
         if incremental_state is None:
-            seen = self._visible(len(x), x.device)
+            seen = self._visible(x.shape[0], x.device)  # len() would fix the length of an exported graph
             if padding_mask is not None:
                 seen = seen & ~padding_mask[:, None, None, :]
             return self._attend(x, x, seen)

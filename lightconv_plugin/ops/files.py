@@ -1,6 +1,7 @@
 """Files that are under their names only when they are whole and on the disk. Imports nothing but Python's library."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -32,6 +33,28 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         if error.filename is None:  # of a write
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Make a folder to be filled, which takes the name ``path`` when the block ends; nothing may bear it.
+
+    Until then it lies in ``.NAME.<random>.partial`` beside it, which a killed process leaves.
+
+    Raises:
+        OSError: it cannot be written, or something has the name; the message names ``path``.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".partial") as scratch:
+        folder = Path(scratch) / path.name
+        folder.mkdir()
+        yield folder
+        for file in folder.iterdir():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+        if os.path.lexists(path):  # os.rename would replace an empty folder
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        os.rename(folder, path)
+    _sync_folder(path.parent)
 
 
 def _nameless(folder: Path) -> IO[bytes]:

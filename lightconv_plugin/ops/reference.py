@@ -136,6 +136,8 @@ def _band_matmul(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
     """
     time, width = x.shape[1], kernel.shape[2]
     padded = F.pad(x, (0, 0, padding_l, width - 1 - padding_l))
+    if torch.compiler.is_exporting():  # into a graph for any length, whose blocks cannot be counted
+        return torch.bmm(_shift_rows(kernel), padded)
     blocks = []
     for start in range(0, max(time, 1), TIME_BLOCK):  # no positions at all are one empty block
         size = min(TIME_BLOCK, time - start)

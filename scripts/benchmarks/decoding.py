@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from lightconv_plugin import ops
-from scripts.benchmarks import ctranslate2
+from scripts.benchmarks import ctranslate2, onnx
 from scripts.benchmarks.timing import interleaved
 from scripts.fairseq_io.models import Translation, translation
 
@@ -14,6 +14,7 @@ STEP_HEADER = ("operator", "rows", "C", "ours ms", "fairseq ms", "ratio", "GB/s"
 SEARCH_HEADER = ("model", "task", "sentences", "sentences/s", "ms a token", "to fairseq's transformer")
 WIDTH, BEAM = 31, 4
 BASELINE = ("transformer_iwslt_de_en", "translation")
+EXPORTED = ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en")
 
 
 def measure_steps(dtype: torch.dtype, device: torch.device, *, seconds: float) -> Iterator[dict[str, Any]]:
@@ -87,9 +88,12 @@ def _fairseq_step(operator: str, x: torch.Tensor, logits: torch.Tensor, order: t
 
 
 def measure_search(
-    batches: list[int], *, types: int, length: int, device: torch.device, seconds: float
+    batches: list[int], *, types: int, length: int, device: torch.device, seconds: float, export: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words."""
+    """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words.
+
+    ``export``: our models in onnxruntime too.
+    """
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
     entries: list[tuple[str, str, list[str]]] = [
         (*BASELINE, []),
@@ -105,11 +109,14 @@ def measure_search(
     }
     built = searches[BASELINE][0]
     peer = ctranslate2.translator(built, device) if ctranslate2.installed() else None
+    exported = {arch: onnx.translator(searches[arch, "pla_translation"][0]) for arch in EXPORTED if export}
     for sentences in batches:
         source = _source(built, sentences, length)
         cases = {key: _run(search, source, length) for key, search in searches.items()}
         if peer is not None:
             cases[BASELINE[0], "CTranslate2"] = ctranslate2.run(peer, built, source, beam=BEAM, length=length)
+        for arch, graphs in exported.items():
+            cases[arch, "onnxruntime"] = onnx.run(graphs, source, beam=BEAM, length=length)
         times = interleaved(cases, device, seconds=seconds)
         for (arch, task), taken in times.items():
             yield {

@@ -1,0 +1,280 @@
+"""Export a trained model to a folder: graphs, dictionaries, a manifest; and prove that they compute the same."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.models import FairseqLanguageModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
+from torch import Tensor, nn
+
+from lightconv_plugin.export import decode
+from lightconv_plugin.export.graphs import Encoder, ExportError, Step
+from lightconv_plugin.ops.dispatch import VARIABLE
+from lightconv_plugin.ops.files import whole_folder
+from lightconv_plugin.tasks.translation import FastTranslationTask
+
+PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
+SUFFIX = {"onnx": "onnx", "torch": "pt2"}
+# of log-probabilities: rounding in other orders gives some 1e-6 of the largest
+LIMIT = 1e-4
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a graph; a dimension is a number, or the name of one that may change."""
+
+    name: str
+    type: str
+    shape: tuple[int | str, ...]
+
+    def example(self, sizes: dict[str, int]) -> Tensor:
+        """Zeros of some size: values do not matter to the graph."""
+        shape = [size if isinstance(size, int) else sizes[size] for size in self.shape]
+        return torch.zeros(shape, dtype=getattr(torch, self.type))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A module with the names of what it takes and gives, in order."""
+
+    module: nn.Module
+    inputs: list[Port]
+    outputs: list[Port]
+
+
+class Program(decode.Model):
+    """An export by --format torch, with the methods of ``decode.Model``."""
+
+    format = "torch"
+
+    def _open(self, path: Path, inputs: list[str], threads: int) -> Callable[[list[str], dict[str, Any]], list[Any]]:
+        self._value = torch.from_numpy
+        run = torch.export.load(path).module()
+        return lambda _outputs, given: list(run(*(given[name] for name in inputs)))
+
+
+def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
+    """Read a model for generation, and its task.
+
+    Raises:
+        ExportError: not a model with its dictionaries that can be exported.
+        compat.CheckpointError: damaged, not readable, or refused for the types in it.
+    """
+    # neither changes what a trained model computes
+    overrides: dict[str, Any] = {"conv_backend": "reference", "checkpoint_activations": False}
+    if data is not None:
+        overrides["data"] = str(data)
+    if not checkpoint.is_file():
+        raise ExportError("there is no such file; expected a checkpoint of fairseq-train")
+    try:
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+    except FileNotFoundError as error:
+        raise ExportError(
+            f"its dictionary {error.filename} is missing; give the folder where it is as --data"
+        ) from error
+    if type(task) not in (TranslationTask, FastTranslationTask, LanguageModelingTask):
+        raise ExportError(f"its task is {type(task).__name__}; expected translation or language_modeling")
+    return model.float().eval().requires_grad_(False), task
+
+
+def graphs_of(model: Any) -> dict[str, Graph]:
+    """The graphs that decoding needs of a model, by name.
+
+    Raises:
+        ExportError: the model has parts that cannot be exported.
+    """
+    step = Step(model)
+    result: dict[str, Graph] = {}
+    source: list[Port] = []
+    if not isinstance(model, FairseqLanguageModel):
+        encoder = Encoder(model)
+        source = [Port("padding", "bool", ("sentences", "length"))]
+        attention: Any
+        for number, attention in enumerate(encoder.source):
+            heads, width = attention.heads, attention.k_proj.out_features // attention.heads
+            source.append(Port(f"keys.{number}", "float32", ("sentences", heads, width, "length")))
+            source.append(Port(f"values.{number}", "float32", ("sentences", heads, "length", width)))
+        result["encoder"] = Graph(encoder, [Port("tokens", "int64", ("sentences", "length"))], source)
+    rows = ("sentences", "beam")
+    states = [
+        Port(f"state.{number}", "float32", ("past" if state.length is None else state.length, "previous", state.width))
+        for number, state in enumerate(step.states)
+    ]
+    inputs = [Port("tokens", "int64", rows), Port("parents", "int64", rows), Port("position", "int64", (1,))]
+    outputs = [Port("log_probs", "float32", (*rows, step.types))]
+    for number, state in enumerate(step.states):
+        kept = ("past + 1" if state.length is None else state.length, "sentences * beam", state.width)
+        outputs.append(Port(f"next.{number}", "float32", kept))
+    result["step"] = Graph(step, [*inputs, *source, *states], outputs)
+    return result
+
+
+def export(model: Any, task: Any, out: Path, *, form: str, checkpoint: str) -> dict[str, Any]:
+    """Write ``out``, whole or not at all, after a comparison of what was written with the model; returns its manifest.
+
+    Raises:
+        ExportError: what was written computes something else, or the model cannot be exported.
+        OSError: ``out`` is there already, or cannot be written.
+    """
+    with whole_folder(out) as folder, _definition():
+        graphs = graphs_of(model)
+        for name, graph in graphs.items():
+            _write_graph(graph, folder / f"{name}.{SUFFIX[form]}", form)
+        dictionaries = {"target": task.target_dictionary}
+        if "encoder" in graphs:
+            dictionaries["source"] = task.source_dictionary
+        for side, words in dictionaries.items():
+            (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in words.symbols), encoding="utf-8")
+        shutil.copyfile(decode.__file__, folder / "decode.py")
+        manifest = _manifest(model, task, graphs, form, checkpoint)
+        manifest["files"] = {file.name: _digest(file) for file in sorted(folder.iterdir())}
+        (folder / decode.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        compare(model, (decode.Model if form == "onnx" else Program)(folder))
+    return manifest
+
+
+def _write_graph(graph: Graph, path: Path, form: str) -> None:
+    sizes = {"sentences": 3, "length": 7, "beam": 2, "previous": 5, "past": 4}  # no two alike, or they would be one
+    dimensions = {name: torch.export.Dim(name) for name in sizes}
+    shapes = tuple(
+        {axis: dimensions[size] for axis, size in enumerate(port.shape) if isinstance(size, str)}
+        for port in graph.inputs
+    )
+    fixed = 1 if "encoder" in path.name else 3  # the step takes its source and states as *given
+    nested = shapes if len(shapes) == fixed else (*shapes[:fixed], shapes[fixed:])
+    examples = tuple(port.example(sizes) for port in graph.inputs)
+    program = torch.export.export(graph.module.eval(), examples, dynamic_shapes=nested)
+    if form == "torch":
+        with open(path, "wb") as file:
+            torch.export.save(program, file)
+        return
+    written: Any = torch.onnx.export(
+        program,
+        input_names=[port.name for port in graph.inputs],
+        output_names=[port.name for port in graph.outputs],
+        dynamo=True,
+        verbose=False,
+    )
+    written.save(path)
+
+
+def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkpoint: str) -> dict[str, Any]:
+    target = task.target_dictionary
+    starts_with_bos = getattr(task, "args", Namespace()).__dict__.get("add_bos_token", False)
+    step: Any = graphs["step"].module
+    return {
+        "version": decode.FORMAT,
+        "format": form,
+        "model": type(model).__name__,
+        "checkpoint": checkpoint,
+        "pad": target.pad(),
+        "eos": target.eos(),
+        "bos": target.bos(),
+        "unk": target.unk(),
+        "first": target.bos() if starts_with_bos else target.eos(),
+        "max_source": int(model.encoder.max_positions()) if "encoder" in graphs else None,
+        "max_target": int(model.decoder.max_positions()),
+        "types": {side: len(getattr(task, f"{side}_dictionary")) for side in ("source", "target")},
+        "dictionaries": {
+            side: f"{side}.txt" for side in (("source", "target") if "encoder" in graphs else ("target",))
+        },
+        "graphs": {
+            name: {
+                "file": f"{name}.{SUFFIX[form]}",
+                "inputs": [vars(port) for port in graph.inputs],
+                "outputs": [vars(port) for port in graph.outputs],
+            }
+            for name, graph in graphs.items()
+        },
+        "states": [
+            {"name": f"state.{number}", "next": f"next.{number}", "length": state.length, "width": state.width}
+            for number, state in enumerate(step.states)
+        ],
+        "versions": {name: metadata.version(name) for name in ("torch", "numpy", *PACKAGES[form])},
+    }
+
+
+def compare(
+    model: Any, exported: decode.Model, *, sentences: int = 2, beam: int = 3, length: int = 11, steps: int = 6
+) -> None:
+    """Compare an exported model's steps with the model's log-probabilities of whole targets.
+
+    Words are drawn; the first source ends in padding; hypotheses change places at every step.
+
+    Raises:
+        ExportError: they differ by more than rounding explains, or are not numbers.
+    """
+    draw = np.random.default_rng(1)
+    manifest = exported.manifest
+    low = max(manifest[name] for name in ("pad", "eos", "bos", "unk")) + 1
+    given: dict[str, Any] = {}
+    source: dict[str, Any] = {}
+    if "encoder" in manifest["graphs"]:
+        length = min(length, manifest["max_source"])
+        words = draw.integers(low, manifest["types"]["source"], (sentences, length))
+        words[0, length - length // 3 :] = manifest["pad"]
+        source = exported.encode(words)
+        tokens = torch.from_numpy(words).repeat_interleave(beam, 0)
+        given["encoder_out"] = model.encoder(tokens, src_lengths=tokens.ne(manifest["pad"]).sum(1))
+    history = np.full((sentences * beam, 0), 0)
+    state = exported.start(sentences)
+    parents: np.ndarray = np.arange(sentences).repeat(beam)
+    for position in range(min(steps, manifest["max_target"])):
+        if position > 0:
+            parents = draw.permutation(beam * sentences).reshape(sentences, beam)
+            # of its own sentence
+            parents = (parents % beam + beam * np.arange(sentences)[:, None]).reshape(-1)
+            history = history[parents]
+        newest = draw.integers(low, manifest["types"]["target"], (sentences * beam, 1))
+        history = np.concatenate([history, newest], axis=1)
+        shape = (sentences, beam)
+        got, state = exported.step(newest.reshape(shape), parents.reshape(shape), position, source, state)
+        output = model.decoder(torch.from_numpy(history), **given)
+        expected = model.get_normalized_probs(output, log_probs=True)[:, -1].numpy().reshape(got.shape)
+        error = np.abs(got - expected).max() / np.abs(expected).max()
+        if not error <= LIMIT:
+            raise ExportError(
+                f"at position {position} its exported step is {error:.1e} of the largest log-probability away from the "
+                f"model; expected at most {LIMIT:.0e}. Nothing was written; this is a fault of the export, report it"
+            )
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _definition() -> Iterator[None]:
+    """Let every operator be the definition, which graphs can hold; keep what reports each of its steps quiet."""
+    loggers = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript", "torch.onnx", "lightconv_plugin")]
+    levels, before = [logger.level for logger in loggers], os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "reference"
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")  # torch's, of its own code
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
