@@ -66,7 +66,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did."""
+    """The record of a conversion."""
 
     kind: str
     config: dict[str, Any]
@@ -154,7 +154,7 @@ def _renamed(key: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def layout_of(keys: Iterable[str]) -> str:
-    """Which versions of fairseq name parameters so, in words."""
+    """Return which versions of fairseq name parameters so, in words."""
     names = list(keys)
     early, late = any(map(_EARLY.match, names)), any(map(_LATE.match, names))
     if early and late:
@@ -165,7 +165,7 @@ def layout_of(keys: Iterable[str]) -> str:
 
 
 def find_kind(model: argparse.Namespace) -> Kind:
-    """Which model the settings are of.
+    """Return which model the settings are of.
 
     Raises:
         ConversionError: none that can be converted.
@@ -239,7 +239,7 @@ def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -
 
 
 def shares_output(theirs: argparse.Namespace) -> bool:
-    """Whether the decoder's output layer is its embedding."""
+    """Return True if the decoder's output layer is its embedding."""
     return any(getattr(theirs, f"share_{what}", False) for what in ("all_embeddings", "decoder_input_output_embed"))
 
 

@@ -1,4 +1,4 @@
-"""What this machine can run, and proof that it runs right.
+"""A list of what this machine can run, and proof that it runs right.
 
 usage: python -m lightconv_plugin.info
 
@@ -63,7 +63,7 @@ def types_of(device: torch.device) -> tuple[torch.dtype, ...]:
 
 
 def state(device: torch.device) -> str:
-    """Whether the native backend runs on a device, and on what; or why not."""
+    """Return True if the native backend runs on a device, and on what; or why not."""
     refused = native.refusal("light_conv", torch.empty(1, 1, 1, device=device))
     if refused is not None:
         return f"not available: {refused.reason}"
@@ -75,7 +75,7 @@ def state(device: torch.device) -> str:
 
 
 def no_gpu() -> str:
-    """Why torch sees no CUDA device."""
+    """Return why torch sees no CUDA device."""
     if torch.version.cuda is None:
         return (
             f"not available: torch {torch.__version__} is a build for CPUs; a CUDA build of torch brings all it needs"

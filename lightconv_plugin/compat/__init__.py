@@ -1,4 +1,4 @@
-"""What fairseq (ve-fairseq 0.12.3) needs on today's torch, numpy and Python, and nothing else.
+"""Shims that fairseq (ve-fairseq 0.12.3) needs on today's torch, numpy and Python, and nothing else.
 
 `apply()` runs once, when `--user-dir` loads the plugin. Every shim says which version of what needs it and does nothing
 where it is not needed. A fairseq function is wrapped: same signature; the original is called, except to write files.

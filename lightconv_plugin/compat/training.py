@@ -88,7 +88,7 @@ def _on_cpu(cfg: Any) -> bool:
 
 
 def _launched_processes() -> int:
-    """How many processes torchrun started; 1 where it did not start this one."""
+    """Return how many processes torchrun started; 1 where it did not start this one."""
     if not all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")):
         return 1
     return int(os.environ["WORLD_SIZE"])

@@ -1,4 +1,4 @@
-"""How a function of fairseq's gets its shim: wrapped, with the same signature, the original still called."""
+"""The one way to give a function of fairseq's its shim: wrapped, with the same signature, the original still called."""
 
 from __future__ import annotations
 

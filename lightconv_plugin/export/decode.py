@@ -31,7 +31,7 @@ class DecodeError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What fairseq-generate calls by the same names."""
+    """Options that fairseq-generate calls by the same names."""
 
     beam: int = 5
     lenpen: float = 1.0
@@ -131,7 +131,7 @@ class Model:
         return log_probs.numpy(), dict(zip(state, values, strict=True))
 
     def select(self, source: dict[str, Any], sentences: list[int]) -> dict[str, Any]:
-        """What the steps read of some sentences alone."""
+        """Return what the steps read of some sentences alone."""
         return {name: self._value(value.numpy()[sentences]) for name, value in source.items()}
 
     def tokens_of(self, line: str) -> list[int]:

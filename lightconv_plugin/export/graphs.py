@@ -242,7 +242,7 @@ class FullAttention(_Attention):
 
 
 class SourceKeys(_Attention):
-    """What a decoder's layer attends to, computed once for a source."""
+    """The keys and values that a decoder's layer attends to, computed once for a source."""
 
     def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """(S, B, C) to keys (B, H, R, S) and values (B, H, S, R)."""

@@ -33,7 +33,7 @@ def _option(help: str, default: Any = None, alias: Optional[str] = None) -> Any:
 
 @dataclass
 class DecoderOptions(FairseqDataclass):
-    """What translation and language models share. None: the architecture's value."""
+    """Options that translation and language models share. None: the architecture's value."""
 
     dropout: Optional[float] = _option("dropout probability")
     attention_dropout: Optional[float] = _option("dropout probability of attention weights")

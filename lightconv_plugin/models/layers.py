@@ -55,7 +55,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """What encoder and decoder blocks share: the mixer and the feed-forward network."""
+    """The parts that encoder and decoder blocks share: the mixer and the feed-forward network."""
 
     def __init__(self, cfg: Any, side: str, kernel_size: int) -> None:
         super().__init__()

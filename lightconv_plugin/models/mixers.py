@@ -1,4 +1,4 @@
-"""Which module mixes the positions of a block: one function for each name in ``config.MIXERS``."""
+"""The modules that mix the positions of a block: one function for each name in ``config.MIXERS``."""
 
 from collections.abc import Callable
 from typing import Any

@@ -10,7 +10,7 @@ from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 
 class TimeConv(StepByStep):
-    """What both convolutions share: the kernel's geometry and the state of a decoder.
+    """The parts that both convolutions share: the kernel's geometry and the state of a decoder.
 
     Args:
         channels: C.

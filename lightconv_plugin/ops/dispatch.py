@@ -125,7 +125,7 @@ def _announce(operator: str, name: str, refused: str | None = None) -> None:
 
 
 def check_operands(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str) -> None:
-    """What every operator asks of its two tensors.
+    """Check what every operator asks of its two tensors.
 
     Raises:
         ValueError: other numbers of dimensions, integers, or heads that do not divide the channels.

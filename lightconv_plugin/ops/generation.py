@@ -1,4 +1,4 @@
-"""What generation needs beside the convolutions, each defined in PyTorch, and in C++ where the native library takes it.
+"""Operators of generation beside the convolutions, defined in PyTorch, and in C++ where the native library takes them.
 
 Nothing here records gradients in C++: where they are wanted, PyTorch does the work.
 """

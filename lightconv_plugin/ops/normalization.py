@@ -1,4 +1,4 @@
-"""How a kernel's K weights are normalised: softmax, and the alternatives of Table 6 (appendix A)."""
+"""Normalisations of a kernel's K weights: softmax, and the alternatives of Table 6 (appendix A)."""
 
 from collections.abc import Callable
 

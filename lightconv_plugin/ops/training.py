@@ -1,4 +1,4 @@
-"""What training needs beside the convolutions: defined by PyTorch, faster where the native library takes it.
+"""Operators of training beside the convolutions: defined by PyTorch, faster where the native library takes it.
 
 Each call with dropout or DropConnect draws a seed of its own from torch's generator, on the device of its input, so
 that nothing waits and a captured CUDA graph draws anew at every replay. One draw for a whole update would save at most

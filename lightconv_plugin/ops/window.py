@@ -34,7 +34,7 @@ def conv_step(
 
 
 def rows(state: State) -> int:
-    """How many hypotheses a state holds."""
+    """Return how many hypotheses a state holds."""
     return state["inputs"].shape[1]
 
 

@@ -50,7 +50,7 @@ class BeamSearchGenerator(SequenceGenerator):
         self._refused = self._refusal()
 
     def _refusal(self) -> str | None:
-        """Why fairseq's generator must do the search, in words; None if it need not."""
+        """Return why fairseq's generator must do the search, in words; None if it need not."""
         if self.model.models_size != 1:
             return f"an ensemble of {self.model.models_size} models"
         model = self.model.single_model
@@ -167,7 +167,7 @@ class BeamSearchGenerator(SequenceGenerator):
         return _best_first(finished)
 
     def _divide(self, values: list[list[float]], words: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-        """Which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.
+        """Return which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.
 
         Candidates are named by their place among those of all sentences.
         """

@@ -23,7 +23,7 @@ def convert(module, like):
 
 @pytest.fixture
 def pretended(gpu, monkeypatch):
-    """What only a device can answer; gradients node by node."""
+    """Return what only a device can answer; gradients node by node."""
     card = SimpleNamespace(L2_cache_size=2**12)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)

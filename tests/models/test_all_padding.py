@@ -91,6 +91,6 @@ def test_empty_batches(arch, batch, source_time, time, backend, monkeypatch):
 @pytest.mark.parametrize(("batch", "time"), [(2, 0), (0, 3)])
 @pytest.mark.parametrize("arch", ["pla_lightconv_lm", "pla_dynamicconv_lm_small"])
 def test_empty_batches_of_a_language_model(arch, batch, time):
-    """What comes before an adaptive softmax: that is fairseq's, and does not take them."""
+    """Return what comes before an adaptive softmax: that is fairseq's, and does not take them."""
     features, _ = language_model.build_model(arch)(common.tokens(batch, time))
     assert features.shape == (batch, time, 20 if arch == "pla_lightconv_lm" else 16)

@@ -233,7 +233,7 @@ def test_smoothed_nll_of_what_is_not_a_number():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("ignore", [1, -100])
 def test_the_definition_of_the_loss_masks_rows(dtype, ignore, monkeypatch):
-    """What is in a row that does not count, numbers or not, changes nothing and gets no gradient."""
+    """Return what is in a row that does not count, numbers or not, changes nothing and gets no gradient."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
     logits, target = (3 * torch.randn(5, 11)).to(dtype), torch.tensor([ignore, 4, 0, ignore, 10])
     logits[0], logits[3, 4] = float("nan"), float("inf")

@@ -303,7 +303,7 @@ class _GluMask(Function):
 def smoothed_nll_gradient(
     grad: Tensor, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
 ) -> Tensor:
-    """What ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
+    """Return what ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
     wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)

@@ -44,7 +44,7 @@ class BuildError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder."""
+    """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder."""
     chosen = os.environ.get("LIGHTCONV_CACHE")
     if chosen:
         return Path(chosen)

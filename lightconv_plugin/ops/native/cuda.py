@@ -38,7 +38,7 @@ def unusable() -> str | None:
 
 
 def toolkits() -> Iterator[Toolkit]:
-    """What is installed: NVIDIA's wheels, beside torch, $CUDA_HOME and /usr/local/cuda."""
+    """Return what is installed: NVIDIA's wheels, beside torch, $CUDA_HOME and /usr/local/cuda."""
     for root in _wheel_folders():
         for folder in sorted(root.glob("cu[0-9]*"), reverse=True):  # CUDA 13 and later: everything in one folder
             yield from _in(folder / "lib", folder / "include")
