@@ -125,10 +125,11 @@ def _explained(asked: Asked, refused: _Refused) -> UserError:
             f"{asked.path}: `{key}` is not a flag of {asked.name}{arch}; "
             + (f"did you mean {near[0]}?" if near else "take it out")
         )
-    argument = re.match(r"argument (?:\S+/)*--([\w-]+).*?: (.*)", text, re.DOTALL)
+    argument = re.match(r"argument (\S*--\S+?)(?: .*?)?: (.*)", text, re.DOTALL)
     if not argument:
         return UserError(f"{asked.path}: {asked.name} refuses its flags: {text}")
-    flag, problem = argument.groups()
+    spellings, problem = re.findall(r"--([\w-]+)", argument[1]), argument[2]
+    flag = next((name for name in spellings if name in asked.keys or asked.given(name)), spellings[-1])
     if kind := re.match(r"invalid (\S+) value", problem):
         return asked.refusal(flag, _KINDS.get(kind[1], "a value of fairseq's kind, such as a number or a list of them"))
     if choices := re.match(r"invalid choice: .*?\(choose from (.*)\)", problem, re.DOTALL):

@@ -53,9 +53,14 @@ def test_every_option_has_its_value(tmp_path, original):
     _, report = convert.convert(common.save(tmp_path / "in.pt", model, args))
     names = {name for name in vars(convert.LightConvConfig()) if not name.startswith("_")}
     assert set(report.config) == names
+    unset = ("embed_path", "layers_to_keep", "query_dim")
     without = {name for name, value in report.config.items() if value is None}
     assert without == {
-        *(f"{side}_{what}" for side in ("encoder", "decoder") for what in ("embed_path", "query_dim")),
+        *(
+            f"{side}_{what}"
+            for side in ("encoder", "decoder")
+            for what in ("embed_path", "layers_to_keep", "query_dim")
+        ),
         "adaptive_softmax_cutoff",
     }
     assert set(next(iter(ENCODER_DECODER.values()))) - set(report.config) == set()

@@ -7,11 +7,14 @@ import pytest
 
 from data_prep import __main__ as command
 from scripts.common.errors import UserError
+from scripts.pipeline import pipeline
+from tests.data_prep.test_pipeline import stage
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
     monkeypatch.setattr(command, "interruptible", lambda: None)
+    monkeypatch.setattr(pipeline, "_run_command", stage)
     command.main()
 
 

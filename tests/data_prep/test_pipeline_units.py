@@ -50,7 +50,7 @@ def test_the_engine_of_bpe_changes_nothing(raw: Path):
 
 def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "fastBPE", None)
-    with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/install"):
+    with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):
         prepared(raw, "bpe: {merges: 90, engine: fastBPE}")
 
 

@@ -15,6 +15,9 @@ from tests.models.test_architectures import ENCODER_DECODER
 from tests.tasks import test_beam_search as search
 from tests.tolerances import assert_close
 
+TENSORS = ("tokens", "score", "positional_scores", "attention")
+"""The parts of a hypothesis that lie on the device."""
+
 
 @torch.no_grad()
 def test_steps_equal_the_full_pass_and_a_graph_of_one_step(dtype, device, capture):
@@ -124,7 +127,7 @@ def test_beams_are_the_cpus_token_by_token(arch, device, record_property):
         got, expected = ([h["tokens"].tolist() for hypotheses in each for h in hypotheses] for each in (found, want))
         row = [f"{arch}, {type(generator).__name__}", str(len(expected)), str(sum(map(eq, got, expected)))]
         record_property("beams", json.dumps(row))
-        cpu = [[{name: value.cpu() for name, value in h.items() if name != "alignment"} for h in s] for s in found]
+        cpu = [[{name: h[name].cpu() for name in TENSORS} for h in s] for s in found]
         search.assert_same(cpu, want)
 
 

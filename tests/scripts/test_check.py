@@ -140,7 +140,7 @@ def test_what_can_be_trained_is_taken(tmp_path, base, data, one_language):
         ("train: {criterion: adaptive_loss, ddp-backend: legacy_ddp}", "for a model with an adaptive softmax"),
         ("train: {lr-scheduler: fixed}", "`train.lr-period-updates` is not a flag of fairseq-train"),
         ("train: {share-all-embeddings: 3}", "`train.share-all-embeddings` is 3, expected true or false"),
-        ("dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null", "requires a joined dictionary"),
+        ("dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null", "with --joined-dictionary"),
         ("average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
         ("batch: {tokens: 1, max-tokens: 9}\ntrain: {max-tokens: null}", "batch.tokens is 1, too few for 2 devices"),
     ],

@@ -42,13 +42,13 @@ def said(environment: dict[str, str]) -> list[str]:
 
 def test_all_machines_of_the_job_train_together(cluster):
     subprocess.run(["bash", SCRIPT, "c.yaml", "--seeds", "1"], env=cluster | {"SLURM_JOB_NUM_NODES": "2"}, check=True)
-    start = "python /checkout/scripts/reproduce.py c.yaml --seeds 1 --nodes 2 --rendezvous node7:20012"
+    start = "python -m scripts.reproduce c.yaml --seeds 1 --nodes 2 --rendezvous node7:20012"
     assert said(cluster) == [f"{start} --launch srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1"]
 
 
 def test_one_machine_needs_no_rendezvous(cluster):
     subprocess.run(["bash", SCRIPT, "c.yaml"], env=cluster | {"SLURM_JOB_NUM_NODES": "1"}, check=True)
-    assert said(cluster) == ["python /checkout/scripts/reproduce.py c.yaml"]
+    assert said(cluster) == ["python -m scripts.reproduce c.yaml"]
 
 
 def test_before_its_time_is_up_the_job_stops_in_order_and_queues_again(cluster):
