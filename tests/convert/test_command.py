@@ -56,11 +56,7 @@ def test_every_option_has_its_value(tmp_path, original):
     unset = ("embed_path", "layers_to_keep", "query_dim")
     without = {name for name, value in report.config.items() if value is None}
     assert without == {
-        *(
-            f"{side}_{what}"
-            for side in ("encoder", "decoder")
-            for what in ("embed_path", "layers_to_keep", "query_dim")
-        ),
+        *(f"{side}_{what}" for side in ("encoder", "decoder") for what in unset),
         "adaptive_softmax_cutoff",
     }
     assert set(next(iter(ENCODER_DECODER.values()))) - set(report.config) == set()

@@ -101,8 +101,12 @@ std::string source_of(Kernel kernel, const Case& c, int threads) {
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
   // At most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway. A 1 has to be
   // said: without it the compiler aims at more blocks and spills.
-  const std::string fewest = kernel == Kernel::conv ? std::to_string(smaller(512 / threads, 16)) : "1";
-  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ >= 800 ? " + fewest + " : 1";
+  // On sm_100 128 are two too few for the gradient of x under DropConnect.
+  const auto fewest = [&](int together) {
+    return kernel == Kernel::conv ? std::to_string(smaller(together / threads, 16)) : std::string("1");
+  };
+  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 1000 ? " +
+      fewest(512) + " : " + fewest(c.flip && c.drop ? 384 : 512);
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + source.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + source.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";
