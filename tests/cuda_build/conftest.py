@@ -37,6 +37,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default:
             return True if args[0].dtype == torch.bool else 1
+        if function is torch.ops.aten.repeat_interleave.Tensor:
+            return args[0].new_empty(TRUE)
         if function is torch.ops.aten.nonzero.default:
             return args[0].new_empty(TRUE, args[0].ndim, dtype=torch.int64)
         if function is torch.ops.aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
