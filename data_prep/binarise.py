@@ -123,7 +123,9 @@ def _check_input(dataset: Dataset, prepared: Path) -> None:
         counts = {language: count_lines(prepared / f"{part}.{language}") for language in dataset.languages}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             got = ", ".join(f"{part}.{language} {count} lines" for language, count in counts.items())
-            raise UserError(f"{prepared}: got {got}; expected equal numbers above 0; run data_prep.prepare again")
+            raise UserError(
+                f"{prepared}: got {got}; expected equal numbers above 0; run python -m data_prep.prepare again"
+            )
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained:
     ours = trained_system(config, run)
     if ours is None:
         raise UserError(
-            f"{run} has no selected model; run scripts.reproduce {config.path} --to select, "
+            f"{run} has no selected model; run python -m scripts.reproduce {config.path} --to select, "
             "or with --untrained for the speed of random weights"
         )
     if other is None:

@@ -34,7 +34,7 @@ def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
     md5: dict[str, dict[str, str]] = {}
     for name, file in dataset.files.items():
         if not (raw / name).is_file():
-            raise UserError(f"{raw} has no {name}; run data_prep.download {dataset.name} again")
+            raise UserError(f"{raw} has no {name}; run python -m data_prep.download {dataset.name} again")
         md5[name] = _member_md5(dataset, file.member_md5) if file.member_md5 is not None else {}
     found = []
     for part, sources in dataset.parts.items():

@@ -120,7 +120,7 @@ def _check_clean(dataset: Dataset, path: Path) -> None:
     if found := [what for what in text.changes if what != EMPTY]:
         raise UserError(
             f"{path}, line {text.changes[found[0]]['first line']:,}: {found[0]}, which download.py alone does; run "
-            f"data_prep.download {dataset.name} --raw {path.parent} --out FOLDER, and give FOLDER here"
+            f"python -m data_prep.download {dataset.name} --raw {path.parent} --out FOLDER, and give FOLDER here"
         )
 
 

@@ -22,8 +22,8 @@ def check_binarised(data: Path) -> None:
     """
     if not data.is_dir() or not any(data.glob("dict*.txt")) or not any(data.glob("*.idx")):
         raise UserError(
-            f"{data} is not a folder of binarised data (dict*.txt and *.idx); run data_prep.binarise first, "
-            "or scripts.reproduce --to binarise"
+            f"{data} is not a folder of binarised data (dict*.txt and *.idx); run python -m data_prep.binarise first, "
+            "or python -m scripts.reproduce --to binarise"
         )
     check_path(data)
 
@@ -39,7 +39,7 @@ def check_path(path: Path) -> None:
 
 
 def check_first(config: Path, *flags: str) -> None:
-    """Run scripts.check on a configuration, in a process of its own: fairseq is heavy.
+    """Run python -m scripts.check on a configuration, in a process of its own: fairseq is heavy.
 
     Raises:
         SystemExit: it refuses; it has said why itself.

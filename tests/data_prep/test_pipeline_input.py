@@ -88,7 +88,7 @@ def test_an_archive_cut_short(place: Place):
 
 def test_a_missing_archive(place: Place):
     (place.folder / "raw").mkdir()
-    with pytest.raises(UserError, match=r"raw has no a.tgz; run data_prep.download broken again"):
+    with pytest.raises(UserError, match=r"raw has no a.tgz; run python -m data_prep.download broken again"):
         place.prepare_packed()
 
 

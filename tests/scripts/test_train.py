@@ -209,7 +209,7 @@ def test_what_concerns_a_person_is_shown_once(place, monkeypatch, capsys):
 def test_missing_data_names_the_command_to_run(place, monkeypatch):
     (place / "data" / "dict.en.txt").unlink()
     (place / "data" / "dict.de.txt").unlink()
-    with pytest.raises(UserError, match=r"run data_prep\.binarise first"):
+    with pytest.raises(UserError, match=r"run python -m data_prep\.binarise first"):
         run(place, monkeypatch)
     assert not (place / "checkpoints").exists()
 
