@@ -5,7 +5,7 @@
   select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
   table    prints the row from work/<dataset>/<model>/record.json
 
-Before the first stage that has to run python -m scripts.check goes through the whole configuration; training does so itself.
+Before the first stage that runs, scripts.check goes through the whole configuration; training does so itself.
 `tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
 `generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
 goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).

@@ -197,9 +197,7 @@ def test_files_of_which_one_is_meant(tmp_path):
 def test_preparation_reads_no_text_that_was_not_cleaned(tmp_path):
     (tmp_path / "train.en").write_bytes(b"\xef\xbb\xbf" + GOOD)
     (tmp_path / "train.de").write_bytes(GOOD)
-    with pytest.raises(
-        UserError, match=r"train.en, line 1: byte order mark .*run python -m data_prep.download mine --raw"
-    ):
+    with pytest.raises(UserError, match=r"train.en, line 1: byte order mark .*python -m data_prep.download mine --raw"):
         prepare(dataset(), raw=tmp_path, out=tmp_path / "out", workers=1)
 
 

@@ -131,6 +131,6 @@ def test_a_model_that_is_its_own_baseline_has_no_ratio(place, monkeypatch):
 def test_without_a_selected_model_it_says_what_to_run(place, monkeypatch):
     (place / "runs" / "model" / "selection" / "selection.json").unlink()
     with pytest.raises(
-        UserError, match=r"has no selected model; run python -m scripts\.reproduce .*model\.yaml --to select"
+        UserError, match=r"no selected model; run python -m scripts\.reproduce .*model\.yaml --to select"
     ):
         measure(place, monkeypatch)
