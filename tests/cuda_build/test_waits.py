@@ -1,13 +1,15 @@
 """Nothing waits for a pretended GPU: whole sentences, decoding steps, layers and the loss."""
 
+import re
+
 import pytest
 import torch
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
-from lightconv_plugin.models.layers import FeedForward
 from tests.cuda_build.test_models import BEAM, OPTIONS, SENTENCES, TYPES, S, build, of_one_type, tokens
 from tests.models import common
+from tests.models.common import READERS_ANYWHERE, put_into_layers
 from tests.waits import waits
 
 CANDIDATES: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0}
@@ -74,11 +76,7 @@ def test_language_models(arch, gpu):
 
 
 READERS = {
-    "item": lambda x: x.sum().item(),
-    "any": lambda x: bool((x > 0).any()),
-    "nonzero": lambda x: x.nonzero(),
-    "mask as index": lambda x: x[x > 0],
-    "assignment by mask": lambda x: x.clone().__setitem__(x > 0, 0.0),
+    **READERS_ANYWHERE,
     "number as index": lambda x: x.clone().__setitem__((..., [0, 1]), 0.0),
     "cpu": lambda x: x.cpu(),
     "to the device": lambda x: torch.zeros(3, device="cpu").to("cuda"),
@@ -89,14 +87,8 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 def test_a_layer_that_waits_is_found(reader, gpu, monkeypatch):
     model = build("pla_dynamicconv_iwslt_de_en")
-    forward = FeedForward.forward
-
-    def waiting(self: FeedForward, x: torch.Tensor) -> torch.Tensor:
-        READERS[reader](x)
-        return forward(self, x)
-
-    monkeypatch.setattr(FeedForward, "forward", waiting)
+    put_into_layers(monkeypatch, READERS[reader])
     with waits("cuda") as met:
         model(*sources(), tokens(SENTENCES, 4))
     assert len(met) >= 4  # blocks
-    assert all("at test_waits.py" in wait for wait in met)
+    assert all(re.search("at (test_waits|common).py", wait) for wait in met)

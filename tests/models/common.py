@@ -1,15 +1,18 @@
 """Small models of any architecture, without data on disk."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
 import fairseq.models
+import pytest
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
 import lightconv_plugin.register  # noqa: F401  registers the models
+from lightconv_plugin.models.layers import FeedForward
 
 SMALL: dict[str, Any] = {
     "encoder_embed_dim": 16,
@@ -66,3 +69,24 @@ def complete(args: Namespace) -> None:
     for option in fields(config) if config is not None else ():
         if option.default is not MISSING and not hasattr(args, option.name):
             setattr(args, option.name, option.default)
+
+
+READERS_ANYWHERE: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "any": lambda x: bool((x > 0).any()),
+    "nonzero": lambda x: x.nonzero(),
+    "mask as index": lambda x: x[x > 0],
+    "assignment by mask": lambda x: x.clone().__setitem__(x > 0, 0.0),
+}
+"""Faults to be put into a layer: each reads on the host what the device has computed."""
+
+
+def put_into_layers(monkeypatch: pytest.MonkeyPatch, read: Callable[[Tensor], Any]) -> None:
+    """Have every feed-forward network read its input before its work."""
+    forward = FeedForward.forward
+
+    def waiting(self: FeedForward, x: Tensor) -> Tensor:
+        read(x)
+        return forward(self, x)
+
+    monkeypatch.setattr(FeedForward, "forward", waiting)

@@ -3,13 +3,15 @@
 Here the CPU stands for the GPU, so that no CUDA build is needed and the backward pass runs too.
 """
 
+import re
+
 import pytest
 import torch
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
 from lightconv_plugin.models.language_model import AdaptiveEmbedding
-from lightconv_plugin.models.layers import FeedForward
+from tests.models.common import READERS_ANYWHERE, put_into_layers
 from tests.models.test_architectures import build, task, toy_batch
 from tests.waits import waits
 
@@ -70,11 +72,7 @@ def test_the_loss_and_the_best_continuations(backend):
 
 
 READERS = {
-    "item": lambda x: x.sum().item(),
-    "any": lambda x: bool((x > 0).any()),
-    "nonzero": lambda x: x.nonzero(),
-    "mask as index": lambda x: x[x > 0],
-    "assignment by mask": lambda x: x.clone().__setitem__(x > 0, 0.0),
+    **READERS_ANYWHERE,
     "list": lambda x: x.tolist(),
     "cpu": lambda x: x.detach().cpu().numpy(),
 }
@@ -83,14 +81,8 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 def test_a_layer_that_waits_is_found(reader, backend, monkeypatch):
     model, batch = small("pla_lightconv_iwslt_de_en")
-    forward = FeedForward.forward
-
-    def waiting(self: FeedForward, x: torch.Tensor) -> torch.Tensor:
-        READERS[reader](x)
-        return forward(self, x)
-
-    monkeypatch.setattr(FeedForward, "forward", waiting)
+    put_into_layers(monkeypatch, READERS[reader])
     with waits("cpu") as met:
         model(**batch["net_input"])
     assert len(met) >= 4  # blocks
-    assert all("at test_waits.py" in wait for wait in met)
+    assert all(re.search("at (test_waits|common).py", wait) for wait in met)
