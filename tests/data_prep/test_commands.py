@@ -263,6 +263,7 @@ def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, comman
         if process.poll() is None:
             break
         shutil.rmtree(out)
+        out.mkdir()
         write_lines(out / mark, ["older"])
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
