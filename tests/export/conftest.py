@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from fairseq import checkpoint_utils
 
 from lightconv_plugin.export import __main__ as command
-from lightconv_plugin.export.write import PACKAGES
 from tests.compat.conftest import checkpoint, corpus, train  # noqa: F401  fixtures
 
 MODEL = """
@@ -20,13 +18,6 @@ MODEL = """
     --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 4 --decoder-kernel-size-list 3,5
     --dropout 0 --attention-dropout 0 --weight-dropout 0 --max-source-positions 60 --max-target-positions 60
 """
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = [name for name in PACKAGES["onnx"] if importlib.util.find_spec(name) is None]
-    for item in items:
-        if missing and "exported" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(missing)}"))
 
 
 @pytest.fixture(scope="session")

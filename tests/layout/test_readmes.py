@@ -19,7 +19,7 @@ MADE = (
     *("work", ".venv", "raw", "prepared", "binarised", "seed", "report.md", "loss.png"),
     *("DATASET", "MODEL", "DIR", "OUT", "IN.", "OUT.", "VENV"),
 )
-"""What commands make, and stand-ins for names: nothing of these is in the checkout."""
+"""Beginnings of what commands make, and stand-ins for names: nothing of these is in the checkout."""
 
 
 def spans(text: str) -> list[str]:
