@@ -31,9 +31,9 @@ target: de
 steps:
   - normalise_space
   - tokenise
-  - clean: {{parts: [train], max_words: 175, max_ratio: 9}}
-  - deduplicate: {{parts: [train]}}
-  - hold_out: {{parts: [train], into: heldout, every: 1333}}
+  - clean: {{splits: [train], max_words: 175, max_ratio: 9}}
+  - deduplicate: {{splits: [train]}}
+  - hold_out: {{splits: [train], into: heldout, every: 1333}}
   - bpe: {{merges: {merges}}}
 """
 
@@ -112,9 +112,9 @@ def main() -> None:
         (folder / "raw").mkdir()
         repeated(arguments.src, arguments.lines, folder / "raw" / "train.en")
         repeated(arguments.tgt, arguments.lines, folder / "raw" / "train.de", shift=1)
-        for part in ("valid", "test"):
+        for split in ("valid", "test"):
             for side, path in (("en", arguments.src), ("de", arguments.tgt)):
-                repeated(path, 100, folder / "raw" / f"{part}.{side}")
+                repeated(path, 100, folder / "raw" / f"{split}.{side}")
         (folder / "bench.yaml").write_text(_YAML.format(merges=arguments.merges))
         dataset = load_dataset(str(folder / "bench.yaml"))
         for workers in arguments.workers:

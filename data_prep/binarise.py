@@ -43,12 +43,12 @@ def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accep
         status.close()
         copy_file(log, folder / _LOG)
         ownership.remove(log)
-        for part in SPLITS:
-            for name in _written(dataset, part):
+        for split in SPLITS:
+            for name in _written(dataset, split):
                 if not (folder / name).is_file():
                     said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
                     raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
-        _check_types(dataset, folder, accept=accept)
+        _check_vocab_size(dataset, folder, accept=accept)
 
 
 def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> list[str]:
@@ -56,10 +56,10 @@ def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> li
     command = python_module("fairseq_cli.preprocess")
     if dataset.target is None:  # without a language fairseq takes the files by their names and writes train.bin
         command.append("--only-source")
-        command += [f"--{part}pref={prepared / f'{part}.{dataset.source}'}" for part in SPLITS]
+        command += [f"--{split}pref={prepared / f'{split}.{dataset.source}'}" for split in SPLITS]
     else:
         command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
-        command += [f"--{part}pref={prepared / part}" for part in SPLITS]
+        command += [f"--{split}pref={prepared / split}" for split in SPLITS]
         command += ["--thresholdtgt", str(options.threshold_target)]
     command += ["--thresholdsrc", str(options.threshold_source)]
     for flag, number in (("--nwordssrc", options.nwords_source), ("--nwordstgt", options.nwords_target)):
@@ -70,11 +70,11 @@ def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> li
     return [*command, "--destdir", str(folder), "--workers", str(workers)]
 
 
-def _written(dataset: Dataset, part: str) -> list[str]:
+def _written(dataset: Dataset, split: str) -> list[str]:
     if dataset.target is None:
-        return [f"{part}.bin", f"{part}.idx"]
+        return [f"{split}.bin", f"{split}.idx"]
     pair = f"{dataset.source}-{dataset.target}"
-    return [f"{part}.{pair}.{language}.{end}" for language in dataset.languages for end in ("bin", "idx")]
+    return [f"{split}.{pair}.{language}.{end}" for language in dataset.languages for end in ("bin", "idx")]
 
 
 def dictionary(dataset: Dataset, language: str) -> str:
@@ -82,14 +82,14 @@ def dictionary(dataset: Dataset, language: str) -> str:
     return "dict.txt" if dataset.target is None else f"dict.{language}.txt"
 
 
-def _check_types(dataset: Dataset, folder: Path, *, accept: bool) -> None:
-    for language, expected in dataset.binarise.expected_types.items():
+def _check_vocab_size(dataset: Dataset, folder: Path, *, accept: bool) -> None:
+    for language, expected in dataset.binarise.expected_vocab_size.items():
         got = count_lines(folder / dictionary(dataset, language)) + SPECIAL_TYPES
         if got == expected:
             continue
         message = (
             f"{dictionary(dataset, language)}: got {got:,} types, expected {expected:,} "
-            f"({dataset.file}: binarise.expected_types)"
+            f"({dataset.file}: binarise.expected_vocab_size)"
         )
         if not accept:
             raise UserError(
@@ -101,7 +101,7 @@ def _check_types(dataset: Dataset, folder: Path, *, accept: bool) -> None:
 
 @contextmanager
 def _ticking(show: Callable[[], None]) -> Iterator[None]:
-    """Call ``show`` twice a second: fairseq-preprocess says nothing until a part is done."""
+    """Call ``show`` twice a second: fairseq-preprocess says nothing until a split is done."""
     ended = threading.Event()
 
     def run() -> None:
@@ -119,10 +119,10 @@ def _ticking(show: Callable[[], None]) -> Iterator[None]:
 
 def _check_input(dataset: Dataset, prepared: Path) -> None:
     """fairseq-preprocess takes unequal and empty files without a word; training then fails much later."""
-    for part in SPLITS:
-        counts = {language: count_lines(prepared / f"{part}.{language}") for language in dataset.languages}
+    for split in SPLITS:
+        counts = {language: count_lines(prepared / f"{split}.{language}") for language in dataset.languages}
         if len(set(counts.values())) != 1 or 0 in counts.values():
-            got = ", ".join(f"{part}.{language} {count} lines" for language, count in counts.items())
+            got = ", ".join(f"{split}.{language} {count} lines" for language, count in counts.items())
             raise UserError(
                 f"{prepared}: got {got}; expected equal numbers above 0; run python -m data_prep.prepare again"
             )
@@ -144,9 +144,9 @@ def main() -> None:
         accept=arguments.accept_counts,
     )
     for language in dataset.languages:
-        types = count_lines(arguments.out / dictionary(dataset, language)) + SPECIAL_TYPES
+        vocab_size = count_lines(arguments.out / dictionary(dataset, language)) + SPECIAL_TYPES
         print(
-            f"{arguments.out}: {dictionary(dataset, language)} has {types:,} types, fairseq's 4 special ones included"
+            f"{arguments.out}: {dictionary(dataset, language)} has {vocab_size:,} types, with fairseq's 4 special ones"
         )
 
 

@@ -9,7 +9,7 @@ from data_prep.schema import build
 from scripts.common.errors import UserError
 from scripts.common.strict_yaml import read_yaml
 
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq parts these at dots
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq splits these at dots
 _MOST_NUMBERS = 100_000
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
@@ -50,7 +50,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A piece of a part: which members of a file hold which language."""
+    """A piece of a split: which members of a file hold which language."""
 
     file: str
     members: dict[str, str]
@@ -83,8 +83,8 @@ class Step:
     """A step of preparation: its name in steps/registry.py and its parameters."""
 
     name: str
-    parts: tuple[str, ...] = ()
-    """The parts it applies to; none named: all there are when it runs."""
+    splits: tuple[str, ...] = ()
+    """The splits it applies to; none named: all there are when it runs."""
     languages: tuple[str, ...] = ()
     """For steps that work on lines: the languages it applies to; none named: all."""
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -100,13 +100,13 @@ class Binarise:
     nwords_source: int | None = None
     """fairseq counts its 4 special types in; none given: all types."""
     nwords_target: int | None = None
-    expected_types: dict[str, int] = field(default_factory=dict)
+    expected_vocab_size: dict[str, int] = field(default_factory=dict)
     """The size of each language's dictionary, fairseq's 4 special types included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The numbers of lines that parts must have after a step."""
+    """The numbers of lines that splits must have after a step."""
 
     after: str
     """The step's name; where it stands several times, its last time. ``end``: what is binarised."""
@@ -136,7 +136,7 @@ class Dataset:
     """For ``kind: text``: as ``Source.invalid``."""
     debian: Debian = field(default_factory=Debian)
     files: dict[str, File] = field(default_factory=dict)
-    parts: dict[str, tuple[Source, ...]] = field(default_factory=dict)
+    splits: dict[str, tuple[Source, ...]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     binarise: Binarise = field(default_factory=Binarise)
     expected: tuple[Expected, ...] = ()
@@ -189,7 +189,7 @@ def names() -> list[str]:
 
 
 def _steps(data: object, file: Path) -> list[dict[str, Any]]:
-    """``- name`` or ``- name: {key: value}``; ``parts`` and ``languages`` say where, all other keys are the step's."""
+    """``- name`` or ``- name: {key: value}``; ``splits`` and ``languages`` say where, all other keys are the step's."""
     if not isinstance(data, list):
         raise UserError(f"{file}: steps: got {data!r}, expected a list")
     steps = []
@@ -199,7 +199,7 @@ def _steps(data: object, file: Path) -> list[dict[str, Any]]:
         if not isinstance(parameters, dict):
             raise UserError(f"{file}: steps[{place}]: got {item!r}, expected a step's name, or `name: {{key: value}}`")
         rest = dict(parameters)
-        where = {key: rest.pop(key) for key in ("parts", "languages") if key in rest}
+        where = {key: rest.pop(key) for key in ("splits", "languages") if key in rest}
         steps.append({"name": next(iter(given)), **where, "parameters": rest})
     return steps
 
@@ -219,13 +219,13 @@ def _check(dataset: Dataset) -> None:
             dataset.kind == "text" or dataset.invalid == "error",
             "invalid",
             repr(dataset.invalid),
-            f"nothing: kind {dataset.kind} says it of each source under parts, if at all",
+            f"nothing: kind {dataset.kind} says it of each source under splits, if at all",
         ),
     ]
-    for part, sources in dataset.parts.items():
-        rules += [(bool(sources), f"parts.{part}", "no source", "one or more")]
+    for split, sources in dataset.splits.items():
+        rules += [(bool(sources), f"splits.{split}", "no source", "one or more")]
         for place, source in enumerate(sources):
-            key = f"parts.{part}[{place}]"
+            key = f"splits.{split}[{place}]"
             languages = ", ".join(dataset.languages)
             numbers = source.numbers
             rules += [

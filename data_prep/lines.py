@@ -48,7 +48,7 @@ def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], 
 
 def _takes_part(step: Step, language: str) -> bool:
     on_lines = (STEPS | INNER)[step.name].kind == LINE
-    return on_lines and language in (step.languages or (language,)) and "test" in (step.parts or ("test",))
+    return on_lines and language in (step.languages or (language,)) and "test" in (step.splits or ("test",))
 
 
 def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:

@@ -88,9 +88,9 @@ def main() -> None:
     )
     for entry in counts["steps"]:
         for reason, count in entry.get("dropped", {}).items():
-            print(f"{entry['step']}, {entry['part']}: dropped {count:,} of {entry['in']:,}: {reason}")
+            print(f"{entry['step']}, {entry['split']}: dropped {count:,} of {entry['in']:,}: {reason}")
     sizes = {name.partition(".")[0]: each["lines"] for name, each in counts["files"].items()}
-    print(f"{arguments.out}: " + ", ".join(f"{part} {lines:,}" for part, lines in sizes.items()) + " lines")
+    print(f"{arguments.out}: " + ", ".join(f"{split} {lines:,}" for split, lines in sizes.items()) + " lines")
 
 
 if __name__ == "__main__":

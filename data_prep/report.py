@@ -78,32 +78,32 @@ def _steps(counts: dict[str, Any]) -> list[str]:
     for entry in counts["steps"]:
         name = entry["step"] + (f" ({', '.join(entry['languages'])})" if "languages" in entry else "")
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in entry.get("dropped", {}).items())
-        moved = ", ".join(f"{part} {lines:,}" for part, lines in entry.get("moved", {}).items())
+        moved = ", ".join(f"{split} {lines:,}" for split, lines in entry.get("moved", {}).items())
         learnt = next((f"{entry[key]:,} {key} in {entry['codes']}" for key in ("merges", "units") if key in entry), "")
-        said = "; ".join(part for part in (reasons, moved and f"gives {moved}", learnt) if part)
-        rows.append((name, entry["part"], entry.get("in", ""), entry.get("out", ""), said))
-    return ["## Steps", "", *table(("step", "part", "lines in", "lines out", "dropped, and why"), rows)]
+        said = "; ".join(split for split in (reasons, moved and f"gives {moved}", learnt) if split)
+        rows.append((name, entry["split"], entry.get("in", ""), entry.get("out", ""), said))
+    return ["## Steps", "", *table(("step", "split", "lines in", "lines out", "dropped, and why"), rows)]
 
 
 def _expected(counts: dict[str, Any]) -> list[str]:
     if not counts["expected"]:
         return []
     rows = [
-        (each["after"], each["part"], each["got"], each["expected"], "yes" if each["holds"] else "NO", each["status"])
+        (each["after"], each["split"], each["got"], each["expected"], "yes" if each["holds"] else "NO", each["status"])
         for each in counts["expected"]
     ]
-    return ["## Known counts", "", *table(("after", "part", "got", "expected", "met", "from where"), rows)]
+    return ["## Known counts", "", *table(("after", "split", "got", "expected", "met", "from where"), rows)]
 
 
 def _sizes(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     log = (out / "binarised" / "preprocess.log").read_text(encoding="utf-8", errors="replace")
     said = [match.groups() for match in _UNKNOWN.finditer(log)]
     rows = []
-    for number, (language, part) in enumerate((language, part) for language in dataset.languages for part in SPLITS):
-        found = counts["files"][f"{part}.{language}"]
+    for number, (language, split) in enumerate((language, split) for language in dataset.languages for split in SPLITS):
+        found = counts["files"][f"{split}.{language}"]
         _, tokens, unknown = said[number]  # fairseq reports in this order
-        rows.append((part, language, found["lines"], int(tokens), f"{unknown}%"))
-    header = ("part", "language", "lines", "tokens (with one end of sentence a line)", "unknown")
+        rows.append((split, language, found["lines"], int(tokens), f"{unknown}%"))
+    header = ("split", "language", "lines", "tokens (with one end of sentence a line)", "unknown")
     return ["## Sizes, as binarised", "", *table(header, rows)]
 
 
@@ -117,24 +117,24 @@ def _histogram(path: Path) -> Counter[int]:
 
 def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     histograms = {
-        (part, language): _histogram(out / "prepared" / f"{part}.{language}")
-        for part in SPLITS
+        (split, language): _histogram(out / "prepared" / f"{split}.{language}")
+        for split in SPLITS
         for language in dataset.languages
     }
     drawn = _draw(histograms, dataset.languages, out / "lengths.png")
     rows = [
         (
-            part,
+            split,
             language,
             f"{sum(n * count for n, count in lengths.items()) / max(1, sum(lengths.values())):.1f}",
             *(_quantile(lengths, share) for share in (0.5, 0.95, 0.99)),
             max(lengths),
             lengths[0],
         )
-        for (part, language), lengths in histograms.items()
+        for (split, language), lengths in histograms.items()
     ]
-    header = ("part", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
-    longer = f"Lines of more than {drawn:,} tokens, at most 1% of a part, are not drawn."
+    header = ("split", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
+    longer = f"Lines of more than {drawn:,} tokens, at most 1% of a split, are not drawn."
     long = [
         f"{name}: {found['lines']:,} lines are longer than the {LONGEST:,} tokens that fairseq's models take unless "
         f"told, the first is line {found['first'][0][0]:,}, the longest has {found['longest']:,} with its end."
@@ -145,17 +145,17 @@ def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
 
 
 def _draw(histograms: Mapping[tuple[str, str], Counter[int]], languages: Sequence[str], path: Path) -> int:
-    """The parts beside one another on the same scales; returns up to which length."""
+    """The splits beside one another on the same scales; returns up to which length."""
     longest = max(_quantile(histogram, 0.99) for histogram in histograms.values())
     width = -(-(longest + 1) // BARS)
     edges = range(0, longest + 1 + width, width)
     figure, axes = pyplot.subplots(1, len(SPLITS), figsize=(12, 3.2), layout="constrained", sharex=True, sharey=True)
-    for axis, part in zip(axes, SPLITS, strict=True):
+    for axis, split in zip(axes, SPLITS, strict=True):
         for language in languages:
-            histogram = histograms[part, language]
+            histogram = histograms[split, language]
             shares = [100 * count / sum(histogram.values()) for count in histogram.values()]
             axis.hist(list(histogram), bins=edges, weights=shares, histtype="step", label=language)
-        axis.set_title(part)
+        axis.set_title(split)
         axis.set_xlabel("tokens a line" if width == 1 else f"tokens a line, {width} to a bar")
         axis.legend()
     axes[0].set_ylabel("% of lines")
@@ -189,12 +189,12 @@ def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
 
 def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     said = ["## Lines drawn at random", ""]
-    for part in ("train", "test"):
-        total = counts["files"][f"{part}.{dataset.source}"]["lines"]
+    for split in ("train", "test"):
+        total = counts["files"][f"{split}.{dataset.source}"]["lines"]
         chosen = sorted(random.Random(SEED).sample(range(total), min(EXAMPLES, total)))
-        sides = [_lines_at(out / "prepared" / f"{part}.{language}", chosen) for language in dataset.languages]
+        sides = [_lines_at(out / "prepared" / f"{split}.{language}", chosen) for language in dataset.languages]
         for place, number in enumerate(chosen):
-            said += [f"{part}, line {number + 1:,}", "```"]
+            said += [f"{split}, line {number + 1:,}", "```"]
             said += [f"{name}: {side[place]}" for name, side in zip(dataset.languages, sides, strict=True)]
             said += ["```"]
     return [*said, ""]
@@ -217,5 +217,5 @@ def _digests(counts: dict[str, Any]) -> list[str]:
             if before.get(name) != digest:
                 rows.append((each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`"))
         before = each["sha256"]
-    said = "SHA-256 over all lines of a part in one language, where a pass changed it; after the last one, of the file."
-    return ["## Checksums after each pass", "", said, "", *table(("pass", "part", "lines", "SHA-256"), rows)]
+    said = "SHA-256 over all lines of a split in one language, where a pass changed it; at the end, of the file."
+    return ["## Checksums after each pass", "", said, "", *table(("pass", "split", "lines", "SHA-256"), rows)]

@@ -64,7 +64,7 @@ def types_of(device: torch.device) -> tuple[torch.dtype, ...]:
 
 def state(device: torch.device) -> str:
     """Return True if the native backend runs on a device, and on what; or why not."""
-    refused = native.refusal("light_conv", torch.empty(1, 1, 1, device=device))
+    refused = native.unsupported_reason("light_conv", torch.empty(1, 1, 1, device=device))
     if refused is not None:
         return f"not available: {refused.reason}"
     if device.type == "cpu":
@@ -130,7 +130,7 @@ def main() -> None:
     failed = 0
     for device in devices():
         print(f"native, {device}  {state(device)}")
-        if native.refusal("light_conv", torch.empty(1, 1, 1, device=device)) is not None:
+        if native.unsupported_reason("light_conv", torch.empty(1, 1, 1, device=device)) is not None:
             continue
         for check in self_test(device):
             failed += not check.passed

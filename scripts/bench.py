@@ -71,7 +71,7 @@ def parse() -> argparse.Namespace:
         if name in ("ops", "memory", "decode"):
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
         if name in ("train", "decode"):
-            command.add_argument("--types", type=number, default=10_000, help="words of the dictionary")
+            command.add_argument("--vocab-size", type=number, default=10_000, help="words of the dictionary")
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
             command.add_argument("--length", type=number, default=30, help="words of a source and of a hypothesis")
@@ -130,7 +130,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     elif args.what == "train":
         found = training.measure(
             training.small_models(),
-            types=args.types,
+            vocab_size=args.vocab_size,
             tokens=args.tokens,
             device=device,
             flags=shlex.split(args.flags),
@@ -144,7 +144,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         yield Table(decoding.STEP_HEADER, steps, decoding.step_cells)
         found = decoding.measure_search(
             args.sentences,
-            types=args.types,
+            vocab_size=args.vocab_size,
             length=args.length,
             device=device,
             seconds=args.seconds,

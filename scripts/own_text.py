@@ -178,8 +178,8 @@ steps:
   - normalise_space
   # Words are counted by spaces, and by letters in scripts that have none. 99 of 100 pairs of this text have a ratio of
   # lengths below {chosen.max_ratio:g} or less than 2.5; the others are rarely translations of each other.
-  - clean: {{parts: [train], min_words: 1, max_words: {chosen.max_words}, max_ratio: {chosen.max_ratio:g}}}
-  - deduplicate: {{parts: [train]}}  # the same pair twice would stand in train and in test
+  - clean: {{splits: [train], min_words: 1, max_words: {chosen.max_words}, max_ratio: {chosen.max_ratio:g}}}
+  - deduplicate: {{splits: [train]}}  # the same pair twice would stand in train and in test
   # {valid}% to validate and {test}% to test, chosen by the hash of the source; nothing where you give sets of your own
   - split_by_hash: {{by: {source.language}, valid_percent: {valid}, test_percent: {test}}}
   - save_raw  # references as they were, for the scores

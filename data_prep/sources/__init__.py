@@ -11,7 +11,7 @@ from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
 
 Rows = Iterator[tuple[str, Sequence[str]]]
-"""The part, and a line a language."""
+"""The split, and a line a language."""
 
 
 @dataclass(frozen=True, kw_only=True)

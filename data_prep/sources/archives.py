@@ -1,4 +1,4 @@
-"""Corpora that come as archives on the network: which files, and which of their members are which part."""
+"""Corpora that come as archives on the network: which files, and which of their members are which split."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def fetch_files(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]
 
 
 def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
-    """The members that the dataset's parts name."""
+    """The members that the dataset's splits name."""
     _check(dataset)
     md5: dict[str, dict[str, str]] = {}
     for name, file in dataset.files.items():
@@ -37,7 +37,7 @@ def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
             raise UserError(f"{raw} has no {name}; run python -m data_prep.download {dataset.name} again")
         md5[name] = _member_md5(dataset, file.member_md5) if file.member_md5 is not None else {}
     found = []
-    for part, sources in dataset.parts.items():
+    for split, sources in dataset.splits.items():
         each = [one for source in sources for one in source.each()]
         for place, source in enumerate(each):
             for language in dataset.languages:
@@ -47,14 +47,14 @@ def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
                 )
                 if md5[source.file] and checksum is None:
                     table = dataset.files[source.file].member_md5
-                    raise UserError(f"{dataset.file}: parts.{part}: {table} has no checksum for {member}")
+                    raise UserError(f"{dataset.file}: splits.{split}: {table} has no checksum for {member}")
                 found.append(
-                    Piece(part, place, language, raw / source.file, member, source.reader, source.invalid, checksum)
+                    Piece(split, place, language, raw / source.file, member, source.reader, source.invalid, checksum)
                 )
     members = [(piece.archive, piece.member) for piece in found]
     for archive, member in members:
         if members.count((archive, member)) > 1:
-            raise UserError(f"{dataset.file}: parts: {member} of {archive.name} stands in two places")
+            raise UserError(f"{dataset.file}: splits: {member} of {archive.name} stands in two places")
     return found
 
 
@@ -67,10 +67,10 @@ def _member_md5(dataset: Dataset, name: str) -> dict[str, str]:
 
 
 def _check(dataset: Dataset) -> None:
-    for key, value in (("files", dataset.files), ("parts", dataset.parts)):
+    for key, value in (("files", dataset.files), ("splits", dataset.splits)):
         if not value:
             raise UserError(f"{dataset.file}: the key {key} is missing; a dataset of kind archives has it")
-    if missing := [part for part in ("train", "valid", "test") if part not in dataset.parts]:
+    if missing := [split for split in ("train", "valid", "test") if split not in dataset.splits]:
         held_out = [step.parameters.get("into") for step in dataset.steps if step.name == "hold_out"]
-        if missing := [part for part in missing if part not in held_out]:
-            raise UserError(f"{dataset.file}: parts: there is no {' and no '.join(missing)}, nor does a step make it")
+        if missing := [split for split in missing if split not in held_out]:
+            raise UserError(f"{dataset.file}: splits: there is no {' and no '.join(missing)}, nor does a step make it")

@@ -45,7 +45,7 @@ ENOUGH = 1000
 
 _MEMBER = re.compile(r"(?:.*/)?(cnn|dailymail)/(stories|tokens|entities)/([0-9a-f]{40})\.(?:story|txt)")
 _LIST = re.compile(r"(?:.*/)?(cnn|dailymail)/wayback_(training|validation|test)_urls\.txt")
-_PARTS = {"training": "train", "validation": "valid", "test": "test"}
+_SPLITS = {"training": "train", "validation": "valid", "test": "test"}
 _MISSING = {
     "stories": "listed, but not in the archive",
     "tokens": "no file of tokens",
@@ -55,7 +55,7 @@ _PLAIN_LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_t
 
 
 def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
-    """(part, (article, summary)) of every usable story, tokenised, entities as ``@entityN``, in the lists' order.
+    """(split, (article, summary)) of every usable story, tokenised, entities as ``@entityN``, in the lists' order.
 
     Raises:
         UserError: an archive cannot be read, lists are missing, the offsets do not fit the stories, or too many stories
@@ -66,7 +66,7 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
         lists: dict[tuple[str, str], list[str]] = {}
         for name in dataset.files:
             store.add(raw / name, lists, counts)
-        missing = [f"{corpus}/wayback_{p}_urls.txt" for p in _PARTS for corpus in CORPORA if (corpus, p) not in lists]
+        missing = [f"{corpus}/wayback_{p}_urls.txt" for p in _SPLITS for corpus in CORPORA if (corpus, p) not in lists]
         if missing:
             raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
         units = {corpus: _unit(store, corpus, lists, report) for corpus in CORPORA}
@@ -77,13 +77,13 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
                 story, parse_tokens(tokens), parse_entities(entities), unit=units[corpus], report=counts
             )
 
-        listed = [(_PARTS[p], corpus, key) for p in _PARTS for corpus in CORPORA for key in lists[corpus, p]]
+        listed = [(_SPLITS[p], corpus, key) for p in _SPLITS for corpus in CORPORA for key in lists[corpus, p]]
         yield from _usable(store, listed, pair, counts)
     report["stories"] = dict(counts)
 
 
 def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
-    """(part, (article, summary)) of every usable story, as written, in the order of the lists beside the archives.
+    """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives.
 
     Raises:
         UserError: an archive or a list cannot be read, or too many stories are unusable.
@@ -94,13 +94,13 @@ def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[
             if name not in _PLAIN_LISTS.values():
                 store.add(raw / name, {}, counts)
         listed = []
-        for part, name in _PLAIN_LISTS.items():
+        for split, name in _PLAIN_LISTS.items():
             try:
                 addresses = (raw / name).read_bytes()
             except OSError as error:
                 raise UserError(f"cannot read {raw / name}: {error.strerror}; fetch the lists again") from error
             for key in _keys(addresses):
-                listed.append((part, "cnn" if store.has("cnn", "stories", key) else "dailymail", key))
+                listed.append((split, "cnn" if store.has("cnn", "stories", key) else "dailymail", key))
         yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)), counts)
     report["stories"] = dict(counts)
 
@@ -112,7 +112,7 @@ def _usable(
     seen: set[str] = set()
     reasons: Counter[str] = Counter()
     status = StatusLine()
-    for part, corpus, key in listed:
+    for split, corpus, key in listed:
         if key in seen:
             report["listed more than once"] += 1
             continue
@@ -122,8 +122,8 @@ def _usable(
         except Unusable as error:
             reasons[f"{corpus}: {error}"] += 1
             continue
-        report[f"{corpus}: stories in {part}"] += 1
-        yield part, usable
+        report[f"{corpus}: stories in {split}"] += 1
+        yield split, usable
         status.update(f"{len(seen):,} stories")
     status.close()
     absent = sum(count for reason, count in reasons.items() if reason.endswith(_MISSING["stories"]))
@@ -145,7 +145,7 @@ def _wanted(name: str) -> bool:
 def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]], report: dict[str, Any]) -> str:
     """Return True if the offsets of a corpus count bytes or characters, by which of the two fits its stories."""
     evidence = Evidence()
-    for key in (key for part in _PARTS for key in lists[corpus, part]):
+    for key in (key for split in _SPLITS for key in lists[corpus, split]):
         try:
             evidence.add(store.text(corpus, "stories", key), parse_tokens(store.text(corpus, "tokens", key)))
         except Unusable:

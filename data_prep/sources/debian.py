@@ -75,12 +75,12 @@ def _summaries(
 ) -> Iterator[tuple[str, Sequence[str]]]:
     options = dataset.debian
     short = 0
-    for part, description in _in_parts(dataset, descriptions):
+    for split, description in _in_splits(dataset, descriptions):
         summarised = summary(description, min_words=options.min_words, max_words=options.max_words)
         if summarised is None:
             short += 1
         else:
-            yield part, summarised
+            yield split, summarised
     report[f"descriptions of fewer than {options.min_words} words"] = short
 
 
@@ -90,9 +90,9 @@ def _lines(
     """Every synopsis and paragraph once, in test before valid before train: short ones go round between families."""
     seen: set[str] = set()
     counts: Counter[str] = Counter()
-    in_parts = list(_in_parts(dataset, descriptions))
+    in_splits = list(_in_splits(dataset, descriptions))
     for name in reversed(SPLITS):
-        for description in (description for part, description in in_parts if part == name):
+        for description in (description for split, description in in_splits if split == name):
             for line in (description.synopsis, *description.paragraphs):
                 if line.lower() in seen:
                     counts["repeated"] += 1
@@ -104,11 +104,11 @@ def _lines(
     report["lines left out"] = dict(counts)
 
 
-def _in_parts(dataset: Dataset, descriptions: Sequence[Description]) -> Iterator[tuple[str, Description]]:
-    """Each description with the part its family is in."""
+def _in_splits(dataset: Dataset, descriptions: Sequence[Description]) -> Iterator[tuple[str, Description]]:
+    """Each description with the split its family is in."""
     options = dataset.debian
-    parts = split_by_group(descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent)
-    yield from zip(parts, descriptions, strict=True)
+    splits = split_by_group(descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent)
+    yield from zip(splits, descriptions, strict=True)
 
 
 def _languages(dataset: Dataset) -> tuple[str, ...]:

@@ -27,29 +27,29 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     taken: dict[str, str] = {}
     changes: Changes = {}
     dropped: dict[str, int] = {}
-    for part in SPLITS:
-        found = {language: _find(raw, f"{part}.{language}") for language in dataset.languages}
-        missing = [f"{part}.{language}" for language, path in found.items() if path is None]
-        if len(missing) == len(found) and part != "train":
+    for split in SPLITS:
+        found = {language: _find(raw, f"{split}.{language}") for language in dataset.languages}
+        missing = [f"{split}.{language}" for language, path in found.items() if path is None]
+        if len(missing) == len(found) and split != "train":
             continue
         if missing:
             near = ", ".join(sorted(path.name for path in raw.glob(f"{missing[0]}*")))
             raise UserError(
                 f"{raw} has no {' and no '.join(missing)}{f' (but {near})' if near else ''}; "
-                f"put both sides of {part} there, as plain text or compressed as {', '.join(filter(None, SUFFIXES))}"
+                f"put both sides of {split} there, as plain text or compressed as {', '.join(filter(None, SUFFIXES))}"
             )
         texts = {
-            f"{part}.{language}": SuppliedText(path, invalid=dataset.invalid)
+            f"{split}.{language}": SuppliedText(path, invalid=dataset.invalid)
             for language, path in found.items()
             if path
         }
         if lost := _copy(texts, out):
-            dropped[part] = lost
+            dropped[split] = lost
         for name, text in texts.items():
             taken[name] = text.name
             if text.changes:
                 changes[f"{name} ({text.name})"] = text.changes
-    _parts(raw, {name.partition(".")[0] for name in taken})
+    _splits(raw, {name.partition(".")[0] for name in taken})
     notes = {
         "taken from the folder given with --raw": taken,
         "changed in your text": changes,
@@ -59,7 +59,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
 
 
 def _copy(texts: dict[str, SuppliedText], out: Path) -> int:
-    """Write the sides of a part, by their names in ``out``; returns how many pairs were dropped.
+    """Write the sides of a split, by their names in ``out``; returns how many pairs were dropped.
 
     Raises:
         UserError: a file is no text in UTF-8, or one has more lines than another.
@@ -97,11 +97,13 @@ def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
     Raises:
         UserError: ``fetch`` did not fill it, and would change something in its text.
     """
-    present = {part for part in SPLITS if any((raw / f"{part}.{language}").exists() for language in dataset.languages)}
+    present = {
+        split for split in SPLITS if any((raw / f"{split}.{language}").exists() for language in dataset.languages)
+    }
     present.add("train")  # whose absence is then reported with its path
     found = [
-        Piece(part, 0, language, raw / f"{part}.{language}", f"{part}.{language}")
-        for part in _parts(raw, present)
+        Piece(split, 0, language, raw / f"{split}.{language}", f"{split}.{language}")
+        for split in _splits(raw, present)
         for language in dataset.languages
     ]
     if not (raw / "manifest.json").is_file():
@@ -124,14 +126,14 @@ def _check_clean(dataset: Dataset, path: Path) -> None:
         )
 
 
-def _parts(raw: Path, present: set[str]) -> list[str]:
+def _splits(raw: Path, present: set[str]) -> list[str]:
     if len(present) == 2:
-        missing = next(part for part in SPLITS if part not in present)
+        missing = next(split for split in SPLITS if split not in present)
         raise UserError(
             f"{raw} has {' and '.join(sorted(present))} but no {missing}; "
             "give train, valid and test, or train alone, which is then split"
         )
-    return [part for part in SPLITS if part in present]
+    return [split for split in SPLITS if split in present]
 
 
 def _find(raw: Path, name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Byte-pair encoding: count the words of train on all cores, learn the merges once, then segment every part.
+"""Byte-pair encoding: count the words of train on all cores, learn the merges once, then segment every split.
 
 Counting takes memory for the words of a few shards at a time: each group of shards leaves a sorted file, and the files
 are merged. Learning holds every word type of train in memory.
@@ -55,7 +55,7 @@ def learn(
             continue
         words = context.path / f"{file}.words"
         if not words.exists():
-            _count(context, text.parts["train"], languages, words)
+            _count(context, text.splits["train"], languages, words)
         context.pool.say(
             f"learning {merges:,} BPE merges from {count_lines(words):,} word types of {', '.join(languages)}"
         )
@@ -64,7 +64,7 @@ def learn(
         ownership.remove(words)
     for file, languages in files.items():
         count = count_lines(context.work / file) - 1  # the first line is the format's version
-        log.append({"step": step.name, "part": "train", "codes": file, "languages": list(languages), "merges": count})
+        log.append({"step": step.name, "split": "train", "codes": file, "languages": list(languages), "merges": count})
     return text, log
 
 

@@ -1,4 +1,4 @@
-"""The context of a step between shards, and the pass over all shards of some parts that it is built from."""
+"""The context of a step between shards, and the pass over all shards of some splits that it is built from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -42,17 +42,17 @@ class ShardTask:
         """Writes what becomes of the shard; ``facts`` join its marker."""
         return shard_writer(self.work, self.folder, self.shard, self.languages, {} if facts is None else facts)
 
-    def route(self, parts: Sequence[str], part_of: Callable[[Blocks], Sequence[str | None]]) -> None:
-        """Write each row to the one of ``parts`` that ``part_of`` names for it; None: it is dropped."""
+    def route(self, splits: Sequence[str], split_of: Callable[[Blocks], Sequence[str | None]]) -> None:
+        """Write each row to the one of ``splits`` that ``split_of`` names for it; None: it is dropped."""
         examples: list[list[str]] = []
         with self.writer({"examples": examples}) as writer:
             for blocks in self.blocks():
-                chosen = part_of(blocks)
+                chosen = split_of(blocks)
                 if None in chosen and len(examples) < EXAMPLES:
                     gone = zip(*select(blocks, [each is None for each in chosen]), strict=True)
                     examples += [[shown(line) for line in row] for row, _ in zip(gone, range(EXAMPLES), strict=False)]
-                for part in parts:
-                    writer.write(part, select(blocks, [each == part for each in chosen]))
+                for split in splits:
+                    writer.write(split, select(blocks, [each == split for each in chosen]))
                 tick(len(chosen))
 
 
@@ -84,7 +84,7 @@ class Context:
         A shard is removed as soon as what came of it is complete: intermediates take the disk once, not twice.
 
         Returns:
-            the text afterwards, in which parts of ``shards`` are replaced and new parts added; and what each shard's
+            the text afterwards, in which splits of ``shards`` are replaced and new splits added; and what each shard's
             marker says.
         """
         said: dict[Shard, Any] = {}
@@ -98,10 +98,10 @@ class Context:
         for task, _ in self.pool.run(run, pending, what=what, lines=lines, done=done):
             said[task.shard] = read_marker(self.work, self.folder, task.shard)
             self._remove(task.shard)
-        new: dict[str, list[Shard]] = {shard.part: [] for shard in shards}
+        new: dict[str, list[Shard]] = {shard.split: [] for shard in shards}
         for shard in shards:
             for output in outputs(self.folder, shard, said[shard]):
-                new.setdefault(output.part, []).append(output)
+                new.setdefault(output.split, []).append(output)
         return text.replace(new), {shard: said[shard] for shard in shards}
 
     def _remove(self, shard: Shard) -> None:

@@ -1,6 +1,6 @@
 """Leave out pairs that occurred before, exactly, in memory that hardly grows with the corpus: one byte a line.
 
-Each shard gives a file of (128-bit hash, place in the part) sorted by hash. Ranges of hashes small enough for memory
+Each shard gives a file of (128-bit hash, place in the split) sorted by hash. Ranges of hashes small enough for memory
 are then looked through one after the other, over all these files: pairs with one hash are one pair (that two different
 ones meet is as likely as one in 10^23 for 40 million), and all but the first are dropped.
 """
@@ -26,36 +26,36 @@ _IN_MEMORY = 2_000_000  # entries of 24 bytes at a time
 
 @dataclass(frozen=True)
 class _Task(ShardTask):
-    start: int  # lines of the part before this shard
+    start: int  # lines of the split before this shard
 
     @property
     def hashes(self) -> Path:
-        return self.work / self.folder / f"{self.shard.part}.{self.shard.number:08}.hashes"
+        return self.work / self.folder / f"{self.shard.split}.{self.shard.number:08}.hashes"
 
     @property
     def dropped(self) -> Path:
-        return self.work / self.folder / f"{self.shard.part}.dropped"
+        return self.work / self.folder / f"{self.shard.split}.dropped"
 
 
 def deduplicate(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
-    """Drop all but the first of equal pairs within each part; order stays."""
+    """Drop all but the first of equal pairs within each split; order stays."""
     log = []
-    for part in step.parts or tuple(text.parts):
+    for split in step.splits or tuple(text.splits):
         tasks, start = [], 0
-        for shard in text.parts[part]:
+        for shard in text.splits[split]:
             tasks.append(_Task(shard, context.folder, context.work, context.languages, start))
             start += shard.lines
         if tasks and not tasks[0].dropped.exists():
             pending = [task for task in tasks if not task.hashes.exists()]
-            for _ in context.pool.run(_hash, pending, what=f"{step.name} {part}: hashing", lines=start):
+            for _ in context.pool.run(_hash, pending, what=f"{step.name} {split}: hashing", lines=start):
                 pass
             _find(tasks, start)
         by_shard = {task.shard: task for task in tasks}
-        new, said = context.rewrite(text, text.parts[part], by_shard.__getitem__, _filter, f"{step.name} {part}")
+        new, said = context.rewrite(text, text.splits[split], by_shard.__getitem__, _filter, f"{step.name} {split}")
         for task in tasks:
             ownership.remove(task.hashes)
-        gone = start - new.lines(part)
-        entry = {"step": step.name, "part": part, "in": start, "out": new.lines(part)}
+        gone = start - new.lines(split)
+        entry = {"step": step.name, "split": split, "in": start, "out": new.lines(split)}
         examples = first_examples(said[task.shard] for task in tasks)
         log.append({**entry, "dropped": {"duplicate": gone} if gone else {}, "examples": examples})
         text = new
@@ -100,5 +100,5 @@ def _find(tasks: list[_Task], lines: int) -> None:
 
 def _filter(task: _Task) -> None:
     dropped = iter(np.memmap(task.dropped, np.bool_, "r")[task.start : task.start + task.shard.lines].tolist())
-    part = task.shard.part
-    task.route([part], lambda blocks: [None if next(dropped) else part for _ in blocks[0]])
+    split = task.shard.split
+    task.route([split], lambda blocks: [None if next(dropped) else split for _ in blocks[0]])

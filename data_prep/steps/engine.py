@@ -30,7 +30,7 @@ from scripts.common.terminal import clock
 
 READ = "00-read"
 MANY = 0.1
-"""A step that drops more than this share of a part's lines says so."""
+"""A step that drops more than this share of a split's lines says so."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class State:
 
     text: Text
     log: list[dict[str, Any]]
-    """For each step and part of this pass: lines in and out, and how many were dropped why."""
+    """For each step and split of this pass: lines in and out, and how many were dropped why."""
     words: dict[str, int]
-    """By ``<part>.<language>``; since when a pass has counted them."""
+    """By ``<split>.<language>``; since when a pass has counted them."""
     sha256: dict[str, str]
-    """By ``<part>.<language>``: of all its lines, as sha256sum says it."""
+    """By ``<split>.<language>``: of all its lines, as sha256sum says it."""
     seconds: float
     report: dict[str, Any]
     """What the source found on the way (the first pass)."""
@@ -74,7 +74,7 @@ class Engine:
                 text = extract(source, work=self.work, folder=READ, pool=self._pool)
             else:
                 text = write_rows(self.work, READ, source, self.dataset.languages)
-            log = [{"step": "read", "part": part, "out": text.lines(part)} for part in text.parts]
+            log = [{"step": "read", "split": split, "out": text.lines(split)} for split in text.splits]
             done = self._complete(READ, text, log, {}, start, report)
         self._check(done, {"read"})
         return done
@@ -100,7 +100,7 @@ class Engine:
             self._check_parts(step, before.text)
             run = BETWEEN_SHARDS[step.name].make
             text, log = run(context, before.text, step, **step.parameters)
-            words = {key: count for key, count in before.words.items() if text.parts == before.text.parts}
+            words = {key: count for key, count in before.words.items() if text.splits == before.text.splits}
         else:
             text, log, words = self._run_lines(context, each, before)
         sha256 = before.sha256 if text == before.text else None
@@ -109,44 +109,44 @@ class Engine:
     def _run_lines(
         self, context: Context, each: Pass, before: State
     ) -> tuple[Text, list[dict[str, Any]], dict[str, int]]:
-        of_part: dict[str, tuple[Step, ...]] = {}
+        of_split: dict[str, tuple[Step, ...]] = {}
         for step in each.steps:
             self._check_parts(step, before.text)
-        for part in before.text.parts:
-            steps = tuple(step for step in each.steps if not step.parts or part in step.parts)
+        for split in before.text.splits:
+            steps = tuple(step for step in each.steps if not step.splits or split in step.splits)
             if steps:
-                of_part[part] = steps
-        shards = [shard for part in of_part for shard in before.text.parts[part]]
+                of_split[split] = steps
+        shards = [shard for split in of_split for shard in before.text.splits[split]]
         languages = self.dataset.languages
 
         def make(shard: Any) -> linewise.Task:
-            return linewise.Task(shard, each.folder, self.work, languages, of_part[shard.part])
+            return linewise.Task(shard, each.folder, self.work, languages, of_split[shard.split])
 
         what = ", ".join(dict.fromkeys(step.name for step in each.steps))
         text, said = context.rewrite(before.text, shards, make, linewise.run, what)
         log: list[dict[str, Any]] = []
         words = dict(before.words)
-        for part, steps in of_part.items():
-            markers = [marker for shard, marker in said.items() if shard.part == part]
+        for split, steps in of_split.items():
+            markers = [marker for shard, marker in said.items() if shard.split == split]
             undecodable = sum(marker["undecodable"] for marker in markers)
             if undecodable:
-                entry = {"step": "read", "part": part, "in": before.text.lines(part)}
-                entry |= {"out": before.text.lines(part) - undecodable, "dropped": {linewise.NOT_UTF8: undecodable}}
+                entry = {"step": "read", "split": split, "in": before.text.lines(split)}
+                entry |= {"out": before.text.lines(split) - undecodable, "dropped": {linewise.NOT_UTF8: undecodable}}
                 log.append(entry)
             for place, step in enumerate(steps):
                 where = {"languages": list(step.languages)} if step.languages else {}
-                log.append({"step": step.name, "part": part, **where, **linewise.total(markers, place)})
+                log.append({"step": step.name, "split": split, **where, **linewise.total(markers, place)})
             for language in languages:
-                key = f"{part}.{language}"
+                key = f"{split}.{language}"
                 words[key] = sum(marker["words"].get(key, 0) for marker in markers)
         return text, log, words
 
     def _check_parts(self, step: Step, text: Text) -> None:
-        for part in step.parts:
-            if part not in text.parts:
+        for split in step.splits:
+            if split not in text.splits:
                 raise UserError(
-                    f"{self.dataset.file}: {step.name}.parts: there is no part {part} when this step runs; "
-                    f"there are {', '.join(text.parts)}"
+                    f"{self.dataset.file}: {step.name}.splits: there is no split {split} when this step runs; "
+                    f"there are {', '.join(text.splits)}"
                 )
 
     def _complete(
@@ -161,8 +161,8 @@ class Engine:
     ) -> State:
         languages = self.dataset.languages
         tasks = [
-            (f"{part}.{language}", tuple(shard.path(self.work, language) for shard in shards))
-            for part, shards in text.parts.items()
+            (f"{split}.{language}", tuple(shard.path(self.work, language) for shard in shards))
+            for split, shards in text.splits.items()
             for language in languages
         ]
         if sha256 is None:
@@ -184,7 +184,7 @@ class Engine:
                 "report": state.report,
             },
         )
-        counts = ", ".join(f"{part} {text.lines(part):,}" for part in text.parts)
+        counts = ", ".join(f"{split} {text.lines(split):,}" for split in text.splits)
         self._pool.say(f"{folder}: done in {clock(seconds)}; {counts} lines")
         return state
 
@@ -197,7 +197,7 @@ class Engine:
         entry["examples"] = examples
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in entry["dropped"].items())
         self._pool.say(
-            f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['part']} "
+            f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['split']} "
             f"({gone / entry['in']:.0%}): {reasons}. The first:"
         )
         for example in examples:
@@ -215,7 +215,7 @@ class Engine:
             if found["holds"]:
                 continue
             message = (
-                f"after {found['after']}, {found['part']}: got {found['got']:,} lines, expected {found['expected']} "
+                f"after {found['after']}, {found['split']}: got {found['got']:,} lines, expected {found['expected']} "
                 f"({self.dataset.file}: expected; {found['status']})"
             )
             if not self._accept:
@@ -232,27 +232,27 @@ def check_counts(dataset: Dataset, state: State, steps: set[str]) -> list[dict[s
     for expected in dataset.expected:
         if expected.after not in steps:
             continue
-        for part, number in expected.lines.items():
-            got = state.text.lines(part)
+        for split, number in expected.lines.items():
+            got = state.text.lines(split)
             for entry in state.log:  # within a pass that has further steps after this one
-                if entry["step"] == expected.after and entry["part"] == part and "moved" not in entry:
+                if entry["step"] == expected.after and entry["split"] == split and "moved" not in entry:
                     got = entry["out"]
             slack = int(number * expected.tolerance)
             wanted = f"{number:,}" if slack == 0 else f"{number - slack:,} to {number + slack:,}"
             holds = abs(got - number) <= slack
-            entry = {"after": expected.after, "part": part, "got": got, "expected": wanted, "status": expected.status}
+            entry = {"after": expected.after, "split": split, "got": got, "expected": wanted, "status": expected.status}
             found.append({**entry, "holds": holds})
     return found
 
 
 def _check_none_empty(state: State) -> None:
-    empty = [part for part in state.text.parts if part in SPLITS and state.text.lines(part) == 0]
+    empty = [split for split in state.text.splits if split in SPLITS and state.text.lines(split) == 0]
     if empty:
         reasons: Counter[str] = Counter()
         for entry in state.log:
             reasons.update(entry.get("dropped", {}))
         said = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common()) or "nothing was dropped"
-        counts = ", ".join(f"{part} {state.text.lines(part):,}" for part in state.text.parts)
+        counts = ", ".join(f"{split} {state.text.lines(split):,}" for split in state.text.splits)
         raise UserError(
             f"empty corpus: no line is left of {' and '.join(empty)} ({counts}; {said}); "
             "look at the raw text and at the steps in the dataset's YAML, or give more text"

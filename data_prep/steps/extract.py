@@ -1,6 +1,6 @@
 """From archives to shards: one pass over each archive, several archives at a time, nothing unpacked to disk.
 
-Sources follow one another in the YAML's order whatever the order in the archives: source s of a part has the shard
+Sources follow one another in the YAML's order whatever the order in the archives: source s of a split has the shard
 numbers from s * 100,000 on, so nothing is copied to concatenate them.
 """
 
@@ -27,7 +27,7 @@ _SHARDS_A_SOURCE = 100_000
 class Piece:
     """One language of one source: a member of an archive; of a file that is no archive, the file by its own name."""
 
-    part: str
+    split: str
     source: int
     language: str
     archive: Path
@@ -44,7 +44,7 @@ class Piece:
     @property
     def key(self) -> str:
         """As state files name it."""
-        return f"{self.part}.{self.language}.{self.source}"
+        return f"{self.split}.{self.language}.{self.source}"
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,17 @@ def _size(path: Path) -> int:
 
 
 def _text(pieces: Sequence[Piece], counts: Mapping[str, int], folder: str) -> Text:
-    parts: dict[str, dict[int, int]] = {}
+    splits: dict[str, dict[int, int]] = {}
     for piece in pieces:
-        parts.setdefault(piece.part, {})[piece.source] = counts[piece.key]
+        splits.setdefault(piece.split, {})[piece.source] = counts[piece.key]
     return Text(
         {
-            part: tuple(
-                Shard(part, source * _SHARDS_A_SOURCE + place, folder, lines)
+            split: tuple(
+                Shard(split, source * _SHARDS_A_SOURCE + place, folder, lines)
                 for source, count in sorted(sources.items())
                 for place, lines in enumerate(spread(count))
             )
-            for part, sources in parts.items()
+            for split, sources in splits.items()
         }
     )
 
@@ -105,7 +105,7 @@ def _text(pieces: Sequence[Piece], counts: Mapping[str, int], folder: str) -> Te
 def _check_sides(pieces: Sequence[Piece], counts: Mapping[str, int]) -> None:
     sources: dict[tuple[str, int], list[Piece]] = defaultdict(list)
     for piece in pieces:
-        sources[piece.part, piece.source].append(piece)
+        sources[piece.split, piece.source].append(piece)
     for sides in sources.values():
         if len({counts[side.key] for side in sides}) != 1:
             said = " but ".join(f"{side.name} has {counts[side.key]:,} lines" for side in sides)
@@ -170,7 +170,7 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
     count = 0
     iterator = iter(lines)
     for place in range(_SHARDS_A_SOURCE):
-        path = Shard(piece.part, piece.source * _SHARDS_A_SOURCE + place, task.folder, 0).path(
+        path = Shard(piece.split, piece.source * _SHARDS_A_SOURCE + place, task.folder, 0).path(
             task.work, piece.language
         )
         full = count + capacity(place)

@@ -1,4 +1,4 @@
-"""From the last shards to the files that binarise reads: a file a part and language, whole and checked."""
+"""From the last shards to the files that binarise reads: a file a split and language, whole and checked."""
 
 import hashlib
 from pathlib import Path
@@ -20,18 +20,18 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
     """Fill ``folder``; returns what counts.json says.
 
     Raises:
-        UserError: a line holds a carriage return, at which fairseq would break it; or a part of which the untokenised
+        UserError: a line holds a carriage return, at which fairseq would break it; or a split of which the untokenised
             lines were saved has other numbers of lines now.
     """
     dataset, work, last = engine.dataset, engine.work, states[-1]
     files: dict[str, dict[str, Any]] = {}
-    for part in last.text.parts:
+    for split in last.text.splits:
         for language in dataset.languages:
-            name = f"{part}.{language}"
-            untokenised = part.startswith(raw.PREFIX)
+            name = f"{split}.{language}"
+            untokenised = split.startswith(raw.PREFIX)
             place = folder / raw.FOLDER / name.removeprefix(raw.PREFIX) if untokenised else folder / name
-            files[name] = _join([shard.path(work, language) for shard in last.text.parts[part]], place)
-            expected = (last.text.lines(part), last.sha256[name])
+            files[name] = _join([shard.path(work, language) for shard in last.text.splits[split]], place)
+            expected = (last.text.lines(split), last.sha256[name])
             if (files[name]["lines"], files[name]["sha256"]) != expected:
                 raise UserError(f"{work}: the shards of {name} have changed since they were made; remove the folder")
             files[name]["words"] = last.words.get(name)
@@ -39,11 +39,11 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
         if (path := work / raw.FOLDER / name).exists():
             copy_file(path, folder / raw.FOLDER / name)
     for path in sorted((folder / raw.FOLDER).glob("[!.]*")):
-        lines, part = count_lines(path), path.name.partition(".")[0]
-        if lines != last.text.lines(part):
+        lines, split = count_lines(path), path.name.partition(".")[0]
+        if lines != last.text.lines(split):
             raise UserError(
-                f"raw/{path.name} was saved with {lines:,} lines, but {part} has {last.text.lines(part):,} now: a "
-                f"step after save_raw in {dataset.file} drops lines of {part}; name other parts for it"
+                f"raw/{path.name} was saved with {lines:,} lines, but {split} has {last.text.lines(split):,} now: a "
+                f"step after save_raw in {dataset.file} drops lines of {split}; name other splits for it"
             )
     for path in sorted(path for path in work.iterdir() if path.name.startswith(("codes", sentencepiece.MODEL))):
         copy_file(path, folder / path.name)
@@ -97,15 +97,15 @@ def _said(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
 
 
 def _line_counts(state: State) -> dict[str, int]:
-    return {part: state.text.lines(part) for part in state.text.parts}
+    return {split: state.text.lines(split) for split in state.text.splits}
 
 
 def _join(shards: list[Path], out: Path) -> dict[str, Any]:
     total, lines, returns = hashlib.sha256(), 0, 0
     with open_own(out, "wb") as f:
         for shard in shards:
-            with open(shard, "rb") as part:
-                while block := part.read(1 << 20):
+            with open(shard, "rb") as split:
+                while block := split.read(1 << 20):
                     total.update(block)
                     lines += block.count(b"\n")
                     returns += block.count(b"\r")

@@ -36,7 +36,7 @@ def run(task: Task) -> None:
             undecodable += bad
             for step in steps:
                 columns = step(columns)
-            writer.write(task.shard.part, [[line.encode() for line in column] for column in columns])
+            writer.write(task.shard.split, [[line.encode() for line in column] for column in columns])
             tick(len(blocks[0]))
         facts["steps"] = [step.facts() for step in steps]
         facts["undecodable"] = undecodable
@@ -108,7 +108,7 @@ def _made(name: str, language: str | None, parameters: str) -> Callable[..., Any
 
 
 def total(markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
-    """Return what the markers of all shards of a part say of the step at ``place``."""
+    """Return what the markers of all shards of a split say of the step at ``place``."""
     said = [marker["steps"][place] for marker in markers]
     dropped: Counter[str] = Counter()
     for each in said:

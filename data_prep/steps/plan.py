@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import bpe, deduplicate, raw, sentencepiece, split
+from data_prep.steps import bpe, deduplicate, hold_out, raw, sentencepiece
 from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
 from scripts.common.errors import UserError
 
 BETWEEN_SHARDS: dict[str, Registered] = {
-    "hold_out": Registered(BETWEEN, split.hold_out, check=split.check_every),
-    "split_by_hash": Registered(BETWEEN, split.split_by_hash, check=split.check_percent),
+    "hold_out": Registered(BETWEEN, hold_out.hold_out, check=hold_out.check_every),
+    "split_by_hash": Registered(BETWEEN, hold_out.split_by_hash, check=hold_out.check_percent),
     "deduplicate": Registered(BETWEEN, deduplicate.deduplicate),
     "save_raw": Registered(BETWEEN, raw.save),
     "bpe": Registered(BETWEEN, bpe.learn, check=bpe.check, then=bpe.apply_steps),
@@ -47,7 +47,7 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
             groups.append((between, []))
         groups[-1][1].append(step)
 
-    if any(source.invalid == "drop" for sources in dataset.parts.values() for source in sources):
+    if any(source.invalid == "drop" for sources in dataset.splits.values() for source in sources):
         add(Step(name=DECODE), between=False)
     for place, step in enumerate(dataset.steps):
         known = {**STEPS, **BETWEEN_SHARDS}
@@ -56,7 +56,7 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
             raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
         _check_step(key, step, known[step.name], dataset)
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
-            add(Step(name=SQUEEZE, parts=step.parts), between=False)
+            add(Step(name=SQUEEZE, splits=step.splits), between=False)
         add(step, between=step.name in BETWEEN_SHARDS)
         if (then := known[step.name].then) is not None:
             for apply in then(step, dataset.languages, work):
@@ -67,12 +67,12 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
 
 
 def _check_readers(dataset: Dataset) -> None:
-    for part, sources in dataset.parts.items():
+    for split, sources in dataset.splits.items():
         for place, source in enumerate(sources):
             if source.reader != "plain" and source.reader not in READERS:
                 known = ", ".join(["plain", *sorted(READERS)])
                 raise UserError(
-                    f"{dataset.file}: parts.{part}[{place}].reader: got {source.reader!r}, expected one of {known}"
+                    f"{dataset.file}: splits.{split}[{place}].reader: got {source.reader!r}, expected one of {known}"
                 )
 
 
@@ -84,17 +84,17 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
     }
     for name, value in step.parameters.items():
         if name not in parameters:
-            known = ", ".join(["parts", "languages", *parameters])
+            known = ", ".join(["splits", "languages", *parameters])
             raise UserError(f"{key}: unknown key {step.name}.{name}; expected some of {known}")
         _check_type(f"{key}: {step.name}.{name}", parameters[name].annotation, value)
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in step.parameters:
             raise UserError(f"{key}: the key {step.name}.{name} is missing")
-    parts = {*dataset.parts, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
-    for part in step.parts:
-        if part not in parts:
+    splits = {*dataset.splits, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
+    for split in step.splits:
+        if split not in splits:
             raise UserError(
-                f"{key}: {step.name}.parts: got {part!r}, expected some of {', '.join(sorted(filter(None, parts)))}"
+                f"{key}: {step.name}.splits: got {split!r}, expected some of {', '.join(sorted(filter(None, splits)))}"
             )
     if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
@@ -102,8 +102,8 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
     if (by := step.parameters.get("by")) is not None and by not in dataset.languages:
         raise UserError(f"{key}: {step.name}.by: got {by!r}, expected one of {', '.join(dataset.languages)}")
-    if step.name == "hold_out" and len(step.parts) != 1:
-        raise UserError(f"{key}: hold_out.parts: got {list(step.parts)}, expected the one part it takes lines from")
+    if step.name == "hold_out" and len(step.splits) != 1:
+        raise UserError(f"{key}: hold_out.splits: got {list(step.splits)}, expected the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
         if registered.check is not None:
             registered.check(**step.parameters)

@@ -1,4 +1,4 @@
-"""SentencePiece: learn its units on a sample of train, then segment every part."""
+"""SentencePiece: learn its units on a sample of train, then segment every split."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,10 +26,10 @@ def learn(
         if not out.exists():
             context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
             every = -(-text.lines("train") * len(languages) // _SAMPLE)
-            model = sentencepiece.learn(_lines(context, text.parts["train"], languages, every), units=units)
+            model = sentencepiece.learn(_lines(context, text.splits["train"], languages, every), units=units)
             with atomic_file(out, "wb") as f:
                 f.write(model)
-        log.append({"step": step.name, "part": "train", "codes": file, "languages": list(languages), "units": units})
+        log.append({"step": step.name, "split": "train", "codes": file, "languages": list(languages), "units": units})
     return text, log
 
 

@@ -1,7 +1,7 @@
-"""The files between steps: parts in shards, a file a language, each written whole or not at all.
+"""The files between steps: splits in shards, a file a language, each written whole or not at all.
 
-A shard of a part is the files ``<part>.<language>.<number>`` of equal line counts; a part's shards in order of their
-numbers, one after the other, are the part. Numbers may have gaps. Lines are UTF-8 and end with LF, which is the only
+A shard of a split is the files ``<split>.<language>.<number>`` of equal line counts; a split's shards in order of their
+numbers, one after the other, are the split. Numbers may have gaps. Lines are UTF-8 and end with LF, which is the only
 thing that ends a line: carriage returns and the like inside a line stay there.
 """
 
@@ -41,44 +41,44 @@ def spread(lines: int) -> list[int]:
 class Shard:
     """One shard: ``folder`` is a step's folder, relative to the work folder."""
 
-    part: str
+    split: str
     number: int
     folder: str
     lines: int
 
     def path(self, work: Path, language: str) -> Path:
         """The file of one language."""
-        return work / self.folder / f"{self.part}.{language}.{self.number:08}"
+        return work / self.folder / f"{self.split}.{language}.{self.number:08}"
 
 
 @dataclass(frozen=True)
 class Text:
-    """All there is at a point between two steps: the shards of each part in order."""
+    """All there is at a point between two steps: the shards of each split in order."""
 
-    parts: Mapping[str, tuple[Shard, ...]]
+    splits: Mapping[str, tuple[Shard, ...]]
 
-    def lines(self, part: str) -> int:
-        """Return how many lines, or pairs of lines, a part has."""
-        return sum(shard.lines for shard in self.parts.get(part, ()))
+    def lines(self, split: str) -> int:
+        """Return how many lines, or pairs of lines, a split has."""
+        return sum(shard.lines for shard in self.splits.get(split, ()))
 
     def shards(self) -> Iterator[Shard]:
-        """Every shard of every part."""
-        for shards in self.parts.values():
+        """Every shard of every split."""
+        for shards in self.splits.values():
             yield from shards
 
     def replace(self, new: Mapping[str, Iterable[Shard]]) -> "Text":
-        """With other shards for some parts."""
-        changed = {part: tuple(sorted(shards, key=lambda shard: shard.number)) for part, shards in new.items()}
-        return Text({**self.parts, **changed})
+        """With other shards for some splits."""
+        changed = {split: tuple(sorted(shards, key=lambda shard: shard.number)) for split, shards in new.items()}
+        return Text({**self.splits, **changed})
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for a state file."""
-        return {part: [asdict(shard) for shard in shards] for part, shards in self.parts.items()}
+        return {split: [asdict(shard) for shard in shards] for split, shards in self.splits.items()}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Text":
         """The inverse of ``to_json``."""
-        return Text({part: tuple(Shard(**shard) for shard in shards) for part, shards in data.items()})
+        return Text({split: tuple(Shard(**shard) for shard in shards) for split, shards in data.items()})
 
 
 def read_chunks(path: Path, size: int = CHUNK) -> Iterator[list[bytes]]:
@@ -94,7 +94,7 @@ def select(columns: Sequence[Sequence[Line]], keep: Sequence[bool]) -> list[list
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """The SHA-256 of files as if they were one: what sha256sum says of the whole part."""
+    """The SHA-256 of files as if they were one: what sha256sum says of the whole split."""
     total = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as f:

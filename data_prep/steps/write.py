@@ -1,4 +1,4 @@
-"""Writing shards: all languages of all parts that come of one input, committed together by a marker."""
+"""Writing shards: all languages of all splits that come of one input, committed together by a marker."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from scripts.common.files import atomic_file, open_own, read_json, write_json
 
 
 class ShardWriter:
-    """Writes what becomes of one shard, in as many parts as it takes; the marker written last makes it valid."""
+    """Writes what becomes of one shard, in as many splits as it takes; the marker written last makes it valid."""
 
     def __init__(self, work: Path, folder: str, number: int, languages: Sequence[str], stack: ExitStack) -> None:
         self._work, self._folder, self._number, self._languages, self._stack = work, folder, number, languages, stack
@@ -21,30 +21,30 @@ class ShardWriter:
         self._lines: dict[str, int] = {}
         self._words: dict[str, list[int]] = {}
 
-    def write(self, part: str, columns: Sequence[Sequence[bytes]]) -> None:
-        """Append lines, a column a language, to a part."""
+    def write(self, split: str, columns: Sequence[Sequence[bytes]]) -> None:
+        """Append lines, a column a language, to a split."""
         if not columns[0]:
             return
-        if part not in self._files:
-            paths = [Shard(part, self._number, self._folder, 0).path(self._work, name) for name in self._languages]
-            self._files[part] = [self._stack.enter_context(atomic_file(path, "wb")) for path in paths]
-            self._lines[part] = 0
-            self._words[part] = [0] * len(self._languages)
-        for place, (file, lines) in enumerate(zip(self._files[part], columns, strict=True)):
+        if split not in self._files:
+            paths = [Shard(split, self._number, self._folder, 0).path(self._work, name) for name in self._languages]
+            self._files[split] = [self._stack.enter_context(atomic_file(path, "wb")) for path in paths]
+            self._lines[split] = 0
+            self._words[split] = [0] * len(self._languages)
+        for place, (file, lines) in enumerate(zip(self._files[split], columns, strict=True)):
             block = b"\n".join(lines) + b"\n"
             if len(lines) != len(columns[0]) or block.count(b"\n") != len(lines):
                 raise AssertionError(f"a step of {self._folder} made line breaks, or drew the sides apart")
             file.write(block)
-            self._words[part][place] += len(block.split())
-        self._lines[part] += len(columns[0])
+            self._words[split][place] += len(block.split())
+        self._lines[split] += len(columns[0])
 
     def result(self) -> dict[str, Any]:
         """Return what the marker says."""
         return {
             "lines": self._lines,
             "words": {
-                f"{part}.{language}": count
-                for part, counts in self._words.items()
+                f"{split}.{language}": count
+                for split, counts in self._words.items()
                 for language, count in zip(self._languages, counts, strict=True)
             },
         }
@@ -63,7 +63,7 @@ def shard_writer(
 
 def marker(work: Path, folder: str, shard: Shard) -> Path:
     """The file that says a shard's output in ``folder`` is complete."""
-    return work / folder / f"{shard.part}.{shard.number:08}.json"
+    return work / folder / f"{shard.split}.{shard.number:08}.json"
 
 
 def read_marker(work: Path, folder: str, shard: Shard) -> dict[str, Any] | None:
@@ -74,25 +74,25 @@ def read_marker(work: Path, folder: str, shard: Shard) -> dict[str, Any] | None:
 
 def outputs(folder: str, shard: Shard, said: Mapping[str, Any]) -> list[Shard]:
     """The shards that a marker stands for."""
-    return [Shard(part, shard.number, folder, lines) for part, lines in said["lines"].items()]
+    return [Shard(split, shard.number, folder, lines) for split, lines in said["lines"].items()]
 
 
 def write_rows(work: Path, folder: str, rows: Iterable[tuple[str, Sequence[str]]], languages: Sequence[str]) -> Text:
-    """Rows (the part, and a line a language), parts in any order, to shards; line breaks in them become spaces."""
-    parts: dict[str, _Growing] = {}
-    for part, row in rows:
-        if part not in parts:
-            parts[part] = _Growing(work, folder, part, languages)
-        parts[part].add(row)
-    order = sorted(parts, key=lambda part: SPLITS.index(part) if part in SPLITS else len(SPLITS))
-    return Text({part: tuple(parts[part].finished()) for part in order})
+    """Rows (the split, and a line a language), splits in any order, to shards; line breaks in them become spaces."""
+    splits: dict[str, _Growing] = {}
+    for split, row in rows:
+        if split not in splits:
+            splits[split] = _Growing(work, folder, split, languages)
+        splits[split].add(row)
+    order = sorted(splits, key=lambda split: SPLITS.index(split) if split in SPLITS else len(SPLITS))
+    return Text({split: tuple(splits[split].finished()) for split in order})
 
 
 class _Growing:
-    """A part to which rows are added one by one."""
+    """A split to which rows are added one by one."""
 
-    def __init__(self, work: Path, folder: str, part: str, languages: Sequence[str]) -> None:
-        self._work, self._folder, self._part, self._languages = work, folder, part, languages
+    def __init__(self, work: Path, folder: str, split: str, languages: Sequence[str]) -> None:
+        self._work, self._folder, self._part, self._languages = work, folder, split, languages
         self._rows: list[Sequence[str]] = []
         self._shards: list[Shard] = []
 
@@ -105,7 +105,7 @@ class _Growing:
             self._flush()
 
     def finished(self) -> list[Shard]:
-        """The part's shards, complete."""
+        """The split's shards, complete."""
         if self._rows:
             self._flush()
         return self._shards

@@ -16,7 +16,7 @@ _WIDE_MARKS = re.compile("[\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\
 
 
 def count_words(line: str) -> int:
-    """Return how many words a line has: what spaces part, and in scripts without spaces an estimate by its letters."""
+    """Return how many words a line has: what spaces split, and in scripts without spaces an estimate by its letters."""
     if line.isascii():
         return len(line.split())
     words = 0.0

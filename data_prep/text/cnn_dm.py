@@ -183,17 +183,17 @@ def anonymised_pair(
     tokens, misplaced = tokens_at(story, spans, unit=unit)
     if misplaced > max(1, TOLERANCE * len(spans)):
         raise Unusable("token offsets that do not fit the story")
-    parts: list[list[str]] = [[]]
+    splits: list[list[str]] = [[]]
     previous = ""
     for token in anonymise(tokens, entities, report=report):
-        if token == _HIGHLIGHT or previous + token == _HIGHLIGHT:  # the tokeniser parts it in two
+        if token == _HIGHLIGHT or previous + token == _HIGHLIGHT:  # the tokeniser splits it in two
             if token != _HIGHLIGHT:
-                parts[-1].pop()
-            parts.append([])
+                splits[-1].pop()
+            splits.append([])
         elif token:
-            parts[-1].append(token)
+            splits[-1].append(token)
         previous = token
-    article, *highlights = (" ".join(part) for part in parts)
+    article, *highlights = (" ".join(split) for split in splits)
     return _pair(article, highlights)
 
 
@@ -205,15 +205,15 @@ def plain_pair(story: str) -> Pair:
     Raises:
         Unusable: article or summary is empty.
     """
-    parts: tuple[list[str], list[str]] = ([], [])
+    splits: tuple[list[str], list[str]] = ([], [])
     in_highlights = False
     for line in story.split("\n"):
         text = " ".join(line.split())
         if text.startswith(_HIGHLIGHT):
             in_highlights = True
         elif text:
-            parts[in_highlights].append(text if text.endswith(_ENDS) else f"{text} .")
-    return _pair(" ".join(parts[0]), parts[1])
+            splits[in_highlights].append(text if text.endswith(_ENDS) else f"{text} .")
+    return _pair(" ".join(splits[0]), splits[1])
 
 
 def _pair(article: str, highlights: Iterable[str]) -> Pair:

@@ -6,7 +6,7 @@ VERSIONS = ("2018-10", "2018-11", "2019-11")
 """Moses at the end of these months. They differ in three rules:
 
 - 2018-10, the paper's: as it had been for years.
-- 2018-11: the tokeniser always parts the final dot of a line from its word (commit 9fc964d).
+- 2018-11: the tokeniser always splits the final dot of a line from its word (commit 9fc964d).
 - 2019-11: ``‘`` and ``‚`` normalise to ``'`` and no longer to ``"`` (f6d7add); English ``Rs.`` is an
   abbreviation (4da86c3).
 """

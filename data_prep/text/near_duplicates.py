@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from data_prep.text.debian import Description
-from data_prep.text.split import part_of
+from data_prep.text.split import split_of
 
 SENTENCE_WORDS = 12
 """From this length on, a shared sentence is no coincidence."""
@@ -52,11 +52,11 @@ def _marks(description: Description) -> set[str]:
 
 
 def split_by_group(descriptions: Sequence[Description], *, valid_percent: int, test_percent: int) -> list[str]:
-    """The part of each description: its family's, by the hash of the family's name."""
+    """The split of each description: its family's, by the hash of the family's name."""
     names = near_duplicates(descriptions)
     sizes = Counter(names)
     most = max(ONE_SOURCE, LARGEST * len(names) * min(valid_percent, test_percent) / 100)
     return [
-        "train" if sizes[name] > most else part_of(name, valid_percent=valid_percent, test_percent=test_percent)
+        "train" if sizes[name] > most else split_of(name, valid_percent=valid_percent, test_percent=test_percent)
         for name in names
     ]

@@ -1,10 +1,10 @@
-"""Part a corpus into train, valid and test so that the parts stay put when the corpus grows."""
+"""Split a corpus into train, valid and test so that the splits stay put when the corpus grows."""
 
 import hashlib
 
 
-def part_of(line: str, *, valid_percent: int, test_percent: int) -> str:
-    """The part to which a line belongs, from nothing but the MD5 of its lower-cased text."""
+def split_of(line: str, *, valid_percent: int, test_percent: int) -> str:
+    """The split to which a line belongs, from nothing but the MD5 of its lower-cased text."""
     number = int(hashlib.md5(line.lower().encode("utf-8"), usedforsecurity=False).hexdigest(), 16) % 100
     if number < valid_percent:
         return "valid"

@@ -197,18 +197,18 @@ def search(model: Model, sources: list[list[int]], options: Options) -> list[lis
     for step in range(max_len + 1):
         groups = (len(sentences), -1)
         log_probs, state = model.step(tokens[:, -1].reshape(groups), parents.reshape(groups), step, source, state)
-        types = log_probs.shape[2]
+        vocab_size = log_probs.shape[2]
         log_probs[np.isnan(log_probs)] = -math.inf
         log_probs[..., pad] = -math.inf
         log_probs[..., unk] -= np.float32(options.unkpen)
         if step < options.min_len:
             log_probs[..., eos] = -math.inf
         if step == max_len:
-            log_probs[..., np.arange(types) != eos] = -math.inf
+            log_probs[..., np.arange(vocab_size) != eos] = -math.inf
         log_probs += scores.reshape(*groups, 1)
         first_rows = np.arange(len(sentences))[:, None] * log_probs.shape[1]
         values, places = _best(log_probs.reshape(len(sentences), -1), 2 * beam)  # half of them may end
-        words, rows = places % types, first_rows + places // types
+        words, rows = places % vocab_size, first_rows + places // vocab_size
         ending = (words == eos) & (values > -math.inf)
         kept = []
         for group, sentence in enumerate(sentences):

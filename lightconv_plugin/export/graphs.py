@@ -112,7 +112,7 @@ class Step(nn.Module):
                 layer.mixer = SelfAttentionStep(layer.mixer)
         self.states = [state for layer in decoder.layers for state in _states(layer)]
         softmax = decoder.adaptive_softmax
-        self.types: int = decoder.output_projection.out_features if softmax is None else softmax.vocab_size
+        self.vocab_size: int = decoder.output_projection.out_features if softmax is None else softmax.vocab_size
 
     def forward(self, tokens: Tensor, parents: Tensor, position: Tensor, *given: Tensor) -> list[Tensor]:
         """Take one step.

@@ -116,7 +116,7 @@ def graphs_of(model: Any) -> dict[str, Graph]:
         for number, state in enumerate(step.states)
     ]
     inputs = [Port("tokens", "int64", rows), Port("parents", "int64", rows), Port("position", "int64", (1,))]
-    outputs = [Port("log_probs", "float32", (*rows, step.types))]
+    outputs = [Port("log_probs", "float32", (*rows, step.vocab_size))]
     for number, state in enumerate(step.states):
         kept = ("past + 1" if state.length is None else state.length, "sentences * beam", state.width)
         outputs.append(Port(f"next.{number}", "float32", kept))
@@ -189,7 +189,7 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkp
         "first": target.bos() if starts_with_bos else target.eos(),
         "max_source": int(model.encoder.max_positions()) if "encoder" in graphs else None,
         "max_target": int(model.decoder.max_positions()),
-        "types": {side: len(getattr(task, f"{side}_dictionary")) for side in ("source", "target")},
+        "vocab_sizes": {side: len(getattr(task, f"{side}_dictionary")) for side in ("source", "target")},
         "dictionaries": {
             side: f"{side}.txt" for side in (("source", "target") if "encoder" in graphs else ("target",))
         },
@@ -226,7 +226,7 @@ def compare(
     source: dict[str, Any] = {}
     if "encoder" in manifest["graphs"]:
         length = min(length, manifest["max_source"])
-        words = draw.integers(low, manifest["types"]["source"], (sentences, length))
+        words = draw.integers(low, manifest["vocab_sizes"]["source"], (sentences, length))
         words[0, length - length // 3 :] = manifest["pad"]
         source = exported.encode(words)
         tokens = torch.from_numpy(words).repeat_interleave(beam, 0)
@@ -240,7 +240,7 @@ def compare(
             # of its own sentence
             parents = (parents % beam + beam * np.arange(sentences)[:, None]).reshape(-1)
             history = history[parents]
-        newest = draw.integers(low, manifest["types"]["target"], (sentences * beam, 1))
+        newest = draw.integers(low, manifest["vocab_sizes"]["target"], (sentences * beam, 1))
         history = np.concatenate([history, newest], axis=1)
         shape = (sentences, beam)
         got, state = exported.step(newest.reshape(shape), parents.reshape(shape), position, source, state)

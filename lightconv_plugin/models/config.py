@@ -15,7 +15,7 @@ from lightconv_plugin.ops.dispatch import BACKENDS
 from lightconv_plugin.ops.normalization import NORMALIZATIONS
 
 # What mixes the positions of a block, and the rows of the paper's tables that it serves.
-MIXERS = {
+CONV_TYPES = {
     "lightweight": "LightConv; with --*-conv-heads = channels and --weight-softmax 0 a depthwise convolution",
     "dynamic": "DynamicConv",
     "standard": "a convolution over all channels, without projections (Table 3, CNN)",
@@ -23,8 +23,8 @@ MIXERS = {
     "local_attention": "self-attention within a window as wide as the kernel (Table 3)",
     "average": "averaged attention (Zhang et al., 2018; Table 3, AAN)",
 }
-Mixer = ChoiceEnum(list(MIXERS))
-_MIXER_HELP = "what mixes the positions: " + "; ".join(f"{name}: {what}" for name, what in MIXERS.items())
+ConvType = ChoiceEnum(list(CONV_TYPES))
+_CONV_TYPE_HELP = "the mixer of its blocks: " + "; ".join(f"{name}: {what}" for name, what in CONV_TYPES.items())
 
 
 def _option(help: str, default: Any = None, alias: Optional[str] = None) -> Any:
@@ -54,7 +54,7 @@ class DecoderOptions(FairseqDataclass):
     conv_backend: ChoiceEnum(["auto", *BACKENDS]) = _option(  # type: ignore[valid-type]
         "the code that runs the convolutions; a named backend is never replaced by another", "auto"
     )
-    decoder_conv_type: Optional[Mixer] = _option("the decoder: " + _MIXER_HELP)  # type: ignore[valid-type]
+    decoder_conv_type: Optional[ConvType] = _option("the decoder: " + _CONV_TYPE_HELP)  # type: ignore[valid-type]
     decoder_embed_dim: Optional[int] = _option("width of the decoder's blocks")
     decoder_input_dim: Optional[int] = _option("width of the target embeddings (default: --decoder-embed-dim)")
     decoder_output_dim: Optional[int] = _option("width of the last projection's input (default: --decoder-embed-dim)")
@@ -99,7 +99,7 @@ class DecoderOptions(FairseqDataclass):
 class LightConvConfig(DecoderOptions):
     """Options of ``pla_lightconv``, the encoder-decoder. None: the architecture's value."""
 
-    encoder_conv_type: Optional[Mixer] = _option("the encoder: " + _MIXER_HELP)  # type: ignore[valid-type]
+    encoder_conv_type: Optional[ConvType] = _option("the encoder: " + _CONV_TYPE_HELP)  # type: ignore[valid-type]
     encoder_embed_path: Optional[str] = _option("file with pre-trained source embeddings")
     encoder_embed_dim: Optional[int] = _option("width of the encoder's blocks and embeddings")
     encoder_conv_dim: Optional[int] = _option("channels of the encoder's convolutions (default: --encoder-embed-dim)")

@@ -100,13 +100,14 @@ class AdaptiveEmbedding(AdaptiveInput):
 
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
     """Token embeddings; of a width that falls with the words' frequency, or from a word's bytes, where asked for."""
-    types = len(dictionary)
+    vocab_size = len(dictionary)
     adaptive_input = ["adaptive_input_cutoff"] if cfg.adaptive_input else []
     for name in (*adaptive_input, "adaptive_softmax_cutoff"):
         cutoff = getattr(cfg, name, None)
-        if cutoff and cutoff[-1] > types:
+        if cutoff and cutoff[-1] > vocab_size:
             raise ValueError(
-                f"--{name.replace('_', '-')} {cutoff} goes beyond the dictionary's {types} types; give smaller cut-offs"
+                f"--{name.replace('_', '-')} {cutoff} goes beyond the dictionary's {vocab_size} types; "
+                "give smaller cut-offs"
             )
     if cfg.character_embeddings:
         return CharacterTokenEmbedder(
@@ -118,7 +119,7 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
         )
     if cfg.adaptive_input:
         return AdaptiveEmbedding(
-            types,
+            vocab_size,
             dictionary.pad(),
             cfg.decoder.input_dim,
             cfg.adaptive_input_factor,
@@ -127,7 +128,7 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             cfg.quant_noise.pq,
             cfg.quant_noise.pq_block_size,
         )
-    return Embedding(types, cfg.decoder.input_dim, dictionary.pad())
+    return Embedding(vocab_size, cfg.decoder.input_dim, dictionary.pad())
 
 
 def _filters(text: str) -> list[tuple[int, int]]:

@@ -1,11 +1,11 @@
-"""The modules that mix the positions of a block: one function for each name in ``config.MIXERS``."""
+"""The modules that mix the positions of a block: one function for each name in ``config.CONV_TYPES``."""
 
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from lightconv_plugin.models.config import MIXERS
+from lightconv_plugin.models.config import CONV_TYPES
 from lightconv_plugin.modules import (
     AverageAttention,
     ConvModule,
@@ -79,7 +79,7 @@ _BUILDERS: dict[str, Callable[[Any, str, int], nn.Module]] = {
     "local_attention": _local_attention,
     "average": _average,
 }
-assert set(_BUILDERS) == set(MIXERS)
+assert set(_BUILDERS) == set(CONV_TYPES)
 
 
 def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:

@@ -84,9 +84,9 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
 def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> ModuleType:
     """Return the module that runs ``operator`` on these tensors; logs the choice the first time it is made.
 
-    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to ``native.refusal``: native where
-    the library takes the call, else the reference. The variable speaks of all operators at once, so that its "native"
-    does not ask for kernels that the library is not meant to have.
+    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to ``native.unsupported_reason``:
+    native where the library takes the call, else the reference. The variable speaks of all operators at once, so that
+    its "native" does not ask for kernels that the library is not meant to have.
 
     Raises:
         ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
@@ -97,7 +97,7 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
         return reference
     if name not in CHOICES:
         raise ValueError(f"backend {name!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
-    refused = native.refusal(operator, x, *others)
+    refused = native.unsupported_reason(operator, x, *others)
     if refused is None:
         _announce(operator, "native")
         return native

@@ -183,7 +183,7 @@ def beam_candidates(
             no if banned is None else banned,
             no if only is None else only,
         )
-    types = logits.shape[1]
+    vocab_size = logits.shape[1]
     values = torch.log_softmax(logits / temperature, dim=-1)
     values = values.masked_fill(values.isnan(), -math.inf)
     values[:, unk] -= unk_penalty
@@ -196,5 +196,5 @@ def beam_candidates(
         values[:, only + 1 :].fill_(-math.inf)
     if scores is not None:
         values += scores.unsqueeze(1)
-    best, index = values.view(-1, beams * types).topk(count)
-    return best, index % types, index // types
+    best, index = values.view(-1, beams * vocab_size).topk(count)
+    return best, index % vocab_size, index // vocab_size

@@ -88,7 +88,7 @@ def _fairseq_step(operator: str, x: torch.Tensor, logits: torch.Tensor, order: t
 
 
 def measure_search(
-    batches: list[int], *, types: int, length: int, device: torch.device, seconds: float, export: bool = False
+    batches: list[int], *, vocab_size: int, length: int, device: torch.device, seconds: float, export: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words.
 
@@ -104,7 +104,7 @@ def measure_search(
         ("pla_dynamicconv_iwslt_de_en", "pla_translation", []),
     ]
     searches = {
-        (arch, task): _search(translation(arch, types, flags, task=task), length, device)
+        (arch, task): _search(translation(arch, vocab_size, flags, task=task), length, device)
         for arch, task, flags in entries
     }
     built = searches[BASELINE][0]

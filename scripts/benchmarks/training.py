@@ -51,7 +51,7 @@ def small_models() -> list[Entry]:
 
 
 def measure(
-    entries: list[Entry], *, types: int, tokens: int, device: torch.device, flags: list[str], seconds: float
+    entries: list[Entry], *, vocab_size: int, tokens: int, device: torch.device, flags: list[str], seconds: float
 ) -> Iterator[dict[str, Any]]:
     """One record a model; the models take turns, an update each."""
     if tokens < LONGEST:
@@ -59,7 +59,7 @@ def measure(
     cases, words = {}, 0
     for entry in entries:
         try:
-            built = translation(entry.arch, types, [*_recipe(tokens, device), *entry.flags, *flags])
+            built = translation(entry.arch, vocab_size, [*_recipe(tokens, device), *entry.flags, *flags])
             cases[entry.label], words = updates(built, tokens)
         except (SetupError, ValueError, AssertionError) as error:  # fairseq refuses by asserting
             raise UserError(f"{entry.label} with --flags={shlex.join(flags)!r}: {error}") from error

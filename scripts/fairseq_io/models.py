@@ -60,12 +60,12 @@ class Types:
 
 
 @contextmanager
-def invented_dictionaries(types: int, *, joined: bool) -> Iterator[None]:
+def invented_dictionaries(vocab_size: int, *, joined: bool) -> Iterator[None]:
     """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
     from fairseq.data import Dictionary
 
-    one, load = Types(types), Dictionary.__dict__["load"]
-    Dictionary.load = classmethod(lambda *_, **__: one if joined else Types(types))
+    one, load = Types(vocab_size), Dictionary.__dict__["load"]
+    Dictionary.load = classmethod(lambda *_, **__: one if joined else Types(vocab_size))
     try:
         yield
     finally:
@@ -99,8 +99,8 @@ class Translation:
     model: Any
 
 
-def translation(arch: str, types: int, flags: list[str], *, task: str = "translation") -> Translation:
-    """Build what ``fairseq-train --arch ARCH --task TASK FLAGS`` does, with a dictionary of ``types`` invented words.
+def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> Translation:
+    """Build what ``fairseq-train --arch ARCH --task TASK FLAGS`` does, with ``vocab_size`` invented words.
 
     ``load_plugin`` comes first for the architectures of the plugin.
     """
@@ -112,7 +112,7 @@ def translation(arch: str, types: int, flags: list[str], *, task: str = "transla
     args = training_arguments(given, task=task)
     cfg = convert_namespace_to_omegaconf(args)
     words = Dictionary()
-    for number in range(types - len(words)):
+    for number in range(vocab_size - len(words)):
         words.add_symbol(f"w{number}")
     built = TASK_REGISTRY[task](cfg.task, words, words)
     return Translation(args, cfg, built, built.build_model(cfg.model))

@@ -128,7 +128,7 @@ def pack(path: Path, members: Mapping[str, bytes]) -> Path:
 
 def local_copy(name: str, folder: Path, archives: Path, url: str | None, **changes: Any) -> Path:
     """A dataset's YAML for small archives: addresses at ``url`` (none: they come with --raw), their true checksums, no
-    known counts, few BPE merges; ``changes`` replace whole keys. The members, steps and parts stay the dataset's own.
+    known counts, few BPE merges; ``changes`` replace whole keys. The members, steps and splits stay the dataset's own.
     """
     data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     for file, facts in data["files"].items():
@@ -145,7 +145,7 @@ def local_copy(name: str, folder: Path, archives: Path, url: str | None, **chang
         if isinstance(step, dict) and "hold_out" in step:
             step["hold_out"]["every"] = 7
     data.pop("expected", None)
-    for key in ("expected_types", "nwords_source", "nwords_target"):
+    for key in ("expected_vocab_size", "nwords_source", "nwords_target"):
         data["binarise"].pop(key, None)
     data |= changes
     path = folder / f"{name}.yaml"
@@ -183,8 +183,8 @@ def europarl_and_crawl(folder: Path, other: str, start: int) -> dict[str, list[P
 
 
 def wmt16(folder: Path) -> dict[str, list[Pair]]:
-    """The archives of wmt16_en_de; returns the pairs of each part."""
-    parts = europarl_and_crawl(folder, "de", _FIRST)
+    """The archives of wmt16_en_de; returns the pairs of each split."""
+    splits = europarl_and_crawl(folder, "de", _FIRST)
     news = pairs(("en", "de"), 20, _FIRST + 200)
     valid, test = pairs(("en", "de"), 9, 20_000), pairs(("en", "de"), 9, 21_000)
     prefix = "training-parallel-nc-v11/news-commentary-v11.de-en"
@@ -199,26 +199,26 @@ def wmt16(folder: Path) -> dict[str, list[Pair]]:
             "dev/newstest2014-deen-src.en.sgm": sgm(test[:2], 0, "srcset", "en"),
         },
     )
-    return {"train": parts["train"] + news, "valid": valid, "test": test}
+    return {"train": splits["train"] + news, "valid": valid, "test": test}
 
 
 def wmt16_google(folder: Path) -> dict[str, list[Pair]]:
     """The archive of wmt16_en_de_google: members at its root, text in BPE already."""
-    parts = {"train": pairs(("en", "de"), 50, _FIRST)}
-    parts |= {"valid": pairs(("en", "de"), 9, 20_000), "test": pairs(("en", "de"), 9, 21_000)}
+    splits = {"train": pairs(("en", "de"), 50, _FIRST)}
+    splits |= {"valid": pairs(("en", "de"), 9, 20_000), "test": pairs(("en", "de"), 9, 21_000)}
     names = {"train": "train.tok.clean", "valid": "newstest2013.tok", "test": "newstest2014.tok"}
     members = {"./vocab.bpe.32000": b"x\n", "./bpe.32000": b"#version: 0.2\n"}
-    for part, name in names.items():
+    for split, name in names.items():
         for side, language in enumerate(("en", "de")):
-            members[f"./{name}.bpe.32000.{language}"] = text(parts[part], side)
-            members[f"./{name.removesuffix('.tok')}.{language}"] = text(parts[part], side)
+            members[f"./{name}.bpe.32000.{language}"] = text(splits[split], side)
+            members[f"./{name.removesuffix('.tok')}.{language}"] = text(splits[split], side)
     pack(folder / "wmt16_en_de.tar.gz", members)
-    return parts
+    return splits
 
 
 def wmt14(folder: Path) -> dict[str, list[Pair]]:
     """The archives of wmt14_en_fr: a tar of .gz members among them."""
-    parts = europarl_and_crawl(folder, "fr", _FIRST)
+    splits = europarl_and_crawl(folder, "fr", _FIRST)
     un, news, giga = (pairs(("en", "fr"), 20, _FIRST + start) for start in (200, 300, 400))
     for name, prefix, rows in (
         ("training-parallel-un.tgz", "un/undoc.2000.fr-en", un),
@@ -239,7 +239,7 @@ def wmt14(folder: Path) -> dict[str, list[Pair]]:
         f"{prefix}-ref.fr.sgm": sgm(test, 1, "refset", "fr"),
     }
     pack(folder / "newstest2014.tgz", members)
-    return {"train": parts["train"] + un + news + giga, "valid": valid[0] + valid[1], "test": test}
+    return {"train": splits["train"] + un + news + giga, "valid": valid[0] + valid[1], "test": test}
 
 
 def wmt17(folder: Path) -> dict[str, list[Pair]]:
@@ -281,11 +281,11 @@ def wmt17(folder: Path) -> dict[str, list[Pair]]:
     }
     pack(folder / "datum2017.zip", numbered)
     valid, test = pairs(order, 6, 20_000), pairs(order, 6, 21_000)
-    for name, stem, part in (("newsdev2017", "dev/newsdev2017", valid), ("newstest2017", "test/newstest2017", test)):
-        source, reference = sgm(part, 0, "srcset", "zh"), sgm(part, 1, "refset", "en")
+    for name, stem, split in (("newsdev2017", "dev/newsdev2017", valid), ("newstest2017", "test/newstest2017", test)):
+        source, reference = sgm(split, 0, "srcset", "zh"), sgm(split, 1, "refset", "en")
         pack(folder / f"{name}.tgz", {f"{stem}-zhen-src.zh.sgm": source, f"{stem}-zhen-ref.en.sgm": reference})
     first = [rows[name] for name in ("nc", "un", "casia", "A", "B", "casict", "datum")]
-    train = [row for part in [*first, *books, rows["neu"]] for row in part]
+    train = [row for split in [*first, *books, rows["neu"]] for row in split]
     return {"train": train, "valid": valid, "test": test}
 
 
@@ -305,8 +305,8 @@ def iwslt14(folder: Path) -> dict[str, list[Pair]]:
         "TEDX.dev2012",
     )  # not the order of the test set
     rows = {name: pairs(order, 5, 20_000 + 100 * place) for place, name in enumerate(names)}
-    for name, part in rows.items():
-        members |= {f"de-en/IWSLT14.{name}.de-en.{n}.xml": iwslt_xml(part, s, n) for s, n in enumerate(order)}
+    for name, split in rows.items():
+        members |= {f"de-en/IWSLT14.{name}.de-en.{n}.xml": iwslt_xml(split, s, n) for s, n in enumerate(order)}
     for name in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"):
         test += rows[name]
     pack(folder / "de-en.tgz", members)

@@ -73,7 +73,7 @@ target: de
 steps:
   - normalise_space
   - clean: {clean}
-  - deduplicate: {{parts: [train]}}
+  - deduplicate: {{splits: [train]}}
   - split_by_hash: {{by: en, valid_percent: 5, test_percent: 5}}
   - save_raw
   - tokenise: {{escape: false}}
@@ -83,7 +83,7 @@ binarise: {{joined_dictionary: true}}
 """
 
 
-def dataset_file(folder: Path, *, kind: str = "debian", clean: str = "{parts: [train]}", more: str = "") -> Path:
+def dataset_file(folder: Path, *, kind: str = "debian", clean: str = "{splits: [train]}", more: str = "") -> Path:
     file = folder / "tiny.yaml"
     file.write_text(DATASET.format(kind=kind, clean=clean, more=more), encoding="utf-8")
     return file

@@ -51,7 +51,7 @@ class Story:
 
 
 def story(corpus: str, number: int) -> Story:
-    """Accents from the first word on, so that bytes and characters part early."""
+    """Accents from the first word on, so that bytes and characters split early."""
     return Story(
         address=f"http://web.archive.org/web/{corpus}/{number}",
         paragraphs=(f"José Müller visited Zürich {number} times .", "He said “it’s naïve” – twice ."),

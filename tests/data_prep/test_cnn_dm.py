@@ -46,10 +46,10 @@ def address(corpus: str, number: int) -> str:
 @pytest.mark.parametrize("unit", ["bytes", "characters"])
 def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: Path, unit: str):
     examples, report = rebuilt(Collection(unit=unit).write(tmp_path))
-    parts = ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
+    splits = ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
     numbers = [*range(8), *range(8), 8, 8, 9, 9]
     pairs = [(ARTICLE.format(n), SUMMARY.format(n)) for n in numbers]
-    assert examples == list(zip(parts, pairs, strict=True))
+    assert examples == list(zip(splits, pairs, strict=True))
     for corpus in ("cnn", "dailymail"):
         said = report[f"{corpus}: offsets"]
         assert (said["count"], said["stories that tell"], said[f"out of place as {unit}"]) == (unit, 10, 0)
@@ -177,7 +177,7 @@ def written(folder: Path) -> tuple[Examples, dict[str, Any]]:
 
 def test_the_corpus_as_written_ends_every_paragraph_and_highlight(tmp_path: Path):
     examples, _ = written(Collection().write(tmp_path))
-    assert [part for part, _ in examples] == ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
+    assert [split for split, _ in examples] == ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
     assert examples[8][1] == (
         "José Müller visited Zürich 0 times . He said “it’s naïve” – twice .",
         "Müller went to Zürich 0 times . ¶ It was naïve .",

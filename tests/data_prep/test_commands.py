@@ -65,16 +65,16 @@ def test_the_whole_chain_from_another_folder(tmp_path: Path, raw: Path):
     counts = json.loads((ready / "counts.json").read_text(encoding="utf-8"))
     assert counts["source"]["en"]["descriptions"] == 400
     lost = sum(sum(entry.get("dropped", {}).values()) for entry in counts["steps"])
-    assert sum(counts["files"][f"{part}.en"]["lines"] for part in PARTS) + lost == 3 * 342
-    for part in PARTS:
-        count = counts["files"][f"{part}.en"]["lines"]
+    assert sum(counts["files"][f"{split}.en"]["lines"] for split in PARTS) + lost == 3 * 342
+    for split in PARTS:
+        count = counts["files"][f"{split}.en"]["lines"]
         for language in LANGUAGES:
-            units = lines(ready / f"{part}.{language}")
+            units = lines(ready / f"{split}.{language}")
             assert len(units) == count
-            assert counts["files"][f"{part}.{language}"]["words"] == sum(len(line.split()) for line in units)
-            if part != "train":
-                assert len(lines(ready / "raw" / f"{part}.{language}")) == count
-        source, target = (lines(ready / f"{part}.{language}") for language in LANGUAGES)
+            assert counts["files"][f"{split}.{language}"]["words"] == sum(len(line.split()) for line in units)
+            if split != "train":
+                assert len(lines(ready / "raw" / f"{split}.{language}")) == count
+        source, target = (lines(ready / f"{split}.{language}") for language in LANGUAGES)
         for left, right in zip(source, target, strict=True):  # each pair has one number: sides that drift apart show
             assert {word for word in left.replace("@@ ", "").split() if word.isdigit()} == {
                 word for word in right.replace("@@ ", "").split() if word.isdigit()
@@ -86,11 +86,11 @@ def test_the_whole_chain_from_another_folder(tmp_path: Path, raw: Path):
     assert "wrapped | over two lines." in untokenised
     assert "lines ." not in untokenised
     assert len(lines(ready / "codes")) == 61
-    assert {"step": "bpe", "part": "train", "codes": "codes", "languages": ["en", "de"], "merges": 60} in counts[
+    assert {"step": "bpe", "split": "train", "codes": "codes", "languages": ["en", "de"], "merges": 60} in counts[
         "steps"
     ]
-    for part in PARTS:
-        for name in (f"{part}.en-de.en.bin", f"{part}.en-de.de.idx"):
+    for split in PARTS:
+        for name in (f"{split}.en-de.en.bin", f"{split}.en-de.de.idx"):
             assert (binary / name).stat().st_size > 0
     assert (binary / "dict.en.txt").read_bytes() == (binary / "dict.de.txt").read_bytes()
     assert "Dictionary" in (binary / "preprocess.log").read_text(encoding="utf-8")
@@ -123,10 +123,10 @@ def test_several_sources_are_parted_by_an_empty_line(tmp_path: Path, raw: Path):
 
 def text_folder(folder: Path, **counts: int) -> Path:
     folder.mkdir()
-    for part, count in counts.items():
+    for split, count in counts.items():
         for language in LANGUAGES:
-            rows = "".join(f"{language} line {n} of {part} it is\n" for n in range(count))
-            (folder / f"{part}.{language}").write_text(rows)
+            rows = "".join(f"{language} line {n} of {split} it is\n" for n in range(count))
+            (folder / f"{split}.{language}").write_text(rows)
     return folder
 
 
@@ -136,15 +136,15 @@ def test_own_text_in_one_piece_is_split(tmp_path: Path):
     manifest = download(dataset, raw=given, out=tmp_path / "raw")
     assert sorted(manifest["files"]) == ["train.de", "train.en"]
     out = prepared(tmp_path, tmp_path / "raw", kind="text")
-    assert sum(len(lines(out / f"{part}.en")) for part in PARTS) == 300
+    assert sum(len(lines(out / f"{split}.en")) for split in PARTS) == 300
 
 
 def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
     given = text_folder(tmp_path / "own", train=50, valid=3, test=4)
     (given / "test.en").write_text("same\nsame\n" + "long " * 200 + "\n" + "short\n")
     (given / "train.en").write_text((given / "train.en").read_text().replace("line 7 of", " "))
-    out = prepared(tmp_path, given, kind="text", clean="{parts: [train], min_words: 6}")
-    assert [len(lines(out / f"{part}.de")) for part in PARTS] == [49, 3, 4]
+    out = prepared(tmp_path, given, kind="text", clean="{splits: [train], min_words: 6}")
+    assert [len(lines(out / f"{split}.de")) for split in PARTS] == [49, 3, 4]
     assert lines(out / "raw" / "test.en")[2] == ("long " * 200).strip()
 
 

@@ -98,13 +98,13 @@ def test_too_little_text_for_a_test_set_is_a_sentence(tmp_path: Path):
 def test_summaries(tmp_path: Path):
     out = made(tmp_path, "summarization")
     sides = {
-        part: [lines(out / "prepared" / f"{part}.{side}") for side in ("en_description", "en_synopsis")]
-        for part in ("train", "valid", "test")
+        split: [lines(out / "prepared" / f"{split}.{side}") for side in ("en_description", "en_synopsis")]
+        for split in ("train", "valid", "test")
     }
     assert sum(len(descriptions) for descriptions, _ in sides.values()) == 300  # a quarter is too short
     first_words = {
-        part: {" ".join(line.replace("@@ ", "").split()[:20]) for line in descriptions}
-        for part, (descriptions, _) in sides.items()
+        split: {" ".join(line.replace("@@ ", "").split()[:20]) for line in descriptions}
+        for split, (descriptions, _) in sides.items()
     }
     assert len(set().union(*first_words.values())) == sum(map(len, first_words.values())) == 150
     raw = [lines(out / "prepared" / "raw" / f"test.{side}") for side in ("en_description", "en_synopsis")]
@@ -114,7 +114,7 @@ def test_summaries(tmp_path: Path):
     assert (out / "binarised" / "test.en_description-en_synopsis.en_synopsis.bin").stat().st_size > 0
     counts = json.loads((out / "prepared" / "counts.json").read_text(encoding="utf-8"))
     assert [name for name in counts["files"] if name.endswith("synopsis")] == [
-        f"{part}.en_synopsis" for part in ("train", "valid", "test")
+        f"{split}.en_synopsis" for split in ("train", "valid", "test")
     ]
     assert "\n- descriptions of fewer than 30 words: 100\n" in (out / "report.md").read_text(encoding="utf-8")
     assert counts["source"]["descriptions of fewer than 30 words"] == 100
@@ -123,10 +123,10 @@ def test_summaries(tmp_path: Path):
 @pytest.mark.slow
 def test_lines_for_a_language_model(tmp_path: Path):
     out = made(tmp_path, "language_modeling")
-    parts = {part: lines(out / "prepared" / f"{part}.en") for part in ("train", "valid", "test")}
-    together = [line for part in parts.values() for line in part]
+    splits = {split: lines(out / "prepared" / f"{split}.en") for split in ("train", "valid", "test")}
+    together = [line for split in splits.values() for line in split]
     assert len(together) == len(set(together))
-    assert "Short ." in parts["test"]  # in every description, so in the first part only
+    assert "Short ." in splits["test"]  # in every description, so in the first split only
     assert (out / "binarised" / "test.bin").stat().st_size > 0
     counts = json.loads((out / "prepared" / "counts.json").read_text(encoding="utf-8"))
     # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own

@@ -44,9 +44,9 @@ def prepared(tmp_path):
         )
         raw.mkdir()
         for language in (about["source"], about["target"]):
-            for part in ("train", "valid", "test"):
-                (raw / f"{part}.{language}").write_text(
-                    "".join(f"{line}\n" for line in texts(language) * (12 if part == "train" else 1)), encoding="utf-8"
+            for split in ("train", "valid", "test"):
+                (raw / f"{split}.{language}").write_text(
+                    "".join(f"{line}\n" for line in texts(language) * (12 if split == "train" else 1)), encoding="utf-8"
                 )
         dataset = load_dataset(str(file))
         prepare(dataset, raw=raw, out=tmp_path / "prepared", workers=1)

@@ -16,9 +16,9 @@ LENGTHS = {"train": [5, 5000], "valid": [1023, 1024, 1500], "test": [7, *range(2
 def prepared(folder: Path, *, target: str | None) -> Dataset:
     (folder / "raw").mkdir()
     for language in filter(None, ("en", target)):
-        for part, lengths in LENGTHS.items():
+        for split, lengths in LENGTHS.items():
             sizes = [5] * len(lengths) if language == target else lengths
-            (folder / "raw" / f"{part}.{language}").write_text("".join("x " * size + "\n" for size in sizes))
+            (folder / "raw" / f"{split}.{language}").write_text("".join("x " * size + "\n" for size in sizes))
     file = folder / "own.yaml"
     file.write_text("kind: text\nsource: en\nsteps: []\n" + (f"target: {target}\n" if target else ""))
     dataset = load_dataset(str(file))

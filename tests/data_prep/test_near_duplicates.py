@@ -37,11 +37,11 @@ def test_a_family_stays_together_and_goes_by_its_name_alone():
 
 
 def of_a_family(size: int, name: str, percent: int) -> str:
-    """The part of ``size`` descriptions of 1,000 that share their synopsis."""
+    """The split of ``size`` descriptions of 1,000 that share their synopsis."""
     many = [described(f"{name}-{n}", "the same") for n in range(size)]
     others = [described(f"p{n}", f"thing {n}") for n in range(1000 - size)]
-    (part,) = set(split_by_group(many + others, valid_percent=percent, test_percent=percent)[:size])
-    return part
+    (split,) = set(split_by_group(many + others, valid_percent=percent, test_percent=percent)[:size])
+    return split
 
 
 def test_a_family_that_would_be_much_of_a_test_set_trains():

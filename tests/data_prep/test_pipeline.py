@@ -27,7 +27,7 @@ from tests.data_prep.samples import ROOT
 from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
 
-Parts = dict[str, list[Pair]]
+Splits = dict[str, list[Pair]]
 PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
 
 
@@ -68,12 +68,12 @@ def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> Non
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, Parts, dict[str, Any]]]:
-    """Makes a dataset from small archives; returns its folder, the pairs of its parts and counts.json."""
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, Splits, dict[str, Any]]]:
+    """Makes a dataset from small archives; returns its folder, the pairs of its splits and counts.json."""
 
-    def make(name: str, build: Callable[[Path], Any], *, ranges: bool = True) -> tuple[Path, Parts, dict[str, Any]]:
+    def make(name: str, build: Callable[[Path], Any], *, ranges: bool = True) -> tuple[Path, Splits, dict[str, Any]]:
         archives, out = tmp_path / "archives", tmp_path / "out"
-        parts = build(archives)
+        splits = build(archives)
         with serving() as site:
             for path in archives.iterdir():
                 site.add(f"/{path.name}", path.read_bytes(), ranges=ranges)
@@ -86,7 +86,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
             assert asked >= len(fetched), "everything came from the server"
             run(monkeypatch, file, "--out", out, "--workers", 1)  # nothing is fetched or made twice
             assert len(site.asked) == asked
-        return out, parts, json.loads((out / "prepared" / "counts.json").read_text())
+        return out, splits, json.loads((out / "prepared" / "counts.json").read_text())
 
     return make
 
@@ -97,20 +97,20 @@ def good(rows: list[Pair]) -> list[int]:
     return [number for number in dict.fromkeys(found) if number < BAD]
 
 
-def check(out: Path, part: str, expected: list[int], languages: tuple[str, ...]) -> None:
-    """All languages of a prepared part have the pairs expected, in order, and fairseq has as many lines."""
+def check(out: Path, split: str, expected: list[int], languages: tuple[str, ...]) -> None:
+    """All languages of a prepared split have the pairs expected, in order, and fairseq has as many lines."""
     for language in languages:
-        assert numbers(lines_of(out / "prepared" / f"{part}.{language}")) == expected, (part, language)
-    name = f"{part}.idx" if len(languages) == 1 else f"{part}.{'-'.join(languages)}.{languages[0]}.idx"
+        assert numbers(lines_of(out / "prepared" / f"{split}.{language}")) == expected, (split, language)
+    name = f"{split}.idx" if len(languages) == 1 else f"{split}.{'-'.join(languages)}.{languages[0]}.idx"
     header = (out / "binarised" / name).read_bytes()[:26]
     assert struct.unpack("<Q", header[18:26])[0] == len(expected)  # fairseq's index: magic, version, type, count
 
 
-def check_raw(out: Path, part: str, rows: list[Pair], languages: tuple[str, ...], *, sgm: bool = False) -> None:
+def check_raw(out: Path, split: str, rows: list[Pair], languages: tuple[str, ...], *, sgm: bool = False) -> None:
     """The untokenised lines are those of the archive."""
     for side, language in enumerate(languages):
         expected = [row[side].replace("&", "&amp;") if sgm else row[side] for row in rows]
-        assert lines_of(out / "prepared" / "raw" / f"{part}.{language}") == expected
+        assert lines_of(out / "prepared" / "raw" / f"{split}.{language}") == expected
 
 
 def check_reference(out: Path, language: str, archive: str, member: str) -> None:
@@ -124,19 +124,19 @@ def check_reference(out: Path, language: str, archive: str, member: str) -> None
 
 
 def test_wmt16(made):
-    out, parts, counts = made("wmt16_en_de", corpora.wmt16)
+    out, splits, counts = made("wmt16_en_de", corpora.wmt16)
     languages = ("en", "de")
-    for part in ("train", "valid", "test"):
-        check(out, part, good(parts[part]), languages)
-    check_raw(out, "valid", parts["valid"], languages)
-    check_raw(out, "test", parts["test"], languages, sgm=True)
+    for split in ("train", "valid", "test"):
+        check(out, split, good(splits[split]), languages)
+    check_raw(out, "valid", splits["valid"], languages)
+    check_raw(out, "test", splits["test"], languages, sgm=True)
     check_reference(out, "de", "dev.tgz", "dev/newstest2014-deen-src.de.sgm")
     text = " ".join(lines_of(out / "prepared" / "train.en")).replace("@@ ", "")
     assert " &amp; " in text
     assert "well-known" in text  # hyphens stay
     assert (out / "binarised" / "dict.en.txt").read_bytes() == (out / "binarised" / "dict.de.txt").read_bytes()
     (cleaning,) = [entry for entry in counts["steps"] if entry["step"] == "clean_corpus"]
-    assert (cleaning["part"], cleaning["in"] - cleaning["out"]) == ("train", 4)
+    assert (cleaning["split"], cleaning["in"] - cleaning["out"]) == ("train", 4)
     check_report(out)
 
 
@@ -154,24 +154,24 @@ def check_report(out: Path) -> None:
 
 
 def test_wmt16_google(made):
-    out, parts, _ = made("wmt16_en_de_google", corpora.wmt16_google)
-    for part in ("train", "valid", "test"):
-        check(out, part, good(parts[part]), ("en", "de"))
-    check_raw(out, "test", parts["test"], ("en", "de"))
-    assert lines_of(out / "prepared" / "train.de") == [row[1] for row in parts["train"]]
+    out, splits, _ = made("wmt16_en_de_google", corpora.wmt16_google)
+    for split in ("train", "valid", "test"):
+        check(out, split, good(splits[split]), ("en", "de"))
+    check_raw(out, "test", splits["test"], ("en", "de"))
+    assert lines_of(out / "prepared" / "train.de") == [row[1] for row in splits["train"]]
 
 
 def test_wmt14(made):
-    out, parts, _ = made("wmt14_en_fr", corpora.wmt14, ranges=False)
+    out, splits, _ = made("wmt14_en_fr", corpora.wmt14, ranges=False)
     languages = ("en", "fr")
-    every = [int(re.findall(r"\d{5,}", row[0] or row[1])[0]) for row in parts["train"]]
+    every = [int(re.findall(r"\d{5,}", row[0] or row[1])[0]) for row in splits["train"]]
     held_out = every[6::7]  # before cleaning, as published
     train = [number for place, number in enumerate(every, 1) if place % 7 and number < BAD]
     check(out, "train", train, languages)
     assert numbers(lines_of(out / "prepared" / "sampled.fr")) == [number for number in held_out if number < BAD]
-    for part in ("valid", "test"):
-        check(out, part, good(parts[part]), languages)
-        check_raw(out, part, parts[part], languages, sgm=True)
+    for split in ("valid", "test"):
+        check(out, split, good(splits[split]), languages)
+        check_raw(out, split, splits[split], languages, sgm=True)
     check_reference(out, "fr", "newstest2014.tgz", "test-full/newstest2014-fren-ref.fr.sgm")
     train_text = " ".join(lines_of(out / "prepared" / "train.fr")).replace("@@ ", "")
     test_text = " ".join(lines_of(out / "prepared" / "test.fr")).replace("@@ ", "")
@@ -184,12 +184,12 @@ def test_wmt14(made):
 
 def test_wmt17(made):
     pytest.importorskip("jieba")
-    out, parts, counts = made("wmt17_zh_en", corpora.wmt17)
+    out, splits, counts = made("wmt17_zh_en", corpora.wmt17)
     languages = ("zh", "en")
-    check(out, "train", [number for number in good(parts["train"]) if not 60_000 < number < 60_010], languages)
-    for part in ("valid", "test"):
-        check(out, part, good(parts[part]), languages)
-        check_raw(out, part, parts[part], languages, sgm=True)
+    check(out, "train", [number for number in good(splits["train"]) if not 60_000 < number < 60_010], languages)
+    for split in ("valid", "test"):
+        check(out, split, good(splits[split]), languages)
+        check_raw(out, split, splits[split], languages, sgm=True)
     check_reference(out, "en", "newstest2017.tgz", "test/newstest2017-zhen-ref.en.sgm")
     assert (out / "prepared" / "codes.zh").read_bytes() != (out / "prepared" / "codes.en").read_bytes()
     assert (out / "binarised" / "dict.zh.txt").read_bytes() != (out / "binarised" / "dict.en.txt").read_bytes()
@@ -200,13 +200,13 @@ def test_wmt17(made):
 
 @pytest.mark.parametrize("name", ["iwslt14_de_en", "iwslt14_de_en_2018"])
 def test_iwslt14(made, name: str):
-    out, parts, _ = made(name, corpora.iwslt14)
+    out, splits, _ = made(name, corpora.iwslt14)
     languages = ("de", "en")
-    survivors = good(parts["train"])
+    survivors = good(splits["train"])
     check(out, "train", [number for place, number in enumerate(survivors, 1) if place % 7], languages)
     check(out, "valid", survivors[6::7], languages)  # after cleaning, as published
-    check(out, "test", good(parts["test"]), languages)
-    check_raw(out, "test", parts["test"], languages)
+    check(out, "test", good(splits["test"]), languages)
+    check_raw(out, "test", splits["test"], languages)
     text = " ".join(lines_of(out / "prepared" / "train.de")).replace("@@ ", "")
     assert text == text.lower()
     assert "<" not in text
@@ -230,10 +230,10 @@ def train(data: Path, *, monolingual: bool = False) -> None:
 
 
 def test_gbw(made):
-    out, parts, _ = made("gbw", corpora.gbw)
-    for part, lines in parts.items():
-        check(out, part, numbers(lines), ("en",))
-        assert lines_of(out / "prepared" / f"{part}.en") == lines
+    out, splits, _ = made("gbw", corpora.gbw)
+    for split, lines in splits.items():
+        check(out, split, numbers(lines), ("en",))
+        assert lines_of(out / "prepared" / f"{split}.en") == lines
     words = [line.split(" ")[0] for line in lines_of(out / "binarised" / "dict.txt")]
     assert "house" in words
     assert "10010" not in words  # seen once
@@ -241,17 +241,17 @@ def test_gbw(made):
 
 
 def stories(folder: Path) -> dict[str, list[int]]:
-    """The archives of cnn_dm; returns how many stories each part has."""
+    """The archives of cnn_dm; returns how many stories each split has."""
     Collection().write(folder)
     return {"train": [16], "valid": [2], "test": [2]}
 
 
 @pytest.mark.parametrize("name", ["cnn_dm", "cnn_dm_plain"])
 def test_cnn_dm(made, name: str):
-    out, parts, counts = made(name, stories)
-    for part, (count,) in parts.items():
+    out, splits, counts = made(name, stories)
+    for split, (count,) in splits.items():
         for side in ("en_article", "en_summary"):
-            assert counts["files"][f"{part}.{side}"]["lines"] == count
+            assert counts["files"][f"{split}.{side}"]["lines"] == count
     assert "- cnn: offsets: count bytes" in (out / "report.md").read_text(encoding="utf-8") or name == "cnn_dm_plain"
     if name == "cnn_dm":
         train(out / "binarised")
@@ -276,12 +276,12 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
     rows = [(f"{one[0]} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", one[1]) for n, one in enumerate(PAIRS)]
     raw = tmp_path / "raw"
     raw.mkdir()
-    for part in ("train", "valid", "test"):
+    for split in ("train", "valid", "test"):
         for side, language in enumerate(("en", "de")):
-            (raw / f"{part}.{language}").write_bytes(corpora.text(rows, side))
+            (raw / f"{split}.{language}").write_bytes(corpora.text(rows, side))
     file = tmp_path / "odd.yaml"
     file.write_text("{kind: text, source: en, target: de, steps: [normalise_space, save_raw, {bpe: {merges: 30}}]}")
     run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out", "--workers", 1)
-    for part in ("train", "valid", "test"):
-        check(tmp_path / "out", part, numbers([row[0] for row in rows]), ("en", "de"))
+    for split in ("train", "valid", "test"):
+        check(tmp_path / "out", split, numbers([row[0] for row in rows]), ("en", "de"))
     assert len((tmp_path / "out" / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)

@@ -19,7 +19,7 @@ source: en
 target: de
 files:
   a.tgz: {{urls: []{file}}}
-parts:
+splits:
   train:
     - {{file: a.tgz, members: {{en: a.en, de: a.de}}{source}}}
   valid:
@@ -38,8 +38,8 @@ class Place:
         self.folder = folder
         rows = pairs(("en", "de"), 20, 10_000)
         self.members = {
-            f"{name}.{language}": text(part, side)
-            for name, part in (("a", rows), ("v", rows[:3]), ("t", rows[3:6]))
+            f"{name}.{language}": text(split, side)
+            for name, split in (("a", rows), ("v", rows[:3]), ("t", rows[3:6]))
             for side, language in enumerate(("en", "de"))
         }
 
@@ -167,14 +167,14 @@ def test_empty_lines_stay_where_nothing_drops_them(place: Place):
 def test_a_line_of_a_million_characters(place: Place):
     long = b"word " * 200_000 + b"x" * 1_000_000
     place.members["a.en"] = long + b"\n" + place.members["a.en"].split(b"\n", 1)[1]
-    out = place.prepare(steps="steps: [normalise_space, {clean: {parts: [train]}}, {tokenise: {}}]")
+    out = place.prepare(steps="steps: [normalise_space, {clean: {splits: [train]}}, {tokenise: {}}]")
     assert numbers(lines_of(out / "train.en")) == list(range(10_001, 10_020))
 
 
 def test_an_empty_part_is_no_corpus(place: Place):
     place.refuses(
         r"empty corpus: no line is left of train .*fewer than 90 words: 20",
-        steps="steps: [{clean: {parts: [train], min_words: 90, max_words: 99}}]",
+        steps="steps: [{clean: {splits: [train], min_words: 90, max_words: 99}}]",
     )
     place.members["t.en"] = place.members["t.de"] = b""
     place.refuses("a.tgz, t.en has no lines")
@@ -193,7 +193,7 @@ def test_counts_that_are_not_those_expected(place: Place):
 def test_saved_raw_lines_must_stay_those_of_the_part(place: Place):
     place.refuses(
         r"raw/valid.de was saved with 3 lines, but valid has \d now: a step after save_raw",
-        steps="steps: [save_raw, {clean: {parts: [valid], max_words: 12}}]",
+        steps="steps: [save_raw, {clean: {splits: [valid], max_words: 12}}]",
     )
 
 
@@ -222,23 +222,23 @@ def test_saved_raw_lines_must_stay_those_of_the_part(place: Place):
             "got 50 and 50, expected numbers above 0 whose sum is below 100",
         ),
         (
-            {"steps": "steps: [{hold_out: {parts: [train], into: x, every: 0}}]"},
+            {"steps": "steps: [{hold_out: {splits: [train], into: x, every: 0}}]"},
             "every: got 0, expected a number above 1",
         ),
         ({"steps": "steps: [{sentencepiece: {units: 0}}]"}, "units: got 0, expected a number above 0"),
         ({"steps": "steps: [{tokenise: {escape: 1}}]"}, "tokenise.escape: got 1, expected true or false"),
-        ({"steps": "steps: [{tokenise: {parts: [dev]}}]"}, "tokenise.parts: got 'dev', expected some of test,"),
+        ({"steps": "steps: [{tokenise: {splits: [dev]}}]"}, "tokenise.splits: got 'dev', expected some of test,"),
         (
             {"steps": "steps: [{tokenise: {languages: [fr]}}]"},
             r"steps\[0\].languages: got \['fr'\], expected some of en, de",
         ),
         ({"steps": "steps: [{clean: {languages: [en]}}]"}, "clean works on whole pairs and takes no languages"),
-        ({"steps": "steps: [{hold_out: {into: x, every: 3}}]"}, "hold_out.parts: got .*, expected the one part"),
+        ({"steps": "steps: [{hold_out: {into: x, every: 3}}]"}, "hold_out.splits: got .*, expected the one split"),
         ({"steps": "steps: [{a: {}, b: {}}]"}, r"steps\[0\]: got .*expected a step's name, or"),
         ({"steps": "steps: bpe"}, "steps: got 'bpe', expected a list"),
-        ({"source": ", reader: csv"}, r"parts.train\[0\].reader: got 'csv', expected one of plain"),
-        ({"source": ", invalid: skip"}, r"parts.train\[0\].invalid: got 'skip', expected error, replace or drop"),
-        ({"source": ", numbers: [3, 1]"}, r"parts.train\[0\].numbers: got \[3, 1\], expected the first and the last"),
+        ({"source": ", reader: csv"}, r"splits.train\[0\].reader: got 'csv', expected one of plain"),
+        ({"source": ", invalid: skip"}, r"splits.train\[0\].invalid: got 'skip', expected error, replace or drop"),
+        ({"source": ", numbers: [3, 1]"}, r"splits.train\[0\].numbers: got \[3, 1\], expected the first and the last"),
         ({"source": ", numbers: [1, 999999999]"}, r"numbers: got \[1, 999999999\], expected .* of 100,000 at most"),
         ({"source": ", numbers: [1, 3]"}, r"members: got .*, expected \{n\} where the number stands"),
         (
@@ -259,10 +259,10 @@ def test_a_yaml_that_is_wrong(place: Place, options: dict[str, str], message: st
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("a.tgz, members: {en: v", "b.tgz, members: {en: v", r"parts.valid\[0\].file: got 'b.tgz', expected a key of"),
-        ("{en: v.en, de: v.de}", "{en: v.en}", r"parts.valid\[0\].members: got \['en'\], expected en, de"),
-        ("v.en", "a.en", "parts: a.en of a.tgz stands in two places"),
-        ("  test:\n", "  tset:\n", "parts: there is no test, nor does a step make it"),
+        ("a.tgz, members: {en: v", "b.tgz, members: {en: v", r"splits.valid\[0\].file: got 'b.tgz', expected a key of"),
+        ("{en: v.en, de: v.de}", "{en: v.en}", r"splits.valid\[0\].members: got \['en'\], expected en, de"),
+        ("v.en", "a.en", "splits: a.en of a.tgz stands in two places"),
+        ("  test:\n", "  tset:\n", "splits: there is no test, nor does a step make it"),
     ],
 )
 def test_parts_that_are_wrong(place: Place, old: str, new: str, message: str):

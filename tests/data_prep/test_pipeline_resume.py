@@ -23,18 +23,18 @@ target: de
 files:
   a.tgz: {urls: []}
   b.zip: {urls: []}
-parts:
+splits:
   train:
     - {file: a.tgz, members: {en: a/one.en, de: a/one.de}}
     - {file: b.zip, members: {en: b/two.en, de: b/two.de}}
   test:
     - {file: b.zip, members: {en: b/test.en, de: b/test.de}}
 steps:
-  - save_raw: {parts: [test]}
+  - save_raw: {splits: [test]}
   - normalise_space
-  - clean: {parts: [train], max_words: 60}
-  - deduplicate: {parts: [train]}
-  - hold_out: {parts: [train], into: valid, every: 5}
+  - clean: {splits: [train], max_words: 60}
+  - deduplicate: {splits: [train]}
+  - hold_out: {splits: [train], into: valid, every: 5}
   - tokenise: {escape: false}
   - bpe: {merges: 40, joint: false}
 """

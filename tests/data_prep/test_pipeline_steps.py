@@ -10,7 +10,7 @@ import pytest
 from data_prep.dataset import SPLITS, load_dataset
 from data_prep.prepare import prepare
 from data_prep.steps import bpe, deduplicate, shards
-from data_prep.text.split import part_of
+from data_prep.text.split import split_of
 from tests.data_prep.corpora import Pair, lines_of
 
 
@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(folder: Path, rows: list[Pair], steps: str, *, sides: int = 2) -> tuple[dict[str, list[tuple[str, ...]]], Any]:
-    """The parts that steps make of a corpus in one piece, and counts.json."""
+    """The splits that steps make of a corpus in one piece, and counts.json."""
     languages = ("en", "de")[:sides]
     (folder / "raw").mkdir()
     for side, language in enumerate(languages):
@@ -34,8 +34,8 @@ def made(folder: Path, rows: list[Pair], steps: str, *, sides: int = 2) -> tuple
     out = folder / "out"
     counts = prepare(load_dataset(str(folder / "own.yaml")), raw=folder / "raw", out=out, workers=1)
     found = {}
-    for part in counts["passes"][-1]["lines"]:
-        found[part] = list(zip(*(lines_of(out / f"{part}.{language}") for language in languages), strict=True))
+    for split in counts["passes"][-1]["lines"]:
+        found[split] = list(zip(*(lines_of(out / f"{split}.{language}") for language in languages), strict=True))
     return found, counts
 
 
@@ -48,27 +48,27 @@ def drawn(count: int, words: int = 40) -> list[Pair]:
 
 def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
     rows = drawn(900, words=400)
-    parts, counts = made(tmp_path, rows, "{split_by_hash: {by: en, valid_percent: 10, test_percent: 10}}")
-    assert set(parts) == set(SPLITS)
+    splits, counts = made(tmp_path, rows, "{split_by_hash: {by: en, valid_percent: 10, test_percent: 10}}")
+    assert set(splits) == set(SPLITS)
     for side in (0, 1):
-        sets = [{row[side].lower() for row in part} for part in parts.values()]
+        sets = [{row[side].lower() for row in split} for split in splits.values()]
         assert len(set().union(*sets)) == sum(map(len, sets))
-    where = [part_of(row[0], valid_percent=10, test_percent=10) for row in rows]
-    assert parts["test"] == [row for row, part in zip(rows, where, strict=True) if part == "test"]
-    taken = {row[1].lower() for row in parts["test"]}
-    valid = [row for row, part in zip(rows, where, strict=True) if part == "valid" and row[1].lower() not in taken]
-    assert parts["valid"] == valid
+    where = [split_of(row[0], valid_percent=10, test_percent=10) for row in rows]
+    assert splits["test"] == [row for row, split in zip(rows, where, strict=True) if split == "test"]
+    taken = {row[1].lower() for row in splits["test"]}
+    valid = [row for row, split in zip(rows, where, strict=True) if split == "valid" and row[1].lower() not in taken]
+    assert splits["valid"] == valid
     (entry,) = [entry for entry in counts["steps"] if entry["step"] == "split_by_hash"]
-    assert entry["in"] - sum(entry["dropped"].values()) == entry["out"] == sum(map(len, parts.values()))
-    assert entry["moved"] == {part: len(found) for part, found in parts.items()}
+    assert entry["in"] - sum(entry["dropped"].values()) == entry["out"] == sum(map(len, splits.values()))
+    assert entry["moved"] == {split: len(found) for split, found in splits.items()}
 
 
 def test_a_split_by_hash_leaves_given_parts_alone(tmp_path: Path):
     (tmp_path / "raw").mkdir()
     rows = drawn(50)
-    for part in SPLITS:
+    for split in SPLITS:
         for side, language in enumerate(("en", "de")):
-            (tmp_path / "raw" / f"{part}.{language}").write_text("".join(f"{row[side]}\n" for row in rows))
+            (tmp_path / "raw" / f"{split}.{language}").write_text("".join(f"{row[side]}\n" for row in rows))
     file = tmp_path / "own.yaml"
     step = "{split_by_hash: {by: en, valid_percent: 10, test_percent: 10}}"
     file.write_text(f"kind: text\nsource: en\ntarget: de\nsteps: [{step}]\n")
@@ -79,9 +79,9 @@ def test_a_split_by_hash_leaves_given_parts_alone(tmp_path: Path):
 @pytest.mark.parametrize("sides", [1, 2])
 def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
     rows = drawn(1000)
-    parts, counts = made(tmp_path, rows, "deduplicate", sides=sides)
-    assert parts["train"] == list(dict.fromkeys(row[:sides] for row in rows))
-    assert counts["steps"][-1]["dropped"] == {"duplicate": 1000 - len(parts["train"])}
+    splits, counts = made(tmp_path, rows, "deduplicate", sides=sides)
+    assert splits["train"] == list(dict.fromkeys(row[:sides] for row in rows))
+    assert counts["steps"][-1]["dropped"] == {"duplicate": 1000 - len(splits["train"])}
 
 
 def test_sides_are_no_one_line(tmp_path: Path):
@@ -92,9 +92,9 @@ def test_sides_are_no_one_line(tmp_path: Path):
 @pytest.mark.parametrize("every", [2, 7, 60, 1333])
 def test_every_nth_line_counts_over_all_shards(tmp_path: Path, every: int):
     rows = [(f"{n}", f"{n}") for n in range(1, 2001)]
-    parts, _ = made(tmp_path, rows, f"{{hold_out: {{parts: [train], into: rest, every: {every}}}}}")
-    assert parts["rest"] == [row for row in rows if int(row[0]) % every == 0]
-    assert parts["train"] == [row for row in rows if int(row[0]) % every]
+    splits, _ = made(tmp_path, rows, f"{{hold_out: {{splits: [train], into: rest, every: {every}}}}}")
+    assert splits["rest"] == [row for row in rows if int(row[0]) % every == 0]
+    assert splits["train"] == [row for row in rows if int(row[0]) % every]
 
 
 def test_words_are_counted_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

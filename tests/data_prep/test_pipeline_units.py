@@ -25,9 +25,9 @@ PARTS = {
 def raw(tmp_path: Path) -> Path:
     folder = tmp_path / "raw"
     folder.mkdir()
-    for part, rows in PARTS.items():
+    for split, rows in PARTS.items():
         for side, language in enumerate(LANGUAGES):
-            (folder / f"{part}.{language}").write_bytes(text(rows, side))
+            (folder / f"{split}.{language}").write_bytes(text(rows, side))
     return folder
 
 
@@ -41,9 +41,9 @@ def prepared(raw: Path, step: str, *, workers: int = 1) -> Path:
 @needs_fastbpe
 def test_the_engine_of_bpe_changes_nothing(raw: Path):
     files = [prepared(raw, f"bpe: {{merges: 90, engine: {engine}}}") for engine in ("subword-nmt", "fastBPE")]
-    for part in PARTS:
+    for split in PARTS:
         for language in LANGUAGES:
-            slow, fast = (lines_of(folder / f"{part}.{language}") for folder in files)
+            slow, fast = (lines_of(folder / f"{split}.{language}") for folder in files)
             assert slow == fast
             assert any("@@" in line for line in slow)
 
@@ -59,9 +59,9 @@ def test_sentencepiece(raw: Path, joint: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shards, "_SMALL", 70)
     monkeypatch.setattr(sentencepiece, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
     out = prepared(raw, f"sentencepiece: {{units: 90, joint: {joint}}}")
-    for part, rows in PARTS.items():
+    for split, rows in PARTS.items():
         for side, language in enumerate(LANGUAGES):
-            units = lines_of(out / f"{part}.{language}")
+            units = lines_of(out / f"{split}.{language}")
             assert [line.replace(" ", "").replace("▁", " ").strip() for line in units] == [row[side] for row in rows]
     of_both = [out / "sentencepiece.model"]
     of_each = [out / f"sentencepiece.model.{language}" for language in LANGUAGES]

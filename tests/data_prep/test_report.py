@@ -13,7 +13,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lengths: dict[int, in
     """Up to which length, and the height of the line over each bar of train."""
     figures: list[Any] = []
     monkeypatch.setattr(report.pyplot, "close", figures.append)
-    histograms = {(part, "en"): Counter(lengths) for part in ("train", "valid", "test")}
+    histograms = {(split, "en"): Counter(lengths) for split in ("train", "valid", "test")}
     longest = report._draw(histograms, ("en",), tmp_path / "lengths.png")
     (outline,) = figures[0].axes[0].patches
     return longest, {float(x): float(y) for x, y in outline.get_xy()[1:-1:2]}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data_prep.text import bpe
 from data_prep.text.clean import normalise_space, pair_filter
 from data_prep.text.moses import moses_language
-from data_prep.text.split import part_of
+from data_prep.text.split import split_of
 from data_prep.text.tokenise import tokeniser
 from scripts.common.errors import UserError
 from scripts.scoring.detokenise import detokenise
@@ -64,9 +64,9 @@ PINNED = {"train": 1900, "valid": 39, "test": 61}
 def test_the_parts_are_those_of_the_first_release():
     """Pinned: another hash would shuffle every published score."""
     lines = [f"line {n}" for n in range(2000)]
-    parts = [part_of(line, valid_percent=2, test_percent=3) for line in lines]
-    assert Counter(parts) == PINNED
-    assert parts == [part_of(line.upper(), valid_percent=2, test_percent=3) for line in lines]
+    splits = [split_of(line, valid_percent=2, test_percent=3) for line in lines]
+    assert Counter(splits) == PINNED
+    assert splits == [split_of(line.upper(), valid_percent=2, test_percent=3) for line in lines]
 
 
 def tokenise(lines: list[str], *, language: str, escape: bool) -> list[str]:
@@ -96,7 +96,7 @@ def test_an_entity_in_the_text_survives():
 
 
 def test_the_language_matters():
-    """Moses parts English contractions; and it knows countries by no name."""
+    """Moses splits English contractions; and it knows countries by no name."""
     assert tokenise(["don't"], language="en", escape=False) != tokenise(["don't"], language="de", escape=False)
     assert [moses_language(language) for language in ("zh_CN", "pt_BR", "de")] == ["zh", "pt", "de"]
 

@@ -44,7 +44,7 @@ def test_manifest_names_what_the_graphs_take_and_give(exported):
 
     manifest = json.loads((exported / "manifest.json").read_text())
     assert {file.name for file in exported.iterdir()} == {*manifest["files"], "manifest.json"}
-    assert manifest["types"] == {"source": 44, "target": 44}
+    assert manifest["vocab_sizes"] == {"source": 44, "target": 44}
     assert [manifest[name] for name in ("bos", "pad", "eos", "unk", "first")] == [0, 1, 2, 3, 2]
     assert (exported / "target.txt").read_text().split()[:5] == ["<s>", "<pad>", "</s>", "<unk>", "w0"]
     for graph in manifest["graphs"].values():

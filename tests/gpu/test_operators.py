@@ -44,7 +44,7 @@ def test_convolutions(dtype, K, padding_l, R, device):
 
 def test_dropconnect_is_the_mask_of_the_definition(dtype, device):
     x, weight = make(device, 40, 2, 128, dtype=dtype), make(device, 40, 2, 2, 31, dtype=dtype)
-    assert native.refusal("light_conv", x) is None
+    assert native.unsupported_reason("light_conv", x) is None
     got = torch.ops.lightconv.dynamic_conv(x, weight, 30, True, 0.3, torch.tensor([77], device=device))
     kernel = weight.double().softmax(-1).cpu() * factors((40, 2, 2, 31), 0.3, 77)
     assert_close(got.cpu(), reference.dynamic_conv(x.double().cpu(), kernel, padding_l=30, normalization="none"), dtype)

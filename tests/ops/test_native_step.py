@@ -167,5 +167,5 @@ def test_gradients_are_the_reference_s(caplog):
     assert "inputs" in state
     out.sum().backward()
     assert weight.grad is not None
-    assert native.refusal("conv_step", x, weight.detach()) is None
-    assert native.refusal("light_conv", x) is None
+    assert native.unsupported_reason("conv_step", x, weight.detach()) is None
+    assert native.unsupported_reason("light_conv", x) is None

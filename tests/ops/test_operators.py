@@ -32,10 +32,10 @@ def toolkit(monkeypatch):
     assert library.load() is None
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(cuda, "unusable", lambda: None)
-    native.operators._cached_refusal_of_kind.cache_clear()
+    native.operators._cached_reason_of_kind.cache_clear()
     with torch.no_grad():
         yield
-    native.operators._cached_refusal_of_kind.cache_clear()
+    native.operators._cached_reason_of_kind.cache_clear()
 
 
 def call(operator: str, device: str) -> tuple[Tensor, ...]:

@@ -73,7 +73,7 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
     [
         ("ops", ["--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"]),
         ("ops", ["--alone", "--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"]),
-        ("decode", ["--types", "40", "--sentences", "1", "--length", "3"]),
+        ("decode", ["--vocab-size", "40", "--sentences", "1", "--length", "3"]),
         ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
     ],
 )
@@ -97,7 +97,7 @@ def test_updates_are_timed_with_flags_of_fairseq_train(flags):
     load_plugin()
     entries = [training.small_models()[0], training.small_models()[2]]
     entries[1] = dataclasses.replace(entries[1], peer=None)
-    found = training.measure(entries, types=40, tokens=64, device=CPU, flags=flags.split(), seconds=0.01)
+    found = training.measure(entries, vocab_size=40, tokens=64, device=CPU, flags=flags.split(), seconds=0.01)
     assert [record["words_a_second"] > 0 for record in found] == [True, True]
 
 

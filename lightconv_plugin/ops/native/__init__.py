@@ -1,6 +1,6 @@
 """The operators in C++ and CUDA C++, behind the same functions as ``reference``; forward and backward.
 
-What this backend cannot do is said by ``refusal``; calling it all the same raises that sentence.
+What this backend cannot do is said by ``unsupported_reason``; calling it all the same raises that sentence.
 """
 
 from typing import Any
@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops.native import autograd
-from lightconv_plugin.ops.native.operators import CPU_TYPES, has_kernel, refusal
+from lightconv_plugin.ops.native.operators import CPU_TYPES, has_kernel, unsupported_reason
 from lightconv_plugin.ops.normalization import prepare_kernel
 
-__all__ = ["CPU_TYPES", "dropout", "dynamic_conv", "glu_mask", "has_kernel", "light_conv", "refusal", "smoothed_nll"]
+__all__ = [
+    "CPU_TYPES",
+    "dropout",
+    "dynamic_conv",
+    "glu_mask",
+    "has_kernel",
+    "light_conv",
+    "smoothed_nll",
+    "unsupported_reason",
+]
 
 
 def light_conv(
@@ -21,7 +30,7 @@ def light_conv(
     """See ``reference.light_conv``; the same shapes.
 
     Raises:
-        ValueError: what ``refusal`` says, or an unknown normalisation.
+        ValueError: what ``unsupported_reason`` says, or an unknown normalisation.
     """
     return _conv("light_conv", x, weight, padding_l, normalization, dropconnect)
 
@@ -32,7 +41,7 @@ def dynamic_conv(
     """See ``reference.dynamic_conv``; the same shapes.
 
     Raises:
-        ValueError: what ``refusal`` says, or an unknown normalisation.
+        ValueError: what ``unsupported_reason`` says, or an unknown normalisation.
     """
     return _conv("dynamic_conv", x, weight, padding_l, normalization, dropconnect)
 
@@ -41,7 +50,7 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """See ``reference.glu_mask``; the same shapes, on a GPU.
 
     Raises:
-        ValueError: what ``refusal`` says.
+        ValueError: what ``unsupported_reason`` says.
     """
     require("glu_mask", x)
     return autograd.glu_mask(x, padding_mask)
@@ -62,12 +71,12 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
 
 
 def require(operator: str, x: Tensor, *others: Tensor | None) -> None:
-    """Raise what ``refusal`` says.
+    """Raise what ``unsupported_reason`` says.
 
     Raises:
         ValueError: the library does not take the call.
     """
-    refused = refusal(operator, x, *others)
+    refused = unsupported_reason(operator, x, *others)
     if refused is not None:
         raise ValueError(f"the native backend cannot run {operator}: {refused.reason}")
 

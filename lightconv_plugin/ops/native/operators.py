@@ -56,7 +56,7 @@ OPERATORS = {
 }
 
 
-class Refusal(NamedTuple):
+class UnsupportedReason(NamedTuple):
     """The reason why the library does not take a call.
 
     Attributes:
@@ -68,13 +68,15 @@ class Refusal(NamedTuple):
     by_design: bool = False
 
 
-_DECODES = Refusal("it records no gradients; decode under torch.no_grad()")
-_STRIDED = Refusal("its tensors must be contiguous")
-_TRANSFORMED = Refusal("it has no rule for torch.func, and no forward-mode derivatives", True)
-_PRODUCT = Refusal(f"it takes 1 to {FEW_ROWS} contiguous rows, without gradients and outside of autocast", True)
+_DECODES = UnsupportedReason("it records no gradients; decode under torch.no_grad()")
+_STRIDED = UnsupportedReason("its tensors must be contiguous")
+_TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
+_PRODUCT = UnsupportedReason(
+    f"it takes 1 to {FEW_ROWS} contiguous rows, without gradients and outside of autocast", True
+)
 
 
-def refusal(operator: str, x: Tensor, *others: Tensor | None) -> Refusal | None:
+def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> UnsupportedReason | None:
     """Return the reason why the library does not take a call of ``operator``, or None. Loads the library.
 
     Args:
@@ -83,7 +85,7 @@ def refusal(operator: str, x: Tensor, *others: Tensor | None) -> Refusal | None:
         others: its further floating-point tensors, as far as they can decide it.
     """
     device, dtype = x.device, x.dtype
-    refused = _refusal_of_kind(operator, device.type, dtype)
+    refused = _reason_of_kind(operator, device.type, dtype)
     if refused is not None:
         return refused
     takes = OPERATORS[operator]
@@ -105,13 +107,15 @@ def refusal(operator: str, x: Tensor, *others: Tensor | None) -> Refusal | None:
         if t is None:
             continue
         if t.device != device:
-            return Refusal(f"its tensors must be on one device; got {device} and {t.device}", takes.few_rows)
+            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", takes.few_rows)
         if t.dtype != dtype and not takes.casts:
-            return Refusal(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.few_rows)
+            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.few_rows)
         if takes.contiguous and not t.is_contiguous():
             return _PRODUCT if takes.few_rows else _STRIDED
         if takes.widest is not None and device.type == "cuda" and t.shape[-1] > takes.widest:
-            return Refusal(f"on a GPU {operator} takes kernels of at most {takes.widest} weights; got {t.shape[-1]}")
+            return UnsupportedReason(
+                f"on a GPU {operator} takes kernels of at most {takes.widest} weights; got {t.shape[-1]}"
+            )
     return None
 
 
@@ -125,24 +129,24 @@ def has_kernel(operator: str, device: str) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _refusal_of_kind(operator: str, device: str, dtype: torch.dtype) -> Refusal | None:
-    return _cached_refusal_of_kind(operator, device, dtype)
+def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
+    return _cached_reason_of_kind(operator, device, dtype)
 
 
 @functools.cache
-def _cached_refusal_of_kind(operator: str, device: str, dtype: torch.dtype) -> Refusal | None:
+def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
     takes = OPERATORS[operator]
     missing = library.load()
     if missing is not None:
-        return Refusal(missing, takes.few_rows)
+        return UnsupportedReason(missing, takes.few_rows)
     if device not in TYPES:
-        return Refusal(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", takes.few_rows)
+        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", takes.few_rows)
     if not has_kernel(operator, device):
-        return Refusal(f"it has no kernel of {operator} for a {MACHINES[device]}", True)
+        return UnsupportedReason(f"it has no kernel of {operator} for a {MACHINES[device]}", True)
     types = takes.types or TYPES[device]
     if dtype not in types:
         names = [str(t).removeprefix("torch.") for t in types]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        return Refusal(f"on a {MACHINES[device]} it takes {listed}; got {dtype}", takes.few_rows)
+        return UnsupportedReason(f"on a {MACHINES[device]} it takes {listed}; got {dtype}", takes.few_rows)
     unusable = cuda.unusable() if device == "cuda" else None
-    return None if unusable is None else Refusal(unusable, takes.few_rows)
+    return None if unusable is None else UnsupportedReason(unusable, takes.few_rows)

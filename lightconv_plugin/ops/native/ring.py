@@ -23,7 +23,7 @@ def conv_step(
     """One position: x (1, N, C) and logits (H, K) or (1, N, H, K) give (1, N, C) and the state for the next.
 
     Raises:
-        ValueError: what ``native.refusal`` says, or an unknown normalisation.
+        ValueError: what ``native.unsupported_reason`` says, or an unknown normalisation.
     """
     native.require("conv_step", x, weight)
     if state is None:
@@ -41,7 +41,7 @@ def rows(state: State) -> int:
 def reorder(state: State, new_order: Tensor) -> State:
     """The state in which hypothesis n continues what new_order[n] has read; there may be fewer or more than before."""
     ring, ancestors = state["ring"], state["ancestors"]
-    if native.refusal("reorder_ancestors", ancestors) is None:
+    if native.unsupported_reason("reorder_ancestors", ancestors) is None:
         ancestors = torch.ops.lightconv.reorder_ancestors(ancestors, new_order)
     else:
         ancestors = ancestors.index_select(1, new_order)
