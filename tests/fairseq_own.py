@@ -128,7 +128,7 @@ def searching(column: str, data: Path, flags: list[str]) -> Callable[[], None]:
 
 def own_test(column: str, checkout: Path, name: str) -> Callable[[], None]:
     """One of fairseq's tests with the column's models in place of those that it names."""
-    arch, small, language_model = MODELS[column]
+    model, small, language_model = MODELS[column]
 
     def kept(flags: list[str] | None) -> list[str]:
         given = list(flags or [])
@@ -147,10 +147,10 @@ def own_test(column: str, checkout: Path, name: str) -> Callable[[], None]:
         binaries: Any = importlib.import_module("tests.test_binaries")
         translation, language = binaries.train_translation_model, binaries.train_language_model
 
-        def train_translation(data: str, arch_: str, extra_flags: Any = None, *others: Any, **options: Any) -> Any:
-            return translation(data, arch, [*small.split(), *kept(extra_flags)], *others, **options)
+        def train_translation(data: str, arch: str, extra_flags: Any = None, *others: Any, **options: Any) -> Any:
+            return translation(data, model, [*small.split(), *kept(extra_flags)], *others, **options)
 
-        def train_language(data: str, arch_: str, extra_flags: Any = None, *others: Any, **options: Any) -> Any:
+        def train_language(data: str, arch: str, extra_flags: Any = None, *others: Any, **options: Any) -> Any:
             return language(data, language_model, kept(extra_flags), *others, **options)
 
         binaries.train_translation_model, binaries.train_language_model = train_translation, train_language
