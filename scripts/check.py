@@ -22,7 +22,7 @@ from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.kept import check_kept, updates_in_epoch
 from scripts.fairseq_io.models import NoWords, invented_dictionaries, load_plugin
 from scripts.fairseq_io.parsers import Asked, parse
-from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.config import Config, add_arguments, given_config
 from scripts.reproduce.layout import baseline_config
 from scripts.tune import combinations
 
@@ -243,12 +243,12 @@ def check_judged_parts(config: Config, built: Built, args: Namespace, generation
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
     parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines")
     arguments = parser.parse_args()
-    config = load_config(arguments.config)
+    config = given_config(arguments)
     if arguments.data:
         check_binarised(arguments.data)
     found = find_devices(arguments.devices)

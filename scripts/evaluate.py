@@ -12,14 +12,14 @@ from scripts.common.provenance import signature
 from scripts.fairseq_io.commands import averaged, evaluate_command
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.model_arguments import chosen_settings, model_parser
-from scripts.pipeline.config import load_config
+from scripts.pipeline.config import given_config
 from scripts.scoring.perplexity import run_evaluation, scores
 
 
 def main() -> None:
     arguments = model_parser(__doc__, out="the folder for scores.json").parse_args()
     interruptible()
-    config = load_config(arguments.config)
+    config = given_config(arguments)
     chosen = chosen_settings(arguments)
 
     ownership.check_writable(*(arguments.out / name for name in ("evaluate.log", "sentences.txt")))

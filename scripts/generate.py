@@ -11,13 +11,13 @@ from scripts.fairseq_io.commands import averaged, generate_command, generation_s
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
 from scripts.fairseq_io.model_arguments import chosen_settings, model_parser
-from scripts.pipeline.config import load_config
+from scripts.pipeline.config import given_config
 
 
 def main() -> None:
     arguments = model_parser(__doc__, out="the folder for the translations").parse_args()
     interruptible()
-    config = load_config(arguments.config)
+    config = given_config(arguments)
     chosen = chosen_settings(arguments)
     settings = generation_settings(config, chosen)
 

@@ -32,12 +32,12 @@ class Vocabulary:
 
 
 VOCABULARIES = {
-    "wmt16_en_de": Vocabulary(32_768, None, "En-De: 32,768 types, one shared matrix (33.6M)"),
+    "wmt16_en_de_google": Vocabulary(32_768, None, "En-De: 32,768 types, one shared matrix (33.6M)"),
     "wmt14_en_fr": Vocabulary(
         44_512, None, "En-Fr: 44,512 types, one shared matrix (45.6M); the paper prints no count"
     ),
     "wmt17_zh_en": Vocabulary(37_728, 37_728, "Zh-En: three matrices of 37,728 rows (115.9M): source, target, output"),
-    "iwslt14_de_en": Vocabulary(
+    "iwslt14_de_en_2018": Vocabulary(
         10_000, 10_000, "IWSLT: 10,000 types a side (10K joint BPE), three matrices; the paper prints no count"
     ),
     "cnn_dm": Vocabulary(30_000, 30_000, "CNN-DailyMail: 30,000 types, three matrices: source, target, output"),
@@ -83,8 +83,8 @@ def vocabulary(path: Path) -> Vocabulary:
     return GEHRING.get(config.train["arch"]) or VOCABULARIES[config.dataset]
 
 
-def count(path: Path, **options: Any) -> int:
-    """The weights of a configuration's model, each distinct one once; ``options`` in place of those of its ``train``.
+def build(path: Path, **options: Any) -> Any:
+    """Build a configuration's model without memory; ``options`` in place of those of its ``train``.
 
     ``load_plugin`` comes first.
     """
@@ -98,8 +98,12 @@ def count(path: Path, **options: Any) -> int:
     given = {name.replace("_", "-"): value for name, value in options.items()}
     args = training_arguments(flags(load_config(path).train | given))
     with torch.device("meta"):
-        model = fairseq.models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
-    return sum({id(p): p.numel() for p in model.parameters()}.values())
+        return fairseq.models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
+
+
+def count(path: Path, **options: Any) -> int:
+    """The weights of a configuration's model, each distinct one once; see ``build``."""
+    return sum({id(p): p.numel() for p in build(path, **options).parameters()}.values())
 
 
 @functools.cache

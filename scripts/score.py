@@ -1,9 +1,10 @@
 """Score translations, or summaries where the configuration says `score: {metric: rouge}`.
 
 Tokenised BLEU is what multi-bleu.perl gives: hypothesis against reference as tokenised by the preparation, case kept;
-with `score: {compounds: true}` also after splitting compounds at their hyphens, as En-De is reported. sacreBLEU, chrF
-and TER detokenise the hypothesis (sacremoses) and compare it with the untouched reference, so they do not depend on
-how the data was tokenised. ROUGE compares the same two; where ROUGE-1.5.5's Perl script is found, it runs beside.
+with `score: {metric: bleu_compounds}` also after splitting compounds at their hyphens, as En-De is reported.
+sacreBLEU, chrF and TER detokenise the hypothesis (sacremoses) and compare it with the untouched reference, so they do
+not depend on how the data was tokenised. ROUGE compares the same two; where ROUGE-1.5.5's Perl script is found, it runs
+beside.
 
 DIR gets scores.json and hypotheses.detok. With --baseline, significance.json and a table say how sure it is that this
 system is better than another on the same test set, by paired bootstrap.
@@ -19,7 +20,7 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.provenance import signature
 from scripts.common.terminal import aligned
-from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.config import Config, add_arguments, given_config
 from scripts.scoring.detokenise import detokenise, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
 from scripts.scoring.perl_rouge import perl_rouge, why_not
@@ -87,7 +88,7 @@ def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts.generate wrote")
     parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep.prepare wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for scores.json")
@@ -96,7 +97,7 @@ def main() -> None:
     )
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="another system's --hypotheses, to compare with")
     arguments = parser.parse_args()
-    config = load_config(arguments.config)
+    config = given_config(arguments)
     subset = arguments.subset
     dataset = load_dataset(config.dataset)
     if dataset.target is None:

@@ -10,6 +10,7 @@ one fixed length, the mean length of the references. speed.json says which it wa
 """
 
 import argparse
+import shlex
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from scripts.fairseq_io.commands import generate_command, speed_settings, train_
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.config import Config, add_arguments, given_config
 from scripts.reproduce.layout import baseline_config, model_file, seed_root, tuning_file
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
@@ -84,7 +85,7 @@ def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained:
     ours = trained_system(config, run)
     if ours is None:
         raise UserError(
-            f"{run} has no selected model; run python -m scripts.reproduce {config.path} --to select, "
+            f"{run} has no selected model; run python -m scripts.reproduce {shlex.join(config.arguments)} --to select, "
             "or with --untrained for the speed of random weights"
         )
     if other is None:
@@ -117,14 +118,14 @@ def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, selected")
     parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for speed.json")
     parser.add_argument("--untrained", action="store_true", help="of models without training, whatever there is")
     arguments = parser.parse_args()
     interruptible()
-    config, out, data = load_config(arguments.config), arguments.out, arguments.data
+    config, out, data = given_config(arguments), arguments.out, arguments.data
     speed = config.speed
     if not speed:
         raise UserError(f"{config.path} has no section `speed`; add one, or leave the stage out")

@@ -31,7 +31,7 @@ from scripts.fairseq_io.devices import Devices, find_devices, precision, share_o
 from scripts.fairseq_io.inputs import check_binarised, check_first
 from scripts.fairseq_io.loss_curve import plot_loss
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log
-from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.config import Config, add_arguments, given_config
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"
@@ -249,7 +249,7 @@ def describe_batch(config: Config, devices: Devices) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="the folder for checkpoints, log and curve"
@@ -267,7 +267,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     interruptible()
-    config = load_config(arguments.config)
+    config = given_config(arguments)
     check_binarised(arguments.data)
     devices = find_devices(
         arguments.devices,
@@ -279,7 +279,7 @@ def main() -> None:
     if devices.node_rank == 0:
         print("train: checking every setting, the model and the lengths of all lines", flush=True)
         shared = [f"--devices={devices.count}", f"--nodes={devices.nodes}"]
-        check_first(arguments.config, f"--data={arguments.data}", *shared)
+        check_first(config, f"--data={arguments.data}", *shared)
         train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes
         command = train_command(config, seed, arguments.data, arguments.out, devices)

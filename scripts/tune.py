@@ -3,8 +3,8 @@
 All combinations of the candidates in the CONFIG's section `tune` are compared; without one, the CONFIG's own values
 are taken and validated. For each number of checkpoints and each setting that the search depends on (max-len-b, min-len,
 beam, ...) the validation set is generated once, with all hypotheses that the search finished; length penalties
-(lenpen) only reorder these, so they cost nothing. Translations are chosen by tokenised BLEU, summaries by the mean of
-ROUGE-1, 2 and L, language models by their perplexity; of equals the first.
+(lenpen) only reorder these, so they cost nothing. Translations are chosen by the BLEU that `score.metric` names,
+summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity; of equals the first.
 
 DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was chosen) and valid/ (its hypotheses). What
 a killed run had generated is used again.
@@ -36,9 +36,10 @@ from scripts.fairseq_io.generation import (
     write_hypotheses,
 )
 from scripts.fairseq_io.inputs import check_binarised, check_path
-from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.config import Config, add_arguments, given_config
 from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.perplexity import run_evaluation
+from scripts.scoring.score_names import NAMES
 
 BEAM = 5  # fairseq-generate's default
 Candidate = dict[str, Any]
@@ -174,14 +175,14 @@ def write_sweep(out: Path, what: str, tried: list[Tried], best: Tried) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
     parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the sweep and the model")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     arguments = parser.parse_args()
     interruptible()
-    config, out = load_config(arguments.config), arguments.out
+    config, out = given_config(arguments), arguments.out
     check_binarised(arguments.data)
     check_path(arguments.checkpoints)
     if not arguments.checkpoints.is_dir():
@@ -197,7 +198,7 @@ def main() -> None:
 
         tried = tune_generation(sweep, metric(config))
         best = max(tried, key=lambda one: one.score)
-        what = "BLEU (tokenised)" if config.metric == "bleu" else "mean of ROUGE-1, 2 and L"
+        what = NAMES.get(config.metric, "mean of ROUGE-1, 2 and L")
         write_valid(sweep, best.choice, arguments.seed)
     write_sweep(out, what, tried, best)
     sweep.keep(best.choice)

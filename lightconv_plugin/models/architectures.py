@@ -58,7 +58,7 @@ IWSLT: Values = {
     "input_dropout": 0.0,
 }
 
-# Section 5.1 says d = 1024, but only d = 512 has the parameters that Table 5 prints
+# Section 6.4 says d = 1024, but only d = 512 has the parameters that Table 5 prints
 CNN_DM: Values = {
     **size(embed_dim=512, ffn_embed_dim=2048, heads=8),
     **NO_GLU,
@@ -123,7 +123,7 @@ ENCODER_DECODER: dict[str, Values] = {
     "pla_dynamicconv_small": {**SMALL, **DYNAMICCONV},
 }
 
-# Table 4; "Language Modeling" of section 5.1 for the bands. Norms before, none after the last block, as in the code
+# Table 4; "Language Modeling" of section 5.3 for the bands. Norms before, none after the last block, as in the code
 # behind the paper.
 LM_GBW: Values = {
     "dropout": 0.1,

@@ -1,4 +1,4 @@
-"""``pla_lightconv``: the encoder-decoder of section 3.3, LightConv or DynamicConv on either side.
+"""``pla_lightconv``: the encoder-decoder of section 5.1, LightConv or DynamicConv on either side.
 
 Embeddings, positions, the output layer and the walk through the blocks are those of fairseq's Transformer, as in the
 paper, which only replaced self-attention.

@@ -1,4 +1,4 @@
-"""``pla_lightconv_lm``: the decoder alone as a language model (section 5.1), with adaptive input and softmax."""
+"""``pla_lightconv_lm``: the decoder alone as a language model (section 5.3), with adaptive input and softmax."""
 
 import ast
 from argparse import ArgumentParser

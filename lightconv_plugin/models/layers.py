@@ -1,4 +1,4 @@
-"""Blocks of the encoder and the decoder (section 3.3 and Figure 2): a mixer over time where the Transformer has
+"""Blocks of the encoder and the decoder (section 5.1 and Figure 2): a mixer over time where the Transformer has
 self-attention, source-target attention in the decoder, a feed-forward network; each with a residual connection."""
 
 import uuid

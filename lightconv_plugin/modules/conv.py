@@ -88,7 +88,7 @@ class TimeConv(StepByStep):
 
 
 class LightweightConv(TimeConv):
-    """LightConv (section 3.1): one kernel a head, the same at every position; H * K parameters."""
+    """LightConv (section 3): one kernel a head, the same at every position; H * K parameters."""
 
     def __init__(self, channels: int, kernel_size: int, **options) -> None:
         super().__init__(channels, kernel_size, **options)
@@ -118,7 +118,7 @@ class LightweightConv(TimeConv):
 
 
 class DynamicConv(TimeConv):
-    """DynamicConv (section 3.2): each position predicts its kernels; C * H * K parameters, no bias.
+    """DynamicConv (section 4): each position predicts its kernels; C * H * K parameters, no bias.
 
     Args:
         query_dim: Q, the width of what the kernels are predicted from; C, the convolved input itself, unless given.

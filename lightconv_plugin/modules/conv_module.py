@@ -12,7 +12,7 @@ from lightconv_plugin.modules.window import IncrementalState
 class ConvModule(nn.Module):
     """Linear(C_in -> 2C), GLU, convolution, Linear(C -> C_in); without GLU the first map is C_in -> C.
 
-    Takes the place of self-attention in a block (section 3.3).
+    Takes the place of self-attention in a block (section 5.1).
 
     Args:
         embed_dim: C_in, the width of the block.

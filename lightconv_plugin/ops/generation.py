@@ -100,7 +100,7 @@ def decoder_block(
     norm_first: bool,
     eps: float,
 ) -> Tensor:
-    """One position of a decoder's block (section 3.3): convolution, attention to the source, feed-forward network.
+    """One position of a decoder's block (section 5.1): convolution, attention to the source, feed-forward network.
 
     ``models.layers.DecoderBlock`` is the definition. Only where the library ``takes`` it.
 

@@ -1,20 +1,20 @@
 """The operators of the paper in plain PyTorch: the definition that every other backend is tested against.
 
 Shapes: x is (T, B, C); a kernel has K weights, one kernel a head, H heads; the C channels fall into H groups of
-R = C / H neighbours that share their head's kernel (section 3.1). For a position i and a channel c of head h
+R = C / H neighbours that share their head's kernel (section 3). For a position i and a channel c of head h
 
     out[i, b, c] = sum over j = 0..K-1 of  w[.., h, j] * x[i + j - padding_l, b, c]
 
 where x is zero outside 0..T-1. ``padding_l = K - 1`` is the causal convolution of a decoder, ``K // 2`` the "same"
 convolution of an encoder. In LightConv w is one (H, K) table for all positions; in DynamicConv each position has its
-own, w: (T, B, H, K), predicted from x[i] (section 3.2).
+own, w: (T, B, H, K), predicted from x[i] (section 4).
 
 Three decisions that the paper leaves open:
 
 * The kernel is normalised over all its K weights, also where the sequence is shorter than the kernel, so that the
   weights that fall on the padding take their share. One step of decoding with t < K inputs so far therefore
   normalises all K logits first and then uses the last t.
-* DropConnect (section 3.2) drops normalised weights, independently for every position, sentence and head, LightConv's
+* DropConnect (section 3) drops normalised weights, independently for every position, sentence and head, LightConv's
   shared kernel included: a position sees its own thinned copy. So did the code behind the published results.
 * Weights are normalised in float32 when x is float16 or bfloat16, and then cast to x's type.
 
@@ -34,7 +34,7 @@ TIME_BLOCK = 128
 def light_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
 ) -> Tensor:
-    """LightConv over a whole sequence (section 3.1, equations 3 and 4).
+    """LightConv over a whole sequence (section 3).
 
     Args:
         x: (T, B, C), any floating type, any strides.
@@ -63,7 +63,7 @@ def light_conv(
 def dynamic_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
 ) -> Tensor:
-    """DynamicConv over a whole sequence, given the predicted kernels (section 3.2, equation 5).
+    """DynamicConv over a whole sequence, given the predicted kernels (section 4).
 
     Args:
         x: (T, B, C), any floating type, any strides.
@@ -115,7 +115,7 @@ def dynamic_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "s
 
 
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """The gate in front of the convolution (section 3.3), zero at padding.
+    """The gate in front of the convolution (section 3), zero at padding.
 
     Args:
         x: (T, B, 2C), values and then gates.

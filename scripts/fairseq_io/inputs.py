@@ -7,6 +7,7 @@ from pathlib import Path
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.common.process import child, python_module
+from scripts.pipeline.config import Config
 
 
 def user_dir() -> Path:
@@ -38,12 +39,12 @@ def check_path(path: Path) -> None:
         raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
 
 
-def check_first(config: Path, *flags: str) -> None:
+def check_first(config: Config, *flags: str) -> None:
     """Run python -m scripts.check on a configuration, in a process of its own: fairseq is heavy.
 
     Raises:
         SystemExit: it refuses; it has said why itself.
     """
-    with child([*python_module("scripts.check"), str(config), *flags]) as process:
+    with child([*python_module("scripts.check"), *config.arguments, *flags]) as process:
         if process.wait() != 0:
             sys.exit(1)

@@ -7,13 +7,14 @@ from typing import Any
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
 from scripts.fairseq_io.inputs import check_binarised, check_path
+from scripts.pipeline.config import add_arguments
 from scripts.pipeline.schema import SUBSETS
 
 
 def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
     """Their options; ``out`` says what --out is for."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)

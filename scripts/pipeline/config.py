@@ -12,13 +12,15 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
   generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's
   tune: {last: [5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all combinations of
                      which are compared on validation, for each seed by itself
-  score: {metric: bleu, compounds: true}   bleu, rouge or perplexity; compounds: BLEU also with compounds split
+  score: {metric: bleu}   by which settings and seeds are chosen on validation: bleu (tokenised), bleu_compounds (the
+                     same with compounds split), sacrebleu, rouge or perplexity
   speed: {beam: 4, batch-size: 256, subset: valid, runs: 3, baseline: transformer.yaml}   the speed of generation beside
                      that of another configuration (a path relative to this one) in the same run
 
-A whole section given as null is taken back.
+A whole section given as null is taken back. ``--dataset`` of the commands takes the place of ``dataset``.
 """
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,10 +46,16 @@ class Config:
     tune: dict[str, Any] = field(default_factory=dict)
     score: dict[str, Any] = field(default_factory=dict)
     speed: dict[str, Any] = field(default_factory=dict)
+    other_dataset: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments by which a command reads this configuration (``add_arguments``)."""
+        return [str(self.path), *(["--dataset", self.other_dataset] if self.other_dataset else [])]
 
     @property
     def metric(self) -> str:
-        """Return what the models are compared by: bleu, rouge or perplexity."""
+        """Return what the models are compared by: bleu, bleu_compounds, sacrebleu, rouge or perplexity."""
         return str(self.score.get("metric", "bleu"))
 
     def merged(self) -> dict[str, Any]:
@@ -64,8 +72,21 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def load_config(path: Path) -> Config:
-    """Read ``path`` and the chain of files it builds on.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that ``given_config`` reads."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    parser.add_argument(
+        "--dataset", metavar="NAME", help="a file of data_prep/datasets in place of the configuration's `dataset`"
+    )
+
+
+def given_config(arguments: argparse.Namespace) -> Config:
+    """The configuration that a command was given; see ``load_config``."""
+    return load_config(arguments.config, arguments.dataset)
+
+
+def load_config(path: Path, other_dataset: str | None = None) -> Config:
+    """Read ``path`` and the chain of files it builds on; ``other_dataset`` takes the place of theirs.
 
     Raises:
         UserError: a file cannot be read, builds on itself, or holds an unknown or ill-typed key; the message names
@@ -88,8 +109,10 @@ def load_config(path: Path) -> Config:
         given = merged[section] or {}
         # in fairseq's sections null stays: the run record shows what was taken back
         merged[section] = {key: value for key, value in given.items() if value is not None or section not in OWN}
+    if other_dataset:
+        merged["dataset"] = other_dataset
     check_values(path, merged)
-    return Config(path=path, name=path.stem, **merged)
+    return Config(path=path, name=path.stem, other_dataset=other_dataset, **merged)
 
 
 def flags(section: Mapping[str, Any]) -> list[str]:

@@ -15,12 +15,12 @@ SECTIONS: dict[str, frozenset[str] | None] = {
     "average": frozenset({"by", "last"}),
     "generate": None,
     "tune": None,
-    "score": frozenset({"metric", "compounds"}),
+    "score": frozenset({"metric"}),
     "speed": frozenset({"beam", "batch-size", "subset", "runs", "baseline"}),
 }
 OWN = [name for name, keys in SECTIONS.items() if keys is not None] + ["tune"]
 TOP_LEVEL = ("base", "dataset", "seeds", *SECTIONS)
-METRICS = ("bleu", "rouge", "perplexity")
+METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
 SUBSETS = ("valid", "test")
 
 # Flags that the commands set themselves: two homes for one value would part.
@@ -107,23 +107,26 @@ def check_values(path: Path, merged: Mapping[str, Any]) -> None:
         expect("average.last", average.get("last"), _whole(average.get("last"), 1), "a whole number from 1 on")
 
     score = merged.get("score", {})
-    metric, compounds = score.get("metric", "bleu"), score.get("compounds", False)
+    metric = score.get("metric", "bleu")
     expect("score.metric", metric, metric in METRICS, f"one of {', '.join(METRICS)}")
-    expect("score.compounds", compounds, isinstance(compounds, bool), "true or false")
-    _check_tune(expect, merged.get("tune", {}), metric, bool(average))
+    _check_tune(expect, merged.get("tune", {}), metric, average)
     reordered = "lenpen" in merged.get("tune", {}) and merged.get("generate", {}).get("unnormalized")
     expect("generate.unnormalized", True, not reordered, "nothing beside `tune.lenpen`, on which it leaves no effect")
     _check_speed(expect, merged.get("speed", {}), metric)
 
 
-def _check_tune(expect: Any, tune: Mapping[str, Any], metric: str, averaged: bool) -> None:
+def _check_tune(expect: Any, tune: Mapping[str, Any], metric: str, average: Mapping[str, Any]) -> None:
     for key, values in tune.items():
         expect(f"tune.{key}", values, _several(values), "a list of different values")
         if metric == "perplexity":
             expect("tune", list(tune), key == "last", "`last` alone: the perplexity depends on nothing else")
     if "last" in tune:
         expect("tune.last", tune["last"], _several(tune["last"], 1), "whole numbers from 1 on")
-        expect("average", {}, averaged, "a section with `by` and `last`, since `tune.last` stands for average.last")
+        expect(
+            "average", {}, bool(average), "a section with `by` and `last`, since `tune.last` stands for average.last"
+        )
+        last, candidates = average["last"], tune["last"]
+        expect("average.last", last, last in candidates, f"one of `tune.last` {candidates}, which takes its place")
 
 
 def _check_speed(expect: Any, speed: Mapping[str, Any], metric: str) -> None:

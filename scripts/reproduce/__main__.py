@@ -29,7 +29,7 @@ from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible, python_module
 from scripts.fairseq_io.devices import check_count, reserve_gpus
 from scripts.fairseq_io.inputs import check_first
-from scripts.pipeline.config import load_config
+from scripts.pipeline.config import add_arguments, given_config
 from scripts.pipeline.stamp import fingerprint_files
 from scripts.reproduce import show
 from scripts.reproduce.layout import (
@@ -70,7 +70,7 @@ def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) ->
     to_do = next((stage.name for stage in stages if run.why_not_done(stage.key)), None)
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
-        check_first(run.config.path, *flags)
+        check_first(run.config, *flags)
 
 
 def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
@@ -144,7 +144,7 @@ def write_record(run: Run, seeds: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
     parser.add_argument(
         "--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)"
@@ -175,7 +175,7 @@ def main() -> None:
         raise UserError(
             f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two"
         )
-    config = load_config(arguments.config)
+    config = given_config(arguments)
     seeds = show.chosen_seeds(config, arguments.seeds)
 
     @functools.cache

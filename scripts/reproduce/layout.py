@@ -63,7 +63,7 @@ def baseline_config(config: Config) -> Config | None:
     path = config.path.parent / config.speed["baseline"]
     if path.resolve() == config.path.resolve():
         return None
-    baseline = load_config(path)
+    baseline = load_config(path, config.other_dataset)
     if baseline.dataset != config.dataset:
         raise UserError(
             f"{config.path}: `speed.baseline` is of the dataset {baseline.dataset}, expected one of {config.dataset}"
@@ -136,12 +136,12 @@ def build_run(
         )
 
     stages = data_stages(dataset, root, raw=raw, given=given)
-    path = str(config.path)
     if not untrained:
         for seed in config.seeds:
             stages += _seed_stages(config, seed, root, seed_root(model, seed), launch or Launch())
         scores = tuple(stage.key for stage in stages if stage.name == "score")
-        select = ["-m", "scripts.reproduce.select", path, "--run", str(model), "--out", str(model / "selection")]
+        select = ["-m", "scripts.reproduce.select", *config.arguments]
+        select += ["--run", str(model), "--out", str(model / "selection")]
         stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
     elif not config.speed:
         raise UserError(f"{config.path} has no section `speed`, which is all that --untrained measures")
@@ -151,19 +151,19 @@ def build_run(
         baseline = baseline_config(config)
         chosen = read_stamp(root / baseline.name / "selection") if baseline and not untrained else None
         inputs = {"speed": config.speed, "baseline": chosen.id if chosen else None}
-        speed = ["-m", "scripts.speed", path, "--run", str(model), "--data", str(binarised)]
+        speed = ["-m", "scripts.speed", *config.arguments, "--run", str(model), "--data", str(binarised)]
         command = [*speed, "--out", str(model / "speed"), *(["--untrained"] if untrained else [])]
         stages.append(Stage("speed", model / "speed", inputs, [command], ("binarise" if untrained else "select",)))
     return Run({stage.key: stage for stage in stages}, config, root, model)
 
 
 def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
-    path, binarised = str(config.path), str(data / "binarised")
+    binarised = str(data / "binarised")
     checkpoints, model, tuned = root / "checkpoints", model_file(config, root), tuning_file(config, root)
     subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
 
     def script(name: str, *arguments: object) -> list[str]:
-        return ["-m", f"scripts.{name}", *map(str, arguments)]
+        return ["-m", f"scripts.{name}", *config.arguments, *map(str, arguments)]
 
     def trained() -> list[list[str]]:
         return [train_command(config, seed, data / "binarised", checkpoints, launch.find())]
@@ -177,7 +177,7 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         gpu = find_devices().gpu
         return [evaluate_command(config, data / "binarised", model, subset, gpu=gpu) for subset in subsets]
 
-    train = script("train", path, "--seed", str(seed), "--data", binarised, "--out", checkpoints, *launch.arguments)
+    train = script("train", "--seed", str(seed), "--data", binarised, "--out", checkpoints, *launch.arguments)
     settings = {"train": config.train, "tokens": config.batch.get("tokens"), "seed": seed}
     stages = [
         Stage(
@@ -200,27 +200,27 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
     if tuned:
         inputs = {"generate": config.generate, "average": config.average, "tune": config.tune, "metric": config.metric}
         where = ["--checkpoints", checkpoints, "--data", binarised, "--out", tuned.parent]
-        add("tune", tuned.parent, inputs, script("tune", path, "--seed", str(seed), *where))
+        add("tune", tuned.parent, inputs, script("tune", "--seed", str(seed), *where))
     elif config.average:
         how = ["--last", str(config.average["last"]), "--by", config.average["by"]]
         add(
             "average",
             model.parent,
             config.average,
-            script("average", "--checkpoints", checkpoints, "--out", model, *how),
+            ["-m", "scripts.average", "--checkpoints", str(checkpoints), "--out", str(model), *how],
         )
     given = ["--data", binarised, "--model", model, *of_seed]
     scores = root / "scores"
     if config.metric == "perplexity":
-        commands = [script("evaluate", path, *given, "--subset", name, "--out", scores / name) for name in subsets]
+        commands = [script("evaluate", *given, "--subset", name, "--out", scores / name) for name in subsets]
         add("score", scores, {"score": config.score, "generate": config.generate}, *commands, fairseq=evaluated)
         return stages
     hypotheses = {"valid": root / "tuned" / "valid", "test": root / "hypotheses"}
-    command = script("generate", path, *given, "--subset", "test", "--out", hypotheses["test"])
+    command = script("generate", *given, "--subset", "test", "--out", hypotheses["test"])
     add("generate", hypotheses["test"], {"generate": config.generate}, command, fairseq=generated)
     commands = []
     for name in subsets:
         of_subset = ["--hypotheses", hypotheses[name], "--prepared", data / "prepared", "--subset", name]
-        commands.append(script("score", path, *of_subset, "--out", scores / name))
+        commands.append(script("score", *of_subset, "--out", scores / name))
     add("score", scores, config.score, *commands)
     return stages

@@ -10,7 +10,7 @@ from pathlib import Path
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import write_json
 from scripts.common.terminal import aligned
-from scripts.pipeline.config import load_config
+from scripts.pipeline.config import add_arguments, given_config
 from scripts.reproduce.layout import SEED_STAGES, seed_root
 from scripts.reproduce.record import seed_facts
 from scripts.scoring.selection import summarise
@@ -18,11 +18,11 @@ from scripts.scoring.selection import summarise
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add_arguments(parser)
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, with all seeds")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for selection.json")
     arguments = parser.parse_args()
-    config = load_config(arguments.config)
+    config = given_config(arguments)
     seeds = {seed: seed_facts(seed_root(arguments.run, seed), SEED_STAGES) for seed in config.seeds}
     if missing := [str(seed) for seed, facts in seeds.items() if not facts["test"]]:
         raise UserError(

@@ -36,8 +36,10 @@ def detokenise(lines: Sequence[str], language: str, dataset: Dataset) -> list[st
 
 
 def escapes(dataset: Dataset) -> bool:
-    """Return True if the dataset's tokeniser writes ``&amp;``, which is Moses' default."""
-    return any(step.parameters.get("escape", True) for step in dataset.steps if step.name == "tokenise")
+    """Return True if the dataset's tokeniser writes ``&amp;``, which is Moses' default, also where others ran it."""
+    return not dataset.steps or any(
+        step.parameters.get("escape", True) for step in dataset.steps if step.name == "tokenise"
+    )
 
 
 def lowercases(dataset: Dataset, language: str) -> bool:

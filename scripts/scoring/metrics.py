@@ -15,7 +15,7 @@ from data_prep.text.moses import moses_language
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
 from scripts.scoring.bleu import split_compounds, words
-from scripts.scoring.detokenise import escapes
+from scripts.scoring.detokenise import detokeniser, escapes
 from scripts.scoring.rouge import Rouge
 from scripts.scoring.score_names import KEYS
 from scripts.scoring.selection import goodness
@@ -70,7 +70,7 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
     tokenise = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a")
     asian = language in ("zh", "ja")  # text without blanks: an edit is of a character
     found = {"bleu": Measure(_multi_bleu(), lambda side: words(side.tokenised))}
-    if score.get("compounds"):
+    if score.get("metric") == "bleu_compounds":
         found["bleu_compounds"] = Measure(_multi_bleu(), lambda side: words(split_compounds(side.tokenised)))
     return found | {
         "sacrebleu": Measure(BLEU(tokenize=tokenise, lowercase=lowercase), text),
@@ -127,25 +127,28 @@ def _facts(result: Score) -> dict[str, Any]:
 def metric(config: Config) -> Callable[[Sequence[str], Sequence[str]], float]:
     """Return what a search is tuned on: a function of hypotheses and references, tokenised lines; higher is better.
 
-    Tokenised BLEU (compounds whole), or the mean of ROUGE-1, ROUGE-2 and ROUGE-L, 0 to 100.
+    It is the configuration's ``score.metric``, or the mean of ROUGE-1, ROUGE-2 and ROUGE-L, 0 to 100. sacreBLEU
+    compares detokenised hypotheses with the detokenised reference: the untouched one is not beside a search.
 
     Raises:
         UserError: a language model generates nothing to tune; and see ``check_sides``.
     """
-    kind = config.score.get("metric", "bleu")
-    if kind not in ("bleu", "rouge"):
-        raise UserError(f"{config.path}: `score.metric` is {kind}; only bleu and rouge judge what a search finds")
+    kind = config.metric
+    if kind == "perplexity":
+        raise UserError(f"{config.path}: `score.metric` is {kind}; only BLEU and ROUGE judge what a search finds")
     dataset = load_dataset(config.dataset)
     assert dataset.target is not None
     found = measures({"metric": kind}, dataset.target)
-    if kind == "bleu":
-        found = {"bleu": found["bleu"]}
-    # ROUGE sees letters and digits alone, so that undoing escapes is all the detokenisation it needs
-    unescape = kind == "rouge" and escapes(dataset)
+    if kind != "rouge":
+        found = {kind: found[kind]}
+    as_text: Callable[[str], str] = str
+    if kind == "sacrebleu":
+        as_text = detokeniser(dataset.target, dataset)
+    elif kind == "rouge" and escapes(dataset):
+        as_text = html.unescape  # ROUGE sees letters and digits alone: it needs no other detokenisation
 
     def of(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-        sides = [list(map(html.unescape, side)) if unescape else side for side in (hypotheses, references)]
-        scores, _ = evaluate(found, *(Side(tokenised=side, text=side) for side in sides))
+        scores, _ = evaluate(found, *(Side(side, list(map(as_text, side))) for side in (hypotheses, references)))
         return goodness(kind, scores)
 
     return of

@@ -17,4 +17,6 @@ NAMES = {
     "perplexity": "perplexity",
     "perplexity_sentence": "perplexity (sentence)",
 }
+FAMILY = {key: kind for kind, keys in KEYS.items() for key in (kind, *keys)}
+"""The kind of score that a configuration's ``score.metric`` belongs to: bleu, rouge or perplexity."""
 LOWER_IS_BETTER = frozenset({"ter", "perplexity", "perplexity_sentence"})

@@ -8,12 +8,12 @@ from scripts.scoring.score_names import KEYS
 
 
 def goodness(metric: str, scores: Mapping[str, Any]) -> float:
-    """Return what a model is chosen by: BLEU; the mean of ROUGE-1, 2 and L, of which the paper favours none; or the
-    perplexity with its sign turned, so that more is better.
+    """Return what a model is chosen by: the BLEU that ``metric`` names, the mean of ROUGE-1, 2 and L (the paper favours
+    none of them), or the perplexity with its sign turned, so that more is better.
     """
     if metric == "rouge":
         return statistics.fmean(scores[key] for key in KEYS["rouge"])
-    return -scores["perplexity"] if metric == "perplexity" else float(scores["bleu"])
+    return -scores["perplexity"] if metric == "perplexity" else float(scores[metric])
 
 
 def numbers(scores: Mapping[str, Any]) -> dict[str, float]:
@@ -25,7 +25,7 @@ def summarise(metric: str, seeds: Mapping[int, Mapping[str, Any]]) -> dict[str, 
     """``best_seed``, and under ``summary`` each score's mean, deviation, number of seeds and the best seed's figure.
 
     Args:
-        metric: bleu, rouge or perplexity.
+        metric: a configuration's ``score.metric``.
         seeds: for each seed ``valid`` and ``test``, the content of scores.json or None. Seeds without a test score are
             left out; a seed that is alone needs no validation.
     """

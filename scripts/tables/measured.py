@@ -7,7 +7,8 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
-from scripts.tables.published import Column, Figure, Row, Table
+from scripts.pipeline.config import load_config
+from scripts.tables.published import CONFIGS, Column, Figure, Row, Table
 
 NEEDED = frozenset({"model", "dataset", "config", "parameters", "seeds", "summary"})
 DIVERGED = "diverges"
@@ -24,7 +25,7 @@ class Cell:
     Attributes:
         published: as printed; None where the paper has none.
         ours: None where nothing was measured.
-        run: the run that measures it, <dataset>/<model>; None for the literature's figures and empty cells.
+        run: the configuration that measures it, <folder>/<model>; None for the literature's figures and empty cells.
         has_record: whether the run has been begun.
         seeds: how many were trained, and of how many; (0, 0) without a record.
         ratio: to the speed of the baseline, (the paper's, ours); None each where there is none.
@@ -51,13 +52,14 @@ class Runs:
         self._records: dict[str, dict[str, Any] | None] = {}
 
     def record(self, run: str) -> dict[str, Any] | None:
-        """The record of <dataset>/<model>; None where the run has not been begun.
+        """The record of the run of configs/``run``.yaml; None where it has not been begun.
 
         Raises:
             UserError: the file is there and is not a record.
         """
         if run not in self._records:
-            path = self.work / run / "record.json"
+            config = load_config(CONFIGS / f"{run}.yaml")
+            path = self.work / config.dataset / config.name / "record.json"
             self._records[run] = read_record(path) if path.exists() else None
         return self._records[run]
 
@@ -90,7 +92,7 @@ def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
 
 
 def run_of(table: Table, row: Row, column: Column) -> str | None:
-    """The run that measures a cell, <dataset>/<model>."""
+    """The configuration whose run measures a cell, <folder>/<model>."""
     config = table.config(row, column)
     return None if config is None else f"{config.parent.name}/{config.stem}"
 

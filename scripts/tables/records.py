@@ -4,15 +4,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.common.terminal import aligned
-from scripts.scoring.score_names import KEYS, NAMES
+from scripts.scoring.score_names import FAMILY, KEYS, NAMES
 from scripts.tables.measured import diverged_after, lookup
 
 EMPTY = "-"
 
 
 def metric(record: Mapping[str, Any]) -> str:
-    """Return what a run is judged by: bleu, rouge or perplexity."""
-    return lookup(record, "config.score.metric") or "bleu"
+    """Return the kind of score that a run is judged by: bleu, rouge or perplexity."""
+    return FAMILY[lookup(record, "config.score.metric") or "bleu"]
+
+
+def chosen_by(record: Mapping[str, Any]) -> str:
+    """Return the score that a run's seeds are chosen by, or the first of its kind."""
+    named = lookup(record, "config.score.metric")
+    return named if named in NAMES else KEYS[metric(record)][0]
 
 
 def spread(values: Mapping[str, Any] | None, form: str = ".2f") -> str:
@@ -36,7 +42,8 @@ def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     keys = KEYS[metric(records[0])]
     shown = [key for key in keys if any(lookup(record, f"summary.test.{key}") for record in records)] or [keys[0]]
     timed = any(record.get("speed") for record in records)
-    chosen = keys[0]
+    judges = {chosen_by(record) for record in records}
+    chosen = judges.pop() if len(judges) == 1 else keys[0]
     header = ["model", "data", "parameters", "seeds", f"valid {NAMES[chosen]}", *(NAMES[key] for key in shown)]
     if metric(records[0]) != "perplexity":
         header.append("sentences/s")

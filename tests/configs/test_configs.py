@@ -1,6 +1,6 @@
-"""Every configuration of the paper's tables: what the paper says, and fairseq's own parsers, about its settings.
+"""Every configuration of the paper's tables: what fairseq's own parsers say about its settings.
 
-That the models have the published sizes: tests/models/test_parameters.py.
+That they are the paper's: test_paper.py; that the models have the published sizes: tests/models/test_parameters.py.
 """
 
 import functools
@@ -43,16 +43,23 @@ def chain(path: Path) -> dict[str, Any]:
     return merge(chain(path.parent / content["base"]), content) if "base" in content else content
 
 
+# what section 6.2 times outside Table 3, and what a review left to be tried
+BESIDE_THE_TABLES = {
+    "wmt16_en_de/aan_decoder_base",
+    *(f"iwslt14_de_en/dynamicconv_{name}" for name in ("80k", "query64", "query128", "query512")),
+}
+
+
 def test_there_is_one_for_every_cell():
     assert Counter(path.parent.name for path in MODELS) == {
-        "wmt16_en_de": 26,
+        "wmt16_en_de": 27,
         "wmt14_en_fr": 4,
         "wmt17_zh_en": 3,
-        "iwslt14_de_en": 4,
+        "iwslt14_de_en": 8,
         "gbw": 3,
         "cnn_dm": 3,
     }
-    assert set(MODELS) == IN_TABLES
+    assert {name(path) for path in set(MODELS) ^ IN_TABLES} == BESIDE_THE_TABLES
 
 
 def test_a_base_is_no_model_and_is_built_on():
@@ -80,41 +87,14 @@ def test_it_states_only_what_differs(path):
 @pytest.mark.parametrize("path", MODELS, ids=name)
 def test_its_data_are_prepared_here_and_fit_its_task(path):
     config = load_config(path)
-    assert config.dataset == path.parent.name
     dataset = yaml.safe_load(DATASETS[config.dataset].read_text(encoding="utf-8"))
     language_model = config.train["task"] == "language_modeling"
     assert ("target" in dataset) == (not language_model)
     assert (config.metric == "perplexity") == language_model
     if config.train.get("share-all-embeddings"):
         assert dataset["binarise"]["joined_dictionary"]
-    if config.speed:
+    if "baseline" in config.speed:
         assert (path.parent / config.speed["baseline"]) in MODELS
-
-
-# section 5.3: dropout, updates, warm-up, the optimiser, tokens of an update as printed; 5.2: beam, seeds
-PRINTED = {
-    "wmt16_en_de": (0.3, 30_000, 10_000, "adam", "459K", 5, 3),
-    "wmt14_en_fr": (0.1, 80_000, 10_000, "adam", "655K", 5, 3),
-    "wmt17_zh_en": (0.25, 40_000, 10_000, "adam", "459K", 8, 3),
-    "iwslt14_de_en": (0.3, 50_000, 4_000, "adam", "4K", 4, 3),
-    "gbw": (None, 975_000, 16_000, "nag", "66K", None, 1),  # printed "65K", of 65,536
-    "cnn_dm": (0.3, 30_000, 10_000, "adam", "459K", 4, 1),
-}
-# models with a recipe of their own, as their files say
-OTHERS = {"fconv", "dynamicconv_decoupled"}
-
-
-@pytest.mark.parametrize("path", [path for path in MODELS if path.stem not in OTHERS], ids=name)
-def test_the_recipe_is_the_printed_one(path):
-    config = load_config(path)
-    train = config.train
-    *recipe, tokens, beam, seeds = PRINTED[config.dataset]
-    assert [train.get(key) for key in ("dropout", "max-update", "warmup-updates", "optimizer")] == recipe
-    assert f"{round(config.batch['tokens'] / 1000)}K" == tokens
-    assert len(config.seeds) == seeds
-    if not path.stem.startswith("dynamicconv_dec"):  # Table 7 decodes with beam 1
-        assert config.generate.get("beam") == beam
-    assert train["fp16"] is True
 
 
 @pytest.mark.parametrize("path", MODELS, ids=name)
@@ -197,7 +177,7 @@ MACHINES = {
 @pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "fconv"], ids=name)
 def test_on_the_paper_s_machine_it_is_the_paper_s_command(path):
     config = load_config(path)
-    gpus, steps = MACHINES[config.dataset]
+    gpus, steps = MACHINES[path.parent.name]
     data, out = Path("data"), Path("out")
     parsed = parse_command(train_command(config, 1, data, out, Devices(gpu=True, count=gpus)))
     assert (parsed.max_tokens, parsed.update_freq) == (config.batch["max-tokens"], [steps])

@@ -334,5 +334,5 @@ def gbw(folder: Path) -> dict[str, list[str]]:
     ]
     (folder / "gbw.md5").write_text("".join(table))
     joined = [line for n in range(1, 100) for line in lines[f"{train}/news.en-{n:05}-of-00100"]]
-    valid, test = (lines[f"{held_out}/news.en.heldout-{n:05}-of-00050"] for n in range(2))
+    test, valid = (lines[f"{held_out}/news.en.heldout-{n:05}-of-00050"] for n in range(2))
     return {"train": joined, "valid": valid, "test": test}

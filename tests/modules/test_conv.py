@@ -135,6 +135,6 @@ def test_the_module_of_figure_2(conv, glu):
 
 
 def test_parameter_counts_of_the_operators():
-    """H * K for LightConv, C * H * K for DynamicConv (section 3)."""
+    """H * K for LightConv, C * H * K for DynamicConv (sections 3 and 4)."""
     light, dynamic = (conv(1024, 31, heads=16, causal=True) for conv in CONVS)
     assert [sum(p.numel() for p in m.parameters()) for m in (light, dynamic)] == [16 * 31, 1024 * 16 * 31]

@@ -110,7 +110,7 @@ def test_averaged_attention_of_a_decoder_follows_its_equations():
     expected = torch.empty_like(x)
     for b in range(2):
         for j in range(6):
-            mean = sum(x[k, b] for k in range(j + 1)) / (j + 1)  # equation 1
+            mean = sum(x[k, b] for k in range(j + 1)) / (j + 1)  # equation 1 of Zhang et al. (2018)
             expected[j, b] = averaged_attention(module, mean, x[j, b])
     assert_close(module(x), expected)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def softmax(logits: list[float]) -> list[float]:
-    """Equation 4."""
+    """Softmax over the kernel (section 3)."""
     exps = [math.exp(value) for value in logits]
     return [value / sum(exps) for value in exps]
 

@@ -87,7 +87,7 @@ def reader(tmp_path: Path, **options: Any) -> Reader:
 
 
 def convolve(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-    """Section 3.1 word for word: each channel is the sum of its neighbours in time, weighted by its head's kernel."""
+    """Section 3 word for word: each channel is the sum of its neighbours in time, weighted by its head's kernel."""
     time, channels = x.shape
     heads = kernels.weights.shape[-2]
     out = torch.zeros(time, channels, dtype=torch.float64)

@@ -1,3 +1,4 @@
+import json
 import shlex
 import shutil
 import signal
@@ -290,6 +291,24 @@ def test_arguments_that_make_no_sense(place, arguments, said):
     assert (status != 0, place.ran()) == (True, [])
     assert err.startswith(("error: ", "usage: "))
     assert said in err
+
+
+def test_another_dataset_is_one_flag(place):
+    """It has folders of its own, and each command, the check and the record say which it was."""
+    (place.folder / "data_prep" / "datasets" / "other.yaml").write_text(DATASET)
+    (place.folder / "baseline.yaml").write_text(CONFIG)
+    place.config(CONFIG + "speed: {beam: 4, batch-size: 8, subset: test, runs: 2, baseline: baseline.yaml}\n")
+    assert place.run("--dataset", "other")[0] == 0
+    assert place.ran() == [*ONE_SEED, "speed"]
+    assert place.checked()[-1].startswith("--dataset other")
+    record = json.loads((place.folder / "work" / "other" / "model" / "record.json").read_text())
+    assert (record["dataset"], record["config"]["dataset"]) == ("other", "other")
+    _, out, _ = place.run("--dataset", "other", "--print")
+    commands = [line for line in out.splitlines() if line.startswith("python -m scripts.")]
+    reading = [line for line in commands if "scripts.average" not in line and "scripts.table" not in line]
+    assert len(reading) == 5
+    assert all(f"{place.folder}/model.yaml --dataset other " in line for line in reading)
+    assert place.run("--list")[1].count("to do") == 1  # the speed; what the configuration names is as it was
 
 
 def test_an_unknown_dataset_is_named(place):

@@ -57,7 +57,7 @@ def test_the_signature_says_what_was_really_used(folders):
 
 
 def test_compounds_are_split_where_the_configuration_says_so(folders):
-    (folders / "model.yaml").write_text(CONFIG + "score: {compounds: true}\n")
+    (folders / "model.yaml").write_text(CONFIG + "score: {metric: bleu_compounds}\n")
     for name, text in (("hypotheses", "ein E-Mail-Programm für alle"), ("reference", "das E-Mail-Programm für alle")):
         (folders / "hyp" / f"{name}.tok").write_text(f"{text}\n" * 2)
     score.main()

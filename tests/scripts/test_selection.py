@@ -29,6 +29,7 @@ def test_the_best_seed_on_validation_gives_the_figure_on_test(seeds):
 
 def test_what_models_are_chosen_by():
     assert goodness("bleu", {"bleu": 20.0, "sacrebleu": 30.0}) == 20.0
+    assert goodness("sacrebleu", {"bleu": 20.0, "sacrebleu": 30.0}) == 30.0
     assert goodness("rouge", {"rouge1": 30.0, "rouge2": 10.0, "rougeL": 20.0}) == 20.0
     assert goodness("perplexity", {"perplexity": 20.0}) > goodness("perplexity", {"perplexity": 30.0})
 

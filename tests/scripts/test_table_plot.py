@@ -32,7 +32,7 @@ def test_quality_stands_against_parameters_and_speed(number, tmp_path):
 
 
 def test_speeds_are_drawn_as_ratios_where_a_baseline_was_measured(tmp_path):
-    write(tmp_path, record("cnn", "wmt16_en_de", valid={"bleu": [25.5]}, speed=speed(150.0, 1.4)))
+    write(tmp_path, record("cnn", "wmt16_en_de_google", valid={"bleu_compounds": [25.5]}, speed=speed(150.0, 1.4)))
     _, part = plot.panels(TABLES[3], cells(TABLES[3], Runs(tmp_path)))
     assert [(point.row, point.x, point.y) for point in part.ours] == [(4, 1.4, 25.5)]
     assert next(point.x for point in part.paper if point.row == 4) == pytest.approx(68.1 / 52.1)

@@ -15,7 +15,7 @@ namespace lightconv {
 
 constexpr unsigned int kPhiloxA = 0xD2511F53u, kPhiloxB = 0xCD9E8D57u;
 constexpr unsigned int kPhiloxKeyA = 0x9E3779B9u, kPhiloxKeyB = 0xBB67AE85u;
-constexpr int kPhiloxRounds = 7;  // 7 pass BigCrush (section 4 of the paper); 10 is the authors' default
+constexpr int kPhiloxRounds = 7;  // 7 pass BigCrush (Salmon et al., 2011); 10 is the authors' default
 
 struct Words {
   unsigned int word[4];

@@ -1,4 +1,4 @@
-// One decoding step of a whole decoder block (section 3.3), for the few rows where what lies between its products would
+// One decoding step of a whole decoder block (section 5.1), for the few rows where what lies between its products would
 // take longer than they do.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
