@@ -26,6 +26,7 @@ def fetch(
     raw: Path | None,
     ledger: Path,
     patience: Patience | None = None,
+    option: str = "--raw",
 ) -> Path:
     """Have ``file`` under its name in ``folder``, tested, and return its path.
 
@@ -38,6 +39,7 @@ def fetch(
         raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
         ledger: JSON file that keeps what came, see ledger.py.
         patience: with servers.
+        option: the command's name for the folder of files put by hand, for messages.
 
     Raises:
         UserError: the file cannot be had, or is not what it should be; the message says what was got, what was expected
@@ -56,7 +58,10 @@ def fetch(
                 write_down(ledger, file, url="a file that was there", digest=digest)
                 forget_notes(path)
             else:
-                _download(file, path, raw, ledger, patience or Patience(), status)
+                place = (
+                    f"the folder given with {option} ({raw})" if raw else f"a folder that you give with {option} DIR"
+                )
+                _download(file, path, place, ledger, patience or Patience(), status)
     finally:
         status.close()
     return path
@@ -116,9 +121,7 @@ def _otherwise(file: RemoteFile, entry: dict[str, Any] | None, ledger: Path) -> 
     )
 
 
-def _download(
-    file: RemoteFile, path: Path, raw: Path | None, ledger: Path, patience: Patience, status: StatusLine
-) -> None:
+def _download(file: RemoteFile, path: Path, place: str, ledger: Path, patience: Patience, status: StatusLine) -> None:
     entry = noted(ledger, file.name)
     problems = []
     part = Partial(path, file)
@@ -132,7 +135,7 @@ def _download(
         write_down(ledger, file, url=url, digest=part.digest)
         status.line(f"{file.name}: {part.size:,} bytes from {url}")
         return
-    raise UserError(_by_hand(file, path, raw, problems))
+    raise UserError(_by_hand(file, path, place, problems))
 
 
 def _download_from(
@@ -175,11 +178,10 @@ def _damage(path: Path, name: str) -> str | None:
     return None
 
 
-def _by_hand(file: RemoteFile, path: Path, raw: Path | None, problems: list[str]) -> str:
+def _by_hand(file: RemoteFile, path: Path, place: str, problems: list[str]) -> str:
     tried = "".join(f"\n  {problem}" for problem in problems)
     message = f"cannot fetch {file.name}:{tried}\n" if problems else f"{file.name} comes by hand alone.\n"
     source = f" from {' or '.join(file.urls)}" if file.urls else ""
-    place = f"the folder given with --raw ({raw})" if raw is not None else "a folder that you give with --raw DIR"
     message += f"Get {file.name} yourself{source}, put it under this name into {place}, or into {path.parent}, "
     message += "and run the same command again."
     return message + (f"\n{file.by_hand.strip()}" if file.by_hand else "")
