@@ -1,15 +1,14 @@
 """Fetching a file: from where it lies already, from a folder of the user's, or from its mirrors."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from data_prep.fetch.archives import check_archive
-from data_prep.fetch.body import Refused
-from data_prep.fetch.ledger import noted, write_down
-from data_prep.fetch.packed import BUFFER, damage_told
-from data_prep.fetch.partial import Partial, forget_notes
-from data_prep.fetch.remote import HEAD, Digest, RemoteFile, difference, other_kind
+from data_prep.fetch.connection import Refused
+from data_prep.fetch.ledger import examine, write_down
+from data_prep.fetch.partial import Partial
+from data_prep.fetch.remote import RemoteFile
 from data_prep.fetch.transfer import Patience, transfer
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
@@ -47,23 +46,31 @@ def fetch(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file.name
-    status = StatusLine()
-    try:
-        with file_lock(folder / f"{LEDGER}.{file.name}.lock", at_work=f"fetching {path}"):
-            given = _find(file.name, raw)
-            if given is not None and not (path.exists() and path.samefile(given)):
-                _take(file, given, path, ledger, status)
-            elif path.exists():
-                digest = _tested(file, path, ledger, status)
-                write_down(ledger, file, url="a file that was there", digest=digest)
-                forget_notes(path)
-            else:
-                place = (
-                    f"the folder given with {option} ({raw})" if raw else f"a folder that you give with {option} DIR"
+    with (
+        closing(StatusLine()) as status,
+        file_lock(folder / f"{LEDGER}.{file.name}.lock", at_work=f"fetching {path}"),
+    ):
+        given = _find(file.name, raw)
+        if given is None and not path.exists():
+            place = f"a folder that you give with {option} DIR"
+            place = place if raw is None else f"the folder given with {option} ({raw})"
+            url, found = _download(file, path, place, ledger, patience or Patience(), status)
+        else:
+            is_new = given is not None and not (path.exists() and path.samefile(given))
+            there = given if given is not None and is_new else path
+            status.update(f"{file.name}: testing {there}")
+            found, wrong = examine(there, file, ledger)
+            if wrong is not None:
+                raise UserError(
+                    f"{there} is not the file that is needed: {wrong}. Delete it or move it away, and run the same "
+                    "command again"
                 )
-                _download(file, path, place, ledger, patience or Patience(), status)
-    finally:
-        status.close()
+            url = "a file that was there"
+            if is_new:
+                _take(there, path)
+                url = there.resolve().as_uri()
+                status.line(f"{file.name}: {found['bytes']:,} bytes from {there}")
+        write_down(ledger, file, url=url, found=found)
     return path
 
 
@@ -75,9 +82,8 @@ def _find(name: str, raw: Path | None) -> Path | None:
     return raw / name if (raw / name).exists() else None
 
 
-def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: StatusLine) -> None:
+def _take(given: Path, path: Path) -> None:
     """Put a file of the user's in place."""
-    digest = _tested(file, given, ledger, status)
     with scratch.name(path) as linked:
         try:
             os.link(given.resolve(), linked)
@@ -85,103 +91,49 @@ def _take(file: RemoteFile, given: Path, path: Path, ledger: Path, status: Statu
             copy_file(given, path)
         else:
             ownership.replace(linked, path)
-    write_down(ledger, file, url=given.resolve().as_uri(), digest=digest)
-    status.line(f"{file.name}: {digest.bytes:,} bytes from {given}")
 
 
-def _tested(file: RemoteFile, path: Path, ledger: Path, status: StatusLine) -> Digest:
-    """The digest of a file that is there and right."""
-    status.update(f"{file.name}: testing {path}")
-    digest, head = Digest(file), b""
-    with damage_told(str(path)), path.open("rb") as stream:
-        while block := stream.read(BUFFER):
-            head = head or block[:HEAD]
-            digest.update(block)
-    if (kind := other_kind(file.name, head)) is not None:
-        raise UserError(f"{path} is {kind}; delete it, and run the same command again")
-    _require_right(file, path, digest, ledger)
-    return digest
-
-
-def _require_right(file: RemoteFile, path: Path, digest: Digest, ledger: Path) -> None:
-    entry = noted(ledger, file.name)
-    if (wrong := difference(file, digest, entry)) is not None:
-        then = _otherwise(file, entry, ledger)
-        raise UserError(f"{path} is not the file that is needed: {wrong}. Delete it or move it away, {then}")
-    if not file.published and entry is None:
-        check_archive(path)
-
-
-def _otherwise(file: RemoteFile, entry: dict[str, Any] | None, ledger: Path) -> str:
-    """Return what to do when a file is not what was expected."""
-    if file.published or entry is None:
-        return "and run the same command again"
-    return (
-        f"and run the same command again; or, to trust this one from now on, delete the entry {file.name} of {ledger}"
-    )
-
-
-def _download(file: RemoteFile, path: Path, place: str, ledger: Path, patience: Patience, status: StatusLine) -> None:
-    entry = noted(ledger, file.name)
+def _download(
+    file: RemoteFile, path: Path, place: str, ledger: Path, patience: Patience, status: StatusLine
+) -> tuple[str, dict[str, Any]]:
+    """Bring the file from the first mirror that has it, and return the mirror with what ``examine`` found."""
     problems = []
-    part = Partial(path, file)
+    part = Partial(path)
     for url in file.urls:
         try:
-            _download_from(file, url, part, path, entry, ledger, patience=patience, status=status)
+            found = _download_from(file, url, part, path, ledger, patience, status)
         except Refused as refused:
             problems.append(f"{url}: {refused}")
             status.line(f"{file.name}: {problems[-1]}")
-            continue
-        write_down(ledger, file, url=url, digest=part.digest)
-        status.line(f"{file.name}: {part.size:,} bytes from {url}")
-        return
-    raise UserError(_by_hand(file, path, place, problems))
+        else:
+            status.line(f"{file.name}: {found['bytes']:,} bytes from {url}")
+            return url, found
+    tried = "".join(f"\n  {problem}" for problem in problems)
+    message = f"cannot fetch {file.name}:{tried}\n" if problems else f"{file.name} comes by hand alone.\n"
+    source = f" from {' or '.join(file.urls)}" if file.urls else ""
+    by_hand = f"\n{file.by_hand.strip()}" if file.by_hand else ""
+    raise UserError(
+        f"{message}Get {file.name} yourself{source}, put it under this name into {place}, or into {path.parent}, "
+        f"and run the same command again.{by_hand}"
+    )
 
 
 def _download_from(
-    file: RemoteFile,
-    url: str,
-    part: Partial,
-    path: Path,
-    entry: dict[str, Any] | None,
-    ledger: Path,
-    *,
-    patience: Patience,
-    status: StatusLine,
-) -> None:
+    file: RemoteFile, url: str, part: Partial, path: Path, ledger: Path, patience: Patience, status: StatusLine
+) -> dict[str, Any]:
     """Bring the file from one mirror and give it its name, or keep it as NAME.bad."""
-    wrong: str | None = None
     for last in (False, True):
         transfer(file, url, part, patience=patience, status=status)
-        wrong = other_kind(file.name, part.head) or difference(file, part.digest, entry)
-        if wrong is None and not file.published and entry is None:
-            status.update(f"{file.name}: reading it to its end, as no checksum is known")
-            wrong = _damage(part.path, file.name)
+        status.update(f"{file.name}: testing it")
+        found, wrong = examine(part.path, file, ledger)
         if wrong is None:
             part.finish(path)
-            return
+            return found
         if last or part.in_one_piece:
             break
         status.line(f"{file.name}: {wrong}; it came in several pieces: once more from the start")
         part.restart()
     bad = path.with_name(f"{path.name}.bad")
-    part.put_aside(bad)
-    raise Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it, {_otherwise(file, entry, ledger)}")
-
-
-def _damage(path: Path, name: str) -> str | None:
-    """Return what is wrong with an archive, read to its end: its own checksums, where nothing else is known."""
-    try:
-        check_archive(path, name)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def _by_hand(file: RemoteFile, path: Path, place: str, problems: list[str]) -> str:
-    tried = "".join(f"\n  {problem}" for problem in problems)
-    message = f"cannot fetch {file.name}:{tried}\n" if problems else f"{file.name} comes by hand alone.\n"
-    source = f" from {' or '.join(file.urls)}" if file.urls else ""
-    message += f"Get {file.name} yourself{source}, put it under this name into {place}, or into {path.parent}, "
-    message += "and run the same command again."
-    return message + (f"\n{file.by_hand.strip()}" if file.by_hand else "")
+    ownership.replace(part.path, bad)
+    part.restart()
+    raise Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it")
