@@ -23,15 +23,14 @@ _TOO_FAR = 416
 _FINAL = {
     pycurl.E_UNSUPPORTED_PROTOCOL,
     pycurl.E_URL_MALFORMAT,
-    pycurl.E_REMOTE_ACCESS_DENIED,
-    pycurl.E_FTP_COULDNT_RETR_FILE,
-    pycurl.E_FILE_COULDNT_READ_FILE,
     pycurl.E_TOO_MANY_REDIRECTS,
     pycurl.E_PEER_FAILED_VERIFICATION,
     pycurl.E_LOGIN_DENIED,
+    pycurl.E_REMOTE_ACCESS_DENIED,
     pycurl.E_REMOTE_FILE_NOT_FOUND,
+    pycurl.E_FTP_COULDNT_RETR_FILE,
+    pycurl.E_FILE_COULDNT_READ_FILE,
 }
-_CHUNK = 1 << 19  # bytes
 
 
 class Refused(Exception):
@@ -73,66 +72,67 @@ def connect(url: str, *, start: int, validator: str | None, timeout: float) -> I
         Dropped: the connection failed, or the server is busy.
     """
     headers: dict[str, str] = {}
-    arrived: list[bytes] = []
     with closing(_curl(start, validator)) as curl:
-        curl.setopt(pycurl.HEADERFUNCTION, lambda line: _enter(headers, line))
-        curl.setopt(pycurl.WRITEFUNCTION, arrived.append)
         for _ in range(2):
             curl.setopt(pycurl.URL, url)
-            with closing(_chunks(curl, arrived, headers, start, timeout)) as chunks:
-                page = next(chunks, b"")
-                html = (curl.getinfo(pycurl.CONTENT_TYPE) or "").startswith("text/html")
-                if html:
-                    while len(page) < _PAGE and (chunk := next(chunks, b"")):
-                        page += chunk
-                    if (confirmed := confirmation(page, curl.getinfo(pycurl.EFFECTIVE_URL))) is not None:
-                        url = confirmed
-                        continue
-                _require_success(curl, headers.get("reply", ""), page if html else b"", start)
-                yield _body(curl, headers, itertools.chain([page], chunks), start)
+            with closing(_chunks(curl, headers, start, timeout)) as chunks:
+                head = next(chunks, b"")
+                html = headers.get("content-type", "").startswith("text/html")
+                while html and len(head) < _PAGE and (chunk := next(chunks, b"")):
+                    head += chunk
+                page = head if html else b""
+                address = curl.getinfo(pycurl.EFFECTIVE_URL)
+                if (confirmed := confirmation(page, address)) is not None:
+                    url = confirmed
+                    continue
+                begins, total = _extent(curl, headers, refusal(page, address) if page else None, start)
+                changed, tag = curl.getinfo(pycurl.INFO_FILETIME), headers.get("etag", "W/")
+                if tag.startswith("W/"):  # weak: it promises the same meaning, not the same bytes
+                    tag = "" if changed < 0 else email.utils.formatdate(changed, usegmt=True)
+                yield Body(itertools.chain([head], chunks), begins, total, tag or None)
                 return
     raise Refused("Google Drive asked for a confirmation again and again")
 
 
 def _curl(start: int, validator: str | None) -> pycurl.Curl:
-    curl = pycurl.Curl()
-    curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS | pycurl.PROTO_FTP | pycurl.PROTO_FILE)
-    curl.setopt(pycurl.DEFAULT_PROTOCOL, "none")  # or an address without one would be guessed at
-    curl.setopt(pycurl.FOLLOWLOCATION, True)
-    curl.setopt(pycurl.MAXREDIRS, 10)
-    curl.setopt(pycurl.COOKIEFILE, "")  # keep cookies: Drive's confirmation needs them
-    curl.setopt(pycurl.USERAGENT, "lightconv-plugin")
-    curl.setopt(pycurl.OPT_FILETIME, True)
-    curl.setopt(pycurl.FTP_FILEMETHOD, pycurl.FTPMETHOD_NOCWD)
-    curl.setopt(pycurl.BUFFERSIZE, _CHUNK)
-    curl.setopt(pycurl.NOSIGNAL, True)  # there may be threads
     trusted = ssl.get_default_verify_paths()  # which knows SSL_CERT_FILE and SSL_CERT_DIR
-    for option, path in ((pycurl.CAINFO, trusted.cafile), (pycurl.CAPATH, trusted.capath)):
-        if path is not None:
-            curl.setopt(option, path)
-    if start:
-        curl.setopt(pycurl.RANGE, f"{start}-")
-        if validator is not None:
-            curl.setopt(pycurl.HTTPHEADER, [f"If-Range: {validator}"])
+    options = {
+        pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS | pycurl.PROTO_FTP | pycurl.PROTO_FILE,
+        pycurl.DEFAULT_PROTOCOL: "none",  # or an address without one would be guessed at
+        pycurl.FOLLOWLOCATION: True,
+        pycurl.MAXREDIRS: 10,
+        pycurl.COOKIEFILE: "",  # keeps cookies: Drive's confirmation needs them
+        pycurl.USERAGENT: "lightconv-plugin",
+        pycurl.OPT_FILETIME: True,
+        pycurl.FTP_FILEMETHOD: pycurl.FTPMETHOD_NOCWD,
+        pycurl.BUFFERSIZE: 1 << 19,
+        pycurl.NOSIGNAL: True,  # there may be threads
+        pycurl.CAINFO: trusted.cafile,
+        pycurl.CAPATH: trusted.capath,
+        pycurl.RANGE: f"{start}-" if start else None,
+        pycurl.HTTPHEADER: [f"If-Range: {validator}"] if start and validator else None,
+    }
+    curl = pycurl.Curl()
+    for option, value in options.items():
+        if value is not None:
+            curl.setopt(option, value)
     return curl
 
 
-def _enter(headers: dict[str, str], line: bytes) -> None:
-    """Enter a line that came before the file: a header, or a reply such as ``HTTP/1.1 200 OK`` and ``230 welcome``."""
-    text = line.decode("latin-1").strip()
-    if text.startswith("HTTP/"):  # the answer behind a redirect
-        headers.clear()
-    name, _, value = text.partition(":")
-    if text[:3].isdigit() or text.startswith("HTTP/"):
-        headers["reply"] = text
-    else:
-        headers[name.lower()] = value.strip()
+def _chunks(curl: pycurl.Curl, headers: dict[str, str], start: int, timeout: float) -> Generator[bytes, None, None]:
+    """Yield the bytes as they come, and fill ``headers``. ``curl.perform()`` would keep Ctrl-C waiting."""
+    arrived: list[bytes] = []
 
+    def enter(line: bytes) -> None:
+        """Enter a header, or a reply such as ``HTTP/1.1 200 OK`` and ``230 welcome``."""
+        text = line.decode("latin-1").strip()
+        if is_reply := re.match(r"HTTP/|\d{3}", text):
+            headers.clear()  # of the answer before a redirect
+        name, _, value = text.partition(":")
+        headers["reply" if is_reply else name.lower()] = text if is_reply else value.strip()
 
-def _chunks(
-    curl: pycurl.Curl, arrived: list[bytes], headers: dict[str, str], start: int, timeout: float
-) -> Generator[bytes, None, None]:
-    """Yield the bytes as they come. Not by ``curl.perform()``: it keeps Ctrl-C waiting."""
+    curl.setopt(pycurl.HEADERFUNCTION, enter)
+    curl.setopt(pycurl.WRITEFUNCTION, arrived.append)
     multi = pycurl.CurlMulti()
     multi.add_handle(curl)
     try:
@@ -159,32 +159,25 @@ def _chunks(
         multi.remove_handle(curl)
 
 
-def _require_success(curl: pycurl.Curl, reply: str, page: bytes, start: int) -> None:
-    """Raise what a reply by HTTP means, if not that the file comes; ``page`` is empty if it is no web page."""
+def _extent(curl: pycurl.Curl, headers: dict[str, str], refused: str | None, start: int) -> tuple[int, int | None]:
+    """Return the first byte that comes and the length of the whole file, if it is told.
+
+    Raises:
+        Refused, Dropped: a web server's reply means that the file does not come.
+    """
+    length, reply = curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD_T), headers.get("reply", "")
     if not reply.startswith("HTTP/"):
-        return
+        return start, None if length < 0 else start + length
     status, said = curl.getinfo(pycurl.RESPONSE_CODE), f"answered {reply.partition(' ')[2]}"
     if status in _BUSY:
         raise Dropped(said, wait=curl.getinfo(pycurl.RETRY_AFTER))
     if status == _TOO_FAR and start:
         raise Dropped("the file is shorter by now", restart=True)
-    reason = refusal(page, curl.getinfo(pycurl.EFFECTIVE_URL)) if page else None
-    if reason is not None or status not in (200, 206):
-        raise Refused(reason or said)
-
-
-def _body(curl: pycurl.Curl, headers: dict[str, str], chunks: Iterator[bytes], start: int) -> Body:
-    length = curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD_T)
-    begins, total = start, None if length < 0 else start + length
-    if headers.get("reply", "").startswith("HTTP/"):
-        begins, total = 0, None if length < 0 else length
-        if curl.getinfo(pycurl.RESPONSE_CODE) == 206:
-            part = headers.get("content-range", "")
-            told = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", part)
-            if told is None:
-                raise Refused(f"sent a part without saying which (Content-Range: {part or None})")
-            begins, total = int(told[1]), None if told[3] == "*" else int(told[3])
-    changed, etag = curl.getinfo(pycurl.INFO_FILETIME), headers.get("etag")
-    validator = None if changed < 0 else email.utils.formatdate(changed, usegmt=True)
-    # a weak ETag promises the same meaning, not the same bytes
-    return Body(chunks, begins, total, validator if etag is None or etag.startswith("W/") else etag)
+    if refused is not None or status not in (200, 206):
+        raise Refused(refused or said)
+    if status == 200:
+        return 0, None if length < 0 else length
+    part = headers.get("content-range", "")
+    if (told := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", part)) is None:
+        raise Refused(f"sent a part without saying which (Content-Range: {part or None})")
+    return int(told[1]), None if told[2] == "*" else int(told[2])

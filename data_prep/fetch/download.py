@@ -3,13 +3,11 @@
 import os
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from data_prep.fetch.connection import Refused
-from data_prep.fetch.ledger import examine, write_down
-from data_prep.fetch.partial import Partial
+from data_prep.fetch.ledger import Found, examine, write_down
 from data_prep.fetch.remote import RemoteFile
-from data_prep.fetch.transfer import Patience, transfer
+from data_prep.fetch.transfer import Patience, Transfer
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file
@@ -54,7 +52,8 @@ def fetch(
         if given is None and not path.exists():
             place = f"a folder that you give with {option} DIR"
             place = place if raw is None else f"the folder given with {option} ({raw})"
-            url, found = _download(file, path, place, ledger, patience or Patience(), status)
+            download = Transfer(file, path, patience or Patience(), status)
+            url, found = _download(file, f"{place}, or into {folder}", ledger, download, status)
         else:
             is_new = given is not None and not (path.exists() and path.samefile(given))
             there = given if given is not None and is_new else path
@@ -93,15 +92,12 @@ def _take(given: Path, path: Path) -> None:
             ownership.replace(linked, path)
 
 
-def _download(
-    file: RemoteFile, path: Path, place: str, ledger: Path, patience: Patience, status: StatusLine
-) -> tuple[str, dict[str, Any]]:
+def _download(file: RemoteFile, place: str, ledger: Path, download: Transfer, status: StatusLine) -> tuple[str, Found]:
     """Bring the file from the first mirror that has it, and return the mirror with what ``examine`` found."""
     problems = []
-    part = Partial(path)
     for url in file.urls:
         try:
-            found = _download_from(file, url, part, path, ledger, patience, status)
+            found = _download_from(url, file, ledger, download, status)
         except Refused as refused:
             problems.append(f"{url}: {refused}")
             status.line(f"{file.name}: {problems[-1]}")
@@ -113,27 +109,22 @@ def _download(
     source = f" from {' or '.join(file.urls)}" if file.urls else ""
     by_hand = f"\n{file.by_hand.strip()}" if file.by_hand else ""
     raise UserError(
-        f"{message}Get {file.name} yourself{source}, put it under this name into {place}, or into {path.parent}, "
-        f"and run the same command again.{by_hand}"
+        f"{message}Get {file.name} yourself{source}, put it under this name into {place}, and run the same command "
+        f"again.{by_hand}"
     )
 
 
-def _download_from(
-    file: RemoteFile, url: str, part: Partial, path: Path, ledger: Path, patience: Patience, status: StatusLine
-) -> dict[str, Any]:
+def _download_from(url: str, file: RemoteFile, ledger: Path, download: Transfer, status: StatusLine) -> Found:
     """Bring the file from one mirror and give it its name, or keep it as NAME.bad."""
     for last in (False, True):
-        transfer(file, url, part, patience=patience, status=status)
+        download.run(url)
         status.update(f"{file.name}: testing it")
-        found, wrong = examine(part.path, file, ledger)
+        found, wrong = examine(download.path, file, ledger)
         if wrong is None:
-            part.finish(path)
+            download.finish()
             return found
-        if last or part.in_one_piece:
+        if last or download.in_one_piece:
             break
         status.line(f"{file.name}: {wrong}; it came in several pieces: once more from the start")
-        part.restart()
-    bad = path.with_name(f"{path.name}.bad")
-    ownership.replace(part.path, bad)
-    part.restart()
-    raise Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it")
+        download.restart()
+    raise Refused(f"{wrong}; it is kept as {download.put_aside()}. If no mirror is right, look at it")

@@ -14,10 +14,11 @@ from scripts.common.files import write_json
 from scripts.common.lock import file_lock
 from scripts.common.ownership import LEDGER
 
+Found = dict[str, Any]  # the bytes and sha256 of a file that is here
 _KEYS = {"url", "bytes", "sha256", "date", "trusted"}
 
 
-def examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[dict[str, Any], str | None]:
+def examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[Found, str | None]:
     """Return the length and SHA-256 of what is at ``path``, and why it is not the file, or None if it is.
 
     Without a published checksum an entry of the ledger counts, and without that the checksums that archives have.
@@ -55,7 +56,7 @@ def examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[dict[str, Any],
     return found, wrong
 
 
-def write_down(ledger: Path, file: RemoteFile, *, url: str, found: dict[str, Any]) -> None:
+def write_down(ledger: Path, file: RemoteFile, *, url: str, found: Found) -> None:
     """Enter a file that was found right, unless the same bytes are in the ledger already."""
     with file_lock(ledger.with_name(f"{LEDGER}.{ledger.name}.lock"), at_work=f"writing {ledger}"):
         entries = _read(ledger)
