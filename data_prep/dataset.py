@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_prep.schema import build
 from scripts.common.errors import UserError
+from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
 
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq splits these at dots
@@ -14,6 +15,7 @@ _MOST_NUMBERS = 100_000
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
 INVALID = ("error", "replace", "drop")
+_INVALID = "error, replace or drop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +190,15 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def _steps(data: object, file: Path) -> list[dict[str, Any]]:
+def _steps(data: Any, file: Path) -> list[dict[str, Any]]:
     """``- name`` or ``- name: {key: value}``; ``splits`` and ``languages`` say where, all other keys are the step's."""
-    if not isinstance(data, list):
-        raise UserError(f"{file}: steps: got {data!r}, expected a list")
+    require(file, isinstance(data, list), "steps", data, "a list")
     steps = []
     for place, item in enumerate(data):
         given = {item: {}} if isinstance(item, str) else item
-        parameters = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else None
-        if not isinstance(parameters, dict):
-            raise UserError(f"{file}: steps[{place}]: got {item!r}, expected a step's name, or `name: {{key: value}}`")
+        parameters: Any = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else None
+        holds = isinstance(parameters, dict)
+        require(file, holds, f"steps[{place}]", item, "a step's name, or `name: {key: value}`")
         rest = dict(parameters)
         where = {key: rest.pop(key) for key in ("splits", "languages") if key in rest}
         steps.append({"name": next(iter(given)), **where, "parameters": rest})
@@ -206,67 +207,33 @@ def _steps(data: object, file: Path) -> list[dict[str, Any]]:
 
 def _check(dataset: Dataset) -> None:
     """Check what the types alone do not say."""
-    rules: list[tuple[bool, str, object, str]] = [
-        (
-            all(map(_LANGUAGE.fullmatch, dataset.languages)),
-            "source and target",
-            dataset.languages,
-            "names such as en or zh_CN",
-        ),
-        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages"),
-        (dataset.invalid in INVALID, "invalid", repr(dataset.invalid), "error, replace or drop"),
-        (
-            dataset.kind == "text" or dataset.invalid == "error",
-            "invalid",
-            repr(dataset.invalid),
-            f"nothing: kind {dataset.kind} says it of each source under splits, if at all",
-        ),
-    ]
+    check = partial(require, dataset.file)
+    names = all(map(_LANGUAGE.fullmatch, dataset.languages))
+    check(names, "source and target", dataset.languages, "names such as en or zh_CN")
+    check(dataset.source != dataset.target, "source and target", dataset.languages, "two languages")
+    check(dataset.invalid in INVALID, "invalid", dataset.invalid, _INVALID)
+    expected = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
+    check(dataset.kind == "text" or dataset.invalid == "error", "invalid", dataset.invalid, expected)
+    languages = ", ".join(dataset.languages)
     for split, sources in dataset.splits.items():
-        rules += [(bool(sources), f"splits.{split}", "no source", "one or more")]
+        check(sources, f"splits.{split}", [], "one source or more")
         for place, source in enumerate(sources):
             key = f"splits.{split}[{place}]"
-            languages = ", ".join(dataset.languages)
-            numbers = source.numbers
-            rules += [
-                (source.file in dataset.files, f"{key}.file", repr(source.file), "a key of files"),
-                (set(source.members) == set(dataset.languages), f"{key}.members", list(source.members), languages),
-                (
-                    not numbers
-                    or (
-                        len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] and numbers[1] - numbers[0] < _MOST_NUMBERS
-                    ),
-                    f"{key}.numbers",
-                    list(numbers),
-                    f"the first and the last number, of {_MOST_NUMBERS:,} at most",
-                ),
-                (
-                    not numbers or _takes_numbers(source),
-                    f"{key}.members",
-                    source.members,
-                    "{n} where the number stands",
-                ),
-                (
-                    source.invalid in INVALID,
-                    f"{key}.invalid",
-                    repr(source.invalid),
-                    "error, replace or drop",
-                ),
-            ]
+            check(source.file in dataset.files, f"{key}.file", source.file, "a key of files")
+            check(set(source.members) == set(dataset.languages), f"{key}.members", list(source.members), languages)
+            check(source.invalid in INVALID, f"{key}.invalid", source.invalid, _INVALID)
+            if numbers := source.numbers:
+                ends = len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] and numbers[1] - numbers[0] < _MOST_NUMBERS
+                expected = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
+                check(ends, f"{key}.numbers", list(numbers), expected)
+                check(_takes_numbers(source), f"{key}.members", source.members, "{n} where the number stands")
     for place, step in enumerate(dataset.steps):
         unknown = set(step.languages) - set(dataset.languages)
-        rules += [
-            (not unknown, f"steps[{place}].languages", sorted(unknown), f"some of {', '.join(dataset.languages)}")
-        ]
+        check(not unknown, f"steps[{place}].languages", sorted(unknown), f"some of {languages}")
     steps = {step.name for step in dataset.steps} | {"read", "end"}
-    for place, expected in enumerate(dataset.expected):
-        rules += [
-            (expected.after in steps, f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}"),
-            (0 <= expected.tolerance <= 1, f"expected[{place}].tolerance", expected.tolerance, "a fraction"),
-        ]
-    for holds, key, got, wanted in rules:
-        if not holds:
-            raise UserError(f"{dataset.file}: {key}: got {got}, expected {wanted}")
+    for place, count in enumerate(dataset.expected):
+        check(count.after in steps, f"expected[{place}].after", count.after, f"one of {', '.join(steps)}")
+        check(0 <= count.tolerance <= 1, f"expected[{place}].tolerance", count.tolerance, "a fraction")
 
 
 def _takes_numbers(source: Source) -> bool:

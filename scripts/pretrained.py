@@ -13,24 +13,19 @@ import hashlib
 import re
 import subprocess
 import tarfile
-import urllib.error
-import urllib.request
 import zlib
-from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from data_prep.fetch import RemoteFile, fetch
 from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.archive import check_size
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import atomic_folder, copy_file, read_json, write_json, write_lines
+from scripts.common.files import atomic_folder, copy_file, read_json, write_json
 from scripts.common.process import environment, python_module
-from scripts.common.terminal import StatusLine, aligned
+from scripts.common.terminal import aligned
 
 BASE_URL = "https://dl.fbaipublicfiles.com/fairseq/models/dynamicconv/"
-TIMEOUT = 60.0  # seconds without a byte
-BLOCK = 1 << 18  # bytes
 
 # fairseq's names for them, and the archive of each; the models of WMT'16 and WMT'17 are the same
 MODELS = {
@@ -59,88 +54,19 @@ def listing() -> list[str]:
     return aligned(rows, left=5)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A server's answer about the rest of a file."""
+def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
+    """Return the archive as a file here, and where it came from.
 
-    start: int  # bytes that it leaves out, since they are here already
-    total: int | None  # bytes of the whole file, if it said
-
-
-def download(url: str, partial: Path) -> None:
-    """Fetch ``url`` into ``partial``, going on after the bytes that are there from an interrupted call.
+    From an ``origin`` on the network it comes into ``folder``, where a later call goes on with what an earlier one got.
+    In an ``origin`` that is a folder it is used where it lies.
 
     Raises:
-        UserError: no network, no such file, or less came than was announced.
+        UserError: it cannot be had.
     """
-    here = partial.stat().st_size if partial.exists() else 0
-    tag = _tag(partial)
-    headers = {"Range": f"bytes={here}-"} if here else {}
-    if here and tag.exists():
-        headers["If-Range"] = tag.read_text(encoding="utf-8").strip()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
-            answer = _read_headers(response, here)
-            if found := response.headers.get("ETag"):
-                write_lines(tag, [found])
-            _receive(response, partial, answer)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and here:  # nothing left to send: all is here, or more than the file has
-            if error.headers.get("Content-Range") == f"bytes */{here}":
-                return
-            ownership.remove(partial)
-            download(url, partial)
-            return
-        raise UserError(
-            f"{url}: the server said {error.code} {error.reason}; check the address, or use --from"
-        ) from error
-    except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UserError(
-            f"{url} cannot be fetched: {reason}. Check the network and run the same command again: it goes on from the "
-            "bytes that came. Or fetch the archive elsewhere and give its folder with --from"
-        ) from error
-    size = partial.stat().st_size
-    if answer.total is not None and size != answer.total:
-        raise UserError(
-            f"{url}: the connection ended after {size:,} of {answer.total:,} bytes; run the same command again to go on"
-        )
-
-
-def _read_headers(response: Any, here: int) -> Answer:
-    length = response.headers.get("Content-Length")
-    if response.status == 206:
-        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if match and int(match[1]) == here:
-            return Answer(here, None if match[2] == "*" else int(match[2]))
-        raise UserError(f"{response.url}: asked for the bytes from {here:,} on, the server sent others; use --from")
-    return Answer(0, int(length) if length else None)
-
-
-def _receive(response: Any, partial: Path, answer: Answer) -> None:
-    status, size = StatusLine(), answer.start
-    if answer.start:
-        status.line(f"going on after {answer.start:,} bytes")
-    with open(partial, "ab" if answer.start else "wb") as file:
-        while block := response.read(BLOCK):
-            file.write(block)
-            size += len(block)
-            of = f" of {answer.total / 1e6:,.1f}" if answer.total else ""
-            status.update(f"{ownership.scratch_for(partial) or partial.name}: {size / 1e6:,.1f}{of} MB")
-    status.close()
-
-
-def fetch(archive: str, origin: str, partial: Path) -> tuple[Path, str]:
-    """The archive as a file here, and where it came from; ``origin``: a folder or the address of one.
-
-    Raises:
-        UserError: it is not there.
-    """
-    if re.match(r"https?://", origin):
+    if re.match(r"(https?|ftp)://", origin):
         url = origin.rstrip("/") + "/" + archive
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        download(url, partial)
-        return partial, url
+        file = RemoteFile(archive, (url,))
+        return fetch(file, folder, raw=None, ledger=folder / "ledger.json", option="--from"), url
     path = Path(origin) / archive
     if not path.is_file():
         raise UserError(
@@ -207,8 +133,8 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
     if name not in MODELS:
         raise UserError(f"there is no published model {name}; choose one of: {', '.join(MODELS)}")
     before = _manifest_before(out)
-    partial = scratch.work_path(out.with_name(MODELS[name]))
-    archive, url = fetch(MODELS[name], origin, partial)
+    fetched = scratch.work_path(out.with_name(f"{MODELS[name]}.fetched"))
+    archive, url = fetch_archive(MODELS[name], origin, fetched)
     manifest = {
         "name": name,
         "from": url,
@@ -217,7 +143,7 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
         "sha256": sha256(archive),
     }
     if before.get("archive") == manifest["archive"] and before["sha256"] != manifest["sha256"]:
-        _forget(partial)
+        ownership.remove(fetched)
         raise UserError(
             f"{url} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {out / 'manifest.json'}: "
             f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
@@ -235,9 +161,9 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             write_json(folder / "manifest.json", manifest)
     except UserError:  # the archive is whole but of no use; after an interruption it is kept
-        _forget(partial)
+        ownership.remove(fetched)
         raise
-    _forget(partial)
+    ownership.remove(fetched)
     return manifest
 
 
@@ -249,17 +175,6 @@ def _manifest_before(out: Path) -> dict[str, Any]:
     """
     ownership.check_replaceable(out)
     return dict(read_json(out / "manifest.json")) if (out / "manifest.json").exists() else {}
-
-
-def _tag(partial: Path) -> Path:
-    """The file that says which version of the archive the bytes are of."""
-    archive = ownership.scratch_for(partial) or partial.name
-    return scratch.work_path(partial.with_name(f"{archive}.tag"))
-
-
-def _forget(partial: Path) -> None:
-    for path in (_tag(partial), partial):
-        ownership.remove(path)
 
 
 def main() -> None:

@@ -8,17 +8,17 @@ A tar is read in one pass in its own order: it has no table of contents.
 """
 
 import difflib
+import stat
 import zipfile
 from collections.abc import Callable, Collection, Generator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from data_prep.fetch.member import Member
-from data_prep.fetch.packed import BUFFER, damage_told, open_unpacked
-from data_prep.fetch.tars import tar_members, tar_packing
-from data_prep.fetch.zips import zip_members
+from data_prep.fetch.packed import BUFFER, damage_told, open_unpacked, told, unpacked
+from data_prep.fetch.tars import Member, tar_members, tar_packing
 from scripts.common.errors import UserError
 
 _NAMES_KEPT = 10_000  # of an archive's names, for the message about one that is missing
@@ -43,7 +43,7 @@ def iterate_members(archive: Path, wanted: Callable[[str], bool]) -> Generator[t
             if member.name in seen:
                 raise UserError(f"{archive} has two members {member.name}; pack it anew with the one that is meant")
             seen.add(member.name)
-            with member.open() as stream:
+            with _content(archive, member) as stream:
                 yield member.name, stream
 
 
@@ -58,16 +58,18 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
     missing = set(names)
     bases = {PurePosixPath(name).name for name in names}
     there: list[str] = []
-    with closing(_members(archive)) as members:
-        for member in members:
-            if member.name in missing:
-                missing.remove(member.name)
-                with member.open() as stream:
-                    yield member.name, stream
-                if not missing:
-                    return
-            elif len(there) < _NAMES_KEPT or PurePosixPath(member.name).name in bases:
-                there.append(member.name)
+
+    def wanted(name: str) -> bool:
+        if name not in missing and (len(there) < _NAMES_KEPT or PurePosixPath(name).name in bases):
+            there.append(name)
+        return name in missing
+
+    with closing(iterate_members(archive, wanted)) as found:
+        for name, stream in found:
+            missing.remove(name)
+            yield name, stream
+            if not missing:
+                return
     if missing:
         raise UserError(_not_there(archive, sorted(missing), there))
 
@@ -97,15 +99,58 @@ def check_archive(archive: Path, name: str | None = None) -> None:
 
 
 def _members(archive: Path) -> Generator[Member, None, None]:
+    """All members, folders left out, under names with ``/`` as separator and no ``./`` before them."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
     packing = tar_packing(archive.name)
     if archive.name.endswith(".zip"):
-        yield from zip_members(archive)
+        found = _zip_members(archive)
     elif packing is not None:
-        yield from tar_members(archive, packing)
+        found = tar_members(archive, packing)
     else:
-        yield Member(archive.name, partial(open_unpacked, archive))
+        yield Member(archive.name, lambda: archive.open("rb"))
+        return
+    with closing(found):
+        for member in found:
+            name = member.name
+            while name.startswith("./"):
+                name = name[2:].lstrip("/")
+            yield replace(member, name=name)
+
+
+def _zip_members(archive: Path) -> Generator[Member, None, None]:
+    """The members in the order of their data. zipfile tests each one's checksum when it is read to its end."""
+    with damage_told(str(archive)):
+        file = zipfile.ZipFile(archive)
+    with file:
+        for info in sorted(file.infolist(), key=lambda info: info.header_offset):
+            name = info.filename.replace("\\", "/")  # as some programs on Windows write it
+            if not name.endswith("/"):
+                kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip was not made on Unix
+                yield Member(
+                    name, partial(file.open, info), None if kind in (0, stat.S_IFREG) else "a link or a device"
+                )
+
+
+def _content(archive: Path, member: Member) -> BinaryIO:
+    """The content of a member, decompressed by its name.
+
+    Raises:
+        UserError: the member is not to be used; or, on opening and reading, damaged.
+    """
+    odd = member.odd
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        odd = "under a name that leads out of the folder"
+    if odd is not None:
+        raise UserError(
+            f"{archive}: member {member.name} is {odd}; no corpus needs that. See where the archive comes from, "
+            "and make one with plain files"
+        )
+    what = f"{archive}, member {member.name}"
+    with damage_told(what):
+        inner = member.open()
+        assert inner is not None  # tarfile opens no folders and devices, which do not come here
+        return told(unpacked(inner, member.name), what)
 
 
 def _not_there(archive: Path, missing: list[str], there: list[str]) -> str:

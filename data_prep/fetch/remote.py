@@ -1,12 +1,11 @@
-"""A file that a dataset needs, and what tells whether a file is the one."""
+"""A file that a dataset needs, and its kind by its first bytes."""
 
-import hashlib
 import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from data_prep.fetch.drive import title
 from data_prep.fetch.tars import tar_packing
 from scripts.common.errors import UserError
 
@@ -43,56 +42,13 @@ class RemoteFile:
         return self.sha256 is not None or self.md5 is not None
 
 
-class Digest:
-    """Length and checksums of a file, as its bytes go by; MD5 only of a file for which it is published."""
-
-    def __init__(self, file: RemoteFile) -> None:
-        self.bytes = 0
-        self._sha256 = hashlib.sha256()
-        self._md5 = None if file.md5 is None else hashlib.md5(usedforsecurity=False)
-
-    def update(self, block: bytes | memoryview) -> None:
-        self.bytes += len(block)
-        self._sha256.update(block)
-        if self._md5 is not None:
-            self._md5.update(block)
-
-    @property
-    def sha256(self) -> str:
-        return self._sha256.hexdigest()
-
-    @property
-    def md5(self) -> str | None:
-        return None if self._md5 is None else self._md5.hexdigest()
-
-
-def difference(file: RemoteFile, digest: Digest, noted: dict[str, Any] | None) -> str | None:
-    """Return what is wrong with a file of this digest: what was got and what was expected; None if nothing is.
-
-    ``noted`` is what the ledger has from an earlier time; it counts where no checksum is published.
-    """
-    if file.bytes is not None and digest.bytes != file.bytes:
-        return f"it has {digest.bytes:,} bytes, {file.bytes:,} were expected"
-    if file.sha256 is not None and digest.sha256 != file.sha256:
-        return f"its SHA-256 is {digest.sha256}, {file.sha256} was expected"
-    if file.md5 is not None and digest.md5 != file.md5:
-        return f"its MD5 is {digest.md5}, {file.md5} was expected"
-    if not file.published and noted is not None and digest.sha256 != noted["sha256"]:
-        return (
-            f"its SHA-256 is {digest.sha256} ({digest.bytes:,} bytes); the file of this name that came on "
-            f"{noted['date']} from {noted['url']} had {noted['sha256']} ({noted['bytes']:,} bytes)"
-        )
-    return None
-
-
 def other_kind(name: str, head: bytes) -> str | None:
     """Return what a file is that begins with ``head`` and is not of the kind that its name says; None if it may be.
 
     ``head`` has the first HEAD bytes of the file, or all of them.
     """
     if not name.endswith((".html", ".htm")) and head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        title = re.search(rb"<title[^>]*>\s*([^<]{1,200})", head, re.IGNORECASE)
-        return "a web page" + (f' ("{" ".join(title[1].decode("utf-8", "replace").split())}")' if title else "")
+        return "a web page" + (f' ("{said}")' if (said := title(head)) else "")
     packing = tar_packing(name)
     magic = _MAGIC.get(packing or Path(name).suffix)
     if packing == "":

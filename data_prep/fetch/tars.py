@@ -5,13 +5,13 @@ just be shorter. Here both are errors.
 """
 
 import tarfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from data_prep.fetch.member import Member, open_content, plain_name
 from data_prep.fetch.packed import BUFFER, OPENERS, damage_told
 
 _PACKING = {
@@ -23,6 +23,16 @@ _PACKING = {
     ".tar.xz": ".xz",
     ".txz": ".xz",
 }
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of an archive of any kind. It must be opened and read before the next one is asked for."""
+
+    name: str
+    open: Callable[[], IO[bytes] | None]
+    odd: str | None = None
+    """What it is, if it is no plain file."""
 
 
 def tar_packing(name: str) -> str | None:
@@ -46,10 +56,7 @@ def tar_members(archive: Path, packing: str) -> Generator[Member, None, None]:
         while (info := _next(what, tar, data, packing)) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
             if not info.isdir():
-                name = plain_name(info.name)
-                yield Member(
-                    name, partial(open_content, archive, name, _link_or_device(info), partial(tar.extractfile, info))
-                )
+                yield Member(info.name, partial(tar.extractfile, info), _link_or_device(info))
         _see_the_end(what, data)
 
 

@@ -1,22 +1,19 @@
-"""One file from several mirrors, each tried until it gives the file, refuses, or fails too often in a row."""
+"""The download of a file: in scratch that a kill leaves behind to be gone on with, in as many attempts as it takes."""
 
+import itertools
+import json
+import os
 import shutil
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from data_prep.fetch.body import Body, Dropped, Refused
-from data_prep.fetch.ftp import open_ftp
-from data_prep.fetch.http import open_http
-from data_prep.fetch.packed import BUFFER
-from data_prep.fetch.partial import Partial
+from data_prep.fetch.connection import Body, Dropped, Refused, connect
 from data_prep.fetch.remote import HEAD, RemoteFile, other_kind
-from scripts.common.errors import UserError
+from scripts.common import ownership, scratch
+from scripts.common.errors import UserError, writing
+from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, clock
 
 _SECONDS_BETWEEN_UPDATES = 0.2
@@ -38,151 +35,137 @@ class Patience:
     """That a server may ask for with Retry-After."""
 
 
-def transfer(file: RemoteFile, url: str, part: Partial, *, patience: Patience, status: StatusLine) -> None:
-    """Bring ``part`` to the end of the file at ``url``, in as many attempts as it takes.
+class Transfer:
+    """The bytes so far of the file that is to be ``final``, and notes of where they are from."""
 
-    Raises:
-        Refused: this address does not give the file.
-        UserError: the disk is full, or cannot be written.
-    """
-    failures = 0
-    part.distrusted = False
-    while part.total is None or part.size != part.total:
-        before = part.size
-        try:
-            _attempt(file, url, part, patience=patience, status=status)
-            return
-        except Dropped as dropped:
-            gone_on = 0 < before < part.size and not part.in_one_piece
-            failures = 1 if gone_on else failures + 1
-            if failures >= patience.attempts:
-                raise Refused(f"{dropped}, {failures} times in a row") from dropped
-            delay = min(patience.longest_delay, patience.first_delay * 2 ** (failures - 1))
-            if dropped.wait is not None:
-                if dropped.wait > patience.longest_wait:
-                    raise Refused(
-                        f"{dropped} and asked to wait {clock(dropped.wait)}; run this again then"
-                    ) from dropped
-                delay = max(delay, dropped.wait)
-            status.line(f"{file.name}: {dropped}; {part.size:,} bytes are here; next attempt in {delay:.0f} s")
-            time.sleep(delay)
+    def __init__(self, file: RemoteFile, final: Path, patience: Patience, status: StatusLine) -> None:
+        self.path = scratch.work_path(final)
+        self._notes_path = scratch.work_path(final.with_name(f"{final.name}.from.json"))
+        self._notes = self._read_notes()  # url; validator and bytes of the whole file, if the server told
+        self._file, self._final, self._patience, self._status = file, final, patience, status
+        self.in_one_piece = not self.path.exists()
+        """All bytes came on one connection. If not, and the file is wrong, a second try is worth it."""
 
+    @property
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
 
-def _attempt(file: RemoteFile, url: str, part: Partial, *, patience: Patience, status: StatusLine) -> None:
-    start, validator = part.resume(url, any_source=file.published)
-    with _open(url, start=start, validator=validator, timeout=patience.timeout) as body:
-        if body.start and (body.start != part.size or not part.continues(url, body)):
-            part.distrusted = True
-            raise Dropped("what it sent does not go on from what is here; from the start, then")
-        head = b"" if body.start else _beginning(file, body)
+    def run(self, url: str) -> None:
+        """Bring the file at ``url`` to its end.
+
+        Raises:
+            Refused: this address does not give the file.
+            UserError: there is no room for it.
+        """
+        failures, restart = 0, False
+        while (before := self._size) != self._notes.get("bytes"):
+            # Bytes from elsewhere, or of a file that nothing tells apart from a changed one, can be gone on with only
+            # if a checksum will show that all is right.
+            same = self._notes.get("url") == url and "validator" in self._notes
+            start = before if (same or self._file.published) and not restart else 0
+            validator = self._notes["validator"] if same else None
+            try:
+                with connect(url, start=start, validator=validator, timeout=self._patience.timeout) as body:
+                    self._receive(url, body)
+                return
+            except Dropped as dropped:
+                restart = dropped.restart  # the bytes that are here stay until others come
+                gone_on = 0 < before < self._size and not self.in_one_piece
+                failures = 1 if gone_on else failures + 1
+                self._wait(dropped, failures)
+
+    def _wait(self, dropped: Dropped, failures: int) -> None:
+        patience = self._patience
+        if failures >= patience.attempts:
+            raise Refused(f"{dropped}, {failures} times in a row") from dropped
+        if dropped.wait > patience.longest_wait:
+            raise Refused(f"{dropped} and asked to wait {clock(dropped.wait)}; run this again then") from dropped
+        delay = max(dropped.wait, min(patience.longest_delay, patience.first_delay * 2 ** (failures - 1)))
+        here = f"{self._size:,} bytes are here"
+        self._status.line(f"{self._file.name}: {dropped}; {here}; next attempt in {delay:.0f} s")
+        time.sleep(delay)
+
+    def _receive(self, url: str, body: Body) -> None:
+        file, size, notes = self._file, body.start, self._notes
+        told = {"url": url, "validator": body.validator, "bytes": body.bytes}
+        told = {key: value for key, value in told.items() if value is not None}
+        if size:
+            compared = notes if notes.get("url") == url else {"bytes": notes.get("bytes", body.bytes)}
+            if size != self._size or any(told.get(key, value) != value for key, value in compared.items()):
+                raise Dropped("what it sent does not go on from what is here; from the start, then", restart=True)
         if file.bytes is not None and body.bytes not in (None, file.bytes):
             raise Refused(f"has {body.bytes:,} bytes, {file.bytes:,} were expected")
-        total = body.bytes if body.bytes is not None else file.bytes
-        if total is not None:
-            _require_space(part.path.parent, total - part.size)
-        with _write_errors_told(part):
-            if not body.start:  # only now, when the beginning of such a file is there
-                part.restart()
-            part.note(url, body)
-            part.in_one_piece &= not body.start
-            progress = _Progress(file.name, part, total, status)
-            with part.appending():
-                part.write(head)
-                for chunk in body.chunks:
-                    part.write(chunk)
-                    progress.show()
-                    if total is not None and part.size > total:
-                        raise Refused(f"sent more than the {total:,} bytes that were expected")
-        if total is not None and part.size < total:
-            raise Dropped(f"the connection closed after {part.size:,} of {total:,} bytes")
-
-
-def _beginning(file: RemoteFile, body: Body) -> bytes:
-    """The first bytes of a body, when they are those of such a file."""
-    head = b""
-    for chunk in body.chunks:
-        head += chunk
-        if len(head) >= HEAD:
-            break
-    if body.bytes is not None and len(head) < min(HEAD, body.bytes):
-        raise Dropped(f"the connection closed after {len(head):,} of {body.bytes:,} bytes")
-    if (kind := other_kind(file.name, head)) is not None:
-        raise Refused(f"what it sent is {kind}")
-    return head
-
-
-def _open(url: str, *, start: int, validator: str | None, timeout: float) -> AbstractContextManager[Body]:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host = parts.hostname or ""
-    except ValueError as error:
-        raise Refused(f"this is no address ({error})") from error
-    if parts.scheme == "file":
-        return _open_local(Path(urllib.request.url2pathname(parts.path)))
-    by_proxy = "ftp" in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
-    if parts.scheme == "ftp" and not by_proxy:  # a proxy for FTP is asked by HTTP
-        return open_ftp(url, start=start, validator=validator, timeout=timeout)
-    if parts.scheme in ("http", "https", "ftp"):
-        return open_http(url, start=start, validator=validator, timeout=timeout)
-    raise Refused(f"an address that begins with {parts.scheme!r} is none to fetch from; mend the YAML")
-
-
-@contextmanager
-def _open_local(path: Path) -> Iterator[Body]:
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise Refused(f"cannot be read: {error.strerror}") from error
-    with file:
-        yield Body(_read(file), 0, path.stat().st_size, None)
-
-
-def _read(file: BinaryIO) -> Iterator[bytes]:
-    try:
-        while chunk := file.read(BUFFER):
-            yield chunk
-    except OSError as error:
-        raise Refused(f"cannot be read: {error.strerror}") from error
-
-
-def _require_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"{folder} has room for {free:,} bytes, and {needed:,} are to come; "
-            "make room, or give another folder, and run the same command again"
-        )
-
-
-@contextmanager
-def _write_errors_told(part: Partial) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write {part.path}: {error.strerror or error}; nothing was written under its final name, and "
-            f"{part.size:,} bytes are kept: make room, run the same command again, and it goes on from there"
-        ) from error
-
-
-class _Progress:
-    """Progress: how far, how fast, how long still. The speed is that of this connection."""
-
-    def __init__(self, name: str, part: Partial, total: int | None, status: StatusLine) -> None:
-        self._name, self._part, self._total, self._status = name, part, total, status
-        self._since, self._before = time.monotonic(), part.size
-        self._shown = self._since
-
-    def show(self) -> None:
-        now = time.monotonic()
-        if now - self._shown < _SECONDS_BETWEEN_UPDATES:
-            return
-        self._shown = now
-        size, rate = self._part.size, (self._part.size - self._before) / max(now - self._since, 1e-9)
-        text = f"{self._name}: {size / 1e6:,.1f}"
-        if self._total is not None:
-            text += f" of {self._total / 1e6:,.1f} MB, {size / max(self._total, 1):.0%}, {rate / 1e6:,.1f} MB/s"
-            text += f", {clock((self._total - size) / rate)} to go" if rate > 0 else ""
+        head = b"" if size else self._beginning(body)  # a wrong one costs no bytes that are here
+        total = file.bytes if body.bytes is None else body.bytes
+        folder = self.path.parent
+        if total is not None and (free := shutil.disk_usage(folder).free) < total - size:
+            raise UserError(
+                f"{folder} has room for {free:,} bytes, and {total - size:,} are to come; "
+                "make room, or give another folder, and run the same command again"
+            )
+        if size:
+            self.in_one_piece = False
         else:
-            text += f" MB, {rate / 1e6:,.1f} MB/s"
-        self._status.update(text)
+            self.restart()
+        # what a server told once it may leave out later
+        self._notes = (self._notes if self._notes.get("url") == url else {}) | told
+        write_json(self._notes_path, self._notes)
+        begun, shown = time.monotonic(), 0.0
+        with writing(self.path), self.path.open("ab") as to:
+            for chunk in itertools.chain([head], body.chunks):
+                to.write(chunk)
+                to.flush()  # a process killed after this finds the bytes again
+                size += len(chunk)
+                if total is not None and size > total:
+                    raise Refused(f"sent more than the {total:,} bytes that were expected")
+                if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_UPDATES:
+                    shown = now
+                    self._status.update(_progress(file.name, size, total, (size - body.start) / max(now - begun, 1e-9)))
+        if total is not None and size < total:
+            raise Dropped(f"the connection closed after {size:,} of {total:,} bytes")
+
+    def _beginning(self, body: Body) -> bytes:
+        """The first bytes of a body, if they are those of such a file."""
+        head = b""
+        while len(head) < HEAD and (chunk := next(body.chunks, b"")):
+            head += chunk
+        if (kind := other_kind(self._file.name, head)) is not None:
+            raise Refused(f"what it sent is {kind}")
+        return head
+
+    def restart(self) -> None:
+        """Forget all bytes."""
+        ownership.remove(self.path)
+        ownership.remove(self._notes_path)
+        self._notes = {}
+        self.in_one_piece = True
+
+    def finish(self) -> None:
+        """Take the final name, once all bytes are on the disk."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        ownership.remove(self._notes_path)  # first: a kill in between leaves bytes that are fetched again, if at all
+        ownership.replace(self.path, self._final)
+
+    def put_aside(self) -> Path:
+        """Keep the bytes as NAME.bad."""
+        bad = self._final.with_name(f"{self._final.name}.bad")
+        ownership.replace(self.path, bad)
+        self.restart()
+        return bad
+
+    def _read_notes(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._notes_path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, TypeError, ValueError) as error:
+            raise UserError(f"cannot read {self._notes_path} ({error}); delete it, and {self.path} with it") from error
+
+
+def _progress(name: str, size: int, total: int | None, rate: float) -> str:
+    speed = f"{rate / 1e6:,.1f} MB/s"
+    if total is None:
+        return f"{name}: {size / 1e6:,.1f} MB, {speed}"
+    left = clock((total - size) / max(rate, 1.0))
+    return f"{name}: {size / 1e6:,.1f} of {total / 1e6:,.1f} MB, {size / max(total, 1):.0%}, {speed}, {left} to go"

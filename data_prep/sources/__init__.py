@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.dataset import Dataset
 from data_prep.sources import archives, cnn_dm, debian, text
 from data_prep.steps.extract import Piece
-from scripts.common.errors import UserError
+from scripts.common.schema import require
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 """The split, and a line a language."""
@@ -39,6 +39,5 @@ KINDS = {
 
 def kind_of(dataset: Dataset) -> Kind:
     """The functions for a dataset."""
-    if dataset.kind not in KINDS:
-        raise UserError(f"{dataset.file}: kind: got {dataset.kind!r}, expected one of {', '.join(KINDS)}")
+    require(dataset.file, dataset.kind in KINDS, "kind", dataset.kind, f"one of {', '.join(KINDS)}")
     return KINDS[dataset.kind]

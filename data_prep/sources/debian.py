@@ -13,6 +13,7 @@ from data_prep.text.debian import Description, pair, parse, summary
 from data_prep.text.near_duplicates import split_by_group
 from scripts.common.errors import UserError
 from scripts.common.files import open_own, read_lines
+from scripts.common.schema import require
 
 DESCRIPTIONS = "debian_descriptions"
 TASKS = ("translation", "summarization", "language_modeling")
@@ -113,9 +114,9 @@ def _in_splits(dataset: Dataset, descriptions: Sequence[Description]) -> Iterato
 
 def _languages(dataset: Dataset) -> tuple[str, ...]:
     """The Translation files a dataset is made from."""
-    if dataset.debian.task not in TASKS:
-        raise UserError(f"{dataset.file}: debian.task: got {dataset.debian.task!r}, expected one of {', '.join(TASKS)}")
-    return dataset.languages if dataset.debian.task == "translation" else ("en",)
+    task = dataset.debian.task
+    require(dataset.file, task in TASKS, "debian.task", task, f"one of {', '.join(TASKS)}")
+    return dataset.languages if task == "translation" else ("en",)
 
 
 def _parse(raw: Path, language: str, report: dict[str, Any]) -> list[Description]:

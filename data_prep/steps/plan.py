@@ -1,15 +1,15 @@
 """From the steps a dataset lists to passes over its text, every mistake in them found before work begins."""
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import bpe, deduplicate, hold_out, raw, sentencepiece
 from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
 from scripts.common.errors import UserError
+from scripts.common.schema import check_types, require
 
 BETWEEN_SHARDS: dict[str, Registered] = {
     "hold_out": Registered(BETWEEN, hold_out.hold_out, check=hold_out.check_every),
@@ -51,10 +51,10 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         add(Step(name=DECODE), between=False)
     for place, step in enumerate(dataset.steps):
         known = {**STEPS, **BETWEEN_SHARDS}
-        key = f"{dataset.file}: steps[{place}]"
         if step.name not in known:
-            raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
-        _check_step(key, step, known[step.name], dataset)
+            there = ", ".join(sorted(known))
+            raise UserError(f"{dataset.file}: steps[{place}]: unknown step {step.name}; expected one of {there}")
+        _check_step(f"steps[{place}]", step, known[step.name], dataset)
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
             add(Step(name=SQUEEZE, splits=step.splits), between=False)
         add(step, between=step.name in BETWEEN_SHARDS)
@@ -69,41 +69,33 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
 def _check_readers(dataset: Dataset) -> None:
     for split, sources in dataset.splits.items():
         for place, source in enumerate(sources):
-            if source.reader != "plain" and source.reader not in READERS:
-                known = ", ".join(["plain", *sorted(READERS)])
-                raise UserError(
-                    f"{dataset.file}: splits.{split}[{place}].reader: got {source.reader!r}, expected one of {known}"
-                )
+            known = ["plain", *sorted(READERS)]
+            key = f"splits.{split}[{place}].reader"
+            require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
 
 
-def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) -> None:
+def _check_step(place: str, step: Step, registered: Registered, dataset: Dataset) -> None:
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(registered.make).parameters.items()
         if name not in _GIVEN
     }
-    for name, value in step.parameters.items():
-        if name not in parameters:
-            known = ", ".join(["splits", "languages", *parameters])
-            raise UserError(f"{key}: unknown key {step.name}.{name}; expected some of {known}")
-        _check_type(f"{key}: {step.name}.{name}", parameters[name].annotation, value)
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in step.parameters:
-            raise UserError(f"{key}: the key {step.name}.{name} is missing")
+    check = partial(require, dataset.file)
+    inner, key = f"{place}.{step.name}.", f"{dataset.file}: {place}"
+    needed = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
+    hints = {name: parameter.annotation for name, parameter in parameters.items()}
+    check_types(dataset.file, step.parameters, hints, needed, inner)
     splits = {*dataset.splits, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
     for split in step.splits:
-        if split not in splits:
-            raise UserError(
-                f"{key}: {step.name}.splits: got {split!r}, expected some of {', '.join(sorted(filter(None, splits)))}"
-            )
+        check(split in splits, f"{inner}splits", split, f"some of {', '.join(sorted(filter(None, splits)))}")
     if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
-    if (by := step.parameters.get("by")) is not None and by not in dataset.languages:
-        raise UserError(f"{key}: {step.name}.by: got {by!r}, expected one of {', '.join(dataset.languages)}")
-    if step.name == "hold_out" and len(step.splits) != 1:
-        raise UserError(f"{key}: hold_out.splits: got {list(step.splits)}, expected the one split it takes lines from")
+    by = step.parameters.get("by")
+    check(by is None or by in dataset.languages, f"{inner}by", by, f"one of {', '.join(dataset.languages)}")
+    one = step.name != "hold_out" or len(step.splits) == 1
+    check(one, f"{inner}splits", list(step.splits), "the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
         if registered.check is not None:
             registered.check(**step.parameters)
@@ -112,12 +104,3 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
                 registered.build(language, step.parameters)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
-
-
-def _check_type(key: str, annotation: Any, value: object) -> None:
-    if annotation == Sequence[str] and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
-        raise UserError(f"{key}: got {value!r}, expected a list of words")
-    accepted = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}.get(annotation)
-    if accepted is not None and type(value) not in accepted:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-        raise UserError(f"{key}: got {value!r}, expected {names[annotation]}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
+from scripts.common.schema import require, require_known
 
 # What each section of ours may hold. None: fairseq's flags, which fairseq itself checks.
 SECTIONS: dict[str, frozenset[str] | None] = {
@@ -40,24 +41,20 @@ def check_keys(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         UserError: it holds an unknown key, or something other than a mapping of settings as a section.
     """
+    require_known(path, content, TOP_LEVEL)
     for key, value in content.items():
-        if key not in TOP_LEVEL:
-            raise UserError(f"{path}: unknown key `{key}`; expected one of {', '.join(TOP_LEVEL)}")
-        if key == "base" and not isinstance(value, str):
-            raise UserError(f"{path}: `base` is {value!r}, expected the path of a YAML file")
+        require(path, key != "base" or isinstance(value, str), key, value, "the path of a YAML file")
         if key not in SECTIONS or value is None:
             continue
-        if not isinstance(value, Mapping):
-            raise UserError(f"{path}: `{key}` is {value!r}, expected a mapping of settings, or null")
+        require(path, isinstance(value, Mapping), key, value, "a mapping of settings, or null")
         allowed = SECTIONS[key]
         for setting, given in value.items():
-            odd = [item for item in (given if isinstance(given, list) else [given]) if not _finite(item)]
-            if odd:
-                raise UserError(f"{path}: `{key}.{setting}` is {given!r}, expected finite numbers alone")
-            if allowed is not None and setting not in allowed:
-                raise UserError(f"{path}: unknown key `{key}.{setting}`; expected one of {', '.join(sorted(allowed))}")
+            finite = all(map(_finite, given if isinstance(given, list) else [given]))
+            require(path, finite, f"{key}.{setting}", given, "finite numbers alone")
             if allowed is None:
                 _check_flag(path, key, setting, given)
+        if allowed is not None:
+            require_known(path, value, sorted(allowed), f"{key}.")
 
 
 def _check_flag(path: Path, section: str, name: Any, value: Any) -> None:
@@ -69,12 +66,10 @@ def _check_flag(path: Path, section: str, name: Any, value: Any) -> None:
     if name in RESERVED[section]:
         raise UserError(f"{path}: `{section}.{name}` is set by the scripts themselves; take it out")
     items = value if isinstance(value, list) else [value]
-    if not all(item is None or isinstance(item, str | int | float) for item in items) or (
-        isinstance(value, list) and (not value or any(item is None or isinstance(item, bool) for item in value))
-    ):
-        raise UserError(
-            f"{path}: `{section}.{name}` is {value!r}, expected a number, a text, true, false, null, or a list of these"
-        )
+    plain = all(item is None or isinstance(item, str | int | float) for item in items)
+    listed = isinstance(value, list) and (not value or any(item is None or isinstance(item, bool) for item in value))
+    expected = "a number, a text, true, false, null, or a list of these"
+    require(path, plain and not listed, f"{section}.{name}", value, expected)
 
 
 def check_values(path: Path, merged: Mapping[str, Any]) -> None:
@@ -85,8 +80,7 @@ def check_values(path: Path, merged: Mapping[str, Any]) -> None:
     """
 
     def expect(key: str, value: Any, good: bool, expected: str) -> None:
-        if not good:
-            raise UserError(f"{path}: `{key}` is {value!r}, expected {expected} (here or in the file it builds on)")
+        require(path, good, key, value, f"{expected} (here or in the file it builds on)")
 
     dataset, seeds = merged.get("dataset"), merged.get("seeds")
     named = isinstance(dataset, str) and bool(re.fullmatch(r"[\w.-]+", dataset)) and not dataset.startswith(".")

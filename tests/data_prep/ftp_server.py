@@ -15,7 +15,7 @@ class FtpSite:
 
     port: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
-    users: dict[str, str] = field(default_factory=lambda: {"anonymous": "anonymous@"})
+    users: dict[str, str] = field(default_factory=lambda: {"anonymous": "ftp@example.com"})
     changed: str = "20180101000000"
     unknown: set[str] = field(default_factory=set)
     """Commands that it does not know."""

@@ -54,7 +54,7 @@ def test_a_file_that_changed_in_between_comes_whole(tmp_path, ftp: FtpSite, monk
 
     monkeypatch.setattr("data_prep.fetch.transfer.time.sleep", changes)
     assert get(tmp_path, ftp.url("dir/a%20b.zip")).read_bytes() == CONTENT[::-1]
-    assert starts(ftp) == ["RETR dir/a b.zip"] * 2
+    assert starts(ftp)[-2:] == ["RETR dir/a b.zip"] * 2  # of which the last goes from the first byte
 
 
 @pytest.mark.parametrize("unknown", [{"REST"}, {"SIZE"}, {"MDTM"}, {"SIZE", "MDTM", "REST"}])
@@ -73,5 +73,5 @@ def test_a_file_that_is_not_there_and_a_busy_server(tmp_path, ftp: FtpSite):
         get(tmp_path, ftp.url("b"))
     ftp.busy = ["421 too many users"]
     assert get(tmp_path, ftp.url("dir/a%20b.zip")).read_bytes() == CONTENT
-    with pytest.raises(UserError, match=r"refused, 3 times in a row"):
+    with pytest.raises(UserError, match=r"Could not connect to server, 3 times in a row"):
         get(tmp_path / "b", "ftp://127.0.0.1:9/b")

@@ -48,9 +48,9 @@ def test_what_to_do_with_bytes_that_are_not_utf_8(tmp_path, sides, monkeypatch):
     assert (out / "raw" / "train.de").read_text().count("\ufffd") == 9
     with pytest.raises(UserError, match="no pair is left"):  # not what the other option made
         run(monkeypatch, *given, "--invalid", "drop")
-    with pytest.raises(UserError, match=r"debian_en_de.yaml: invalid: got 'drop', expected nothing: kind debian"):
+    with pytest.raises(UserError, match=r"debian_en_de.yaml: `invalid` is 'drop', expected nothing: kind debian"):
         run(monkeypatch, "debian_en_de", "--out", out, "--invalid", "drop")
     file = tmp_path / "mine.yaml"
     file.write_text("{kind: text, source: en, target: de, steps: [], invalid: skip}")
-    with pytest.raises(UserError, match=r"mine.yaml: invalid: got 'skip', expected error, replace or drop"):
+    with pytest.raises(UserError, match=r"mine.yaml: `invalid` is 'skip', expected error, replace or drop"):
         run(monkeypatch, file, "--raw", tmp_path, "--out", out)

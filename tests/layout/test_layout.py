@@ -136,10 +136,9 @@ MAY_WRITE = MAY_REMOVE | {
     "scripts/benchmarks/memory.py",  # /proc
     "data_prep/__main__.py",  # links in scratch
     "data_prep/bench.py",  # in a temporary folder
-    "data_prep/fetch/partial.py",  # scratch that grows
+    "data_prep/fetch/transfer.py",  # scratch that grows
     "data_prep/sources/apt.py",  # in a temporary folder
     "data_prep/text/fastbpe.py",  # in a temporary folder
-    "scripts/pretrained.py",  # scratch that grows
 }
 
 

@@ -3,15 +3,11 @@
 import gzip
 import hashlib
 import io
-import re
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
 from argparse import Namespace
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from data_prep.fetch import Patience
 from scripts import pretrained
-from scripts.common import archive, scratch
+from scripts.common import archive
 from scripts.common.errors import UserError
+from tests.data_prep.web import Site, serving
 
 NAME = "dynamicconv.glu.wmt17.zh-en"
 ARCHIVE = pretrained.MODELS[NAME]
@@ -75,63 +73,13 @@ def shelf(model, tmp_path_factory) -> Path:
     return folder
 
 
-class Shelf(ThreadingHTTPServer):
-    """Serves a folder with ranges, and can hang up in the middle of a file."""
-
-    folder: Path
-    hang_up_after: int | None = None
-    ranges = True
-    tag = '"1"'
-    asked: list[str | None]
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Shelf
-
-    def do_GET(self) -> None:
-        path = self.server.folder / self.path.lstrip("/")
-        if not path.is_file():
-            self.send_error(404)
-            return
-        content, asked = path.read_bytes(), self.headers.get("Range")
-        self.server.asked.append(asked)
-        start = 0
-        if asked and self.server.ranges and self.headers.get("If-Range", self.server.tag) == self.server.tag:
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])  # type: ignore[index]
-            if start >= len(content):
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(content)}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        else:
-            self.send_response(200)
-        self.send_header("ETag", self.server.tag)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        stop, self.server.hang_up_after = self.server.hang_up_after, None
-        self.wfile.write(content[start:stop])
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server(shelf, monkeypatch) -> Iterator[Shelf]:
+def site(shelf, monkeypatch) -> Iterator[Site]:
+    """The shelf on a server of this machine."""
     monkeypatch.setenv("no_proxy", "*")
-    with Shelf(("127.0.0.1", 0), Answer) as server:
-        server.folder, server.asked = shelf, []
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def address(server: Shelf) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}/"
+    with serving() as site:
+        site.add(f"/{ARCHIVE}", (shelf / ARCHIVE).read_bytes())
+        yield site
 
 
 @pytest.fixture
@@ -161,38 +109,22 @@ def test_the_list_is_fairseq_s():
     assert theirs == {name: pretrained.BASE_URL + archive for name, archive in pretrained.MODELS.items()}
 
 
-def test_interrupted_then_resumed_then_converted(server, shelf, tmp_path, capsys):
+def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, monkeypatch):
     out = tmp_path / "model"
-    server.hang_up_after = 1000
-    with pytest.raises(UserError, match=r"ended after 1,000 of [\d,]+ bytes; run the same command again"):
-        pretrained.get(NAME, out=out, origin=address(server))
+    site.pages[f"/{ARCHIVE}"].drop = [1000]
+    monkeypatch.setattr("data_prep.fetch.download.Patience", lambda: Patience(attempts=1))
+    with pytest.raises(UserError, match=r"closed after 1,000 of [\d,]+ bytes.*\n.*a folder that you give with --from"):
+        pretrained.get(NAME, out=out, origin=site.url)
     assert not out.exists()
-    (partial,) = scratch.beside(tmp_path / ARCHIVE, "work")
-    assert partial.read_bytes() == (shelf / ARCHIVE).read_bytes()[:1000]
-    manifest = pretrained.get(NAME, out=out, origin=address(server))
-    assert server.asked == [None, "bytes=1000-"]
+    manifest = pretrained.get(NAME, out=out, origin=site.url)
+    assert site.ranges == [None, "bytes=1000-"]
     assert sorted(path.name for path in out.glob("[!.]*")) == FILES
     assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
     assert manifest["bytes"] == (shelf / ARCHIVE).stat().st_size
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     stored = torch.load(out / "model.pt", weights_only=True)
     assert stored["cfg"]["model"]["_name"] == "pla_lightconv"
-    said = capsys.readouterr().out
-    assert "going on after 1,000 bytes" in said
-    assert "encoder: dynamic convolutions with GLU" in said
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("change", ["no ranges", "another version", "too many bytes"])
-def test_what_came_before_is_of_no_use(server, shelf, tmp_path, change):
-    partial = scratch.work_path(tmp_path / ARCHIVE)
-    partial.write_bytes(b"\0" * (10**6 if change == "too many bytes" else 500))
-    if change == "no ranges":
-        server.ranges = False
-    if change == "another version":
-        scratch.work_path(tmp_path / f"{ARCHIVE}.tag").write_text('"0"\n')
-    manifest = pretrained.get(NAME, out=tmp_path / "model", origin=address(server))
-    assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
+    assert "encoder: dynamic convolutions with GLU" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick")
@@ -321,11 +253,11 @@ def test_a_model_that_cannot_be_converted(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
 
 
-def test_unknown_names_missing_files_and_other_folders(server, shelf, tmp_path):
+def test_unknown_names_missing_files_and_other_folders(site, shelf, tmp_path):
     with pytest.raises(UserError, match=rf"no published model dynamic; choose one of: .*{NAME}"):
         pretrained.get("dynamic", out=tmp_path / "model")
-    with pytest.raises(UserError, match="the server said 404"):
-        pretrained.get(OTHER, out=tmp_path / "model", origin=address(server))
+    with pytest.raises(UserError, match="answered 404"):
+        pretrained.get(OTHER, out=tmp_path / "model", origin=site.url)
     with pytest.raises(UserError, match=r"there is no .*; --from takes the folder"):
         pretrained.get(OTHER, out=tmp_path / "model", origin=str(shelf))
     (tmp_path / "thesis").mkdir()
@@ -335,29 +267,18 @@ def test_unknown_names_missing_files_and_other_folders(server, shelf, tmp_path):
     assert (tmp_path / "thesis" / "chapter1").exists()
 
 
-def test_no_network(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        origin = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
-        with pytest.raises(UserError, match=r"cannot be fetched: .*Connection refused.*--from"):
-            pretrained.get(NAME, out=tmp_path / "model", origin=origin)
-
-
 @pytest.mark.usefixtures("quick")
-def test_interrupted_after_the_download(server, shelf, tmp_path, monkeypatch):
+def test_interrupted_after_the_download(site, tmp_path, monkeypatch):
     def interrupt(archive: Path, folder: Path) -> Path:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(pretrained, "unpack", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            pretrained.get(NAME, out=tmp_path / "model", origin=address(server))
+            pretrained.get(NAME, out=tmp_path / "model", origin=site.url)
     assert not (tmp_path / "model").exists()
-    size = (shelf / ARCHIVE).stat().st_size
-    monkeypatch.setattr(pretrained, "_receive", None)  # nothing is to come again
-    pretrained.get(NAME, out=tmp_path / "model", origin=address(server))
-    assert server.asked == [None, f"bytes={size}-"]
+    pretrained.get(NAME, out=tmp_path / "model", origin=site.url)
+    assert site.ranges == [None]  # the archive was there
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -1,0 +1,97 @@
+"""Keys and values of YAML files: checked one by one, or all at once against a frozen dataclass.
+
+Libraries were tried on 13 wrong files (data_prep/README.md): each let some of them pass, which this module refuses.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import UserError
+
+
+def require(file: Path, holds: object, key: str, value: object, expected: str) -> None:
+    """Refuse the value of a key unless ``holds``.
+
+    Raises:
+        UserError: the message says file, key, what was got and what was expected.
+    """
+    if not holds:
+        raise UserError(f"{file}: `{key}` is {value!r}, expected {expected}")
+
+
+def require_known(file: Path, names: Iterable[object], known: Collection[str], prefix: str = "") -> None:
+    """Refuse names that are none of the keys there are.
+
+    Raises:
+        UserError: the message says file, key and the keys there are.
+    """
+    for name in names:
+        if name not in known:
+            raise UserError(f"{file}: unknown key `{prefix}{name}`; expected one of {', '.join(known)}")
+
+
+def build(cls: type, data: Any, *, file: Path, key: str = "", given: dict[str, Any] | None = None) -> Any:
+    """An instance of a dataclass from a mapping, nested ones included; ``given`` holds fields the file may not set.
+
+    Raises:
+        UserError: a key is unknown, missing or of another type; the message names file and key.
+    """
+    given = given or {}
+    require(file, isinstance(data, dict), key or "the file", data, "keys with values")
+    fields = [f for f in dataclasses.fields(cls) if f.name not in given]
+    hints = typing.get_type_hints(cls)
+    needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+    prefix = f"{key}." if key else ""
+    return cls(**given, **check_types(file, data, {f.name: hints[f.name] for f in fields}, needed, prefix))
+
+
+def check_types(
+    file: Path, data: Mapping[str, Any], hints: Mapping[str, Any], needed: Collection[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return the values of ``data``, each of the type that ``hints`` has for its key, lists as tuples.
+
+    Raises:
+        UserError: a key is unknown, missing though ``needed``, or of another type; the message names file and key.
+    """
+    require_known(file, data, hints, prefix)
+    for name in hints:
+        if name in needed and name not in data:
+            raise UserError(f"{file}: the key `{prefix}{name}` is missing")
+    return {name: _value(hints[name], value, file, prefix + name) for name, value in data.items()}
+
+
+def _value(hint: Any, data: Any, file: Path, key: str) -> Any:
+    """A value of a key, if it has the type the dataclass gives it."""
+    if isinstance(hint, types.UnionType):  # X | None: leaving the key out is the way to say None
+        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), data, file=file, key=key)
+    of = typing.get_args(hint)
+    if typing.get_origin(hint) in (tuple, Sequence):
+        holds = isinstance(data, list) and (of[0] is not str or all(isinstance(item, str) for item in data))
+        what = {str: "a list of words", int: "a list of whole numbers"}.get(of[0], "a list")
+        require(file, holds, key, data, what)
+        return tuple(_value(of[0], item, file, f"{key}[{place}]") for place, item in enumerate(data))
+    if typing.get_origin(hint) is dict:
+        holds = isinstance(data, dict) and all(isinstance(name, str) for name in data)
+        require(file, holds, key, data, f"keys with values{_no_and_on(data)}")
+        return {name: _value(of[1], value, file, f"{key}.{name}") for name, value in data.items()}
+    if hint is Any:
+        return data
+    if hint is float and type(data) is int:
+        return float(data)
+    # exactly that type: to Python True is an int
+    require(file, type(data) is hint, key, data, f"{_TYPE_NAMES[hint]}{_no_and_on(data)}")
+    return data
+
+
+def _no_and_on(data: object) -> str:
+    booleans = isinstance(data, bool) or (isinstance(data, dict) and any(isinstance(name, bool) for name in data))
+    return " (YAML reads no and on as false and true: quote them)" if booleans else ""
+
+
+_TYPE_NAMES = {str: "a word", int: "a whole number", float: "a number", bool: "true or false"}
