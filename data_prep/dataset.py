@@ -29,7 +29,7 @@ class Debian:
     max_words: int = 150
     """A description that is summarised is cut after so many; longer lines for a language model are left out."""
     valid_percent: int = 2
-    """Of the families of descriptions (text/near_duplicates.py) that are split for summaries and language models."""
+    """Of the families of descriptions (text/split.py) that are split for summaries and language models."""
     test_percent: int = 3
 
 

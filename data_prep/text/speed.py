@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.text import bpe, characters, moses_clean, punctuation, tokenise
+from data_prep.text import bpe, characters, moses, punctuation, tokenise
 from scripts.common.terminal import aligned
 
 
@@ -40,10 +40,10 @@ def steps_of(language: str) -> dict[str, Callable[[str], str]]:
     """The steps of the translation datasets, but BPE."""
     return {
         "normalise punctuation": punctuation.punctuation_normaliser(language=language),
-        "remove non-printing": characters.non_printing_remover(),
+        "remove non-printing": characters.remove_non_printing,
         "tokenise": tokenise.tokeniser(language=language, aggressive=True),
-        "clean": moses_clean.line_cleaner(),
-        "lower-case": characters.lowercaser(),
+        "clean": moses.clean_line,
+        "lower-case": characters.lowercase,
     }
 
 
