@@ -8,11 +8,10 @@ example: python -m data_prep.bench --src train.en --tgt train.de --lines 1000000
 
 import argparse
 import os
+import re
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from data_prep.cli import positive
@@ -20,7 +19,7 @@ from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
 from scripts.common.errors import run_command
 from scripts.common.files import read_json
-from scripts.common.terminal import aligned, clock
+from scripts.common.terminal import aligned, clock, repeatedly
 
 EN_FR_PAIRS = 40_800_000
 
@@ -38,55 +37,19 @@ steps:
 """
 
 
-class Memory:
-    """The most memory that this process and all it started had at a time (resident, shared pages counted once each)."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-
-    def look(self) -> None:
-        """Take a sample."""
-        self.peak = max(self.peak, sum(_resident(process) for process in [os.getpid(), *_children(os.getpid())]))
-
-
-def _children(parent: int) -> Iterator[int]:
+def memory(process: int) -> int:
+    """Bytes of a process and of all that it started, pages that they share counted once."""
+    folder = Path(f"/proc/{process}")
     try:
-        tasks = list(Path(f"/proc/{parent}/task").iterdir())
-        found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        pss = re.search(r"^Pss: +(\d+)", (folder / "smaps_rollup").read_text(), re.MULTILINE)
+        children = [int(child) for task in folder.glob("task/*/children") for child in task.read_text().split()]
     except OSError:  # it ended meanwhile
-        return
-    for child in found:
-        yield child
-        yield from _children(child)
+        return 0
+    return (int(pss[1]) * 1024 if pss else 0) + sum(map(memory, children))
 
 
-def _resident(process: int) -> int:
-    """Bytes of a process, pages it shares with others divided among them."""
-    try:
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
-
-
-@contextmanager
-def sampled() -> Iterator[Memory]:
-    """Look at memory five times a second until the block ends."""
-    memory, ended = Memory(), threading.Event()
-
-    def run() -> None:
-        while not ended.wait(0.2):
-            memory.look()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield memory
-    finally:
-        ended.set()
-        thread.join()
+def _sample(samples: list[int]) -> None:
+    samples.append(memory(os.getpid()))
 
 
 def repeated(path: Path, lines: int, out: Path, *, shift: int = 0) -> None:
@@ -118,14 +81,14 @@ def main() -> None:
         (folder / "bench.yaml").write_text(_YAML.format(merges=arguments.merges))
         dataset = load_dataset(str(folder / "bench.yaml"))
         for workers in arguments.workers:
-            start = time.monotonic()
-            with sampled() as memory:
+            start, samples = time.monotonic(), [memory(os.getpid())]
+            with repeatedly(0.2, partial(_sample, samples)):
                 prepare(dataset, raw=folder / "raw", out=folder / "out", workers=workers)
             seconds = time.monotonic() - start
             passes = {**read_json(folder / "out" / "timings.json"), "all": seconds}
             for each, taken in passes.items():
                 rate = arguments.lines / max(taken, 0.1)
-                peak = f"{memory.peak / 1e6:,.0f} MB" if each == "all" else ""
+                peak = f"{max(samples) / 1e6:,.0f} MB" if each == "all" else ""
                 projected = clock(EN_FR_PAIRS / rate)
                 rows.append((str(workers), each, f"{taken:,.1f}", f"{rate:,.0f}", peak, projected))
     print("\n".join(aligned(rows, left=2, rule=True)))

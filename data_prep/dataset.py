@@ -1,6 +1,7 @@
 """The content of a file of datasets/ as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ _MOST_NUMBERS = 100_000
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
 INVALID = ("error", "replace", "drop")
+_INVALID = "error, replace or drop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +69,8 @@ class Source:
         if not self.numbers:
             return [self]
         first, last = self.numbers
-        return [
-            Source(
-                file=self.file,
-                members={language: member.format(n=n) for language, member in self.members.items()},
-                reader=self.reader,
-                invalid=self.invalid,
-            )
-            for n in range(first, last + 1)
-        ]
+        members = [{side: name.format(n=n) for side, name in self.members.items()} for n in range(first, last + 1)]
+        return [replace(self, members=each, numbers=()) for each in members]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +174,8 @@ def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
     dataset = build(Dataset, data, file=file, given={"name": file.stem, "file": file})
     if invalid is not None:
         dataset = replace(dataset, invalid=invalid)
-    _check(dataset)
+    for key, got, wanted in _faults(dataset):
+        raise UserError(f"{file}: {key}: got {got}, expected {wanted}")
     return dataset
 
 
@@ -204,69 +200,47 @@ def _steps(data: object, file: Path) -> list[dict[str, Any]]:
     return steps
 
 
-def _check(dataset: Dataset) -> None:
-    """Check what the types alone do not say."""
-    rules: list[tuple[bool, str, object, str]] = [
-        (
-            all(map(_LANGUAGE.fullmatch, dataset.languages)),
-            "source and target",
-            dataset.languages,
-            "names such as en or zh_CN",
-        ),
-        (dataset.source != dataset.target, "source and target", f"both {dataset.source!r}", "two languages"),
-        (dataset.invalid in INVALID, "invalid", repr(dataset.invalid), "error, replace or drop"),
-        (
-            dataset.kind == "text" or dataset.invalid == "error",
-            "invalid",
-            repr(dataset.invalid),
-            f"nothing: kind {dataset.kind} says it of each source under splits, if at all",
-        ),
-    ]
+def _faults(dataset: Dataset) -> Iterator[tuple[str, object, str]]:
+    """The faults that the types alone do not show: a key, what was got, and what is expected."""
+    languages = ", ".join(dataset.languages)
+    if not all(map(_LANGUAGE.fullmatch, dataset.languages)):
+        yield "source and target", dataset.languages, "names such as en or zh_CN"
+    if dataset.source == dataset.target:
+        yield "source and target", f"both {dataset.source!r}", "two languages"
+    if dataset.invalid not in INVALID:
+        yield "invalid", repr(dataset.invalid), _INVALID
+    if dataset.kind != "text" and dataset.invalid != "error":
+        wanted = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
+        yield "invalid", repr(dataset.invalid), wanted
     for split, sources in dataset.splits.items():
-        rules += [(bool(sources), f"splits.{split}", "no source", "one or more")]
+        if not sources:
+            yield f"splits.{split}", "no source", "one or more"
         for place, source in enumerate(sources):
             key = f"splits.{split}[{place}]"
-            languages = ", ".join(dataset.languages)
-            numbers = source.numbers
-            rules += [
-                (source.file in dataset.files, f"{key}.file", repr(source.file), "a key of files"),
-                (set(source.members) == set(dataset.languages), f"{key}.members", list(source.members), languages),
-                (
-                    not numbers
-                    or (
-                        len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] and numbers[1] - numbers[0] < _MOST_NUMBERS
-                    ),
-                    f"{key}.numbers",
-                    list(numbers),
-                    f"the first and the last number, of {_MOST_NUMBERS:,} at most",
-                ),
-                (
-                    not numbers or _takes_numbers(source),
-                    f"{key}.members",
-                    source.members,
-                    "{n} where the number stands",
-                ),
-                (
-                    source.invalid in INVALID,
-                    f"{key}.invalid",
-                    repr(source.invalid),
-                    "error, replace or drop",
-                ),
-            ]
+            if source.file not in dataset.files:
+                yield f"{key}.file", repr(source.file), "a key of files"
+            if set(source.members) != set(dataset.languages):
+                yield f"{key}.members", list(source.members), languages
+            if source.numbers and not _is_range(source.numbers):
+                wanted = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
+                yield f"{key}.numbers", list(source.numbers), wanted
+            if source.numbers and not _takes_numbers(source):
+                yield f"{key}.members", source.members, "{n} where the number stands"
+            if source.invalid not in INVALID:
+                yield f"{key}.invalid", repr(source.invalid), _INVALID
     for place, step in enumerate(dataset.steps):
-        unknown = set(step.languages) - set(dataset.languages)
-        rules += [
-            (not unknown, f"steps[{place}].languages", sorted(unknown), f"some of {', '.join(dataset.languages)}")
-        ]
+        if unknown := set(step.languages) - set(dataset.languages):
+            yield f"steps[{place}].languages", sorted(unknown), f"some of {languages}"
     steps = {step.name for step in dataset.steps} | {"read", "end"}
     for place, expected in enumerate(dataset.expected):
-        rules += [
-            (expected.after in steps, f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}"),
-            (0 <= expected.tolerance <= 1, f"expected[{place}].tolerance", expected.tolerance, "a fraction"),
-        ]
-    for holds, key, got, wanted in rules:
-        if not holds:
-            raise UserError(f"{dataset.file}: {key}: got {got}, expected {wanted}")
+        if expected.after not in steps:
+            yield f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}"
+        if not 0 <= expected.tolerance <= 1:
+            yield f"expected[{place}].tolerance", expected.tolerance, "a fraction"
+
+
+def _is_range(numbers: tuple[int, ...]) -> bool:
+    return len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] < numbers[0] + _MOST_NUMBERS
 
 
 def _takes_numbers(source: Source) -> bool:
