@@ -1,7 +1,7 @@
-"""Speed and memory of preparation on any parallel text, and an estimate for a large corpus.
+"""Speed of each step on one core, speed and memory of all of preparation, and an estimate for a large corpus.
 
-The lines given are repeated up to --lines; each time round, a line meets another of the other side, so that no pair
-occurs twice.
+For all of it the lines given are repeated up to --lines; each time round, a line meets another of the other side, so
+that no pair occurs twice.
 
 example: python -m data_prep.bench --src train.en --tgt train.de --lines 1000000 --workers 1 2
 """
@@ -11,12 +11,15 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
+from data_prep.text import bpe, characters, moses, punctuation, tokenise
 from scripts.common.errors import run_command
 from scripts.common.files import read_json
 from scripts.common.terminal import aligned, clock, repeatedly
@@ -35,6 +38,40 @@ steps:
   - hold_out: {{splits: [train], into: heldout, every: 1333}}
   - bpe: {{merges: {merges}}}
 """
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Lines a second of one process: of the first pass over the text, and of one that finds its words remembered."""
+
+    first: float
+    again: float
+
+
+def measure(steps: Mapping[str, Callable[[str], str]], lines: Iterable[str]) -> dict[str, Speed]:
+    """The speed of each step by name; each is given what the one before it made of ``lines``."""
+    text = list(lines)
+    speeds = {}
+    for name, step in steps.items():
+        taken = []
+        for _ in range(2):
+            start = time.process_time()
+            made = list(map(step, text))
+            taken.append(max(time.process_time() - start, 1e-9))
+        speeds[name] = Speed(first=len(text) / taken[0], again=len(text) / taken[1])
+        text = made
+    return speeds
+
+
+def steps_of(language: str) -> dict[str, Callable[[str], str]]:
+    """The steps of the translation datasets, but BPE."""
+    return {
+        "normalise punctuation": punctuation.punctuation_normaliser(language=language),
+        "remove non-printing": characters.remove_non_printing,
+        "tokenise": tokenise.tokeniser(language=language, aggressive=True),
+        "clean": moses.clean_line,
+        "lower-case": characters.lowercase,
+    }
 
 
 def memory(process: int) -> int:
@@ -69,6 +106,13 @@ def main() -> None:
     parser.add_argument("--merges", metavar="N", type=positive, default=32_000)
     parser.add_argument("--workers", metavar="N", type=positive, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
+    lines = arguments.src.read_bytes().decode("utf-8", "replace").removesuffix("\n").split("\n")
+    tokens = list(map(tokenise.tokeniser(language="en"), lines))
+    apply = bpe.encoder(codes=bpe.learn(tokens, merges=arguments.merges))
+    speeds = measure(steps_of("en"), lines) | measure({"apply BPE": apply}, tokens)
+    each_step = [(name, f"{speed.first:,.0f}", f"{speed.again:,.0f}") for name, speed in speeds.items()]
+    print(f"lines a second on one core, {len(lines):,} lines of {arguments.src}")
+    print("\n".join(aligned([("step", "first pass", "again"), *each_step], left=1, rule=True)), end="\n\n", flush=True)
     rows = [("workers", "pass", "seconds", "pairs a second", "peak memory", f"{EN_FR_PAIRS / 1e6:.1f}M pairs")]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
+from data_prep.bench import measure, steps_of
 from data_prep.text import bpe, sentencepiece
 from data_prep.text.remembered import Remembered
-from data_prep.text.speed import measure, steps_of
 from scripts.common.errors import UserError
 from tests.data_prep.samples import needs_fastbpe
 
