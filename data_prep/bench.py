@@ -1,26 +1,28 @@
-"""Speed and memory of preparation on any parallel text, and an estimate for a large corpus.
+"""Speed of each step on one core, speed and memory of all of preparation, and an estimate for a large corpus.
 
-The lines given are repeated up to --lines; each time round, a line meets another of the other side, so that no pair
-occurs twice.
+For all of it the lines given are repeated up to --lines; each time round, a line meets another of the other side, so
+that no pair occurs twice.
 
 example: python -m data_prep.bench --src train.en --tgt train.de --lines 1000000 --workers 1 2
 """
 
 import argparse
 import os
+import re
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
+from data_prep.text import bpe, characters, moses, punctuation, tokenise
 from scripts.common.errors import run_command
 from scripts.common.files import read_json
-from scripts.common.terminal import aligned, clock
+from scripts.common.terminal import aligned, clock, repeatedly
 
 EN_FR_PAIRS = 40_800_000
 
@@ -38,55 +40,53 @@ steps:
 """
 
 
-class Memory:
-    """The most memory that this process and all it started had at a time (resident, shared pages counted once each)."""
+@dataclass(frozen=True)
+class Speed:
+    """Lines a second of one process: of the first pass over the text, and of one that finds its words remembered."""
 
-    def __init__(self) -> None:
-        self.peak = 0
-
-    def look(self) -> None:
-        """Take a sample."""
-        self.peak = max(self.peak, sum(_resident(process) for process in [os.getpid(), *_children(os.getpid())]))
+    first: float
+    again: float
 
 
-def _children(parent: int) -> Iterator[int]:
+def measure(steps: Mapping[str, Callable[[str], str]], lines: Iterable[str]) -> dict[str, Speed]:
+    """The speed of each step by name; each is given what the one before it made of ``lines``."""
+    text = list(lines)
+    speeds = {}
+    for name, step in steps.items():
+        taken = []
+        for _ in range(2):
+            start = time.process_time()
+            made = list(map(step, text))
+            taken.append(max(time.process_time() - start, 1e-9))
+        speeds[name] = Speed(first=len(text) / taken[0], again=len(text) / taken[1])
+        text = made
+    return speeds
+
+
+def steps_of(language: str) -> dict[str, Callable[[str], str]]:
+    """The steps of the translation datasets, but BPE."""
+    return {
+        "normalise punctuation": punctuation.punctuation_normaliser(language=language),
+        "remove non-printing": characters.remove_non_printing,
+        "tokenise": tokenise.tokeniser(language=language, aggressive=True),
+        "clean": moses.clean_line,
+        "lower-case": characters.lowercase,
+    }
+
+
+def memory(process: int) -> int:
+    """Bytes of a process and of all that it started, pages that they share counted once."""
+    folder = Path(f"/proc/{process}")
     try:
-        tasks = list(Path(f"/proc/{parent}/task").iterdir())
-        found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        pss = re.search(r"^Pss: +(\d+)", (folder / "smaps_rollup").read_text(), re.MULTILINE)
+        children = [int(child) for task in folder.glob("task/*/children") for child in task.read_text().split()]
     except OSError:  # it ended meanwhile
-        return
-    for child in found:
-        yield child
-        yield from _children(child)
+        return 0
+    return (int(pss[1]) * 1024 if pss else 0) + sum(map(memory, children))
 
 
-def _resident(process: int) -> int:
-    """Bytes of a process, pages it shares with others divided among them."""
-    try:
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
-
-
-@contextmanager
-def sampled() -> Iterator[Memory]:
-    """Look at memory five times a second until the block ends."""
-    memory, ended = Memory(), threading.Event()
-
-    def run() -> None:
-        while not ended.wait(0.2):
-            memory.look()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield memory
-    finally:
-        ended.set()
-        thread.join()
+def _sample(samples: list[int]) -> None:
+    samples.append(memory(os.getpid()))
 
 
 def repeated(path: Path, lines: int, out: Path, *, shift: int = 0) -> None:
@@ -106,6 +106,13 @@ def main() -> None:
     parser.add_argument("--merges", metavar="N", type=positive, default=32_000)
     parser.add_argument("--workers", metavar="N", type=positive, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
+    lines = arguments.src.read_bytes().decode("utf-8", "replace").removesuffix("\n").split("\n")
+    tokens = list(map(tokenise.tokeniser(language="en"), lines))
+    apply = bpe.encoder(codes=bpe.learn(tokens, merges=arguments.merges))
+    speeds = measure(steps_of("en"), lines) | measure({"apply BPE": apply}, tokens)
+    each_step = [(name, f"{speed.first:,.0f}", f"{speed.again:,.0f}") for name, speed in speeds.items()]
+    print(f"lines a second on one core, {len(lines):,} lines of {arguments.src}")
+    print("\n".join(aligned([("step", "first pass", "again"), *each_step], left=1, rule=True)), end="\n\n", flush=True)
     rows = [("workers", "pass", "seconds", "pairs a second", "peak memory", f"{EN_FR_PAIRS / 1e6:.1f}M pairs")]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
@@ -118,14 +125,14 @@ def main() -> None:
         (folder / "bench.yaml").write_text(_YAML.format(merges=arguments.merges))
         dataset = load_dataset(str(folder / "bench.yaml"))
         for workers in arguments.workers:
-            start = time.monotonic()
-            with sampled() as memory:
+            start, samples = time.monotonic(), [memory(os.getpid())]
+            with repeatedly(0.2, partial(_sample, samples)):
                 prepare(dataset, raw=folder / "raw", out=folder / "out", workers=workers)
             seconds = time.monotonic() - start
             passes = {**read_json(folder / "out" / "timings.json"), "all": seconds}
             for each, taken in passes.items():
                 rate = arguments.lines / max(taken, 0.1)
-                peak = f"{memory.peak / 1e6:,.0f} MB" if each == "all" else ""
+                peak = f"{max(samples) / 1e6:,.0f} MB" if each == "all" else ""
                 projected = clock(EN_FR_PAIRS / rate)
                 rows.append((str(workers), each, f"{taken:,.1f}", f"{rate:,.0f}", peak, projected))
     print("\n".join(aligned(rows, left=2, rule=True)))

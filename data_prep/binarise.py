@@ -3,10 +3,7 @@
 example: python -m data_prep.binarise debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.cli import command_parser, positive
@@ -16,7 +13,7 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_folder, copy_file, count_lines
 from scripts.common.lock import output_lock
 from scripts.common.process import interruptible, python_module, run_logged
-from scripts.common.terminal import StatusLine, clock
+from scripts.common.terminal import StatusLine, clock, repeatedly
 
 SPECIAL_TYPES = 4
 """What fairseq has in every dictionary and not in its file: begin, padding, end, unknown."""
@@ -37,17 +34,17 @@ def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accep
         ownership.claim_pattern(folder, "dict*.txt", "*.bin", "*.idx", _LOG)
         status, start = StatusLine(), time.monotonic()
         status.line("fairseq-preprocess ...")
-        with _ticking(lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
+        # it says nothing itself until a split is done
+        with repeatedly(0.5, lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
             command = _command(dataset, prepared, folder, workers)
             run_logged(command, log, lambda line: None, what="fairseq-preprocess")
         status.close()
         copy_file(log, folder / _LOG)
         ownership.remove(log)
-        for split in SPLITS:
-            for name in _written(dataset, split):
-                if not (folder / name).is_file():
-                    said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
-                    raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
+        for name in _written(dataset):
+            if not (folder / name).is_file():
+                said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
+                raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
         _check_vocab_size(dataset, folder, accept=accept)
 
 
@@ -70,11 +67,10 @@ def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> li
     return [*command, "--destdir", str(folder), "--workers", str(workers)]
 
 
-def _written(dataset: Dataset, split: str) -> list[str]:
-    if dataset.target is None:
-        return [f"{split}.bin", f"{split}.idx"]
+def _written(dataset: Dataset) -> list[str]:
     pair = f"{dataset.source}-{dataset.target}"
-    return [f"{split}.{pair}.{language}.{end}" for language in dataset.languages for end in ("bin", "idx")]
+    sides = [""] if dataset.target is None else [f".{pair}.{language}" for language in dataset.languages]
+    return [f"{split}{side}.{end}" for split in SPLITS for side in sides for end in ("bin", "idx")]
 
 
 def dictionary(dataset: Dataset, language: str) -> str:
@@ -82,9 +78,14 @@ def dictionary(dataset: Dataset, language: str) -> str:
     return "dict.txt" if dataset.target is None else f"dict.{language}.txt"
 
 
+def vocab_size(file: Path) -> int:
+    """The types in a dictionary, fairseq's special ones included."""
+    return count_lines(file) + SPECIAL_TYPES
+
+
 def _check_vocab_size(dataset: Dataset, folder: Path, *, accept: bool) -> None:
     for language, expected in dataset.binarise.expected_vocab_size.items():
-        got = count_lines(folder / dictionary(dataset, language)) + SPECIAL_TYPES
+        got = vocab_size(folder / dictionary(dataset, language))
         if got == expected:
             continue
         message = (
@@ -97,24 +98,6 @@ def _check_vocab_size(dataset: Dataset, folder: Path, *, accept: bool) -> None:
                 "use, go on with --accept-counts"
             )
         print(f"note: {message}; going on as --accept-counts says", flush=True)
-
-
-@contextmanager
-def _ticking(show: Callable[[], None]) -> Iterator[None]:
-    """Call ``show`` twice a second: fairseq-preprocess says nothing until a split is done."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.wait(0.5):
-            show()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _check_input(dataset: Dataset, prepared: Path) -> None:
@@ -144,10 +127,9 @@ def main() -> None:
         accept=arguments.accept_counts,
     )
     for language in dataset.languages:
-        vocab_size = count_lines(arguments.out / dictionary(dataset, language)) + SPECIAL_TYPES
-        print(
-            f"{arguments.out}: {dictionary(dataset, language)} has {vocab_size:,} types, with fairseq's 4 special ones"
-        )
+        name = dictionary(dataset, language)
+        types = vocab_size(arguments.out / name)
+        print(f"{arguments.out}: {name} has {types:,} types, with fairseq's {SPECIAL_TYPES} special ones")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Debian:
     max_words: int = 150
     """A description that is summarised is cut after so many; longer lines for a language model are left out."""
     valid_percent: int = 2
-    """Of the families of descriptions (text/near_duplicates.py) that are split for summaries and language models."""
+    """Of the families of descriptions (text/split.py) that are split for summaries and language models."""
     test_percent: int = 3
 
 
@@ -69,15 +69,8 @@ class Source:
         if not self.numbers:
             return [self]
         first, last = self.numbers
-        return [
-            Source(
-                file=self.file,
-                members={language: member.format(n=n) for language, member in self.members.items()},
-                reader=self.reader,
-                invalid=self.invalid,
-            )
-            for n in range(first, last + 1)
-        ]
+        members = [{side: name.format(n=n) for side, name in self.members.items()} for n in range(first, last + 1)]
+        return [replace(self, members=each, numbers=()) for each in members]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,8 +52,8 @@ def _takes_part(step: Step, language: str) -> bool:
 
 
 def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:
-    learnt = {APPLY_BPE: {"codes": str(codes)}, APPLY_SENTENCEPIECE: {"model": str(codes)}}
-    return (STEPS | INNER)[step.name].build(language, step.parameters | learnt.get(step.name, {}))
+    learnt = {"file": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
+    return (STEPS | INNER)[step.name].build(language, step.parameters | learnt)
 
 
 def main() -> None:

@@ -2,9 +2,10 @@
 
 import random
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ FILES = ("report.md", "lengths.png")
 EXAMPLES = 5
 BARS = 60
 SEED = 1
-_UNKNOWN = re.compile(r": (\d+) sents, (\d+) tokens, (\S+)% replaced")
+_UNKNOWN = re.compile(r": \d+ sents, (\d+) tokens, (\S+)% replaced")
 
 
 def write_report(dataset: Dataset, out: Path) -> Path:
@@ -31,9 +32,8 @@ def write_report(dataset: Dataset, out: Path) -> Path:
     lines = [f"# {dataset.name}", "", " ".join(dataset.about.split()), ""]
     lines += [f"Licence and terms: {' '.join(dataset.licence.split()) or 'see the source'}", ""]
     lines += _sources(out, counts) + _steps(counts) + _expected(counts) + _sizes(dataset, out, counts)
-    lines += (
-        _lengths(dataset, out, counts) + _vocabulary(dataset, out) + _examples(dataset, out, counts) + _digests(counts)
-    )
+    lines += _lengths(dataset, out, counts) + _vocabulary(dataset, out)
+    lines += _examples(dataset, out, counts) + _digests(counts)
     versions = ", ".join(f"{name} {found or 'absent'}" for name, found in counts["versions"].items())
     lines += ["## Versions", "", versions]
     write_lines(out / "report.md", lines)
@@ -98,21 +98,18 @@ def _expected(counts: dict[str, Any]) -> list[str]:
 def _sizes(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     log = (out / "binarised" / "preprocess.log").read_text(encoding="utf-8", errors="replace")
     said = [match.groups() for match in _UNKNOWN.finditer(log)]
-    rows = []
-    for number, (language, split) in enumerate((language, split) for language in dataset.languages for split in SPLITS):
-        found = counts["files"][f"{split}.{language}"]
-        _, tokens, unknown = said[number]  # fairseq reports in this order
-        rows.append((split, language, found["lines"], int(tokens), f"{unknown}%"))
+    in_order = [(split, language) for language in dataset.languages for split in SPLITS]  # as fairseq reports
+    rows = [
+        (split, language, counts["files"][f"{split}.{language}"]["lines"], int(tokens), f"{unknown}%")
+        for (split, language), (tokens, unknown) in zip(in_order, said, strict=True)
+    ]
     header = ("split", "language", "lines", "tokens (with one end of sentence a line)", "unknown")
     return ["## Sizes, as binarised", "", *table(header, rows)]
 
 
 def _histogram(path: Path) -> Counter[int]:
-    lengths: Counter[int] = Counter()
     with open(path, "rb") as f:
-        for line in f:
-            lengths[len(line.split())] += 1
-    return lengths
+        return Counter(len(line.split()) for line in f)
 
 
 def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
@@ -168,7 +165,7 @@ def _draw(histograms: Mapping[tuple[str, str], Counter[int]], languages: Sequenc
 def _quantile(histogram: Counter[int], share: float) -> int:
     lengths = sorted(histogram)
     below = list(accumulate(histogram[length] for length in lengths))
-    return next(length for length, count in zip(lengths, below, strict=True) if count >= share * below[-1])
+    return lengths[bisect_left(below, share * below[-1])]
 
 
 def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
@@ -180,7 +177,7 @@ def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
             entries = [line.rstrip("\n").rsplit(" ", 1) for line in f]
         types = [(word, int(count)) for word, count in entries if int(count) > 0]
         below = list(accumulate(count for _, count in types))
-        covering = [next(n for n, b in enumerate(below, 1) if b >= share * below[-1]) for share in (0.9, 0.99)]
+        covering = [bisect_left(below, share * below[-1]) + 1 for share in (0.9, 0.99)]
         rows.append((" = ".join(names), len(entries) + SPECIAL_TYPES, len(types), *covering, types[-1][1]))
         frequent.append(f"- {' and '.join(languages)}: {' '.join(f'`{word}` {count:,}' for word, count in types[:20])}")
     header = ("dictionary", "types in all", "seen", "make 90% of the tokens", "make 99%", "rarest type's count")
@@ -201,21 +198,16 @@ def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
 
 
 def _lines_at(path: Path, numbers: Sequence[int]) -> list[str]:
-    wanted, found = set(numbers), []
     with open(path, "rb") as f:
-        for number, line in enumerate(f):
-            if number in wanted:
-                found.append(line.decode("utf-8").rstrip("\n")[:1000])
-    return found
+        return [line.decode().rstrip("\n")[:1000] for number, line in enumerate(f) if number in numbers]
 
 
 def _digests(counts: dict[str, Any]) -> list[str]:
-    rows = []
-    before: dict[str, str] = {}
-    for each in counts["passes"]:
-        for name, digest in each["sha256"].items():
-            if before.get(name) != digest:
-                rows.append((each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`"))
-        before = each["sha256"]
+    rows = [
+        (each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`")
+        for before, each in pairwise([{"sha256": {}}, *counts["passes"]])
+        for name, digest in each["sha256"].items()
+        if before["sha256"].get(name) != digest
+    ]
     said = "SHA-256 over all lines of a split in one language, where a pass changed it; at the end, of the file."
     return ["## Checksums after each pass", "", said, "", *table(("pass", "split", "lines", "SHA-256"), rows)]

@@ -10,7 +10,7 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources import apt
 from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
 from data_prep.text.debian import Description, pair, parse, summary
-from data_prep.text.near_duplicates import split_by_group
+from data_prep.text.split import split_by_group
 from scripts.common.errors import UserError
 from scripts.common.files import open_own, read_lines
 from scripts.common.schema import require

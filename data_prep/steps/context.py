@@ -1,14 +1,16 @@
 """The context of a step between shards, and the pass over all shards of some splits that it is built from."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any
 
 from data_prep.steps.pool import Pool, tick
 from data_prep.steps.shards import Shard, Text, read_chunks, select
-from data_prep.steps.write import ShardWriter, outputs, read_marker, remove, shard_writer
+from scripts.common import ownership
+from scripts.common.files import atomic_file, read_json, write_json
 
 Blocks = tuple[list[bytes], ...]
 """Some lines of a shard: a list a language, of equal lengths."""
@@ -25,6 +27,35 @@ def shown(line: bytes | str) -> str:
     return plain + ("..." if len(text) > _SHOWN else "")
 
 
+class ShardWriter:
+    """Writes what becomes of one shard, in as many splits as it takes; the marker written last makes it valid."""
+
+    def __init__(self, task: "ShardTask", stack: ExitStack) -> None:
+        self._task, self._stack = task, stack
+        self._files: dict[str, list[IO[bytes]]] = {}
+        self.lines: Counter[str] = Counter()
+        """By split."""
+        self.words: Counter[str] = Counter()
+        """By ``<split>.<language>``."""
+
+    def write(self, split: str, columns: Sequence[Sequence[bytes]]) -> None:
+        """Append lines, a column a language, to a split."""
+        if not columns[0]:
+            return
+        task = self._task
+        if split not in self._files:
+            shard = replace(task.shard, split=split, folder=task.folder)
+            paths = [shard.path(task.work, language) for language in task.languages]
+            self._files[split] = [self._stack.enter_context(atomic_file(path, "wb")) for path in paths]
+        for language, file, lines in zip(task.languages, self._files[split], columns, strict=True):
+            block = b"\n".join(lines) + b"\n"
+            if len(lines) != len(columns[0]) or block.count(b"\n") != len(lines):
+                raise AssertionError(f"a step of {task.folder} made line breaks, or drew the sides apart")
+            file.write(block)
+            self.words[f"{split}.{language}"] += len(block.split())
+        self.lines[split] += len(columns[0])
+
+
 @dataclass(frozen=True)
 class ShardTask:
     """A task that makes something of one shard, in the step's own folder."""
@@ -33,14 +64,28 @@ class ShardTask:
     folder: str
     work: Path
     languages: tuple[str, ...]
+    job: Callable[["ShardTask"], None]
+
+    def run(self) -> None:
+        """Do the job, in a worker."""
+        self.job(self)
+
+    @property
+    def marker(self) -> Path:
+        """The file that says the shard's output is complete: lines, words, and what the job adds."""
+        return self.work / self.folder / f"{self.shard.split}.{self.shard.number:08}.json"
 
     def blocks(self) -> Iterator[Blocks]:
         """The lines of the shard, a few of all languages at a time."""
         return zip(*(read_chunks(self.shard.path(self.work, name)) for name in self.languages), strict=True)
 
-    def writer(self, facts: dict[str, Any] | None = None) -> AbstractContextManager[ShardWriter]:
-        """Writes what becomes of the shard; ``facts`` join its marker."""
-        return shard_writer(self.work, self.folder, self.shard, self.languages, {} if facts is None else facts)
+    @contextmanager
+    def writer(self, facts: dict[str, Any]) -> Iterator[ShardWriter]:
+        """Writes what becomes of the shard; ``facts`` join its marker when the block ends without an error."""
+        with ExitStack() as stack:
+            writer = ShardWriter(self, stack)
+            yield writer
+        write_json(self.marker, {"lines": writer.lines, "words": writer.words, **facts})
 
     def route(self, splits: Sequence[str], split_of: Callable[[Blocks], Sequence[str | None]]) -> None:
         """Write each row to the one of ``splits`` that ``split_of`` names for it; None: it is dropped."""
@@ -54,9 +99,6 @@ class ShardTask:
                 for split in splits:
                     writer.write(split, select(blocks, [each == split for each in chosen]))
                 tick(len(chosen))
-
-
-Task = TypeVar("Task", bound=ShardTask)
 
 
 @dataclass(frozen=True)
@@ -76,39 +118,42 @@ class Context:
         """The step's own folder."""
         return self.work / self.folder
 
+    def task(self, shard: Shard, job: Callable[[ShardTask], None]) -> ShardTask:
+        """A task for the pool; ``job`` is importable by name, or a ``partial`` of such a function."""
+        return ShardTask(shard, self.folder, self.work, self.languages, job)
+
     def rewrite(
-        self, text: Text, shards: Sequence[Shard], make: Callable[[Shard], Task], run: Callable[[Task], None], what: str
+        self, text: Text, jobs: Mapping[Shard, Callable[[ShardTask], None]], what: str
     ) -> tuple[Text, dict[Shard, Any]]:
-        """Run a task for each shard that has no marker yet, and put what comes out in the place of what went in.
+        """Do a job for each shard that has no marker yet, and put what comes out in the place of what went in.
 
         A shard is removed as soon as what came of it is complete: intermediates take the disk once, not twice.
 
         Returns:
-            the text afterwards, in which splits of ``shards`` are replaced and new splits added; and what each shard's
+            the text afterwards, in which splits of the shards are replaced and new splits added; and what each shard's
             marker says.
         """
-        said: dict[Shard, Any] = {}
-        for shard in shards:
-            if (marker := read_marker(self.work, self.folder, shard)) is not None:
-                said[shard] = marker
-                self._remove(shard)
-        pending = [make(shard) for shard in shards if shard not in said]
-        done = sum(shard.lines for shard in said)
-        lines = sum(shard.lines for shard in shards)
-        for task, _ in self.pool.run(run, pending, what=what, lines=lines, done=done):
-            said[task.shard] = read_marker(self.work, self.folder, task.shard)
+        tasks = [self.task(shard, job) for shard, job in jobs.items()]
+        pending = [task for task in tasks if not task.marker.exists()]
+        for shard in set(jobs) - {task.shard for task in pending}:
+            self._remove(shard)
+        lines = sum(shard.lines for shard in jobs)
+        done = lines - sum(task.shard.lines for task in pending)
+        for task, _ in self.pool.run(ShardTask.run, pending, what=what, lines=lines, done=done):
             self._remove(task.shard)
-        new: dict[str, list[Shard]] = {shard.split: [] for shard in shards}
-        for shard in shards:
-            for output in outputs(self.folder, shard, said[shard]):
-                new.setdefault(output.split, []).append(output)
-        return text.replace(new), {shard: said[shard] for shard in shards}
+        said = {task.shard: read_json(task.marker) for task in tasks}
+        new: dict[str, list[Shard]] = {shard.split: [] for shard in jobs}
+        for shard, marker in said.items():
+            for split, count in marker["lines"].items():
+                new.setdefault(split, []).append(Shard(split, shard.number, self.folder, count))
+        return text.replace(new), said
 
     def _remove(self, shard: Shard) -> None:
         if not self.keep:
-            remove(self.work, shard, self.languages)
+            for language in self.languages:
+                ownership.remove(shard.path(self.work, language))
 
 
-def learnt_files(name: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
-    """Return where in the work folder what is learnt from train lies, with the languages that each file is for."""
-    return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}
+def first_examples(markers: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the first of what was dropped, in the order of the shards."""
+    return [example for marker in markers for example in marker.get("examples", [])][:EXAMPLES]

@@ -6,15 +6,15 @@ ones meet is as likely as one in 10^23 for 40 million), and all but the first ar
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep.dataset import Step
-from data_prep.steps.context import Context, ShardTask
-from data_prep.steps.linewise import first_examples
+from data_prep.steps.context import Context, ShardTask, first_examples
 from data_prep.steps.pool import tick
 from data_prep.steps.shards import Text
 from scripts.common import ownership
@@ -24,45 +24,31 @@ _ENTRY = np.dtype([("high", ">u8"), ("low", ">u8"), ("place", "<u8")])
 _IN_MEMORY = 2_000_000  # entries of 24 bytes at a time
 
 
-@dataclass(frozen=True)
-class _Task(ShardTask):
-    start: int  # lines of the split before this shard
-
-    @property
-    def hashes(self) -> Path:
-        return self.work / self.folder / f"{self.shard.split}.{self.shard.number:08}.hashes"
-
-    @property
-    def dropped(self) -> Path:
-        return self.work / self.folder / f"{self.shard.split}.dropped"
-
-
 def deduplicate(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
     """Drop all but the first of equal pairs within each split; order stays."""
     log = []
     for split in step.splits or tuple(text.splits):
-        tasks, start = [], 0
-        for shard in text.splits[split]:
-            tasks.append(_Task(shard, context.folder, context.work, context.languages, start))
-            start += shard.lines
-        if tasks and not tasks[0].dropped.exists():
-            pending = [task for task in tasks if not task.hashes.exists()]
-            for _ in context.pool.run(_hash, pending, what=f"{step.name} {split}: hashing", lines=start):
+        starts, lines = text.starts(split), text.lines(split)
+        hashes = {shard: context.path / f"{split}.{shard.number:08}.hashes" for shard in starts}
+        dropped = context.path / f"{split}.dropped"
+        if starts and not dropped.exists():
+            tasks = [context.task(shard, partial(_hash, start=starts[shard], out=out)) for shard, out in hashes.items()]
+            pending = [task for task in tasks if not hashes[task.shard].exists()]
+            for _ in context.pool.run(ShardTask.run, pending, what=f"{step.name} {split}: hashing", lines=lines):
                 pass
-            _find(tasks, start)
-        by_shard = {task.shard: task for task in tasks}
-        new, said = context.rewrite(text, text.splits[split], by_shard.__getitem__, _filter, f"{step.name} {split}")
-        for task in tasks:
-            ownership.remove(task.hashes)
-        gone = start - new.lines(split)
-        entry = {"step": step.name, "split": split, "in": start, "out": new.lines(split)}
-        examples = first_examples(said[task.shard] for task in tasks)
+            _find(list(hashes.values()), lines, dropped)
+        jobs = {shard: partial(_filter, start=start, dropped=dropped) for shard, start in starts.items()}
+        text, said = context.rewrite(text, jobs, f"{step.name} {split}")
+        for path in hashes.values():
+            ownership.remove(path)
+        gone = lines - text.lines(split)
+        entry = {"step": step.name, "split": split, "in": lines, "out": text.lines(split)}
+        examples = first_examples(list(said.values()))
         log.append({**entry, "dropped": {"duplicate": gone} if gone else {}, "examples": examples})
-        text = new
     return text, log
 
 
-def _hash(task: _Task) -> None:
+def _hash(task: ShardTask, *, start: int, out: Path) -> None:
     entries = np.empty(task.shard.lines, _ENTRY)
     count = 0
     for blocks in task.blocks():
@@ -74,16 +60,16 @@ def _hash(task: _Task) -> None:
         block["high"], block["low"] = halves[:, 0], halves[:, 1]
         count += len(halves)
         tick(len(halves))
-    entries["place"] = np.arange(task.start, task.start + count)
+    entries["place"] = np.arange(start, start + count)
     entries.sort(order=["high", "low", "place"])
-    with atomic_file(task.hashes, "wb") as f:
+    with atomic_file(out, "wb") as f:
         f.write(entries.tobytes())
 
 
-def _find(tasks: list[_Task], lines: int) -> None:
+def _find(hashes: Sequence[Path], lines: int, out: Path) -> None:
     """Write one byte a line: whether it is dropped."""
     dropped = np.zeros(lines, np.bool_)
-    files = [np.memmap(task.hashes, _ENTRY, "r") for task in tasks]
+    files = [np.memmap(path, _ENTRY, "r") for path in hashes]
     ranges = -(-lines // _IN_MEMORY)
     edges = [place * (2**64 // ranges) for place in range(1, ranges)]
     starts = [0] * len(files)
@@ -94,11 +80,11 @@ def _find(tasks: list[_Task], lines: int) -> None:
         again = (entries["high"][1:] == entries["high"][:-1]) & (entries["low"][1:] == entries["low"][:-1])
         dropped[entries["place"][1:][again]] = True
         starts = ends
-    with atomic_file(tasks[0].dropped, "wb") as f:
+    with atomic_file(out, "wb") as f:
         f.write(dropped.tobytes())
 
 
-def _filter(task: _Task) -> None:
-    dropped = iter(np.memmap(task.dropped, np.bool_, "r")[task.start : task.start + task.shard.lines].tolist())
+def _filter(task: ShardTask, *, start: int, dropped: Path) -> None:
+    gone = iter(np.memmap(dropped, np.bool_, "r")[start : start + task.shard.lines].tolist())
     split = task.shard.split
-    task.route([split], lambda blocks: [None if next(dropped) else split for _ in blocks[0]])
+    task.route([split], lambda blocks: [None if next(gone) else split for _ in blocks[0]])

@@ -12,17 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import linewise
 from data_prep.steps.context import Context
-from data_prep.steps.extract import Piece, extract
+from data_prep.steps.extract import Piece, extract, write_rows
 from data_prep.steps.plan import BETWEEN_SHARDS, Pass, plan
 from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
-from data_prep.steps.write import write_rows
 from scripts.common import scratch
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
@@ -73,7 +73,7 @@ class Engine:
             if isinstance(source, Sequence):
                 text = extract(source, work=self.work, folder=READ, pool=self._pool)
             else:
-                text = write_rows(self.work, READ, source, self.dataset.languages)
+                text = write_rows(source, work=self.work, folder=READ, languages=self.dataset.languages)
             log = [{"step": "read", "split": split, "out": text.lines(split)} for split in text.splits]
             done = self._complete(READ, text, log, {}, start, report)
         self._check(done, {"read"})
@@ -94,10 +94,16 @@ class Engine:
             return done
         start = time.monotonic()
         (self.work / each.folder).mkdir(exist_ok=True)
+        for step in each.steps:
+            for split in step.splits:
+                if split not in before.text.splits:
+                    raise UserError(
+                        f"{self.dataset.file}: {step.name}.splits: there is no split {split} when this step runs; "
+                        f"there are {', '.join(before.text.splits)}"
+                    )
         context = Context(self.work, each.folder, self.dataset.languages, self._pool, self._keep)
         if each.between:
             (step,) = each.steps
-            self._check_parts(step, before.text)
             run = BETWEEN_SHARDS[step.name].make
             text, log = run(context, before.text, step, **step.parameters)
             words = {key: count for key, count in before.words.items() if text.splits == before.text.splits}
@@ -109,21 +115,16 @@ class Engine:
     def _run_lines(
         self, context: Context, each: Pass, before: State
     ) -> tuple[Text, list[dict[str, Any]], dict[str, int]]:
-        of_split: dict[str, tuple[Step, ...]] = {}
-        for step in each.steps:
-            self._check_parts(step, before.text)
+        of_split: dict[str, list[Step]] = {}
         for split in before.text.splits:
-            steps = tuple(step for step in each.steps if not step.splits or split in step.splits)
-            if steps:
+            if steps := [step for step in each.steps if not step.splits or split in step.splits]:
                 of_split[split] = steps
-        shards = [shard for split in of_split for shard in before.text.splits[split]]
-        languages = self.dataset.languages
-
-        def make(shard: Any) -> linewise.Task:
-            return linewise.Task(shard, each.folder, self.work, languages, of_split[shard.split])
-
-        what = ", ".join(dict.fromkeys(step.name for step in each.steps))
-        text, said = context.rewrite(before.text, shards, make, linewise.run, what)
+        jobs = {
+            shard: partial(linewise.run, steps=steps)
+            for split, steps in of_split.items()
+            for shard in before.text.splits[split]
+        }
+        text, said = context.rewrite(before.text, jobs, ", ".join(dict.fromkeys(step.name for step in each.steps)))
         log: list[dict[str, Any]] = []
         words = dict(before.words)
         for split, steps in of_split.items():
@@ -136,18 +137,10 @@ class Engine:
             for place, step in enumerate(steps):
                 where = {"languages": list(step.languages)} if step.languages else {}
                 log.append({"step": step.name, "split": split, **where, **linewise.total(markers, place)})
-            for language in languages:
+            for language in context.languages:
                 key = f"{split}.{language}"
                 words[key] = sum(marker["words"].get(key, 0) for marker in markers)
         return text, log, words
-
-    def _check_parts(self, step: Step, text: Text) -> None:
-        for split in step.splits:
-            if split not in text.splits:
-                raise UserError(
-                    f"{self.dataset.file}: {step.name}.splits: there is no split {split} when this step runs; "
-                    f"there are {', '.join(text.splits)}"
-                )
 
     def _complete(
         self,
@@ -159,31 +152,20 @@ class Engine:
         report: dict[str, Any],
         sha256: dict[str, str] | None = None,
     ) -> State:
-        languages = self.dataset.languages
-        tasks = [
-            (f"{split}.{language}", tuple(shard.path(self.work, language) for shard in shards))
-            for split, shards in text.splits.items()
-            for language in languages
-        ]
         if sha256 is None:
-            found = {name: digest for (name, _), digest in self._pool.run(_digest, tasks, what=f"{folder}: checksums")}
-            sha256 = {name: found[name] for name, _ in tasks}
+            files = {
+                f"{split}.{language}": tuple(shard.path(self.work, language) for shard in shards)
+                for split, shards in text.splits.items()
+                for language in self.dataset.languages
+            }
+            found = dict(self._pool.run(digest, list(files.values()), what=f"{folder}: checksums"))
+            sha256 = {name: found[paths] for name, paths in files.items()}
         seconds = round(time.monotonic() - start, 1)
         for entry in log:
             self._say_many_dropped(entry)
         state = State(text, log, words, sha256, seconds, dict(report))
         _check_none_empty(state)
-        write_json(
-            self.work / f"{folder}.json",
-            {
-                "text": text.to_json(),
-                "log": log,
-                "words": words,
-                "sha256": state.sha256,
-                "seconds": seconds,
-                "report": state.report,
-            },
-        )
+        write_json(self.work / f"{folder}.json", {**vars(state), "text": text.to_json()})
         counts = ", ".join(f"{split} {text.lines(split):,}" for split in text.splits)
         self._pool.say(f"{folder}: done in {clock(seconds)}; {counts} lines")
         return state
@@ -208,7 +190,7 @@ class Engine:
         if not path.exists():
             return None
         said = read_json(path)
-        return State(**{**said, "text": Text.from_json(said["text"])})
+        return State(**said | {"text": Text.from_json(said["text"])})
 
     def _check(self, state: State, steps: set[str]) -> None:
         for found in check_counts(self.dataset, state, steps):
@@ -257,7 +239,3 @@ def _check_none_empty(state: State) -> None:
             f"empty corpus: no line is left of {' and '.join(empty)} ({counts}; {said}); "
             "look at the raw text and at the steps in the dataset's YAML, or give more text"
         )
-
-
-def _digest(task: tuple[str, tuple[Path, ...]]) -> str:
-    return digest(task[1])

@@ -1,4 +1,6 @@
-"""From archives to shards: one pass over each archive, several archives at a time, nothing unpacked to disk.
+"""From a source to shards: pieces of archives, or rows that a kind of dataset makes.
+
+There is one pass over each archive, several archives at a time, and nothing is unpacked to disk.
 
 Sources follow one another in the YAML's order whatever the order in the archives: source s of a split has the shard
 numbers from s * 100,000 on, so nothing is copied to concatenate them.
@@ -8,11 +10,12 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from data_prep.dataset import SPLITS
 from data_prep.fetch.archives import named_members
 from data_prep.steps.pool import Pool, tick
 from data_prep.steps.registry import READERS
@@ -72,7 +75,8 @@ def extract(pieces: Sequence[Piece], *, work: Path, folder: str, pool: Pool) -> 
         by_archive[piece.archive].append(piece)
     tasks = [_Task(archive, tuple(group), work, folder) for archive, group in by_archive.items()]
     # the largest first: the last one running alone is what keeps cores idle
-    pending = sorted((task for task in tasks if not task.marker.exists()), key=lambda task: -_size(task.archive))
+    pending = [task for task in tasks if not task.marker.exists()]
+    pending.sort(key=lambda task: -task.archive.stat().st_size if task.archive.exists() else 0)
     for task, lines in pool.run(_extract, pending, what="reading"):
         pool.say(f"read {task.archive.name}: {sum(lines.values()):,} lines")
     counts: dict[str, int] = {}
@@ -80,10 +84,6 @@ def extract(pieces: Sequence[Piece], *, work: Path, folder: str, pool: Pool) -> 
         counts |= read_json(task.marker)["lines"]
     _check_sides(pieces, counts)
     return _text(pieces, counts, folder)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _text(pieces: Sequence[Piece], counts: Mapping[str, int], folder: str) -> Text:
@@ -125,70 +125,92 @@ def _extract(task: _Task) -> dict[str, int]:
     return counts
 
 
-class _Digest:
-    """Iterates over a stream's lines and knows the MD5 of all bytes once it has been read."""
+@dataclass
+class _Found:
+    """What was found out in reading a piece."""
 
-    def __init__(self, stream: BinaryIO, *, wanted: bool) -> None:
-        self._stream, self._wanted = stream, wanted
-        self.md5 = hashlib.md5(usedforsecurity=False)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for line in self._stream:
-            if self._wanted:
-                self.md5.update(line)
-            yield line
+    undecodable: int = 0
+    """Lines that are not UTF-8."""
+    first: int = 0
+    """The number of the first of them."""
+    md5: Any = field(default_factory=lambda: hashlib.md5(usedforsecurity=False))
+    """Of all bytes, if it is to be checked."""
 
 
-class _Decoder:
-    """Lines without their LF as UTF-8 text, and what was wrong with them."""
-
-    def __init__(self, lines: Iterable[bytes], invalid: str) -> None:
-        self._lines, self._invalid = lines, invalid
-        self.count = 0
-        self.first = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for number, line in enumerate(self._lines, 1):
-            line = line.removesuffix(b"\n")
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                self.count += 1
-                self.first = self.first or number
-                if self._invalid == "replace":
-                    line = line.decode(errors="replace").encode()
-            yield line
+def _lines(piece: Piece, stream: Iterable[bytes], found: _Found) -> Iterator[bytes]:
+    """The lines without their LF; those that are not UTF-8 are counted, and replaced where the piece says so."""
+    for number, line in enumerate(stream, 1):
+        if piece.md5 is not None:
+            found.md5.update(line)
+        line = line.removesuffix(b"\n")
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            found.undecodable += 1
+            found.first = found.first or number
+            if piece.invalid == "replace":
+                line = line.decode(errors="replace").encode()
+        yield line
 
 
 def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
-    raw = _Digest(stream, wanted=piece.md5 is not None)
-    decoder = _Decoder(raw, piece.invalid)
-    lines: Iterable[bytes] = decoder
+    found = _Found()
+    lines = _lines(piece, stream, found)
     if piece.reader != "plain":
-        text = (line.decode(errors="replace") for line in decoder)  # where it matters, the check below fails
+        text = (line.decode(errors="replace") for line in lines)  # where it matters, the check below fails
         lines = (line.encode() for line in READERS[piece.reader](text))
-    count = 0
-    iterator = iter(lines)
-    for place in range(_SHARDS_A_SOURCE):
-        path = Shard(piece.split, piece.source * _SHARDS_A_SOURCE + place, task.folder, 0).path(
-            task.work, piece.language
-        )
-        full = count + capacity(place)
-        with open_own(path, "wb") as f:
-            while count < full and (chunk := list(islice(iterator, min(CHUNK, full - count)))):
-                f.write(b"\n".join(chunk) + b"\n")
-                count += len(chunk)
-                tick(len(chunk))
-        if count < full:
-            break
-    if decoder.count and piece.invalid == "error":
+    first = Shard(piece.split, piece.source * _SHARDS_A_SOURCE, task.folder, 0)
+    growing = _Growing(first, task.work, (piece.language,))
+    while chunk := list(islice(lines, CHUNK)):
+        growing.append([chunk])
+        tick(len(chunk))
+    if found.undecodable and piece.invalid == "error":
         raise UserError(
-            f"{piece.name}: {decoder.count:,} lines are not UTF-8, the first is line {decoder.first:,}; mend the file, "
-            "or say `invalid: replace` or `invalid: drop` of it in the dataset's YAML"
+            f"{piece.name}: {found.undecodable:,} lines are not UTF-8, the first is line {found.first:,}; mend the "
+            "file, or say `invalid: replace` or `invalid: drop` of it in the dataset's YAML"
         )
-    if piece.md5 is not None and raw.md5.hexdigest() != piece.md5:
+    if piece.md5 is not None and found.md5.hexdigest() != piece.md5:
         raise UserError(
-            f"{piece.name}: got MD5 {raw.md5.hexdigest()}, expected {piece.md5}; "
+            f"{piece.name}: got MD5 {found.md5.hexdigest()}, expected {piece.md5}; "
             f"delete {piece.archive} and fetch it again"
         )
-    return count
+    return sum(shard.lines for shard in growing.shards)
+
+
+class _Growing:
+    """A source's shards in one split, to which lines are added; ``first`` is the first shard."""
+
+    def __init__(self, first: Shard, work: Path, languages: Sequence[str]) -> None:
+        self._work, self._languages = work, languages
+        self.shards = [first]
+
+    def append(self, columns: Sequence[Sequence[bytes]]) -> None:
+        """Add lines, a column a language."""
+        while columns[0]:
+            shard, room = self.shards[-1], capacity(len(self.shards) - 1) - self.shards[-1].lines
+            if not room:
+                self.shards.append(replace(shard, number=shard.number + 1, lines=0))
+                continue
+            for language, lines in zip(self._languages, columns, strict=True):
+                with open_own(shard.path(self._work, language), "ab" if shard.lines else "wb") as f:
+                    f.write(b"\n".join(lines[:room]) + b"\n")
+            self.shards[-1] = replace(shard, lines=shard.lines + len(columns[0][:room]))
+            columns = [lines[room:] for lines in columns]
+
+
+def write_rows(rows: Iterable[tuple[str, Sequence[str]]], *, work: Path, folder: str, languages: Sequence[str]) -> Text:
+    """Rows (the split, and a line a language), splits in any order, to shards; line breaks in them become spaces."""
+    waiting: dict[str, list[list[bytes]]] = {}
+    splits: dict[str, _Growing] = {}
+    for split, row in rows:
+        if split not in splits:
+            waiting[split], splits[split] = [], _Growing(Shard(split, 0, folder, 0), work, languages)
+        waiting[split].append([line.replace("\n", " ").encode() for line in row])
+        if len(waiting[split]) == CHUNK:
+            splits[split].append(list(zip(*waiting.pop(split), strict=True)))
+            waiting[split] = []
+    for split, rest in waiting.items():
+        if rest:
+            splits[split].append(list(zip(*rest, strict=True)))
+    order = sorted(splits, key=lambda split: SPLITS.index(split) if split in SPLITS else len(SPLITS))
+    return Text({split: tuple(splits[split].shards) for split in order})

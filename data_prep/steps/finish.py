@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
-from data_prep.steps import raw, sentencepiece
+from data_prep.steps import raw
 from data_prep.steps.engine import READ, Engine, State, check_counts
+from data_prep.steps.units import CODES, MODEL
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, count_lines, open_own, write_json
 
@@ -45,7 +46,7 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
                 f"raw/{path.name} was saved with {lines:,} lines, but {split} has {last.text.lines(split):,} now: a "
                 f"step after save_raw in {dataset.file} drops lines of {split}; name other splits for it"
             )
-    for path in sorted(path for path in work.iterdir() if path.name.startswith(("codes", sentencepiece.MODEL))):
+    for path in sorted(path for path in work.iterdir() if path.name.startswith((CODES, MODEL))):
         copy_file(path, folder / path.name)
     passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}
     expectations = [check_counts(dataset, state, {entry["step"] for entry in state.log}) for state in states]

@@ -2,24 +2,17 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import SPLITS, Step
-from data_prep.steps.context import Blocks, Context, ShardTask
-from data_prep.steps.shards import Shard, Text, read_chunks
+from data_prep.steps.context import Context, ShardTask
+from data_prep.steps.shards import Text, read_chunks
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
-
-
-@dataclass(frozen=True)
-class _EveryTask(ShardTask):
-    start: int  # lines of the split before this shard
-    into: str
-    every: int
 
 
 def hold_out(context: Context, text: Text, step: Step, *, into: str, every: int) -> tuple[Text, list[dict[str, Any]]]:
@@ -30,38 +23,16 @@ def hold_out(context: Context, text: Text, step: Step, *, into: str, every: int)
     (split,) = step.splits
     if into in text.splits:
         raise UserError(f"{step.name}: the split {into} is there already; give `into` another name")
-    starts, start = {}, 0
-    for shard in text.splits[split]:
-        starts[shard] = start
-        start += shard.lines
-
-    def make(shard: Shard) -> _EveryTask:
-        return _EveryTask(shard, context.folder, context.work, context.languages, starts[shard], into, every)
-
-    new, _ = context.rewrite(text, text.splits[split], make, _every, f"{step.name} {split}")
+    starts, lines = text.starts(split), text.lines(split)
+    jobs = {shard: partial(_every, start=start, into=into, every=every) for shard, start in starts.items()}
+    new, _ = context.rewrite(text, jobs, f"{step.name} {split}")
     moved = {name: new.lines(name) for name in (split, into) if name in new.splits}
-    return new, [{"step": step.name, "split": split, "in": start, "out": start, "moved": moved}]
+    return new, [{"step": step.name, "split": split, "in": lines, "out": lines, "moved": moved}]
 
 
-def _every(task: _EveryTask) -> None:
-    numbers, split = count(task.start + 1), task.shard.split
-    task.route(
-        [split, task.into],
-        lambda blocks: [task.into if next(numbers) % task.every == 0 else split for _ in blocks[0]],
-    )
-
-
-@dataclass(frozen=True)
-class _HashTask(ShardTask):
-    side: int
-    valid_percent: int
-    test_percent: int
-
-
-@dataclass(frozen=True)
-class _ApartTask(ShardTask):
-    side: int
-    taken: tuple[Path, ...]
+def _every(task: ShardTask, *, start: int, into: str, every: int) -> None:
+    numbers, split = count(start + 1), task.shard.split
+    task.route([split, into], lambda blocks: [into if next(numbers) % every == 0 else split for _ in blocks[0]])
 
 
 def check_every(*, into: str, every: int) -> None:
@@ -100,11 +71,8 @@ def split_by_hash(
         return text, []
     side = context.languages.index(by)
     before = text.lines("train")
-
-    def route(shard: Shard) -> _HashTask:
-        return _HashTask(shard, context.folder, context.work, context.languages, side, valid_percent, test_percent)
-
-    text, _ = context.rewrite(text, text.splits["train"], route, _route, f"{step.name}")
+    route = partial(_route, side=side, valid_percent=valid_percent, test_percent=test_percent)
+    text, _ = context.rewrite(text, dict.fromkeys(text.splits["train"], route), step.name)
     text = text.replace({split: text.splits.get(split, ()) for split in SPLITS})
     dropped: Counter[str] = Counter()
     if len(context.languages) > 1:
@@ -112,12 +80,8 @@ def split_by_hash(
         taken: list[Path] = [shard.path(context.work, other) for shard in text.splits["test"]]
         for split in ("valid", "train"):
             apart = replace(context, folder=f"{context.folder}-{split}")
-            before_part = text.splits[split]
-
-            def check(shard: Shard, folder: str = apart.folder, paths: tuple[Path, ...] = tuple(taken)) -> _ApartTask:
-                return _ApartTask(shard, folder, context.work, context.languages, 1 - side, paths)
-
-            after, _ = apart.rewrite(text, before_part, check, _keep_apart, f"{step.name} {split}")
+            keep_apart = partial(_keep_apart, side=1 - side, taken=tuple(taken))
+            after, _ = apart.rewrite(text, dict.fromkeys(text.splits[split], keep_apart), f"{step.name} {split}")
             if gone := text.lines(split) - after.lines(split):
                 dropped[f"{split}: its translation is in another split"] += gone
             text = after
@@ -128,17 +92,13 @@ def split_by_hash(
     return text, [{**entry, "moved": moved}]
 
 
-def _route(task: _HashTask) -> None:
-    def splits(blocks: Blocks) -> list[str]:
-        percent = {"valid_percent": task.valid_percent, "test_percent": task.test_percent}
-        return [split_of(line.decode(), **percent) for line in blocks[task.side]]
-
-    task.route(SPLITS, splits)
+def _route(task: ShardTask, *, side: int, **percents: int) -> None:
+    task.route(SPLITS, lambda blocks: [split_of(line.decode(), **percents) for line in blocks[side]])
 
 
-def _keep_apart(task: _ApartTask) -> None:
-    taken, split = _keys(task.taken), task.shard.split
-    task.route([split], lambda blocks: [None if _key(line) in taken else split for line in blocks[task.side]])
+def _keep_apart(task: ShardTask, *, side: int, taken: tuple[Path, ...]) -> None:
+    keys, split = _keys(taken), task.shard.split
+    task.route([split], lambda blocks: [None if _key(line) in keys else split for line in blocks[side]])
 
 
 @lru_cache(maxsize=1)  # the same for all shards of a split

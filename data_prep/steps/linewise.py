@@ -2,14 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.steps.context import EXAMPLES, ShardTask, shown
+from data_prep.steps.context import EXAMPLES, ShardTask, first_examples, shown
 from data_prep.steps.pool import tick
 from data_prep.steps.registry import INNER, LINE, STEPS
 from data_prep.steps.shards import select
@@ -18,27 +16,20 @@ NOT_UTF8 = "not UTF-8"
 _ALL = STEPS | INNER
 
 
-@dataclass(frozen=True)
-class Task(ShardTask):
-    """One shard and what is to be done with it."""
-
-    steps: tuple[Step, ...]
-
-
-def run(task: Task) -> None:
+def run(task: ShardTask, *, steps: Sequence[Step]) -> None:
     """Write what the steps make of a shard, with its marker: for each step lines in, out, and dropped by reason."""
-    steps = [_Running(step, task.languages) for step in task.steps]
+    running = [_Running(step, task.languages) for step in steps]
     facts: dict[str, Any] = {}
     undecodable = 0
     with task.writer(facts) as writer:
         for blocks in task.blocks():
             columns, bad = _decode(blocks)
             undecodable += bad
-            for step in steps:
+            for step in running:
                 columns = step(columns)
             writer.write(task.shard.split, [[line.encode() for line in column] for column in columns])
             tick(len(blocks[0]))
-        facts["steps"] = [step.facts() for step in steps]
+        facts["steps"] = [step.facts() for step in running]
         facts["undecodable"] = undecodable
 
 
@@ -115,8 +106,3 @@ def total(markers: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
         dropped.update(each["dropped"])
     entry = {"in": sum(each["in"] for each in said), "out": sum(each["out"] for each in said)}
     return {**entry, "dropped": dict(dropped.most_common()), "examples": first_examples(said)}
-
-
-def first_examples(markers: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the first of what was dropped, in the order of the shards."""
-    return list(islice((example for marker in markers for example in marker.get("examples", [])), EXAMPLES))

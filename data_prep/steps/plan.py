@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import bpe, deduplicate, hold_out, raw, sentencepiece
+from data_prep.steps import deduplicate, hold_out, raw, units
 from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
 from scripts.common.errors import UserError
 from scripts.common.schema import check_types, require
@@ -16,9 +16,9 @@ BETWEEN_SHARDS: dict[str, Registered] = {
     "split_by_hash": Registered(BETWEEN, hold_out.split_by_hash, check=hold_out.check_percent),
     "deduplicate": Registered(BETWEEN, deduplicate.deduplicate),
     "save_raw": Registered(BETWEEN, raw.save),
-    "bpe": Registered(BETWEEN, bpe.learn, check=bpe.check, then=bpe.apply_steps),
+    "bpe": Registered(BETWEEN, units.learn_bpe, check=units.check_bpe, then=units.apply_steps),
     "sentencepiece": Registered(
-        BETWEEN, sentencepiece.learn, check=sentencepiece.check, then=sentencepiece.apply_steps
+        BETWEEN, units.learn_sentencepiece, check=units.check_sentencepiece, then=units.apply_steps
     ),
 }
 _GIVEN = ("context", "text", "step", "language")  # what the engine gives a step, beside the YAML's parameters

@@ -91,9 +91,9 @@ class Pool:
         global _on_tick
         with self._counter.get_lock():
             self._counter.value = 0
-        progress = _Progress(self._status, what, lines, done, lambda: self._counter.value)
+        progress = self._progress(what, lines, done)
         if self._executor is None:
-            _on_tick = progress.update
+            _on_tick = progress
             try:
                 for task in tasks:
                     yield task, function(task)
@@ -104,7 +104,7 @@ class Pool:
         try:
             while pending:
                 finished, _ = wait(pending, timeout=_SECONDS_BETWEEN_UPDATES, return_when=FIRST_COMPLETED)
-                progress.update()
+                progress()
                 for future in finished:
                     yield pending.pop(future), future.result()
         except BrokenProcessPool as error:
@@ -117,25 +117,23 @@ class Pool:
                 with suppress(Exception):
                     future.cancel()
 
+    def _progress(self, what: str, lines: int | None, done: int) -> Callable[[], None]:
+        """A function that shows how far the lines of the tasks are, twice a second at most."""
+        start = last = time.monotonic()
 
-class _Progress:
-    def __init__(
-        self, status: StatusLine, what: str, lines: int | None, done: int, lines_now: Callable[[], int]
-    ) -> None:
-        self._status, self._what, self._lines, self._done, self._lines_now = status, what, lines, done, lines_now
-        self._start = self._last = time.monotonic()
+        def update() -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < _SECONDS_BETWEEN_UPDATES:
+                return
+            last = now
+            count = self._counter.value
+            rate = count / (now - start)
+            text = f"{what}: {done + count:,}"
+            text += " lines" if lines is None else f" of {lines:,} lines"
+            text += f", {rate:,.0f} a second"
+            if lines is not None and rate > 0:
+                text += f", {clock((lines - done - count) / rate)} left"
+            self._status.update(text)
 
-    def update(self) -> None:
-        now = time.monotonic()
-        if now - self._last < _SECONDS_BETWEEN_UPDATES:
-            return
-        self._last = now
-        count = self._lines_now()
-        rate = count / (now - self._start)
-        text = f"{self._what}: {self._done + count:,}"
-        if self._lines is not None:
-            text += f" of {self._lines:,}"
-        text += f" lines, {rate:,.0f} a second"
-        if self._lines is not None and rate > 0:
-            text += f", {clock((self._lines - self._done - count) / rate)} left"
-        self._status.update(text)
+        return update

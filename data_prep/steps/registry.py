@@ -12,12 +12,11 @@ from data_prep.text import (
     characters,
     chinese,
     clean,
-    moses_clean,
+    moses,
     punctuation,
     readers,
     sentencepiece,
     tokenise,
-    truncate,
 )
 
 LINE, PAIR, BETWEEN = "line", "pair", "between"
@@ -42,9 +41,16 @@ class Registered:
         return self.make(**parameters)
 
 
-Reader = Callable[[Iterable[str]], Iterator[str]]
+def _line(function: Callable[[str], str]) -> Registered:
+    """A step without parameters, the same for all languages."""
+    return Registered(LINE, lambda: function)
 
-READERS: dict[str, Reader] = {"sgm": readers.sgm, "iwslt_tags": readers.iwslt_tags, "iwslt_xml": readers.iwslt_xml}
+
+READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
+    "sgm": readers.sgm,
+    "iwslt_tags": readers.iwslt_tags,
+    "iwslt_xml": readers.iwslt_xml,
+}
 """From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
 
 DECODE = "decode"
@@ -54,23 +60,23 @@ CLEAN_CORPUS = "clean_corpus"
 SQUEEZE = "squeeze"
 
 STEPS: dict[str, Registered] = {
-    "normalise_space": Registered(LINE, clean.space_normaliser),
+    "normalise_space": _line(clean.normalise_space),
     "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
-    "remove_non_printing": Registered(LINE, characters.non_printing_remover),
-    "strip_control": Registered(LINE, chinese.control_remover),
-    "straighten_apostrophes": Registered(LINE, clean.apostrophe_straightener),
+    "remove_non_printing": _line(characters.remove_non_printing),
+    "strip_control": _line(chinese.strip_control),
+    "straighten_apostrophes": _line(clean.straighten_apostrophes),
     "tokenise": Registered(LINE, tokenise.tokeniser),
     "segment_chinese": Registered(LINE, chinese.segmenter),
-    "lowercase": Registered(LINE, characters.lowercaser),
-    "truncate": Registered(LINE, truncate.truncater),
+    "lowercase": _line(characters.lowercase),
+    "truncate": Registered(LINE, clean.truncater),
     "clean": Registered(PAIR, clean.pair_filter),
-    CLEAN_CORPUS: Registered(PAIR, moses_clean.moses_filter),
+    CLEAN_CORPUS: Registered(PAIR, moses.moses_filter),
     "clean_scripts": Registered(PAIR, chinese.script_filter),
 }
 
 INNER: dict[str, Registered] = {
-    DECODE: Registered(LINE, lambda: str),
-    SQUEEZE: Registered(LINE, moses_clean.line_cleaner),
+    DECODE: _line(str),
+    SQUEEZE: _line(moses.clean_line),
     APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }

@@ -8,7 +8,7 @@ thing that ends a line: carriage returns and the like inside a line stay there.
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,10 +61,10 @@ class Text:
         """Return how many lines, or pairs of lines, a split has."""
         return sum(shard.lines for shard in self.splits.get(split, ()))
 
-    def shards(self) -> Iterator[Shard]:
-        """Every shard of every split."""
-        for shards in self.splits.values():
-            yield from shards
+    def starts(self, split: str) -> dict[Shard, int]:
+        """The shards of a split, and how many of its lines come before each."""
+        shards = self.splits[split]
+        return dict(zip(shards, accumulate((shard.lines for shard in shards), initial=0), strict=False))
 
     def replace(self, new: Mapping[str, Iterable[Shard]]) -> "Text":
         """With other shards for some splits."""

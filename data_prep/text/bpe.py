@@ -7,16 +7,18 @@ the text that comes out is the same. Learnt merges are not: fastBPE's differ, so
 import io
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from subword_nmt.apply_bpe import BPE, isolate_glossary
 from subword_nmt.learn_bpe import learn_bpe
 
-from data_prep.text import fastbpe
 from data_prep.text.remembered import Remembered
 from scripts.common.errors import UserError
 
@@ -84,14 +86,14 @@ def check_options(*, glossaries: Sequence[str], engine: str) -> None:
     if engine not in ENGINES:
         raise UserError(f"bpe: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     if engine == "fastBPE":
-        fastbpe.require()
+        _fastbpe()
 
 
-def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
+def encoder_from_file(*, file: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
     """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on.
 
     Args:
-        codes: file of merges that subword-nmt wrote.
+        file: merges that subword-nmt wrote.
         glossaries: regular expressions; what they match is never segmented, ``@entity[0-9]+`` for example.
         engine: subword-nmt, or fastBPE, which must be installed.
 
@@ -99,9 +101,9 @@ def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str
         UserError: the file cannot be read or holds something else, or as ``check_options``.
     """
     try:
-        text = Path(codes).read_bytes().decode()
+        text = Path(file).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"bpe: {codes} cannot be read as text: {error}") from error
+        raise UserError(f"bpe: {file} cannot be read as text: {error}") from error
     return encoder(codes=text, glossaries=glossaries, engine=engine)
 
 
@@ -112,7 +114,7 @@ def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES
         if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process
             raise UserError(f"bpe: {line!r} is no merge of two units; learn the codes again")
     if engine == "fastBPE":
-        return _Encoder(partial(_segment_with, fastbpe.segmenter(codes), tuple(glossaries)))
+        return _Encoder(partial(_segment_with, _fastbpe_segmenter(codes), tuple(glossaries)))
     bpe = BPE(io.StringIO(codes), glossaries=list(glossaries))
     bpe.cache = _NoCache()  # words are remembered here, and it would grow without bound
     return _Encoder(partial(_segment, bpe))
@@ -149,7 +151,38 @@ def _segment_with(segmenter: Callable[[str], list[str]], glossaries: Sequence[st
     for glossary in glossaries:
         parts = [inner for part in parts for inner in isolate_glossary(part, glossary)]
     whole = re.compile(f"^({'|'.join(glossaries)})$") if glossaries else None
-    pieces = [
-        piece for part in parts for piece in ([part] if whole is not None and whole.match(part) else segmenter(part))
-    ]
-    return f"{_SEPARATOR} ".join(pieces)
+    pieces = ([part] if whole is not None and whole.match(part) else segmenter(part) for part in parts)
+    return f"{_SEPARATOR} ".join(chain.from_iterable(pieces))
+
+
+def _fastbpe() -> Any:
+    """The class of the package fastBPE.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        from fastBPE import fastBPE
+    except ImportError as error:
+        raise UserError(
+            "bpe: the engine fastBPE is not installed; run scripts/setup.sh --fastbpe, or use the engine subword-nmt, "
+            "which gives the same text at the same speed"
+        ) from error
+    return fastBPE
+
+
+def _fastbpe_segmenter(codes: str) -> Callable[[str], list[str]]:
+    """The units of a word, by subword-nmt's codes.
+
+    Raises:
+        UserError: the codes are of a version that fastBPE does not know.
+    """
+    version, *merges = codes.strip("\n").split("\n")
+    if version.split() != ["#version:", "0.2"]:
+        raise UserError(f"bpe: codes begin with {version!r}, expected '#version: 0.2'; use the engine subword-nmt")
+    with tempfile.TemporaryDirectory(prefix="fastbpe-") as name:
+        file = Path(name) / "codes"
+        unique = dict.fromkeys(" ".join(merge.split()) for merge in merges)  # of repeats, the first counts
+        file.write_bytes("".join(f"{merge} 1\n" for merge in unique).encode())
+        bpe = _fastbpe()(str(file), "")
+    return lambda word: bpe.apply([word])[0].split("@@ ")

@@ -1,7 +1,6 @@
 """Classes of characters as Perl has them, and the steps that need nothing else: non-printing characters, lower case."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,30 +69,18 @@ class Classes:
         )
 
 
-def non_printing_remover() -> Callable[[str], str]:
+def remove_non_printing(line: str) -> str:
     """Each control, format, private or unassigned character becomes a space, as in ``remove-non-printing-char.perl``.
 
     Line and paragraph separators (U+2028, U+2029) are of other classes and stay, as they do there; tabs and U+0085 go.
     """
-    return remove_non_printing
-
-
-def remove_non_printing(line: str) -> str:
-    """See ``non_printing_remover``."""
-    if line.isascii() and line.isprintable():
-        return line
-    if _suspect().search(line) is None:
+    if (line.isascii() and line.isprintable()) or _suspect().search(line) is None:
         return line
     return _other().sub(" ", line)
 
 
-def lowercaser() -> Callable[[str], str]:
-    """Lower case as in ``lowercase.perl``: Python's, but a sigma that ends a word has the form of any other."""
-    return lowercase
-
-
 def lowercase(line: str) -> str:
-    """See ``lowercaser``."""
+    """Lower case as in ``lowercase.perl``: Python's, but a sigma that ends a word has the form of any other."""
     return line.replace("Σ", "σ").lower() if "Σ" in line else line.lower()
 
 

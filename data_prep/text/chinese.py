@@ -18,12 +18,8 @@ _HAN = re.compile(
 )
 
 
-def control_remover() -> Callable[[str], str]:
+def strip_control(line: str) -> str:
     """Control characters (U+0000 to U+001F, U+007F to U+009F) go, tabs among them; a no-break space becomes a space."""
-    return _without_controls
-
-
-def _without_controls(line: str) -> str:
     if line.isprintable():
         return line
     return _CONTROL.sub("", line).replace("\xa0", " ")

@@ -1,6 +1,12 @@
-"""The states of Moses's scripts that text is prepared with, and its names of languages."""
+"""Moses: the states of its scripts, its names of languages, and its cleaner of corpora, ``clean-corpus-n.perl``."""
 
+import re
+from collections.abc import Callable
+
+from data_prep.text.characters import SPACE
 from scripts.common.errors import UserError
+
+_SPACES = re.compile(f"[{SPACE}]+")
 
 VERSIONS = ("2018-10", "2018-11", "2019-11")
 """Moses at the end of these months. They differ in three rules:
@@ -26,3 +32,56 @@ def check_version(moses: str) -> str:
 def moses_language(language: str) -> str:
     """The language as Moses knows it: ``zh`` of ``zh_CN``."""
     return language.partition("_")[0]
+
+
+def clean_line(line: str) -> str:
+    """Clean a side as ``clean-corpus-n.perl`` does before it judges the pair: one space between tokens, and no ``|``.
+
+    Moses takes ``|`` for a separator of factors and keeps it where the first pair of a corpus has one; no dataset has
+    factors, and text that was tokenised with escaping has no ``|``.
+    """
+    if "|" in line:
+        line = line.replace("|", "")
+    if line.isprintable():  # the only space in it is U+0020
+        return " ".join(line.split())
+    return _SPACES.sub(" ", line).strip(" ")
+
+
+def moses_filter(
+    *, min_tokens: int, max_tokens: int, ratio: float = 9.0, max_characters: int = 1000
+) -> Callable[[str, str], str | None]:
+    """Return why a pair of lines, as ``clean_line`` leaves them, is dropped by ``clean-corpus-n.perl``, or None.
+
+    Args:
+        min_tokens, max_tokens: a side, both included.
+        ratio: the longer side has at most this many times the tokens of the shorter.
+        max_characters: of a token.
+
+    Raises:
+        UserError: no pair could meet these.
+    """
+    if not (1 <= min_tokens <= max_tokens and ratio >= 1 and max_characters >= 1):
+        raise UserError(
+            f"clean: got min_tokens {min_tokens}, max_tokens {max_tokens}, ratio {ratio:g}, max_characters "
+            f"{max_characters}; expected 1 <= min_tokens <= max_tokens, ratio and max_characters 1 or more"
+        )
+    too_long = re.compile(f"[^{SPACE}]{{{max_characters + 1}}}")
+    fewer, more = f"fewer than {min_tokens} tokens", f"more than {max_tokens} tokens"
+    uneven, wide = f"length ratio above {ratio:g}", f"a token of more than {max_characters} characters"
+
+    def reason(source: str, target: str) -> str | None:
+        if not source or not target:
+            return "empty"
+        sources, targets = source.count(" ") + 1, target.count(" ") + 1
+        if sources > max_tokens or targets > max_tokens:
+            return more
+        if sources < min_tokens or targets < min_tokens:
+            return fewer
+        if sources / targets > ratio or targets / sources > ratio:
+            return uneven
+        for line in (source, target):
+            if len(line) > max_characters and too_long.search(line):
+                return wide
+        return None
+
+    return reason

@@ -7,12 +7,11 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from lightconv_plugin.compat.wrap import wrap
+from lightconv_plugin.compat.shim import Original, shim
 
 
 class CheckpointError(RuntimeError):
@@ -81,15 +80,11 @@ def allow_broadcast_types() -> None:
         return
     from fairseq.distributed import utils as distributed_utils
 
-    def broadcast_types(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            allowed: list[Any] = [_named(path) for path in _BROADCAST_TYPES]
-            with torch.serialization.safe_globals(allowed):
-                return original(*args, **kwargs)
-
-        return wrapper
-
-    wrap(distributed_utils, "_broadcast_object_slow", broadcast_types)
+    @shim(distributed_utils, "_broadcast_object_slow")
+    def broadcast_types(original: Original, *args: Any, **kwargs: Any) -> Any:
+        allowed: list[Any] = [_named(path) for path in _BROADCAST_TYPES]
+        with torch.serialization.safe_globals(allowed):
+            return original(*args, **kwargs)
 
 
 def explain_checkpoint_errors() -> None:
@@ -100,46 +95,36 @@ def explain_checkpoint_errors() -> None:
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
-    def unreadable(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(path: str, *args: Any, **kwargs: Any) -> Any:
-            try:
-                _check_archive(path)
-                return original(path, *args, **kwargs)
-            except Exception as error:
-                if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
-                    raise
-                raise CheckpointError(_why_unreadable(path, error)) from None
+    @shim(checkpoint_utils, "load_checkpoint_to_cpu")
+    def unreadable(original: Original, path: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            _check_archive(path)
+            return original(path, *args, **kwargs)
+        except Exception as error:
+            if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
+                raise
+            raise CheckpointError(_why_unreadable(path, error)) from None
 
-        return wrapper
+    @shim(checkpoint_utils, "load_model_ensemble_and_task")
+    def other_model(original: Original, filenames: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(filenames, *args, **kwargs)
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
+            advice = "Use the dictionaries and the version of the model's code that it was trained with."
+            raise CheckpointError(_why_not_this_model(", ".join(filenames), error, advice)) from error
 
-    def other_model(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(filenames: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(filenames, *args, **kwargs)
-            except RuntimeError as error:
-                if "loading state_dict" not in str(error):
-                    raise
-                advice = "Use the dictionaries and the version of the model's code that it was trained with."
-                raise CheckpointError(_why_not_this_model(", ".join(filenames), error, advice)) from error
-
-        return wrapper
-
-    def other_training(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(self, filename, *args, **kwargs)
-            except Exception as error:
-                cause = error.__context__
-                if cause is None or "loading state_dict" not in str(cause):
-                    raise
-                advice = "Give the --arch, sizes and dictionaries it was trained with, or another --save-dir."
-                raise CheckpointError(_why_not_this_model(filename, cause, advice)) from error
-
-        return wrapper
-
-    wrap(checkpoint_utils, "load_checkpoint_to_cpu", unreadable)
-    wrap(checkpoint_utils, "load_model_ensemble_and_task", other_model)
-    wrap(Trainer, "load_checkpoint", other_training)
+    @shim(Trainer, "load_checkpoint")
+    def other_training(original: Original, self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, filename, *args, **kwargs)
+        except Exception as error:
+            cause = error.__context__
+            if cause is None or "loading state_dict" not in str(cause):
+                raise
+            advice = "Give the --arch, sizes and dictionaries it was trained with, or another --save-dir."
+            raise CheckpointError(_why_not_this_model(filename, cause, advice)) from error
 
 
 def _check_archive(path: str) -> None:

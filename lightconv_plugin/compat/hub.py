@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable
 from typing import Any
 
-from lightconv_plugin.compat.wrap import wrap
+from lightconv_plugin.compat.shim import Original, shim
 
 
 def score_translations() -> None:
@@ -19,42 +18,43 @@ def score_translations() -> None:
     from fairseq.hub_utils import GeneratorHubInterface
     from fairseq.sequence_scorer import SequenceScorer
 
-    def with_targets(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(
-            self: Any, sentences: Any, replace_newline_with_eos: bool = False, targets: Any = None, **kwargs: Any
-        ) -> Any:
-            if not any(hasattr(model, "encoder") for model in self.models):
-                if targets is not None:
-                    raise ValueError("a language model has no source: give the sentences alone, hub.score(sentences)")
-                return original(self, sentences, replace_newline_with_eos, **kwargs)
-            if isinstance(sentences, str):
-                sentences, targets = [sentences], targets if targets is None else [targets]
-                return wrapper(self, sentences, targets=targets)[0]
-            if targets is None or len(targets) != len(sentences):
-                raise ValueError(
-                    f"a translation's score needs its source and itself: hub.score(sources, targets=translations); got "
-                    f"{len(sentences)} sources and {'no' if targets is None else len(targets)} translations"
-                )
-            pairs = [[self.encode(sentence) for sentence in sentences], [_encode_target(self, t) for t in targets]]
-            sizes = [[words.numel() for words in side] for side in pairs]
-            dataset = LanguagePairDataset(pairs[0], sizes[0], self.src_dict, pairs[1], sizes[1], self.tgt_dict)
-            batches = self.task.get_batch_iterator(
-                dataset=dataset,
-                max_tokens=self.cfg.dataset.max_tokens,
-                max_sentences=self.cfg.dataset.batch_size,
-                max_positions=self.max_positions,
-                disable_iterator_cache=True,
-            ).next_epoch_itr(shuffle=False)
-            found: dict[int, Any] = {}
-            for batch in batches:
-                batch = utils.apply_to_sample(lambda t: t.to(self.device), batch)
-                scored = SequenceScorer(self.tgt_dict, **kwargs).generate(self.models, batch)
-                found.update(zip(batch["id"].tolist(), (best for best, *_ in scored), strict=True))
-            return [found[i] for i in range(len(sentences))]
-
-        return wrapper
-
-    wrap(GeneratorHubInterface, "score", with_targets)
+    @shim(GeneratorHubInterface, "score")
+    def with_targets(
+        original: Original,
+        self: Any,
+        sentences: Any,
+        replace_newline_with_eos: bool = False,
+        targets: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        if not any(hasattr(model, "encoder") for model in self.models):
+            if targets is not None:
+                raise ValueError("a language model has no source: give the sentences alone, hub.score(sentences)")
+            return original(self, sentences, replace_newline_with_eos, **kwargs)
+        if isinstance(sentences, str):
+            sentences, targets = [sentences], targets if targets is None else [targets]
+            return with_targets(original, self, sentences, targets=targets)[0]
+        if targets is None or len(targets) != len(sentences):
+            raise ValueError(
+                f"a translation's score needs its source and itself: hub.score(sources, targets=translations); got "
+                f"{len(sentences)} sources and {'no' if targets is None else len(targets)} translations"
+            )
+        pairs = [[self.encode(sentence) for sentence in sentences], [_encode_target(self, t) for t in targets]]
+        sizes = [[words.numel() for words in side] for side in pairs]
+        dataset = LanguagePairDataset(pairs[0], sizes[0], self.src_dict, pairs[1], sizes[1], self.tgt_dict)
+        batches = self.task.get_batch_iterator(
+            dataset=dataset,
+            max_tokens=self.cfg.dataset.max_tokens,
+            max_sentences=self.cfg.dataset.batch_size,
+            max_positions=self.max_positions,
+            disable_iterator_cache=True,
+        ).next_epoch_itr(shuffle=False)
+        found: dict[int, Any] = {}
+        for batch in batches:
+            batch = utils.apply_to_sample(lambda t: t.to(self.device), batch)
+            scored = SequenceScorer(self.tgt_dict, **kwargs).generate(self.models, batch)
+            found.update(zip(batch["id"].tolist(), (best for best, *_ in scored), strict=True))
+        return [found[i] for i in range(len(sentences))]
 
 
 def _encode_target(hub: Any, sentence: str) -> Any:
@@ -69,22 +69,18 @@ def align_when_asked() -> None:
     """
     from fairseq.hub_utils import GeneratorHubInterface
 
-    def with_attention(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("print_alignment") is True:
-                kwargs["print_alignment"] = "hard"  # as the flag without a word
-            modules = [m for m in self.modules() if kwargs.get("print_alignment") and not getattr(m, "need_attn", True)]
+    @shim(GeneratorHubInterface, "generate")
+    def with_attention(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("print_alignment") is True:
+            kwargs["print_alignment"] = "hard"  # as the flag without a word
+        modules = [m for m in self.modules() if kwargs.get("print_alignment") and not getattr(m, "need_attn", True)]
+        for module in modules:
+            module.need_attn = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
             for module in modules:
-                module.need_attn = True
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                for module in modules:
-                    module.need_attn = False
-
-        return wrapper
-
-    wrap(GeneratorHubInterface, "generate", with_attention)
+                module.need_attn = False
 
 
 def copy_and_pickle() -> None:
@@ -97,26 +93,20 @@ def copy_and_pickle() -> None:
     from fairseq.models import BaseFairseqModel
     from fairseq.tasks.fairseq_task import StatefulContainer
 
-    def not_yet_there(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(self: Any, name: str) -> Any:
-            if "_state" not in vars(self):
-                raise AttributeError(name)
-            return original(self, name)
+    @shim(StatefulContainer, "__getattr__")
+    def not_yet_there(original: Original, self: Any, name: str) -> Any:
+        if "_state" not in vars(self):
+            raise AttributeError(name)
+        return original(self, name)
 
-        return wrapper
-
-    def named_train(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(self: Any, **kwargs: Any) -> None:
-            original(self, **kwargs)
-            self.train = refuse_training
-
-        return wrapper
+    @shim(BaseFairseqModel, "make_generation_fast_")
+    def named_train(original: Original, self: Any, **kwargs: Any) -> None:
+        original(self, **kwargs)
+        self.train = refuse_training
 
     def reduce(choices: Any) -> Any:
         return choices.__name__ if choices is StrEnum else (ChoiceEnum, ([choice.value for choice in choices],))
 
-    wrap(StatefulContainer, "__getattr__", not_yet_there)
-    wrap(BaseFairseqModel, "make_generation_fast_", named_train)
     copyreg.pickle(StrEnumMeta, reduce)
 
 

@@ -1,18 +1,17 @@
-"""Checkpoints as they are written: whole or not at all, with `python -O` too, and a full disk is a sentence."""
+"""Checkpoints as they are written: when they are due, whole or not at all, with `python -O` too; full disks."""
 
 from __future__ import annotations
 
 import errno
 import inspect
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lightconv_plugin.compat.checkpoints import CheckpointError
-from lightconv_plugin.compat.wrap import wrap
+from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.ops.files import whole_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that removing files mends
@@ -44,33 +43,26 @@ def save_checkpoints_whole() -> None:
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
-    def saved_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(obj: Any, filename: str, async_write: bool = False) -> Any:
-            if async_write or not PathManager.supports_rename(filename):
-                return original(obj, filename, async_write=async_write)
+    @shim(checkpoint_utils, "torch_persistent_save")
+    def saved_whole(original: Original, obj: Any, filename: str, async_write: bool = False) -> Any:
+        if async_write or not PathManager.supports_rename(filename):
+            return original(obj, filename, async_write=async_write)
+        try:
+            write_state(obj, Path(filename))
+        except OSError as error:
+            raise _explained(error, Path(filename)) from None
+
+    @shim(PathManager, "copy")
+    def copied_whole(original: Original, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if not overwrite or not PathManager.supports_rename(dst_path):
+            return original(src_path, dst_path, overwrite=overwrite)
+        with open(src_path, "rb") as source:
             try:
-                write_state(obj, Path(filename))
+                with whole_file(Path(dst_path)) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
             except OSError as error:
-                raise _explained(error, Path(filename)) from None
-
-        return wrapper
-
-    def copied_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-            if not overwrite or not PathManager.supports_rename(dst_path):
-                return original(src_path, dst_path, overwrite=overwrite)
-            with open(src_path, "rb") as source:
-                try:
-                    with whole_file(Path(dst_path)) as target:
-                        shutil.copyfileobj(source, target, 1 << 20)
-                except OSError as error:
-                    raise _explained(error, Path(dst_path)) from None
-            return dst_path
-
-        return wrapper
-
-    wrap(checkpoint_utils, "torch_persistent_save", saved_whole)
-    wrap(PathManager, "copy", copied_whole)
+                raise _explained(error, Path(dst_path)) from None
+        return dst_path
 
 
 def copy_checkpoints_without_asserts() -> None:
@@ -85,6 +77,37 @@ def copy_checkpoints_without_asserts() -> None:
     lines, first = inspect.getsourcelines(checkpoint_utils.save_checkpoint)
     source = "\n" * (first - 1) + "".join(lines)  # at its place, for tracebacks
     exec(compile(source, checkpoint_utils.__file__, "exec", optimize=0), vars(checkpoint_utils))
+
+
+class _Changed:
+    """An object as it is, but for some attributes."""
+
+    def __init__(self, whole: Any, **changed: Any) -> None:
+        self._whole = whole
+        vars(self).update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+
+def keep_updates_at_epoch_ends() -> None:
+    """All versions: `checkpoint_E_U.pt` is written after every --save-interval-updates.
+
+    fairseq leaves it out where the update ends an epoch, and prunes none of them there: the mean of the last ones then
+    misses some, the final one among them, or finds none at all.
+    """
+    from fairseq import checkpoint_utils
+
+    @shim(checkpoint_utils, "save_checkpoint")
+    def every_interval(original: Original, cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
+        interval = cfg.save_interval_updates
+        due = epoch_itr.end_of_epoch() and interval > 0 and trainer.get_num_updates() % interval == 0
+        if not due or cfg.no_save:
+            return original(cfg, trainer, epoch_itr, val_loss)
+        # fairseq goes on from checkpoint_last.pt: a kill before it is written makes both of the others again
+        if not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0:
+            original(_Changed(cfg, no_last_checkpoints=True), trainer, epoch_itr, val_loss)
+        return original(cfg, trainer, _Changed(epoch_itr, end_of_epoch=lambda: False), val_loss)
 
 
 def _explained(error: OSError, path: Path) -> Exception:

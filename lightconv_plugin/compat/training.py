@@ -6,12 +6,11 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from lightconv_plugin.compat.wrap import wrap
+from lightconv_plugin.compat.shim import Original, shim
 
 
 class SetupError(RuntimeError):
@@ -29,16 +28,13 @@ def restore_numpy_compat() -> None:
     if not hasattr(np, "compat"):
         np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
-    def either_name(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+    if "interpolation" not in inspect.signature(np.percentile).parameters:
+
+        @shim(np, "percentile")
+        def either_name(original: Original, *args: Any, **kwargs: Any) -> Any:
             if "interpolation" in kwargs:
                 kwargs["method"] = kwargs.pop("interpolation")
             return original(*args, **kwargs)
-
-        return wrapper
-
-    if "interpolation" not in inspect.signature(np.percentile).parameters:
-        wrap(np, "percentile", either_name)
 
 
 def embed_positions_of_empty_batches() -> None:
@@ -48,15 +44,13 @@ def embed_positions_of_empty_batches() -> None:
     """
     from fairseq.modules import SinusoidalPositionalEmbedding
 
-    def none_for_none(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(self: Any, input: Any, incremental_state: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if input.numel() == 0 and incremental_state is None:
-                return self.weights.new_empty(*input.shape, self.embedding_dim)
-            return original(self, input, incremental_state, *args, **kwargs)
-
-        return wrapper
-
-    wrap(SinusoidalPositionalEmbedding, "forward", none_for_none)
+    @shim(SinusoidalPositionalEmbedding, "forward")
+    def none_for_none(
+        original: Original, self: Any, input: Any, incremental_state: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if input.numel() == 0 and incremental_state is None:
+            return self.weights.new_empty(*input.shape, self.embedding_dim)
+        return original(self, input, incremental_state, *args, **kwargs)
 
 
 def train_in_bfloat16_without_xla() -> None:
@@ -70,17 +64,13 @@ def train_in_bfloat16_without_xla() -> None:
     if getattr(utils, "xm", None) is not None:
         return
 
-    def tpu_as_given(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
-            parsed = original(parser, input_args, *args, **kwargs)
-            flags = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known, the rest comes beside them
-            if getattr(flags, "tpu", False):
-                flags.tpu = "--tpu" in (sys.argv[1:] if input_args is None else input_args)
-            return parsed
-
-        return wrapper
-
-    wrap(options, "parse_args_and_arch", tpu_as_given)
+    @shim(options, "parse_args_and_arch")
+    def tpu_as_given(original: Original, parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
+        parsed = original(parser, input_args, *args, **kwargs)
+        flags = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known, the rest comes beside them
+        if getattr(flags, "tpu", False):
+            flags.tpu = "--tpu" in (sys.argv[1:] if input_args is None else input_args)
+        return parsed
 
 
 def _on_cpu(cfg: Any) -> bool:
@@ -103,24 +93,17 @@ def train_data_parallel_on_cpu() -> None:
     from fairseq.distributed import utils as distributed_utils
     from fairseq.models import distributed_fairseq_model
 
-    def join_torchrun(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(cfg: Any, main: Any, **kwargs: Any) -> Any:
-            if _on_cpu(cfg):
-                _use_launched_processes(cfg.distributed_training)
-            return original(cfg, main, **kwargs)
+    @shim(distributed_utils, "call_main")
+    def join_torchrun(original: Original, cfg: Any, main: Any, **kwargs: Any) -> Any:
+        if _on_cpu(cfg):
+            _use_launched_processes(cfg.distributed_training)
+        return original(cfg, main, **kwargs)
 
-        return wrapper
-
-    def no_device_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if all(parameter.device.type == "cpu" for parameter in module.parameters()):
-                kwargs.update(device_ids=None, output_device=None)
-            return original(module, *args, **kwargs)
-
-        return wrapper
-
-    wrap(distributed_utils, "call_main", join_torchrun)
-    wrap(distributed_fairseq_model, "DistributedDataParallel", no_device_on_cpu)
+    @shim(distributed_fairseq_model, "DistributedDataParallel")
+    def no_device_on_cpu(original: Original, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+            kwargs.update(device_ids=None, output_device=None)
+        return original(module, *args, **kwargs)
 
 
 def _use_launched_processes(cfg: Any) -> None:
@@ -147,21 +130,17 @@ def refuse_what_cannot_train() -> None:
     """All versions, on CPUs: two mistakes get a sentence instead of a deep error or a silent second training."""
     from fairseq.trainer import Trainer
 
-    def check(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-            if hasattr(cfg, "common") and _on_cpu(cfg):
-                if cfg.common.fp16:
-                    raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
-                processes = _launched_processes()
-                if processes > 1 and cfg.distributed_training.distributed_world_size == 1:
-                    part = "distributed_training.distributed_"
-                    raise SetupError(
-                        f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
-                        f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} "
-                        f"{part}backend=gloo '{part}rank=${{oc.env:RANK}}'."
-                    )
-            return original(self, cfg, *args, **kwargs)
-
-        return wrapper
-
-    wrap(Trainer, "__init__", check)
+    @shim(Trainer, "__init__")
+    def check(original: Original, self: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(cfg, "common") and _on_cpu(cfg):
+            if cfg.common.fp16:
+                raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
+            processes = _launched_processes()
+            if processes > 1 and cfg.distributed_training.distributed_world_size == 1:
+                part = "distributed_training.distributed_"
+                raise SetupError(
+                    f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
+                    f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} "
+                    f"{part}backend=gloo '{part}rank=${{oc.env:RANK}}'."
+                )
+        return original(self, cfg, *args, **kwargs)

@@ -27,6 +27,7 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from lightconv_plugin.models.encoder_decoder import LightConvDecoder, LightConvEncoder
+from lightconv_plugin.models.language_model import AdaptiveEmbedding
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import AverageAttention, DynamicConv, LightweightConv, SelfAttention, StandardConv
@@ -195,17 +196,11 @@ class EveryBand(nn.Module):
 
     def __init__(self, own: AdaptiveInput) -> None:
         super().__init__()
-        self.embeddings = own.embeddings
-        self.ends = list(own.cutoff)
+        self.own: Any = own
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) to (B, T, C)."""
-        start, parts = 0, []
-        for end, embedding in zip(self.ends, self.embeddings, strict=True):
-            inside = (tokens >= start) & (tokens < end)
-            parts.append(embedding((tokens - start).clamp(0, end - start - 1)) * inside.unsqueeze(-1))
-            start = end
-        return torch.stack(parts).sum(0)
+        return AdaptiveEmbedding.masked(self.own, tokens)
 
 
 class _Attention(StepByStep):

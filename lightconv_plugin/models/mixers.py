@@ -1,6 +1,5 @@
-"""The modules that mix the positions of a block: one function for each name in ``config.CONV_TYPES``."""
+"""The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -39,49 +38,21 @@ def _conv_module(conv: type[LightweightConv] | type[DynamicConv], cfg: Any, side
     )
 
 
-def _lightweight(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    return _conv_module(LightweightConv, cfg, side, kernel_size)
-
-
-def _dynamic(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    return _conv_module(DynamicConv, cfg, side, kernel_size)
-
-
-def _standard(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    return StandardConv(getattr(cfg, side).embed_dim, kernel_size, causal=side == "decoder")
-
-
-def _local_attention(cfg: Any, side: str, kernel_size: int | None) -> nn.Module:
-    stack = getattr(cfg, side)
-    return SelfAttention(
-        stack.embed_dim,
-        stack.attention_heads,
-        window=kernel_size,
-        causal=side == "decoder",
-        dropout=cfg.attention_dropout,
-    )
-
-
-def _attention(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    return _local_attention(cfg, side, None)
-
-
-def _average(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    stack = getattr(cfg, side)
-    return AverageAttention(stack.embed_dim, stack.ffn_embed_dim, causal=side == "decoder", dropout=cfg.relu_dropout)
-
-
-_BUILDERS: dict[str, Callable[[Any, str, int], nn.Module]] = {
-    "lightweight": _lightweight,
-    "dynamic": _dynamic,
-    "standard": _standard,
-    "attention": _attention,
-    "local_attention": _local_attention,
-    "average": _average,
-}
-assert set(_BUILDERS) == set(CONV_TYPES)
-
-
 def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
     """The module that mixes positions in one block of the "encoder" or "decoder"; ``cfg`` as ``resolve`` gives it."""
-    return _BUILDERS[getattr(cfg, side).conv_type](cfg, side, kernel_size)
+    stack, causal = getattr(cfg, side), side == "decoder"
+    match stack.conv_type:
+        case "lightweight":
+            return _conv_module(LightweightConv, cfg, side, kernel_size)
+        case "dynamic":
+            return _conv_module(DynamicConv, cfg, side, kernel_size)
+        case "standard":
+            return StandardConv(stack.embed_dim, kernel_size, causal=causal)
+        case "average":
+            return AverageAttention(stack.embed_dim, stack.ffn_embed_dim, causal=causal, dropout=cfg.relu_dropout)
+        case "attention" | "local_attention" as kind:
+            window = kernel_size if kind == "local_attention" else None
+            dropout = cfg.attention_dropout
+            return SelfAttention(stack.embed_dim, stack.attention_heads, window=window, causal=causal, dropout=dropout)
+        case unknown:
+            raise ValueError(f"--{side}-conv-type is {unknown}; expected one of {', '.join(CONV_TYPES)}")

@@ -4,8 +4,10 @@ import codecs
 import io
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -91,6 +93,24 @@ class StatusLine:
         if self._shown:
             print(flush=True)
         self._shown = False
+
+
+@contextmanager
+def repeatedly(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+    """Call ``action`` every so many seconds, in a thread of its own, until the block ends."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def clock(seconds: float) -> str:

@@ -16,8 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from data_prep.text.characters import lowercase, remove_non_printing
-from data_prep.text.moses import VERSIONS
-from data_prep.text.moses_clean import line_cleaner, moses_filter
+from data_prep.text.moses import VERSIONS, clean_line, moses_filter
 from data_prep.text.punctuation import punctuation_normaliser
 from data_prep.text.tokenise import tokeniser
 
@@ -62,8 +61,7 @@ def _lines(file: str) -> list[str]:
 def _compare_cleaning(folder: Path, options: list[str], sides: list[tuple[str, str]]) -> int:
     *ratio, shortest, longest = options
     drop = moses_filter(min_tokens=int(shortest), max_tokens=int(longest), ratio=float(ratio[1]) if ratio else 9.0)
-    clean = line_cleaner()
-    rows = zip(*(map(clean, _lines(file)) for _, file in sides), strict=True)
+    rows = zip(*(map(clean_line, _lines(file)) for _, file in sides), strict=True)
     ours = [row for row in rows if drop(*row) is None]
     with tempfile.TemporaryDirectory() as name:
         corpus, cleaned = Path(name) / "corpus", Path(name) / "cleaned"

@@ -14,8 +14,8 @@ from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.sources.cnn_dm import anonymised_rows, plain_rows
 from data_prep.text import cnn_dm
+from data_prep.text.clean import truncater
 from data_prep.text.cnn_dm import Evidence, Unusable, parse_entities, parse_tokens, tokens_at
-from data_prep.text.truncate import truncater
 from scripts.common.errors import UserError
 from tests.data_prep.stories import Collection, Story, key, story
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.text.debian import Description
-from data_prep.text.near_duplicates import LARGEST, ONE_SOURCE, SENTENCE_WORDS, near_duplicates, split_by_group
+from data_prep.text.split import LARGEST, ONE_SOURCE, SENTENCE_WORDS, near_duplicates, split_by_group
 
 SHARED = "This library reads and writes images of many kinds on many systems."  # 12 words
 

@@ -132,7 +132,7 @@ def test_workers_and_shard_sizes_change_nothing(dataset: Dataset, tmp_path: Path
         assert contents(out) == first
 
 
-def killing_worker(task: object) -> None:
+def killing_worker(task: object, steps: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

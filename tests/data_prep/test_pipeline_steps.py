@@ -9,18 +9,17 @@ import pytest
 
 from data_prep.dataset import SPLITS, load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import bpe, deduplicate, shards
+from data_prep.steps import deduplicate, shards, units
 from data_prep.text.split import split_of
 from tests.data_prep.corpora import Pair, lines_of
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many shards, several ranges of hashes, several rounds of merging."""
+    """Many shards, several ranges of hashes, several groups of shards whose words are counted."""
     monkeypatch.setattr(shards, "_SMALL", 60)
     monkeypatch.setattr(deduplicate, "_IN_MEMORY", 300)
-    monkeypatch.setattr(bpe, "_GROUP", 2)
-    monkeypatch.setattr(bpe, "_MERGED", 3)
+    monkeypatch.setattr(units, "_GROUP", 2)
 
 
 def made(folder: Path, rows: list[Pair], steps: str, *, sides: int = 2) -> tuple[dict[str, list[tuple[str, ...]]], Any]:

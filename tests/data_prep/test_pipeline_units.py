@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import sentencepiece, shards
+from data_prep.steps import shards, units
 from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of, pairs, text
 from tests.data_prep.samples import needs_fastbpe
@@ -57,12 +57,12 @@ def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, m
 @pytest.mark.parametrize("joint", ["true", "false"])
 def test_sentencepiece(raw: Path, joint: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shards, "_SMALL", 70)
-    monkeypatch.setattr(sentencepiece, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
+    monkeypatch.setattr(units, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
     out = prepared(raw, f"sentencepiece: {{units: 90, joint: {joint}}}")
     for split, rows in PARTS.items():
         for side, language in enumerate(LANGUAGES):
-            units = lines_of(out / f"{split}.{language}")
-            assert [line.replace(" ", "").replace("▁", " ").strip() for line in units] == [row[side] for row in rows]
+            cut = lines_of(out / f"{split}.{language}")
+            assert [line.replace(" ", "").replace("▁", " ").strip() for line in cut] == [row[side] for row in rows]
     of_both = [out / "sentencepiece.model"]
     of_each = [out / f"sentencepiece.model.{language}" for language in LANGUAGES]
     models = of_both if joint == "true" else of_each
@@ -84,6 +84,6 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path):
     for shard in found:
         for language in LANGUAGES:
             shard.path(tmp_path, language).write_text("".join(f"{language}{shard.number * 3 + n}\n" for n in range(3)))
-    context = sentencepiece.Context(tmp_path, "y", LANGUAGES, None, False)  # type: ignore[arg-type]
-    taken = list(sentencepiece._lines(context, found, LANGUAGES, 2))
+    context = units.Context(tmp_path, "y", LANGUAGES, None, False)  # type: ignore[arg-type]
+    taken = list(units._sample(context, found, LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
-from data_prep.text.chinese import control_remover, script_filter, segmenter
-from data_prep.text.moses_clean import line_cleaner, moses_filter
+from data_prep.text.chinese import script_filter, segmenter, strip_control
+from data_prep.text.moses import clean_line, moses_filter
 from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from scripts.common.errors import UserError
 
@@ -16,7 +16,7 @@ from scripts.common.errors import UserError
     [("a|b | c", "ab c"), (" \ta\u2028\xa0b\x85 ", "a b"), ("a\x1cb", "a\x1cb"), ("|", ""), ("", ""), ("  ", "")],
 )
 def test_lines_are_cleaned_as_by_moses(line: str, cleaned: str):
-    assert line_cleaner()(line) == cleaned
+    assert clean_line(line) == cleaned
 
 
 REASON = moses_filter(min_tokens=2, max_tokens=6, ratio=1.5)
@@ -55,13 +55,13 @@ def test_what_no_pair_can_meet_is_refused():
 
 @given(st.text().map(lambda text: text.replace("\n", "")))
 def test_cleaned_lines_have_no_separator(line: str):
-    cleaned = line_cleaner()(line)
-    assert line_cleaner()(cleaned) == cleaned
+    cleaned = clean_line(line)
+    assert clean_line(cleaned) == cleaned
     assert not set(cleaned) & set("|\t\v\f\r\x85\u2028\u2029\xa0")
 
 
 def test_chinese_control_characters():
-    assert control_remover()("a\tb\x9f\xa0中\u2028") == "ab 中\u2028"
+    assert strip_control("a\tb\x9f\xa0中\u2028") == "ab 中\u2028"
 
 
 def test_chinese_scripts():

@@ -138,7 +138,7 @@ MAY_WRITE = MAY_REMOVE | {
     "data_prep/bench.py",  # in a temporary folder
     "data_prep/fetch/transfer.py",  # scratch that grows
     "data_prep/sources/apt.py",  # in a temporary folder
-    "data_prep/text/fastbpe.py",  # in a temporary folder
+    "data_prep/text/bpe.py",  # in a temporary folder
 }
 
 

@@ -1,0 +1,146 @@
+"""Learn how to cut words into units on train, by BPE or SentencePiece; then segment every split with what was learnt.
+
+The words of train are counted on all cores, a few shards at a time. Learning BPE holds every word type in memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import Step
+from data_prep.steps.context import Context
+from data_prep.steps.pool import tick
+from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE
+from data_prep.steps.shards import Shard, Text, read_chunks
+from data_prep.text import bpe, sentencepiece
+from scripts.common.errors import UserError
+from scripts.common.files import atomic_file, count_lines, write_lines
+
+CODES, MODEL = "codes", "sentencepiece.model"
+"""What is learnt, as files of the work folder; a language's own has its name at the end, as in ``codes.en``."""
+_APPLIED = {"bpe": (CODES, APPLY_BPE), "sentencepiece": (MODEL, APPLY_SENTENCEPIECE)}
+_GROUP = 16  # shards counted together
+_SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all in memory
+
+
+def learn_bpe(
+    context: Context,
+    text: Text,
+    step: Step,
+    *,
+    merges: int,
+    joint: bool = True,
+    glossaries: Sequence[str] = (),
+    engine: str = bpe.ENGINES[0],
+) -> tuple[Text, list[dict[str, Any]]]:
+    """Learn ``merges`` merges on train: of all languages together, or of each (not ``joint``).
+
+    What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges.
+    """
+    log = []
+    for file, languages in _files(CODES, context.languages, joint=joint).items():
+        out = context.work / file
+        if not out.exists():
+            words = _count_words(context, text.splits["train"], languages)
+            context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
+            counts = ((word.decode(), count) for word, count in words.items())
+            codes = bpe.learn_from_counts(bpe.outside(counts, glossaries), merges=merges)
+            write_lines(out, codes.strip("\n").split("\n"))
+        count = count_lines(out) - 1  # the first line is the format's version
+        log.append({"step": step.name, "split": "train", "codes": file, "languages": list(languages), "merges": count})
+    return text, log
+
+
+def check_bpe(*, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]) -> None:
+    """Refuse what ``learn_bpe`` and the steps after it would fail at.
+
+    Raises:
+        UserError: there are no merges to learn, or as ``check_options``.
+    """
+    if merges < 1:
+        raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
+    bpe.check_options(glossaries=glossaries, engine=engine)
+
+
+def learn_sentencepiece(
+    context: Context, text: Text, step: Step, *, units: int, joint: bool = True
+) -> tuple[Text, list[dict[str, Any]]]:
+    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``)."""
+    log = []
+    for file, languages in _files(MODEL, context.languages, joint=joint).items():
+        out = context.work / file
+        if not out.exists():
+            context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
+            every = -(-text.lines("train") * len(languages) // _SAMPLE)
+            model = sentencepiece.learn(_sample(context, text.splits["train"], languages, every), units=units)
+            with atomic_file(out, "wb") as f:
+                f.write(model)
+        log.append({"step": step.name, "split": "train", "codes": file, "languages": list(languages), "units": units})
+    return text, log
+
+
+def check_sentencepiece(*, units: int, joint: bool = True) -> None:
+    """Refuse what ``learn_sentencepiece`` would fail at.
+
+    Raises:
+        UserError: there are no units to learn, or sentencepiece is not installed.
+    """
+    if units < 1:
+        raise UserError(f"sentencepiece: units: got {units}, expected a number above 0")
+    sentencepiece.package()
+
+
+def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
+    """The line-wise steps that segment with what ``step`` learns."""
+    name, apply = _APPLIED[step.name]
+    options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
+    files = _files(name, languages, joint=step.parameters.get("joint", True))
+    return [
+        Step(name=apply, languages=of, parameters={"file": str(work / file), **options}) for file, of in files.items()
+    ]
+
+
+def _files(name: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
+    """The files of what is learnt, with the languages that each is for."""
+    return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}
+
+
+def _count_words(context: Context, shards: Sequence[Shard], languages: Sequence[str]) -> Counter[bytes]:
+    paths = [shard.path(context.work, language) for shard in shards for language in languages]
+    groups = [paths[start : start + _GROUP] for start in range(0, len(paths), _GROUP)]
+    words: Counter[bytes] = Counter()
+    for _, counts in context.pool.run(count_group, groups, what=f"counting words of {', '.join(languages)}"):
+        words.update(counts)
+    return words
+
+
+def count_group(paths: Sequence[Path]) -> Counter[bytes]:
+    """The words of some shards.
+
+    Raises:
+        UserError: a line holds a carriage return.
+    """
+    counts: Counter[bytes] = Counter()
+    for path in paths:
+        for chunk in read_chunks(path):
+            for line in chunk:
+                if b"\r" in line:  # fairseq would break it, and subword-nmt take the word without it for another
+                    raise UserError(
+                        f"bpe: {'.'.join(path.name.split('.')[:2])}: a carriage return within a line, {line[:80]!r}: "
+                        "put the step normalise_space before bpe in the dataset's YAML"
+                    )
+                counts.update(line.split(b" "))
+            tick(len(chunk))
+    del counts[b""]
+    return counts
+
+
+def _sample(context: Context, shards: Sequence[Shard], languages: Sequence[str], every: int) -> Iterator[str]:
+    """Every ``every``-th line, all over train."""
+    for language in languages:
+        number = 0
+        for shard in shards:
+            for chunk in read_chunks(shard.path(context.work, language)):
+                yield from (line.decode() for line in chunk[-number % every :: every])
+                number += len(chunk)

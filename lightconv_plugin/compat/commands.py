@@ -1,0 +1,78 @@
+"""fairseq's commands: help that is whole, and options of generation that fairseq offers and stumbles over."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+from torch import Tensor
+
+from lightconv_plugin.compat.shim import Original, shim
+
+
+def help_with_model_options() -> None:
+    """All versions: `--help` beside `--arch` and `--task` lists their options too.
+
+    fairseq's parser prints its help and ends before it has read which model is meant.
+    """
+    from fairseq import options
+
+    @shim(options, "parse_args_and_arch")
+    def whole(
+        original: Original, parser: Any, input_args: Any = None, *args: Any, modify_parser: Any = None, **kwargs: Any
+    ) -> Any:
+        given = sys.argv[1:] if input_args is None else list(input_args)
+        rest = [word for word in given if word not in ("-h", "--help")]
+        if len(rest) == len(given):
+            return original(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
+        calls = itertools.count(1)
+
+        def then_print(complete: Any) -> None:
+            if modify_parser is not None:
+                modify_parser(complete)
+            if next(calls) == 2:  # fairseq calls this before and after it adds the model's options
+                complete.print_help()
+                complete.exit()
+
+        return original(parser, rest, *args, modify_parser=then_print, **kwargs)
+
+
+def keep_groups_of_beams_apart() -> None:
+    """All versions: `--diverse-beam-groups` on data of more than one batch.
+
+    The search keeps what its groups have in common by the sentence's place in the batch, and looks it up by the
+    sentence's number in the data.
+    """
+    from fairseq.search import DiverseBeamSearch
+
+    @shim(DiverseBeamSearch, "step")
+    def by_place(
+        original: Original,
+        self: Any,
+        step: int,
+        lprobs: Tensor,
+        scores: Tensor,
+        prev_output_tokens: Tensor | None = None,
+        original_batch_idxs: Tensor | None = None,
+    ) -> Any:
+        if original_batch_idxs is not None:
+            if step == 0:
+                self.sentences = original_batch_idxs
+            original_batch_idxs = (original_batch_idxs[:, None] == self.sentences).int().argmax(dim=1)
+        return original(self, step, lprobs, scores, prev_output_tokens, original_batch_idxs)
+
+
+def count_steps_of_beam_search() -> None:
+    """All versions: `--print-step` with a model that writes one token after the other.
+
+    fairseq prints what its non-autoregressive models note. Of a beam search's hypothesis each token took a step.
+    """
+    from fairseq.sequence_generator import SequenceGenerator
+
+    @shim(SequenceGenerator, "generate")
+    def with_steps(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, *args, **kwargs)
+        for hypothesis in (hypothesis for sentence in found for hypothesis in sentence):
+            hypothesis["steps"] = len(hypothesis["tokens"])
+        return found
