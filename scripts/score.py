@@ -10,6 +10,7 @@ system is better than another on the same test set, by paired bootstrap.
 """
 
 import argparse
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,12 @@ def main() -> None:
     parser.add_argument(
         "--subset", choices=("valid", "test"), default="test", help="what was generated (default: test)"
     )
+    parser.add_argument("--dataset", metavar="NAME", help="whose test set it is (default: the CONFIG's)")
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="another system's --hypotheses, to compare with")
     arguments = parser.parse_args()
     config = load_config(arguments.config)
+    if arguments.dataset:
+        config = replace(config, dataset=arguments.dataset)
     subset = arguments.subset
     dataset = load_dataset(config.dataset)
     if dataset.target is None:

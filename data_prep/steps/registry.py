@@ -63,6 +63,7 @@ STEPS: dict[str, Registered] = {
     "segment_chinese": Registered(LINE, chinese.segmenter),
     "lowercase": Registered(LINE, characters.lowercaser),
     "truncate": Registered(LINE, truncate.truncater),
+    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     "clean": Registered(PAIR, clean.pair_filter),
     CLEAN_CORPUS: Registered(PAIR, moses_clean.moses_filter),
     "clean_scripts": Registered(PAIR, chinese.script_filter),
@@ -71,7 +72,6 @@ STEPS: dict[str, Registered] = {
 INNER: dict[str, Registered] = {
     DECODE: Registered(LINE, lambda: str),
     SQUEEZE: Registered(LINE, moses_clean.line_cleaner),
-    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }
 """Line-wise steps that are parts of others and have no name in a YAML."""
