@@ -182,11 +182,16 @@ class Dataset:
             if step.name == "bpe" and codes:
                 options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
                 steps += [
-                    Step(name="apply_bpe", languages=(language,), parameters={"codes": str(path), **options})
+                    Step(
+                        name="apply_bpe",
+                        splits=("test",),
+                        languages=(language,),
+                        parameters={"codes": str(path), **options},
+                    )
                     for language, path in zip(self.languages, codes, strict=True)
                 ]
                 continue
-            steps.append(replace(step, splits=("test",) if step.splits else ()))
+            steps.append(replace(step, splits=("test",)))
         left = {"read", *(step.name for step in steps)}
         expected = tuple(
             replace(each, after=each.after if each.after in left else "end", lines={"test": each.lines["test"]})

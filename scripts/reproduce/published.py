@@ -52,7 +52,7 @@ class Outcome:
             return f"no score: {self.error}"
         if self.difference is None:
             return "the paper has no figure"
-        return "differs" if self.failed else "the paper's"
+        return "differs" if self.failed else "as published"
 
 
 def score(shelf: Shelf, models: Sequence[Published], root: Path, origin: str) -> None:
@@ -68,7 +68,7 @@ def score(shelf: Shelf, models: Sequence[Published], root: Path, origin: str) ->
             outcomes.append(_score(shelf, model, root, origin))
         except UserError as error:
             print(f"{model.name}: {error}", flush=True)
-            outcomes.append(Outcome(model, shelf.tolerance, error=str(error).partition(":")[0]))
+            outcomes.append(Outcome(model, shelf.tolerance, error=str(error).partition(";")[0].partition(":")[0]))
     with folder_lock(root / "scores"):
         _keep(outcomes, root / "scores" / "scores.json")
     print("\n".join(report(outcomes)), flush=True)
