@@ -3,7 +3,9 @@
 example: python -m data_prep.binarise debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
+import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.cli import command_parser, positive
@@ -18,17 +20,24 @@ from scripts.common.terminal import StatusLine, clock, repeatedly
 SPECIAL_TYPES = 4
 """What fairseq has in every dictionary and not in its file: begin, padding, end, unknown."""
 
+MOST_UNKNOWN = 3.0  # percent of the units of a test set
+
 _LOG = "preprocess.log"
 
 
-def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accept: bool = False) -> None:
+def binarise(
+    dataset: Dataset, *, prepared: Path, out: Path, workers: int, accept: bool = False, given: Path | None = None
+) -> None:
     """Fill ``out``, all or nothing, with what fairseq-train reads; fairseq's log is in preprocess.log there.
 
+    ``given``: a folder of dictionaries; then the test set alone is binarised.
+
     Raises:
-        UserError: the prepared files are missing or do not match, fairseq-preprocess failed, or a dictionary has not
-            the size that the dataset expects.
+        UserError: the prepared files are missing or do not match, fairseq-preprocess failed, a dictionary has not the
+            size that the dataset expects, or one that was given does not know the units of the test set.
     """
-    _check_input(dataset, prepared)
+    splits = SPLITS if given is None else ("test",)
+    _check_input(dataset, prepared, splits)
     log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
     with output_lock(out), atomic_folder(out) as folder:
         ownership.claim_pattern(folder, "dict*.txt", "*.bin", "*.idx", _LOG)
@@ -36,21 +45,32 @@ def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accep
         status.line("fairseq-preprocess ...")
         # it says nothing itself until a split is done
         with repeatedly(0.5, lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
-            command = _command(dataset, prepared, folder, workers)
+            command = _command(dataset, prepared, folder, workers, given)
             run_logged(command, log, lambda line: None, what="fairseq-preprocess")
         status.close()
         copy_file(log, folder / _LOG)
         ownership.remove(log)
-        for name in _written(dataset):
+        for name in _written(dataset, splits):
             if not (folder / name).is_file():
                 said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
                 raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
-        _check_vocab_size(dataset, folder, accept=accept)
+        if given is None:
+            _check_vocab_size(dataset, folder, accept=accept)
+        else:
+            _check_known(dataset, folder / _LOG, given)
 
 
-def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> list[str]:
+def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int, given: Path | None) -> list[str]:
     options = dataset.binarise
     command = python_module("fairseq_cli.preprocess")
+    if given is not None:
+        assert dataset.target is not None
+        command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
+        for flag, language in zip(("--srcdict", "--tgtdict"), dataset.languages, strict=True):
+            if not (path := given / dictionary(dataset, language)).is_file():
+                raise UserError(f"there is no {path}; expected the dictionaries that the model was trained with")
+            command += [flag, str(path)]
+        return [*command, f"--testpref={prepared / 'test'}", "--destdir", str(folder), "--workers", str(workers)]
     if dataset.target is None:  # without a language fairseq takes the files by their names and writes train.bin
         command.append("--only-source")
         command += [f"--{split}pref={prepared / f'{split}.{dataset.source}'}" for split in SPLITS]
@@ -67,10 +87,10 @@ def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> li
     return [*command, "--destdir", str(folder), "--workers", str(workers)]
 
 
-def _written(dataset: Dataset) -> list[str]:
+def _written(dataset: Dataset, splits: Sequence[str]) -> list[str]:
     pair = f"{dataset.source}-{dataset.target}"
     sides = [""] if dataset.target is None else [f".{pair}.{language}" for language in dataset.languages]
-    return [f"{split}{side}.{end}" for split in SPLITS for side in sides for end in ("bin", "idx")]
+    return [f"{split}{side}.{end}" for split in splits for side in sides for end in ("bin", "idx")]
 
 
 def dictionary(dataset: Dataset, language: str) -> str:
@@ -100,9 +120,20 @@ def _check_vocab_size(dataset: Dataset, folder: Path, *, accept: bool) -> None:
         print(f"note: {message}; going on as --accept-counts says", flush=True)
 
 
-def _check_input(dataset: Dataset, prepared: Path) -> None:
+def _check_known(dataset: Dataset, log: Path, given: Path) -> None:
+    """Refuse a dictionary that does not know the units of the source: it is not of the codes that cut them."""
+    (share,) = re.findall(rf"test\.{dataset.source}: .* ([\d.]+)% replaced", log.read_text(encoding="utf-8"))
+    if float(share) > MOST_UNKNOWN:
+        name = dictionary(dataset, dataset.source)
+        raise UserError(
+            f"{given / name} does not know {share}% of the units of the test set in {dataset.source}, expected at most "
+            f"{MOST_UNKNOWN}%: dictionary and BPE codes are not of one model, or the text is of another language"
+        )
+
+
+def _check_input(dataset: Dataset, prepared: Path, splits: Sequence[str]) -> None:
     """fairseq-preprocess takes unequal and empty files without a word; training then fails much later."""
-    for split in SPLITS:
+    for split in splits:
         counts = {language: count_lines(prepared / f"{split}.{language}") for language in dataset.languages}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             got = ", ".join(f"{split}.{language} {count} lines" for language, count in counts.items())
@@ -116,6 +147,9 @@ def main() -> None:
     parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="folder that prepare.py wrote")
     parser.add_argument("--workers", metavar="N", type=positive, default=1, help="fairseq's processes (default: 1)")
     parser.add_argument("--accept-counts", action="store_true", help="go on where a dictionary has another size")
+    parser.add_argument(
+        "--dictionaries", metavar="DIR", type=Path, help="binarise the test set alone, with dict.*.txt of this folder"
+    )
     arguments = parser.parse_args()
     interruptible()
     dataset = load_dataset(arguments.dataset)
@@ -125,6 +159,7 @@ def main() -> None:
         out=arguments.out,
         workers=arguments.workers,
         accept=arguments.accept_counts,
+        given=arguments.dictionaries,
     )
     for language in dataset.languages:
         name = dictionary(dataset, language)

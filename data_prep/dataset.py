@@ -1,6 +1,7 @@
 """The content of a file of datasets/ as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
 INVALID = ("error", "replace", "drop")
 _INVALID = "error, replace or drop"
+_OF_MANY = ("hold_out", "split_by_hash", "deduplicate")  # steps that look at a whole corpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,47 @@ class Dataset:
         if self.kind != "text":  # where it says nothing: what was made before there was this key stays as it is
             del facts["invalid"]
         return facts
+
+    def only_test(self, codes: Sequence[Path] = ()) -> "Dataset":
+        """Reduce it to its test set: the files, steps and counts that concern no other split.
+
+        Args:
+            codes: BPE merges of the source and of the target that were learnt elsewhere, to be applied.
+
+        Raises:
+            UserError: the test set is made from other splits, or there is no BPE to be given.
+        """
+        splits = {name: sources for name, sources in self.splits.items() if name in ("test", "raw_test")}
+        if "test" not in splits:
+            raise UserError(f"{self.file} makes its test set of its training text: give one with `test` under splits")
+        if codes and not any(step.name == "bpe" for step in self.steps):
+            raise UserError(f"{self.file} has no step bpe, to which other codes could be given; its steps make units")
+        steps: list[Step] = []
+        for step in self.steps:
+            if step.name in _OF_MANY or "test" not in (step.splits or ("test",)):
+                continue
+            if step.name == "bpe" and codes:
+                options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
+                steps += [
+                    Step(
+                        name="apply_bpe",
+                        splits=("test",),
+                        languages=(language,),
+                        parameters={"codes": str(path), **options},
+                    )
+                    for language, path in zip(self.languages, codes, strict=True)
+                ]
+                continue
+            steps.append(replace(step, splits=("test",)))
+        left = {"read", *(step.name for step in steps)}
+        expected = tuple(
+            replace(each, after=each.after if each.after in left else "end", lines={"test": each.lines["test"]})
+            for each in self.expected
+            if "test" in each.lines
+        )
+        used = {source.file for sources in splits.values() for source in sources}
+        files = {name: file for name, file in self.files.items() if name in used}
+        return replace(self, splits=splits, steps=tuple(steps), expected=expected, files=files)
 
 
 def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:

@@ -51,11 +51,13 @@ def main() -> None:
         "descriptions; train.en, train.de and, if you have them, valid.* and test.* for your own text; "
         "plain or as .gz, .bz2 or .xz",
     )
+    parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
     add_invalid_option(parser)
     arguments = parser.parse_args()
-    manifest = download(
-        load_dataset(arguments.dataset, invalid=arguments.invalid), raw=arguments.raw, out=arguments.out
-    )
+    dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
+    if arguments.test_only:
+        dataset = dataset.only_test()
+    manifest = download(dataset, raw=arguments.raw, out=arguments.out)
     for name, described in manifest["files"].items():
         print(f"{arguments.out / name}: {described['lines']:,} lines, {described['bytes']:,} bytes")
 

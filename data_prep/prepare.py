@@ -74,10 +74,19 @@ def _described(dataset: Dataset) -> str:
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="folder that download.py wrote")
+    parser.add_argument(
+        "--codes",
+        metavar=("SOURCE", "TARGET"),
+        nargs=2,
+        type=Path,
+        help="prepare the test set alone, cut by these BPE merges of each language instead of learning any",
+    )
     add_prepare_options(parser)
     arguments = parser.parse_args()
     interruptible()
     dataset = load_dataset(arguments.dataset)
+    if arguments.codes:
+        dataset = dataset.only_test(arguments.codes)
     counts = prepare(
         dataset,
         raw=arguments.raw,

@@ -1,11 +1,16 @@
-"""The models that the paper's authors published: list them, or fetch one and convert it to a model of this plugin.
+"""The models that the paper's authors published: list them, fetch and convert one, or score them beside the paper.
 
 examples: python -m scripts.pretrained list
           python -m scripts.pretrained get dynamicconv.glu.wmt16.en-de --out work/pretrained/dynamicconv
+          python -m scripts.pretrained score all
 
-DIR gets the dictionaries, the BPE codes, model.pt and manifest.json, all or nothing. An interrupted download goes on
-where it stopped when the same command runs again. No checksums were published with these files: the manifest records
-the SHA-256 of what came, and fetching into the same DIR again refuses anything else.
+`score` fetches a model, prepares its test set with the model's own BPE codes and dictionaries, generates with the
+settings that its authors published, and prints the paper's figure, ours, the difference and the tolerance. Its exit
+status is not 0 if a model has no score or one outside of the tolerance. The same command again does what is left.
+
+For `get`, DIR gets the dictionaries, the BPE codes, model.pt and manifest.json, all or nothing. An interrupted download
+goes on where it stopped when the same command runs again. No checksums were published with these files: the manifest
+records the SHA-256 of what came, and fetching into the same DIR again refuses anything else.
 """
 
 import argparse
@@ -22,35 +27,19 @@ from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.archive import check_size
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_folder, copy_file, read_json, write_json
-from scripts.common.process import environment, python_module
+from scripts.common.process import environment, interruptible, python_module
 from scripts.common.terminal import aligned
+from scripts.fairseq_io.published import FILE, Shelf, check_model, read_shelf
+from scripts.reproduce.published import score
 
-BASE_URL = "https://dl.fbaipublicfiles.com/fairseq/models/dynamicconv/"
-
-# fairseq's names for them, and the archive of each; the models of WMT'16 and WMT'17 are the same
-MODELS = {
-    "lightconv.no_glu.iwslt14.de-en": "iwslt14.de-en.lightconv.tar.gz",
-    "dynamicconv.no_glu.iwslt14.de-en": "iwslt14.de-en.dynamicconv.tar.gz",
-    "lightconv.no_glu.wmt16.en-de": "wmt16.en-de.joined-dict.lightconv.tar.gz",
-    "dynamicconv.no_glu.wmt16.en-de": "wmt16.en-de.joined-dict.dynamicconv.tar.gz",
-    "lightconv.glu.wmt16.en-de": "wmt16.en-de.joined-dict.lightconv-glu.tar.gz",
-    "dynamicconv.glu.wmt16.en-de": "wmt16.en-de.joined-dict.dynamicconv-glu.tar.gz",
-    "lightconv.glu.wmt17.en-de": "wmt16.en-de.joined-dict.lightconv-glu.tar.gz",
-    "dynamicconv.glu.wmt17.en-de": "wmt16.en-de.joined-dict.dynamicconv-glu.tar.gz",
-    "lightconv.glu.wmt14.en-fr": "wmt14.en-fr.joined-dict.lightconv-glu.tar.gz",
-    "dynamicconv.glu.wmt14.en-fr": "wmt14.en-fr.joined-dict.dynamicconv-glu.tar.gz",
-    "lightconv.glu.wmt17.zh-en": "wmt17.zh-en.lightconv-glu.tar.gz",
-    "dynamicconv.glu.wmt17.zh-en": "wmt17.zh-en.dynamicconv-glu.tar.gz",
-}
+WORK = CHECKOUT / "work" / "pretrained"
 
 
-def listing() -> list[str]:
+def listing(shelf: Shelf) -> list[str]:
     """The published models as lines of a table."""
     rows = [("name", "dataset", "operator", "GLU", "URL")]
-    for name, archive in MODELS.items():
-        operator, glu, dataset = name.split(".", 2)
-        operator = {"lightconv": "LightConv", "dynamicconv": "DynamicConv"}[operator]
-        rows.append((name, dataset, operator, "yes" if glu == "glu" else "no", BASE_URL + archive))
+    for model in shelf.models.values():
+        rows.append((model.name, model.of, model.operator, "yes" if model.glu else "no", shelf.url + model.archive))
     return aligned(rows, left=5)
 
 
@@ -124,21 +113,22 @@ def convert(source: Path, out: Path) -> str:
     return "\n".join(done.stdout.splitlines()[:-1])
 
 
-def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
+def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None = None) -> dict[str, Any]:
     """Fetch, check, unpack and convert one model into ``out``; gives its manifest.
 
     Raises:
-        UserError: an unknown name, a folder of something else, another file than the last time, or as above.
+        UserError: an unknown name, a folder of something else, another file than the last time, another model than
+            its name says, or as above.
     """
-    if name not in MODELS:
-        raise UserError(f"there is no published model {name}; choose one of: {', '.join(MODELS)}")
+    shelf = shelf or read_shelf()
+    model = shelf.model(name)
     before = _manifest_before(out)
-    fetched = scratch.work_path(out.with_name(f"{MODELS[name]}.fetched"))
-    archive, url = fetch_archive(MODELS[name], origin, fetched)
+    fetched = scratch.work_path(out.with_name(f"{model.archive}.fetched"))
+    archive, url = fetch_archive(model.archive, origin or shelf.url, fetched)
     manifest = {
         "name": name,
         "from": url,
-        "archive": MODELS[name],
+        "archive": model.archive,
         "bytes": archive.stat().st_size,
         "sha256": sha256(archive),
     }
@@ -159,6 +149,7 @@ def get(name: str, *, out: Path, origin: str = BASE_URL) -> dict[str, Any]:
                     copy_file(path, folder / path.name)
             ownership.claim(folder / "model.pt")
             print(convert(checkpoint, folder / "model.pt"), flush=True)
+            check_model(model, folder)
             write_json(folder / "manifest.json", manifest)
     except UserError:  # the archive is whole but of no use; after an interruption it is kept
         ownership.remove(fetched)
@@ -179,28 +170,30 @@ def _manifest_before(out: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = argparse.ArgumentParser(add_help=False)
+    every.add_argument("--models", metavar="FILE", type=Path, default=FILE, help="their table (default: %(default)s)")
+    some = argparse.ArgumentParser(add_help=False, parents=[every])
+    some.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help="where the archives are, if not there")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the published models and their addresses")
-    fetching = commands.add_parser("get", help="fetch, check and convert one")
+    commands.add_parser("list", parents=[every], help="the published models and their addresses")
+    fetching = commands.add_parser("get", parents=[some], help="fetch, check and convert one")
     fetching.add_argument("name", metavar="NAME", help="as `list` prints it")
     fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
-    fetching.add_argument(
-        "--from",
-        dest="origin",
-        metavar="FOLDER_OR_URL",
-        default=BASE_URL,
-        help="where the archives are (default: %(default)s)",
-    )
+    scoring = commands.add_parser("score", parents=[some], help="score one or all, beside the paper's figures")
+    scoring.add_argument("name", metavar="NAME", help="as `list` prints it, or all")
+    scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
     arguments = parser.parse_args()
+    shelf = read_shelf(arguments.models)
     if arguments.command == "list":
-        print("\n".join(listing()))
-        return
-    out = arguments.out or CHECKOUT / "work" / "pretrained" / arguments.name
-    manifest = get(arguments.name, out=out, origin=arguments.origin)
-    print(
-        f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (recorded; none published)"
-    )
-    print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
+        print("\n".join(listing(shelf)))
+    elif arguments.command == "get":
+        out = arguments.out or WORK / arguments.name
+        manifest = get(arguments.name, out=out, origin=arguments.origin, shelf=shelf)
+        print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
+        print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
+    else:
+        interruptible()
+        score(shelf, shelf.chosen(arguments.name), arguments.out.resolve(), arguments.origin or shelf.url)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ def _check(dataset: Dataset) -> None:
     for key, value in (("files", dataset.files), ("splits", dataset.splits)):
         if not value:
             raise UserError(f"{dataset.file}: the key {key} is missing; a dataset of kind archives has it")
+    if dataset.splits.keys() <= {"test", "raw_test"}:  # for a model that was trained elsewhere
+        return
     if missing := [split for split in ("train", "valid", "test") if split not in dataset.splits]:
         held_out = [step.parameters.get("into") for step in dataset.steps if step.name == "hold_out"]
         if missing := [split for split in missing if split not in held_out]:

@@ -69,6 +69,7 @@ STEPS: dict[str, Registered] = {
     "segment_chinese": Registered(LINE, chinese.segmenter),
     "lowercase": _line(characters.lowercase),
     "truncate": Registered(LINE, clean.truncater),
+    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     "clean": Registered(PAIR, clean.pair_filter),
     CLEAN_CORPUS: Registered(PAIR, moses.moses_filter),
     "clean_scripts": Registered(PAIR, chinese.script_filter),
@@ -77,7 +78,6 @@ STEPS: dict[str, Registered] = {
 INNER: dict[str, Registered] = {
     DECODE: _line(str),
     SQUEEZE: _line(moses.clean_line),
-    APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }
 """Line-wise steps that are parts of others and have no name in a YAML."""

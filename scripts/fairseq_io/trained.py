@@ -6,15 +6,8 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
+from scripts.fairseq_io.published import read_shelf
 
-# the datasets whose steps make the text that a published model was trained on, by the end of the model's name
-PUBLISHED = {
-    "iwslt14.de-en": "iwslt14_de_en_2018",
-    "wmt16.en-de": "wmt16_en_de",
-    "wmt17.en-de": "wmt16_en_de",
-    "wmt14.en-fr": "wmt14_en_fr",
-    "wmt17.zh-en": "wmt17_zh_en",
-}
 _MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt")
 # what was learnt to cut words into units: ours, then those of the archives
 _CODES = (
@@ -87,8 +80,8 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
 def _published(folder: Path) -> str | None:
     if not (folder / "manifest.json").is_file():
         return None
-    name = read_json(folder / "manifest.json").get("name", "")
-    return next((dataset for end, dataset in PUBLISHED.items() if name.endswith(end)), None)
+    model = read_shelf().models.get(read_json(folder / "manifest.json").get("name", ""))
+    return None if model is None else model.dataset
 
 
 def _generation(root: Path) -> dict[str, Any]:

@@ -32,6 +32,21 @@ def test_every_dataset_loads(name: str):
         assert file.urls or file.by_hand
 
 
+def test_the_test_set_alone():
+    """What concerns no other split, with BPE codes that were learnt elsewhere."""
+    dataset = load_dataset("wmt16_en_de").only_test([Path("en.code"), Path("de.code")])
+    assert list(dataset.files) == ["dev.tgz"]
+    assert list(dataset.splits) == ["test"]
+    steps = [(step.name, step.languages, step.parameters.get("codes")) for step in dataset.steps]
+    assert steps[:2] == [("save_raw", (), None), ("tokenise", (), None)]
+    assert steps[2:] == [("apply_bpe", ("en",), "en.code"), ("apply_bpe", ("de",), "de.code")]
+    assert [(each.after, each.lines) for each in dataset.expected] == [("end", {"test": 3003})]
+    with pytest.raises(UserError, match=r"debian_en_de.yaml makes its test set of its training text"):
+        load_dataset("debian_en_de").only_test()
+    with pytest.raises(UserError, match=r"wmt16_en_de_google.yaml has no step bpe"):
+        load_dataset("wmt16_en_de_google").only_test([Path("code"), Path("code")])
+
+
 def test_the_demo_is_what_the_design_says():
     dataset = load_dataset("debian_en_de")
     assert dataset.languages == ("en", "de")

@@ -19,10 +19,12 @@ from data_prep.fetch import Patience
 from scripts import pretrained
 from scripts.common import archive
 from scripts.common.errors import UserError
+from scripts.fairseq_io.published import read_shelf
 from tests.data_prep.web import Site, serving
 
 NAME = "dynamicconv.glu.wmt17.zh-en"
-ARCHIVE = pretrained.MODELS[NAME]
+SHELF = read_shelf()
+ARCHIVE = SHELF.models[NAME].archive
 OTHER = "lightconv.no_glu.iwslt14.de-en"
 FILES = ["bpecodes", "dict.en.txt", "dict.zh.txt", "manifest.json", "model.pt"]
 
@@ -91,14 +93,15 @@ def quick(monkeypatch) -> None:
         return "copied"
 
     monkeypatch.setattr(pretrained, "convert", copy)
+    monkeypatch.setattr(pretrained, "check_model", lambda model, folder: None)
 
 
 def test_the_list():
-    lines = pretrained.listing()
+    lines = pretrained.listing(SHELF)
     assert len(lines) == 13
-    assert len(set(pretrained.MODELS.values())) == 10
+    assert len(SHELF.chosen("all")) == 10
     row = next(line.split() for line in lines if line.startswith(NAME))
-    assert row == [NAME, "wmt17.zh-en", "DynamicConv", "yes", pretrained.BASE_URL + ARCHIVE]
+    assert row == [NAME, "wmt17.zh-en", "DynamicConv", "yes", SHELF.url + ARCHIVE]
     assert next(line.split() for line in lines if line.startswith(OTHER))[1:4] == ["iwslt14.de-en", "LightConv", "no"]
 
 
@@ -106,7 +109,7 @@ def test_the_list_is_fairseq_s():
     from fairseq.models.lightconv import LightConvModel
 
     theirs = {name: what["path"] for name, what in LightConvModel.hub_models().items()}
-    assert theirs == {name: pretrained.BASE_URL + archive for name, archive in pretrained.MODELS.items()}
+    assert theirs == {name: SHELF.url + model.archive for name, model in SHELF.models.items()}
 
 
 def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, monkeypatch):
@@ -285,7 +288,7 @@ def test_interrupted_after_the_download(site, tmp_path, monkeypatch):
 def test_as_a_command(tmp_path):
     script = [sys.executable, pretrained.__file__]
     listed = subprocess.run([*script, "list"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert listed.stdout.splitlines() == pretrained.listing()
+    assert listed.stdout.splitlines() == pretrained.listing(SHELF)
     refused = subprocess.run([*script, "get", "nothing"], cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: there is no published model nothing; choose one of: lightconv.no_glu.iws")
