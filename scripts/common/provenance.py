@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 from scripts.common import CHECKOUT
 
-PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
+FAIRSEQ = "ve-fairseq" if sys.version_info < (3, 13) else "fairseq-fixed"
+PACKAGES = ("torch", FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
 
 
 def git_state() -> dict[str, Any] | None:
@@ -62,7 +64,7 @@ def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
         **settings,
         "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
         "torch": version("torch"),
-        "fairseq": version("ve-fairseq"),
+        "fairseq": version(FAIRSEQ),
     }
     return "|".join(f"{key}:{value}" for key, value in parts.items())
 
