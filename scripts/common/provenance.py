@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,23 +37,22 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **package_versions(PACKAGES)}
 
 
+def processor() -> str:
+    """The processor's name, from Linux's own list where there is one."""
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
 def machine() -> dict[str, Any]:
     """The processor, how many cores this process may use, and the GPUs, without importing torch."""
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass  # not Linux: platform's answer stands
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus: list[str] = []
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, check=False)
         gpus = answer.stdout.split("\n")[:-1] if answer.returncode == 0 else []
-    return {"cpu": model, "cores": cores, "gpus": gpus}
+    return {"cpu": processor(), "cores": cores, "gpus": gpus}
 
 
 def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
