@@ -24,7 +24,10 @@ from lightconv_plugin.ops.native import build
 
 # the largest error, relative to the largest value, that rounding explains; weights and sums are of a type each
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-DISTRIBUTIONS = ("lightconv-plugin", "torch", "ve-fairseq", "fairseq", "numpy", "sacrebleu", "ctranslate2")
+DISTRIBUTIONS = (
+    *("lightconv-plugin", "torch", "ve-fairseq", "fairseq-fixed", "fairseq"),
+    *("numpy", "sacrebleu", "ctranslate2"),
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import argparse
 import importlib.util
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,13 @@ def parse() -> argparse.Namespace:
 class Table:
     """A table that is measured row by row."""
 
-    header: Sequence[str]
+    columns: Sequence[tuple[str, str, str]]  # a heading, the key in a record, and the form of its value
     records: Iterator[dict[str, Any]]
-    cells: Callable[[dict[str, Any]], list[str]]
     left: int = 1  # columns of words, the others are figures
+
+    def cells(self, record: dict[str, Any]) -> list[str]:
+        """A record as a row; a dash where there is no value."""
+        return ["-" if record[key] in (None, "") else form.format(record[key]) for _, key, form in self.columns]
 
 
 def tables(args: argparse.Namespace) -> Iterator[Table]:
@@ -116,17 +119,17 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         ]
         dtype = getattr(torch, args.dtype)
         if args.what == "memory":
-            yield Table(memory.HEADER, memory.measure(chosen, shapes, dtype=dtype, device=device), memory.cells)
+            yield Table(memory.COLUMNS, memory.measure(chosen, shapes, dtype=dtype, device=device))
         elif args.alone:
             found = operators.measure_alone(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
-            yield Table(operators.ALONE_HEADER, found, operators.alone_cells, left=2)
+            yield Table(operators.ALONE_COLUMNS, found, left=2)
         else:
             found = operators.measure(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
-            yield Table(operators.HEADER, found, operators.cells, left=2)
+            yield Table(operators.COLUMNS, found, left=2)
     elif args.what == "kernels":
         from scripts.benchmarks import kernels
 
-        yield Table(kernels.HEADER, kernels.measure(args.tokens, args.channels, device), kernels.cells, left=2)
+        yield Table(kernels.COLUMNS, kernels.measure(args.tokens, args.channels, device), left=2)
     elif args.what == "train":
         found = training.measure(
             training.small_models(),
@@ -136,12 +139,12 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             flags=shlex.split(args.flags),
             seconds=args.seconds,
         )
-        yield Table(training.HEADER, found, training.cells)
+        yield Table(training.COLUMNS, found)
     else:
         if args.onnx and (absent := onnx.missing()):
             raise UserError(f"--onnx needs what is not installed here; run: pip install {' '.join(absent)}")
         steps = decoding.measure_steps(getattr(torch, args.dtype), device, seconds=args.seconds)
-        yield Table(decoding.STEP_HEADER, steps, decoding.step_cells)
+        yield Table(decoding.STEP_COLUMNS, steps)
         found = decoding.measure_search(
             args.sentences,
             vocab_size=args.vocab_size,
@@ -150,7 +153,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             seconds=args.seconds,
             export=args.onnx,
         )
-        yield Table(decoding.SEARCH_HEADER, found, decoding.search_cells, left=2)
+        yield Table(decoding.SEARCH_COLUMNS, found, left=2)
 
 
 def main() -> None:
@@ -181,7 +184,9 @@ def main() -> None:
             rows.append(table.cells(record))
             status.update("measured " + " ".join(str(value) for value in list(record.values())[:3]))
         status.close()
-        print("\n".join(aligned([table.header, *rows], left=table.left, rule=True)) + "\n")
+        print(
+            "\n".join(aligned([[heading for heading, _, _ in table.columns], *rows], left=table.left, rule=True)) + "\n"
+        )
     if args.what in ("ops", "memory") and args.device.startswith("cuda"):
         absent = [name for name in ("lightconv_cuda", "dynamicconv_cuda") if importlib.util.find_spec(name) is None]
         if absent:

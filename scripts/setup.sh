@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Makes the Python environment that the demo and the tests run in; a second call finds it ready.
 # usage: scripts/setup.sh [--fastbpe]   VENV=DIR    where (default: .venv in the checkout; an existing one is completed)
-#                                       PYTHON=EXE  Python 3.11 or 3.12 (default: python3)
+#                                       PYTHON=EXE  Python 3.11 to 3.13 (default: python3); on 3.13 fairseq is
+#                                                   compiled, by a C++ compiler and Python's headers, in 5 minutes
 #                                       TORCH=SPEC  what pip is asked for (default: torch==2.13.0)
 # --fastbpe: fastBPE too, which the preparation can take in subword-nmt's place; it needs a C++ compiler.
 set -euo pipefail
 case "${1:-}" in
   "" | --fastbpe) ;;
-  -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
   *) echo "error: unknown argument '$1'; setup.sh takes --fastbpe or nothing (see --help)" >&2; exit 2 ;;
 esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -17,7 +18,7 @@ torch=${TORCH:-torch==2.13.0}
 
 if [ ! -x "$venv/bin/python" ]; then
   "$python" -c 'import sys; v = sys.version_info[:2]; sys.exit(
-    None if (3, 11) <= v <= (3, 12) else f"error: Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}; set PYTHON")'
+    None if (3, 11) <= v <= (3, 13) else f"error: Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}; set PYTHON")'
   "$python" -m venv "$venv"
 fi
 
@@ -55,8 +56,14 @@ extras = project["optional-dependencies"]
 print(*project["dependencies"], *extras["recipes"], *extras["export"], *extras["dev"], sep="\n")
 PY
 )
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
+if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
+  # There is no wheel of fairseq. Building it needs torch, of which pip would fetch another build for itself.
+  "${pip[@]}" "$torch" "setuptools<81" wheel "cython>=3.0,<4" "numpy>=1.26"
+  pip+=(--no-build-isolation)
+fi
 # torch in the same command, so that nothing else pulls another build of it first
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$torch" "${packages[@]}"
+"${pip[@]}" "$torch" "${packages[@]}"
 # pip would compile on one core; like pip, this passes over a file that is written for another Python
 "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
 echo "$wanted" >"$stamp"

@@ -10,8 +10,15 @@ from scripts.benchmarks import ctranslate2, onnx
 from scripts.benchmarks.timing import interleaved
 from scripts.fairseq_io.models import Translation, translation
 
-STEP_HEADER = ("operator", "rows", "C", "ours ms", "fairseq ms", "ratio", "GB/s")
-SEARCH_HEADER = ("model", "task", "sentences", "sentences/s", "ms a token", "to fairseq's transformer")
+STEP_COLUMNS = [
+    ("operator", "operator", "{}"), ("rows", "rows", "{}"), ("C", "channels", "{}"), ("ours ms", "ours_ms", "{:.2f}"),
+    ("fairseq ms", "fairseq_ms", "{:.2f}"), ("ratio", "ratio", "{:.1f}x"), ("GB/s", "gbytes", "{:.1f}"),
+]  # fmt: skip
+SEARCH_COLUMNS = [
+    ("model", "model", "{}"), ("task", "task", "{}"), ("sentences", "sentences", "{}"),
+    ("sentences/s", "sentences_a_second", "{:.2f}"), ("ms a token", "token_ms", "{:.1f}"),
+    ("to fairseq's transformer", "to_transformer", "{:.2f}x"),
+]  # fmt: skip
 WIDTH, BEAM = 31, 4
 BASELINE = ("transformer_iwslt_de_en", "translation")
 EXPORTED = ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en")
@@ -44,14 +51,6 @@ def measure_steps(dtype: torch.dtype, device: torch.device, *, seconds: float) -
                 "ratio": times["fairseq"] / times["ours"],
                 "gbytes": WIDTH * x.numel() * x.element_size() / times["ours"] / 1e9,
             }
-
-
-def step_cells(record: dict[str, Any]) -> list[str]:
-    """A record as a row of the table under ``STEP_HEADER``."""
-    return [
-        record["operator"], str(record["rows"]), str(record["channels"]), f"{record['ours_ms']:.2f}",
-        f"{record['fairseq_ms']:.2f}", f"{record['ratio']:.1f}x", f"{record['gbytes']:.1f}",
-    ]  # fmt: skip
 
 
 def _our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:
@@ -127,14 +126,6 @@ def measure_search(
                 "token_ms": taken / (length + 1) * 1e3,
                 "to_transformer": times[BASELINE] / taken,
             }
-
-
-def search_cells(record: dict[str, Any]) -> list[str]:
-    """A record as a row of the table under ``SEARCH_HEADER``."""
-    return [
-        record["model"], record["task"], str(record["sentences"]), f"{record['sentences_a_second']:.2f}",
-        f"{record['token_ms']:.1f}", f"{record['to_transformer']:.2f}x",
-    ]  # fmt: skip
 
 
 Search = tuple[Translation, Any, torch.device]

@@ -13,7 +13,10 @@ from lightconv_plugin.ops import native
 from lightconv_plugin.ops.native.operators import TYPES
 from scripts.benchmarks.timing import peak_bytes, synchronizer
 
-HEADER = ("kernels", "type", "us", "MB", "GB/s", "of a copy's")
+COLUMNS = [
+    ("kernels", "kernel", "{}"), ("type", "type", "{}"), ("us", "us", "{:.1f}"), ("MB", "mbytes", "{:.1f}"),
+    ("GB/s", "gbytes", "{:.0f}"), ("of a copy's", "of_copy", "{:.0%}"),
+]  # fmt: skip
 TIME, WIDTH, WIDE, HEAD, WORDS = 128, 31, 65, 64, 32_000
 CALLS = 20
 CPU_CACHE = 2**25  # bytes, when nobody says
@@ -60,12 +63,6 @@ def measure(tokens: int, channels: int, device: torch.device) -> Iterator[dict[s
                 "gbytes": moved / taken / 1e9,
                 "of_copy": moved / taken / bandwidth,
             }
-
-
-def cells(record: dict[str, Any]) -> list[str]:
-    """A record as a row of the table under ``HEADER``."""
-    figures = [f"{record['us']:.1f}", f"{record['mbytes']:.1f}", f"{record['gbytes']:.0f}", f"{record['of_copy']:.0%}"]
-    return [record["kernel"], record["type"], *figures]
 
 
 def cache_of(device: torch.device) -> int:

@@ -11,7 +11,11 @@ import torch
 from scripts.benchmarks.peers import OURS, Shape, cases, forward_backward
 from scripts.common.errors import UserError
 
-HEADER = ("operator", "T", "B", "ours MB", "fairseq MB", "its mode", "ratio", "sdpa MB", "ours, bytes a token")
+COLUMNS = [
+    ("operator", "operator", "{}"), ("T", "T", "{}"), ("B", "B", "{}"), ("ours MB", "ours_mb", "{:.1f}"),
+    ("fairseq MB", "fairseq_mb", "{:.1f}"), ("its mode", "fairseq_mode", "{}"), ("ratio", "ratio", "{:.1f}x"),
+    ("sdpa MB", "sdpa_mb", "{:.1f}"), ("ours, bytes a token", "bytes_a_token", "{:.0f}"),
+]  # fmt: skip
 PEERS = (OURS, "fairseq band", "fairseq unfold", "fairseq cuda", "sdpa")
 
 
@@ -40,15 +44,6 @@ def measure(
                 "sdpa_mb": known["sdpa"] / 1e6,
                 "bytes_a_token": known[OURS] / (shape.T * shape.B),
             }
-
-
-def cells(record: dict[str, Any]) -> list[str]:
-    """A record as a row of the table under ``HEADER``."""
-    return [
-        record["operator"], str(record["T"]), str(record["B"]), f"{record['ours_mb']:.1f}",
-        f"{record['fairseq_mb']:.1f}", record["fairseq_mode"], f"{record['ratio']:.1f}x", f"{record['sdpa_mb']:.1f}",
-        f"{record['bytes_a_token']:.0f}",
-    ]  # fmt: skip
 
 
 def _peak(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device, name: str) -> int | None:

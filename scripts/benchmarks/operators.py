@@ -8,11 +8,17 @@ import torch
 from scripts.benchmarks.peers import OURS, Shape, cases, forward, forward_backward
 from scripts.benchmarks.timing import interleaved, peak_bytes, peak_flops
 
-HEADER = (
-    "operator", "pass", "T", "B", "ours ms", "fairseq ms", "its mode", "ratio", "conv1d", "causal-conv1d", "sdpa",
-    "GFLOP/s", "of peak", "GB/s", "of peak",
-)  # fmt: skip
-ALONE_HEADER = ("operator", "pass", "T", "B", "ms", "ns a token", "to the first T")
+_CASE = [("operator", "operator", "{}"), ("pass", "pass", "{}"), ("T", "T", "{}"), ("B", "B", "{}")]
+COLUMNS = [
+    *_CASE, ("ours ms", "ours_ms", "{:.2f}"), ("fairseq ms", "fairseq_ms", "{:.2f}"),
+    ("its mode", "fairseq_mode", "{}"), ("ratio", "ratio", "{:.1f}x"), ("conv1d", "conv1d_ratio", "{:.1f}x"),
+    ("causal-conv1d", "causal_conv1d_ratio", "{:.1f}x"), ("sdpa", "sdpa_ratio", "{:.1f}x"),
+    ("GFLOP/s", "gflops", "{:.0f}"), ("of peak", "of_peak_flops", "{:.0%}"), ("GB/s", "gbytes", "{:.1f}"),
+    ("of peak", "of_peak_bytes", "{:.0%}"),
+]  # fmt: skip
+ALONE_COLUMNS = [
+    *_CASE, ("ms", "ms", "{:.2f}"), ("ns a token", "ns_a_token", "{:.0f}"), ("to the first T", "to_first", "{:.2f}x")
+]  # fmt: skip
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
 
 
@@ -59,14 +65,6 @@ def measure_alone(
                 }
 
 
-def alone_cells(record: dict[str, Any]) -> list[str]:
-    """A record as a row of the table under ``ALONE_HEADER``."""
-    return [
-        record["operator"], record["pass"], str(record["T"]), str(record["B"]),
-        f"{record['ms']:.2f}", f"{record['ns_a_token']:.0f}", f"{record['to_first']:.2f}x",
-    ]  # fmt: skip
-
-
 def _about(operator: str, shape: Shape, backward: bool) -> dict[str, Any]:
     return {"operator": operator, "pass": "fwd+bwd" if backward else "fwd", "T": shape.T, "B": shape.B}
 
@@ -93,24 +91,3 @@ def _record(
         "gbytes": moved / ours / 1e9 if counted else None,
         "of_peak_bytes": moved / ours / bandwidth if counted else None,
     }
-
-
-def cells(record: dict[str, Any]) -> list[str]:
-    """A record as a row of the table under ``HEADER``."""
-
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1f}x"
-
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{value:.0%}"
-
-    def number(value: float | None, digits: int = 0) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
-
-    return [
-        record["operator"], record["pass"], str(record["T"]), str(record["B"]),
-        number(record["ours_ms"], 2), number(record["fairseq_ms"], 2), record["fairseq_mode"], ratio(record["ratio"]),
-        ratio(record["conv1d_ratio"]), ratio(record["causal_conv1d_ratio"]), ratio(record["sdpa_ratio"]),
-        number(record["gflops"]), share(record["of_peak_flops"]), number(record["gbytes"], 1),
-        share(record["of_peak_bytes"]),
-    ]  # fmt: skip

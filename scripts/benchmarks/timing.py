@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from scripts.common.provenance import processor
+
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
 Name = TypeVar("Name", bound=Hashable)
@@ -84,10 +86,4 @@ def machine(device: torch.device) -> str:
     """The machine in a line, for the head of a table."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    model = "unknown processor"
-    try:
-        with open("/proc/cpuinfo") as file:
-            model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

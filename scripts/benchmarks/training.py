@@ -12,7 +12,11 @@ from scripts.benchmarks.timing import interleaved
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import Translation, translation
 
-HEADER = ("model", "kernels", "ms an update", "words/s", "to fairseq's", "to its transformer")
+COLUMNS = [
+    ("model", "model", "{}"), ("kernels", "kernels", "{}"), ("ms an update", "update_ms", "{:.0f}"),
+    ("words/s", "words_a_second", "{:,.0f}"), ("to fairseq's", "to_peer", "{:.2f}x"),
+    ("to its transformer", "to_transformer", "{:.2f}x"),
+]  # fmt: skip
 LONGEST = 32  # words of a sentence
 
 
@@ -75,15 +79,6 @@ def measure(
             "to_peer": times[entry.peer] / taken if entry.peer else None,
             "to_transformer": baseline / taken if baseline else None,
         }
-
-
-def cells(record: dict[str, Any]) -> list[str]:
-    """A record as a row of the table under ``HEADER``."""
-    ratios = (record["to_peer"], record["to_transformer"])
-    return [
-        record["model"], record["kernels"] or "-", f"{record['update_ms']:.0f}", f"{record['words_a_second']:,.0f}",
-        *("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
-    ]  # fmt: skip
 
 
 def updates(built: Translation, tokens: int) -> tuple[Callable[[], object], int]:

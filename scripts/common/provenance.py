@@ -4,14 +4,17 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from scripts.common import CHECKOUT
 
-PACKAGES = ("torch", "ve-fairseq", "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
+FAIRSEQ = "ve-fairseq" if sys.version_info < (3, 13) else "fairseq-fixed"
+PACKAGES = ("torch", FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
 
 
 def git_state() -> dict[str, Any] | None:
@@ -34,23 +37,22 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **package_versions(PACKAGES)}
 
 
+def processor() -> str:
+    """The processor's name, from Linux's own list where there is one."""
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
 def machine() -> dict[str, Any]:
     """The processor, how many cores this process may use, and the GPUs, without importing torch."""
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass  # not Linux: platform's answer stands
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus: list[str] = []
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, check=False)
         gpus = answer.stdout.split("\n")[:-1] if answer.returncode == 0 else []
-    return {"cpu": model, "cores": cores, "gpus": gpus}
+    return {"cpu": processor(), "cores": cores, "gpus": gpus}
 
 
 def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
@@ -62,7 +64,7 @@ def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
         **settings,
         "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
         "torch": version("torch"),
-        "fairseq": version("ve-fairseq"),
+        "fairseq": version(FAIRSEQ),
     }
     return "|".join(f"{key}:{value}" for key, value in parts.items())
 

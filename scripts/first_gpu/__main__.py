@@ -20,7 +20,7 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_file, read_json, write_json
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible, run_logged
-from scripts.common.provenance import package_versions
+from scripts.common.provenance import FAIRSEQ, package_versions
 from scripts.common.terminal import StatusLine, clock
 from scripts.first_gpu import page
 from scripts.first_gpu.sections import ROOT, Section, sections
@@ -64,7 +64,7 @@ def facts(device: str) -> tuple[str, list[str]]:
             f"{card.multi_processor_count} multiprocessors, {card.L2_cache_size / 2**20:.0f} MiB of cache; "
             f"CUDA {torch.version.cuda}."
         ]
-    peers = package_versions(["ve-fairseq", "ctranslate2", "causal-conv1d", "triton"])
+    peers = package_versions([FAIRSEQ, "ctranslate2", "causal-conv1d", "triton"])
     installed = ", ".join(f"{package} {version or 'not installed'}" for package, version in peers.items())
     return name, [f"`scripts/first_gpu.sh --device {device}` on {name}; {installed}.", *about]
 
