@@ -32,7 +32,7 @@ from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import AverageAttention, DynamicConv, LightweightConv, SelfAttention, StandardConv
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
-from lightconv_plugin.ops.training import masked_softmax
+from lightconv_plugin.ops.auxiliary.training import masked_softmax
 
 _ENCODERS = (LightConvEncoder, TransformerEncoderBase, TransformerEncoder)
 _DECODERS = (LightConvDecoder, TransformerDecoderBase, TransformerDecoder)
@@ -55,8 +55,7 @@ class State:
     """A tensor (length, N, width) that a decoder keeps from step to step, for its N hypotheses."""
 
     module: StepByStep
-    key: str  # of the module's entry in fairseq's incremental state
-    part: str  # of that entry
+    part: str  # of the module's entry in fairseq's incremental state
     length: int | None  # of zeros before the first step; None: nothing then, and each step adds one
     width: int
 
@@ -133,9 +132,9 @@ class Step(nn.Module):
         source, states = given[:count], given[count:]
         incremental_state: IncrementalState = {}
         for state, tensor in zip(self.states, states, strict=True):
-            entry = state.module.get_incremental_state(incremental_state, state.key) or {}
+            entry = state.module.get_incremental_state(incremental_state) or {}
             entry = {**entry, state.part: tensor.index_select(1, order)}
-            state.module.set_incremental_state(incremental_state, state.key, entry)
+            state.module.set_incremental_state(incremental_state, entry)
         x = decoder.embed_scale * decoder.embed_tokens(tokens.reshape(1, -1))
         if decoder.project_in_dim is not None:
             x = decoder.project_in_dim(x)
@@ -156,7 +155,7 @@ class Step(nn.Module):
         if decoder.project_out_dim is not None:
             x = decoder.project_out_dim(x)
         log_probs = self._log_probs(x)
-        kept = [state.module.get_incremental_state(incremental_state, state.key)[state.part] for state in self.states]
+        kept = [state.module.get_incremental_state(incremental_state)[state.part] for state in self.states]
         return [log_probs.reshape(*tokens.shape, log_probs.shape[-1]), *kept]
 
     def _log_probs(self, features: Tensor) -> Tensor:
@@ -250,13 +249,13 @@ class SourceAttentionStep(_Attention):
 
     def hold(self, incremental_state: IncrementalState, beam: int, keys: Tensor, values: Tensor) -> None:
         """Keep what the next call of ``forward`` attends to, and the number of hypotheses of a sentence."""
-        self.set_incremental_state(incremental_state, "held", (beam, keys, values))
+        self.set_incremental_state(incremental_state, (beam, keys, values))
 
     def forward(
         self, query: Tensor, key_padding_mask: Tensor, incremental_state: IncrementalState, **_options: Any
     ) -> tuple[Tensor, None]:
         """(1, B * beam, C) to (1, B * beam, C); padding (B, S)."""
-        beam, keys, values = self.get_incremental_state(incremental_state, "held")
+        beam, keys, values = self.get_incremental_state(incremental_state)
         # a sentence's hypotheses are queries to the same keys
         rows = query.reshape(key_padding_mask.shape[0], beam, query.shape[2])
         return self.attend(rows, keys, values, ~key_padding_mask[:, None, None, :]).reshape(query.shape), None
@@ -273,10 +272,10 @@ class SelfAttentionStep(_Attention):
         self, query: Tensor, key: Tensor | None = None, *, incremental_state: IncrementalState, **_options: Any
     ) -> Any:
         """(1, N, C) to (1, N, C); with a None beside it where ``key`` is given, as fairseq's layers do."""
-        past = self.get_incremental_state(incremental_state, "past")
+        past = self.get_incremental_state(incremental_state)
         keys = torch.cat([past["keys"], self.k_proj(query)])
         values = torch.cat([past["values"], self.v_proj(query)])
-        self.set_incremental_state(incremental_state, "past", {"keys": keys, "values": values})
+        self.set_incremental_state(incremental_state, {"keys": keys, "values": values})
         seen = None
         if self.window is not None:
             seen = torch.arange(keys.shape[0], device=keys.device).flip(0) < self.window
@@ -318,15 +317,15 @@ def _states(layer: Any) -> list[State]:
     states = []
     for module in layer.modules():
         if isinstance(module, (LightweightConv, DynamicConv)):
-            states.append(State(module, "inputs", "inputs", module.kernel_size - 1, module.channels))
+            states.append(State(module, "inputs", module.kernel_size - 1, module.channels))
         elif isinstance(module, StandardConv):
-            states.append(State(module, "window", "inputs", module.kernel_size - 1, module.weight.shape[1]))
+            states.append(State(module, "inputs", module.kernel_size - 1, module.weight.shape[1]))
         elif isinstance(module, AverageAttention):
-            states.append(State(module, "average", "total", 1, module.fc1.in_features))
-            states.append(State(module, "average", "count", 1, 1))
+            states.append(State(module, "total", 1, module.fc1.in_features))
+            states.append(State(module, "count", 1, 1))
         elif isinstance(module, SelfAttentionStep):
-            states += [State(module, "past", part, None, module.k_proj.out_features) for part in ("keys", "values")]
-        elif hasattr(module, "reorder_incremental_state"):
+            states += [State(module, part, None, module.k_proj.out_features) for part in ("keys", "values")]
+        elif hasattr(module, "reorder_incremental_state") and not isinstance(module, SourceAttentionStep):
             raise ExportError(
                 f"a {type(module).__name__} keeps a state of its own; expected a convolution or attention"
             )

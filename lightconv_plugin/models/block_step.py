@@ -89,7 +89,7 @@ class BlockStep:
         return ops.decoder_block(
             x,
             self.parameters(),
-            self.conv.get_incremental_state(incremental_state, "inputs"),
+            self.conv.get_incremental_state(incremental_state),
             self.attention.get_incremental_state(incremental_state, "source"),
             heads=self.attention.num_heads,
             gated=self.gated,

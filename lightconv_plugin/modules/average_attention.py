@@ -55,17 +55,10 @@ class AverageAttention(StepByStep):
     def _step(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
         """One position in constant time: the sum so far and how many it holds."""
         self.check_step(x)
-        saved = self.get_incremental_state(incremental_state, "average")
+        saved = self.get_incremental_state(incremental_state)
         total = x if x.dtype == torch.float64 else x.float()
         count = torch.ones_like(total[:, :, :1])
         if saved is not None:
             total, count = total + saved["total"], count + saved["count"]
-        self.set_incremental_state(incremental_state, "average", {"total": total, "count": count})
+        self.set_incremental_state(incremental_state, {"total": total, "count": count})
         return (total / count).to(x.dtype)
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hypothesis b continues what hypothesis new_order[b] has read so far."""
-        saved = self.get_incremental_state(incremental_state, "average")
-        if saved is not None:
-            reordered = {name: value.index_select(1, new_order) for name, value in saved.items()}
-            self.set_incremental_state(incremental_state, "average", reordered)

@@ -69,16 +69,10 @@ class TimeConv(StepByStep):
             ValueError: more than one position at once, or a module that also looks to the right.
         """
         self.check_step(x)
-        saved = self.get_incremental_state(incremental_state, "inputs")
+        saved = self.get_incremental_state(incremental_state)
         out, saved = ops.conv_step(x, weight, saved, normalization=self.normalization, backend=self.backend)
-        self.set_incremental_state(incremental_state, "inputs", saved)
+        self.set_incremental_state(incremental_state, saved)
         return out
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hypothesis b continues what hypothesis new_order[b] has read so far."""
-        saved = self.get_incremental_state(incremental_state, "inputs")
-        if saved is not None:
-            self.set_incremental_state(incremental_state, "inputs", ops.reorder_state(saved, new_order))
 
     def extra_repr(self) -> str:
         return (

@@ -11,7 +11,7 @@ IncrementalState = dict[str, dict[str, Tensor | None]]
 
 
 class StepByStep(nn.Module):
-    """A module with entries of its own in a decoder's state, the dictionary that fairseq calls incremental state.
+    """A module with an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state.
 
     Args:
         causal: a module that also looks to the right cannot decode step by step.
@@ -22,13 +22,19 @@ class StepByStep(nn.Module):
         self.causal = causal
         self._owner = str(uuid.uuid4())
 
-    def get_incremental_state(self, incremental_state: IncrementalState, key: str) -> Any:
+    def get_incremental_state(self, incremental_state: IncrementalState) -> Any:
         """Return this module's entry; None before the first step."""
-        return incremental_state.get(f"{self._owner}.{key}")
+        return incremental_state.get(self._owner)
 
-    def set_incremental_state(self, incremental_state: IncrementalState, key: str, value: Any) -> None:
+    def set_incremental_state(self, incremental_state: IncrementalState, value: Any) -> None:
         """Keep this module's entry for the next step."""
-        incremental_state[f"{self._owner}.{key}"] = value
+        incremental_state[self._owner] = value
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Hypothesis b continues what hypothesis new_order[b] has read so far."""
+        saved = self.get_incremental_state(incremental_state)
+        if saved is not None:
+            self.set_incremental_state(incremental_state, ops.reorder_state(saved, new_order))
 
     def check_step(self, x: Tensor) -> None:
         """Refuse what cannot be one step of decoding.
@@ -44,7 +50,7 @@ class StepByStep(nn.Module):
 
 
 class InputWindow(StepByStep):
-    """A module that sees its last ``size`` inputs: appends each new one and follows beam search.
+    """A module that sees its last ``size`` inputs, to which each step appends one.
 
     Args:
         size: how many inputs a step sees, the newest included; None for all.
@@ -62,13 +68,7 @@ class InputWindow(StepByStep):
             ValueError: see ``check_step``.
         """
         self.check_step(x)
-        saved = self.get_incremental_state(incremental_state, "window")
+        saved = self.get_incremental_state(incremental_state)
         window, kept = ops.window.push(x, saved, self.window_size)
-        self.set_incremental_state(incremental_state, "window", kept)
+        self.set_incremental_state(incremental_state, kept)
         return window
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hypothesis b continues what hypothesis new_order[b] has read so far."""
-        saved = self.get_incremental_state(incremental_state, "window")
-        if saved is not None:
-            self.set_incremental_state(incremental_state, "window", ops.window.reorder(saved, new_order))

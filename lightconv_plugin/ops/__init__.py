@@ -1,8 +1,7 @@
 """LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` is the definition."""
 
 from lightconv_plugin.ops import reference, window
-from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, glu_mask, light_conv, takes
-from lightconv_plugin.ops.generation import (
+from lightconv_plugin.ops.auxiliary.generation import (
     attend,
     attend_with_weights,
     beam_candidates,
@@ -10,10 +9,11 @@ from lightconv_plugin.ops.generation import (
     linear,
     reorder_source,
 )
+from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask, smoothed_nll
+from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, light_conv, takes
 from lightconv_plugin.ops.native.operators import FEW_ROWS
 from lightconv_plugin.ops.normalization import normalize_kernel
 from lightconv_plugin.ops.step import conv_step, reorder_state
-from lightconv_plugin.ops.training import attention, dropout, smoothed_nll
 
 __all__ = [
     "BACKENDS",

@@ -76,11 +76,6 @@ def dynamic_conv(
     return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
 
-def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """The gate in front of the convolution: x (T, B, 2C) gives (T, B, C), zero where padding_mask (B, T) is true."""
-    return choose_backend("glu_mask", "auto", x).glu_mask(x, padding_mask)
-
-
 def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> ModuleType:
     """Return the module that runs ``operator`` on these tensors; logs the choice the first time it is made.
 

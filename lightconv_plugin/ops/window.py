@@ -40,4 +40,4 @@ def rows(state: State) -> int:
 
 def reorder(state: State, new_order: Tensor) -> State:
     """The state in which hypothesis b continues what new_order[b] has read; there may be fewer or more than before."""
-    return {"inputs": state["inputs"].index_select(1, new_order)}
+    return {name: value.index_select(1, new_order) for name, value in state.items()}

@@ -8,7 +8,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.data import Dictionary
 
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops.auxiliary import autograd
 from tests.tolerances import assert_close
 
 PAD = Dictionary().pad()
@@ -57,7 +57,7 @@ def test_loss_and_gradient_are_fairseqs(options, backend, monkeypatch):
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_what_it_does_not_do_is_fairseqs_to_do(adaptive, monkeypatch):
-    monkeypatch.setattr(native, "smoothed_nll", None)
+    monkeypatch.setattr(autograd, "smoothed_nll", None)
     model = Model()
     if adaptive:
         model.decoder = SimpleNamespace(adaptive_softmax=object())

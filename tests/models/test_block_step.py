@@ -169,7 +169,7 @@ def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
     block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)
     step = block_step.BlockStep.of(block, KNOWN_PARTS, x)
     assert step is not None
-    inputs = step.conv.get_incremental_state(state, "inputs")
+    inputs = step.conv.get_incremental_state(state)
     source = block.encoder_attn.get_incremental_state(state, "source")
     operator = torch.ops.lightconv.decoder_block
 

@@ -18,12 +18,12 @@ from lightconv_plugin.ops.native import build
 SHIM = Path(__file__).parent / "cuda_shim"
 CUDA = build.SOURCES / "cuda"
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-LAUNCHER = ("driver", "compiler", "kernels", "launch")
+LAUNCHER = ("driver", "compiler", "kernels", "launch", "auxiliary/launch")
 
 
 def fingerprint() -> str:
     digest = hashlib.sha256()
-    for path in sorted([*CUDA.iterdir(), *SHIM.iterdir(), build.SOURCES / "random.h"]):
+    for path in sorted([*CUDA.rglob("*"), *SHIM.iterdir(), build.SOURCES / "random.h"]):
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -265,4 +265,4 @@ def test_operators_are_registered_for_cuda():
 
 def test_the_gate_refuses_other_devices():
     with pytest.raises(ValueError, match="cannot run glu_mask: it has no kernel of glu_mask for a CPU"):
-        native.glu_mask(torch.zeros(2, 2, 4), None)
+        native.require("glu_mask", torch.zeros(2, 2, 4))

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
 from lightconv_plugin.ops import native, reference
-from lightconv_plugin.ops.native import autograd
+from lightconv_plugin.ops.auxiliary import autograd
 from tests.tolerances import TOLERANCES, assert_close
 
 T, B, C, H, K = 4, 2, 4, 2, 3
@@ -72,8 +72,8 @@ def test_the_gate(masked, gate):
     """Backward and its backward; what torch.func and forward mode need, the definition does."""
     mask = torch.tensor([[False, False, False, True], [False, False, True, True]]) if masked else None
     x = draw(T, B, 2 * C)
-    assert "GluMask" in str(native.autograd.glu_mask(x, mask).grad_fn)
-    check(lambda x: native.autograd.glu_mask(x, mask), x, forward=False)
+    assert "GluMask" in str(autograd.glu_mask(x, mask).grad_fn)
+    check(lambda x: autograd.glu_mask(x, mask), x, forward=False)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import native
+from lightconv_plugin.ops.auxiliary import autograd
 from tests.ops.philox import WORD, philox
 from tests.tolerances import assert_close
 
@@ -25,7 +26,7 @@ def backend(monkeypatch):
 
 
 def factors(count: int, p: float, seed: int) -> Tensor:
-    """Return what each of ``count`` numbers is multiplied with, from the text of csrc/cpu/mask.h."""
+    """Return what each of ``count`` numbers is multiplied with, from the text of csrc/cpu/auxiliary/dropout.inl."""
     p = torch.tensor(p, dtype=torch.float32).item()
     key, groups = (seed & WORD, seed >> 32 & WORD), (count + 63) // 64
     blocks = [philox([n & WORD, n >> 32, 0, 1], key) for n in range(16 * groups)]
@@ -39,7 +40,7 @@ def factors(count: int, p: float, seed: int) -> Tensor:
 def test_dropout_and_its_gradient_are_those_under_the_mask(dtype, count, p, vector_bits):
     x = torch.randn(count, dtype=dtype, requires_grad=True)
     grad = torch.randn(count, dtype=dtype)
-    out = native.autograd.dropout(x, p, torch.tensor([SEED]))
+    out = autograd.dropout(x, p, torch.tensor([SEED]))
     out.backward(grad)
     assert_close(out.detach(), x.detach().double() * factors(count, p, SEED))
     assert x.grad is not None
@@ -117,7 +118,7 @@ def test_dropout_of_what_is_not_a_number():
 
 
 def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(monkeypatch):
-    monkeypatch.setattr(native, "dropout", None)
+    monkeypatch.setattr(autograd, "dropout", None)
     x = torch.randn(10)
     assert torch.equal(ops.dropout(x, 0.0), x)
     assert torch.equal(ops.dropout(x, 1.0), torch.zeros(10))

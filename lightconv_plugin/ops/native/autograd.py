@@ -1,4 +1,4 @@
-"""Derivatives of the native operators, of any order and in both modes, and their rules for ``torch.func``.
+"""Derivatives of the native convolutions, of any order and in both modes, and their rules for ``torch.func``.
 
 A convolution is linear in x and in its normalised kernel, so that each derivative of it is one of the two operators
 again, with the same seed: out = C(x, k), and the gradients of <grad, C(x, k)> are B(grad, x, k). The softmax is part of
@@ -25,29 +25,13 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-# torch.compile takes the three functions as they are: its front cannot read rules for torch.func, what follows need not
+# torch.compile takes the function as it is: its front cannot read rules for torch.func, what follows need not
 @torch.compiler.allow_in_graph
 def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
     """The operator ``name`` of the library, differentiable in x and weight."""
     if recorded(x, weight):
-        return _apply(_Conv, name, x, weight, padding_l, softmax, p, seed)
+        return apply(_Conv, name, x, weight, padding_l, softmax, p, seed)
     return _operator(name)(x, weight, padding_l, softmax, p, seed)
-
-
-@torch.compiler.allow_in_graph
-def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
-    """``torch.ops.lightconv.dropout``, differentiable in x."""
-    if recorded(x):
-        return _apply(_Dropout, x, p, seed)
-    return torch.ops.lightconv.dropout(x, p, seed)
-
-
-@torch.compiler.allow_in_graph
-def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """``torch.ops.lightconv.glu_mask``, differentiable in x."""
-    if recorded(x):
-        return _apply(_GluMask, x, padding_mask)
-    return torch.ops.lightconv.glu_mask(x, padding_mask)
 
 
 def recorded(*tensors: Tensor) -> bool:
@@ -59,7 +43,7 @@ def _operator(name: str) -> Any:
     return getattr(torch.ops.lightconv, name)
 
 
-def _apply(function: type[Function], *args: Any) -> Any:
+def apply(function: type[Function], *args: Any) -> Any:
     """``function.apply`` without its look at the signature, which takes longer than a small convolution."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
@@ -75,7 +59,7 @@ def _conv_backward(
     if not recorded(grad, x, weight):
         return _operator(f"{name}_backward")(grad, x, weight, padding_l, softmax, p, seed, *need)
     if not softmax:
-        return _apply(_ConvGradients, name, grad, x, weight, padding_l, p, seed, *need)
+        return apply(_ConvGradients, name, grad, x, weight, padding_l, p, seed, *need)
     kernel = normalize_kernel(weight)
     grad_x, grad_kernel = _conv_backward(name, grad, x, kernel.to(x.dtype), False, options, need)
     return grad_x, _through_softmax(kernel, grad_kernel).to(weight.dtype) if need[1] else grad_kernel
@@ -144,7 +128,7 @@ class _Conv(Function):
     ) -> tuple[Tensor, int]:
         size = info.batch_size
         if seed is not None:
-            each = _examples(size, (x, weight, seed), (*in_dims[1:3], in_dims[6]))
+            each = examples(size, (x, weight, seed), (*in_dims[1:3], in_dims[6]))
             return torch.stack([conv(name, a, b, padding_l, softmax, p, c) for a, b, c in each]), 0
         folded = _fold(size, x, in_dims[1], 1), _fold(size, weight, in_dims[2], 2)
         return conv(name, *folded, padding_l, softmax, p, seed).unflatten(-1, (size, -1)), 2
@@ -226,7 +210,7 @@ class _ConvGradients(Function):
     ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int | None]]:
         size, need = info.batch_size, (need_x, need_kernel)
         if seed is not None:
-            each = _examples(size, (grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))
+            each = examples(size, (grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))
             found = [_conv_backward(name, a, b, c, False, (padding_l, p, d), need) for a, b, c, d in each]
             return (torch.stack([one for one, _ in found]), torch.stack([other for _, other in found])), (0, 0)
         folded = _fold(size, grad, in_dims[1], 1), _fold(size, x, in_dims[2], 1), _fold(size, kernel, in_dims[3], 2)
@@ -238,7 +222,7 @@ class _ConvGradients(Function):
         return (grad_x, grad_kernel), (2 if need_x else None, 0 if need_kernel else None)
 
 
-def _examples(size: int, tensors: tuple[Tensor, ...], dims: tuple[int | None, ...]) -> Iterator[tuple[Tensor, ...]]:
+def examples(size: int, tensors: tuple[Tensor, ...], dims: tuple[int | None, ...]) -> Iterator[tuple[Tensor, ...]]:
     """The examples of a batch one by one, as a mask is drawn for one; a tensor without a batch serves all."""
     each = [(t,) * size if dim is None else t.unbind(dim) for t, dim in zip(tensors, dims, strict=True)]
     return zip(*each, strict=True)
@@ -248,65 +232,3 @@ def _fold(size: int, x: Tensor, dim: int | None, last: int) -> Tensor:
     """Make the examples of a batch further heads: (N, ..., C) to (..., N * C), or, last = 2, (..., N * H, K)."""
     x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.movedim(0, -1 - last).flatten(-1 - last, -last)
-
-
-class _Dropout(Function):
-    """Keeps the seed alone: it is linear, and every derivative of it is itself."""
-
-    @staticmethod
-    def forward(x: Tensor, p: float, seed: Tensor) -> Tensor:
-        return torch.ops.lightconv.dropout(x, p, seed)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, Tensor], output: Tensor) -> None:
-        _, ctx.p, seed = inputs
-        ctx.save_for_backward(seed)
-        ctx.save_for_forward(seed)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return dropout(grad, ctx.p, *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor, *_: None) -> Tensor:
-        return dropout(dx, ctx.p, *ctx.saved_tensors)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, None, int | None], x: Tensor, p: float, seed: Tensor
-    ) -> tuple[Tensor, int]:
-        each = _examples(info.batch_size, (x, seed), (in_dims[0], in_dims[2]))
-        return torch.stack([dropout(a, p, b) for a, b in each]), 0
-
-
-class _GluMask(Function):
-    """The gate; its further derivatives are PyTorch's."""
-
-    @staticmethod
-    def forward(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        return torch.ops.lightconv.glu_mask(x, padding_mask)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        x, padding_mask = ctx.saved_tensors
-        if not recorded(grad, x):
-            return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
-        if padding_mask is not None:
-            grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        return torch.ops.aten.glu_backward(grad, x, -1), None
-
-
-def smoothed_nll_gradient(
-    grad: Tensor, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
-) -> Tensor:
-    """Return what ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
-    wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)
-    of_nll, of_all = shares
-    slope = (of_nll + of_all * logits.shape[1]) * p - of_nll * wanted - of_all
-    return (grad * slope.masked_fill(ignored, 0)).to(logits.dtype)

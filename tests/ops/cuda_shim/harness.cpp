@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/auxiliary/launch.h"
 #include "cuda/compiler.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"

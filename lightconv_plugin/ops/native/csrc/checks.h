@@ -1,12 +1,10 @@
 // What the operators ask of their arguments, in the same words on CPUs and GPUs.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
-
 #include <cstdint>
 #include <optional>
+
+#include "tensor.h"
 
 namespace lightconv {
 
@@ -16,8 +14,8 @@ struct ConvSizes {
   bool dynamic;
 };
 
-inline ConvSizes check_conv(const torch::stable::Tensor& x, const torch::stable::Tensor& weight, int64_t padding_l,
-                            double dropconnect, const std::optional<torch::stable::Tensor>& seed) {
+inline ConvSizes check_conv(const Tensor& x, const Tensor& weight, int64_t padding_l, double dropconnect,
+                            const std::optional<Tensor>& seed) {
   STD_TORCH_CHECK(x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
                   "lightconv: expected x (T, B, C) and weight (H, K) or (T, B, H, K)");
   STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: x and weight differ in type");
@@ -29,17 +27,15 @@ inline ConvSizes check_conv(const torch::stable::Tensor& x, const torch::stable:
   STD_TORCH_CHECK(sizes.H > 0 && sizes.C % sizes.H == 0, "lightconv: the heads do not divide the channels");
   STD_TORCH_CHECK(padding_l >= 0 && padding_l < sizes.K, "lightconv: padding_l is outside 0..K-1");
   STD_TORCH_CHECK(dropconnect >= 0.0 && dropconnect < 1.0, "lightconv: dropconnect is outside [0, 1)");
-  STD_TORCH_CHECK(dropconnect == 0.0 || (seed.has_value() && seed->numel() == 1 &&
-                                         seed->scalar_type() == torch::headeronly::ScalarType::Long),
+  STD_TORCH_CHECK(dropconnect == 0.0 ||
+                      (seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long),
                   "lightconv: DropConnect needs a seed, one int64");
   return sizes;
 }
 
 // A decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Gives M.
-inline int64_t check_ring(const torch::stable::Tensor& ring, const torch::stable::Tensor& ancestors,
-                          const torch::stable::Tensor& position, int64_t N, int64_t C, int64_t K,
-                          torch::headeronly::ScalarType type) {
-  using torch::headeronly::ScalarType;
+inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Tensor& position, int64_t N, int64_t C,
+                          int64_t K, ScalarType type) {
   STD_TORCH_CHECK(ring.dim() == 3 && ancestors.dim() == 2, "conv_step: expected ring (K, M, C) and ancestors (K, N)");
   STD_TORCH_CHECK(ring.size(0) == K && ring.size(1) >= N && ring.size(2) == C,
                   "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
@@ -58,9 +54,8 @@ struct StepSizes {
   bool dynamic;
 };
 
-inline StepSizes check_step(const torch::stable::Tensor& x, const torch::stable::Tensor& weight,
-                            const torch::stable::Tensor& ring, const torch::stable::Tensor& ancestors,
-                            const torch::stable::Tensor& position) {
+inline StepSizes check_step(const Tensor& x, const Tensor& weight, const Tensor& ring, const Tensor& ancestors,
+                            const Tensor& position) {
   STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && (weight.dim() == 2 || weight.dim() == 4),
                   "conv_step: expected x (1, N, C) and weight (H, K) or (1, N, H, K)");
   const bool dynamic = weight.dim() == 4;
@@ -72,24 +67,6 @@ inline StepSizes check_step(const torch::stable::Tensor& x, const torch::stable:
   STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "conv_step: x, weight and ring differ in type");
   sizes.M = check_ring(ring, ancestors, position, sizes.N, sizes.C, sizes.K, x.scalar_type());
   return sizes;
-}
-
-// Rows of logits (N, V) and their targets (N,).
-inline void check_loss(const torch::stable::Tensor& logits, const torch::stable::Tensor& target) {
-  STD_TORCH_CHECK(logits.dim() == 2 && target.dim() == 1 && target.size(0) == logits.size(0) &&
-                      target.scalar_type() == torch::headeronly::ScalarType::Long,
-                  "smoothed_nll: expected logits (N, V) and target (N,), int64");
-}
-
-// What the gradient of the loss comes from: one number of the loss's type, and log_sums (N,).
-inline void check_loss_gradient(const torch::stable::Tensor& grad, const torch::stable::Tensor& logits,
-                                const torch::stable::Tensor& log_sums) {
-  using torch::headeronly::ScalarType;
-  const ScalarType type = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  STD_TORCH_CHECK(grad.numel() == 1 && grad.scalar_type() == type,
-                  "smoothed_nll_backward: expected one number for a gradient, float64 for logits of float64, else float32");
-  STD_TORCH_CHECK(log_sums.dim() == 1 && log_sums.size(0) == logits.size(0) && log_sums.scalar_type() == ScalarType::Double,
-                  "smoothed_nll_backward: expected log_sums (N,), float64");
 }
 
 }  // namespace lightconv

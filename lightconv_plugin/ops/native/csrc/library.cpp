@@ -1,5 +1,5 @@
-// The operators as torch sees them; what runs them is registered by cpu/ and cuda/.
-#include <torch/csrc/stable/library.h>
+// The schemas of the operators; cpu/ and cuda/ register what runs them.
+#include "tensor.h"
 
 STABLE_TORCH_LIBRARY(lightconv, m) {
   for (const char* schema : {
@@ -12,11 +12,26 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
            "-> Tensor",
            "reorder_ancestors(Tensor ancestors, Tensor order) -> Tensor",
+           "cpu_vector_bits(int bits) -> int",
+           "cuda_configure(str sources, str includes, str nvrtc, str cache, str fingerprint) -> ()",
+
+           // beside the paper's operators: cpu/auxiliary, cuda/auxiliary
+           "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",
+           "glu_mask_backward(Tensor grad, Tensor x, Tensor? padding_mask) -> Tensor",
            "dropout(Tensor x, float p, Tensor seed) -> Tensor",
            "smoothed_nll(Tensor logits, Tensor target, int ignore) -> (Tensor, Tensor)",
            "smoothed_nll_backward(Tensor grad, Tensor logits, Tensor target, Tensor log_sums, float nll_share, "
            "float all_share, int ignore) -> Tensor",
-           "cpu_vector_bits(int bits) -> int",
+           "attend(Tensor query, Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads) -> Tensor",
+           "beam_candidates(Tensor logits, Tensor? scores, int beams, int count, float temperature, int pad, int unk, "
+           "float unk_penalty, int banned, int only) -> (Tensor, Tensor, Tensor)",
+           "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+           // parameters: weight and bias of the map in; the kernel (H, K), or the weight (H * K, C') that predicts it;
+           // weight and bias of the map out and of its norm; of the query's map, the attention's map out and its norm;
+           // of both maps of the feed-forward network and its norm
+           "decoder_block(Tensor x, Tensor[] parameters, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, "
+           "Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads, bool gated, bool dynamic, "
+           "bool norm_first, float eps) -> Tensor",
            "cpu_fma(int iterations) -> float",
        })
     m.def(schema);

@@ -1,11 +1,4 @@
-// LightConv and DynamicConv on a CPU: checks, the choice of the kernels by vector width, threads, sums over units.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
-
-#include <atomic>
+// LightConv and DynamicConv on a CPU: checks, threads, sums over units.
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -15,63 +8,11 @@
 #include "checks.h"
 #include "cpu/kernels.h"
 #include "cpu/scalar.h"
-#include "random.h"
 
 namespace lightconv {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-const Kernels& widest() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return avx512_kernels;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2_kernels;
-#endif
-  return baseline_kernels;
-}
-
-std::atomic<const Kernels*> chosen{nullptr};
-
-#include "cpu/bf16.h"
-
-}  // namespace
-
-const Kernels& kernels() {
-  const Kernels* table = chosen.load();
-  if (table == nullptr) chosen.store(table = &widest());
-  return *table;
-}
-
-namespace {
-
-// Bits of a vector register that the kernels use; bits > 0 asks for kernels of at most that width, for tests and timing.
-int64_t cpu_vector_bits(int64_t bits) {
-  if (bits > 0) {
-    const Kernels* table = &widest();
-#if defined(__x86_64__)
-    if (bits < table->vector_bits && bits >= avx2_kernels.vector_bits) table = &avx2_kernels;
-    if (bits < avx2_kernels.vector_bits) table = &baseline_kernels;
-#endif
-    chosen.store(table);
-  }
-  return kernels().vector_bits;
-}
-
-// Floating-point operations done by a loop of fused multiply-adds on all threads: timed, the machine's peak.
-double cpu_fma(int64_t iterations) {
-  const int64_t threads = torch::stable::get_num_threads();
-  std::atomic<double> total{0};
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    float sink = 0;
-    double done = 0;
-    for (int64_t i = begin; i < end; ++i) done += kernels().fma(iterations, &sink);
-    if (sink != 0) total.fetch_add(done);
-  });
-  return total;
-}
+#include "cpu/types.inl"
 
 Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
               const std::optional<Tensor>& seed) {
@@ -214,11 +155,6 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("dynamic_conv", TORCH_BOX(&forward));
   m.impl("light_conv_backward", TORCH_BOX(&backward));
   m.impl("dynamic_conv_backward", TORCH_BOX(&backward));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {
-  m.impl("cpu_vector_bits", TORCH_BOX(&cpu_vector_bits));
-  m.impl("cpu_fma", TORCH_BOX(&cpu_fma));
 }
 
 }  // namespace lightconv

@@ -1,4 +1,5 @@
-// What the CPU kernels offer, once for each vector width; conv.cpp checks the arguments, shares out the work, picks one.
+// What the CPU kernels offer, once for each vector width. They work on a part of the units or rows with scratch of their
+// caller's, so that nothing of torch is compiled for a width that the machine may not have.
 #pragma once
 
 #include <cstddef>
@@ -42,12 +43,17 @@ struct Gradients {
   void* light_partials;  // LightConv: zeros (Units::partials, H, K) of type A; null: not wanted
 };
 
-// Rows of logits (N, V), and the type that each row should give; negative: the row does not count.
-struct LossTask {
-  int64_t V;
+// One position of a causal convolution for N hypotheses, whose past lies in a ring.
+struct Step {
+  int64_t N, M, C, H, K;  // rows in use, rows of the ring, channels, heads, width
+  int64_t slot, inputs;   // where the newest input goes; how many there are, itself included, at most K
+  bool dynamic, softmax;
   Scalar type;
-  const void* logits;
-  const int64_t* target;
+  const void* x;       // (N, C)
+  const void* weight;  // (H, K), or (N, H, K) where dynamic
+  void* ring;          // (K, M, C)
+  int32_t* ancestors;  // (K, N): the ring's row that holds a hypothesis's input, by slot
+  void* out;           // (N, C)
 };
 
 struct Kernels {
@@ -55,14 +61,7 @@ struct Kernels {
   Units (*units)(const Conv&, bool backward);
   void (*forward)(const Conv&, const Units&, void* out, void* scratch, int64_t begin, int64_t end);
   void (*backward)(const Conv&, const Units&, const Gradients&, void* scratch, int64_t begin, int64_t end);
-  // numbers 64 * begin .. 64 * end of `count`, see mask.h
-  void (*dropout)(Scalar, const void* x, void* y, int64_t count, float probability, uint64_t seed, int64_t begin,
-                  int64_t end);
-  // see loss.h; four numbers a row
-  void (*loss_rows)(const LossTask&, double* rows, int64_t begin, int64_t end);
-  void (*loss_gradient)(const LossTask&, const double* log_sums, double scale, double share, double extra,
-                        void* gradient, int64_t begin, int64_t end);
-  double (*fma)(int64_t iterations, float* sink);
+  void (*step)(const Step&, void* scratch, int64_t begin, int64_t end);
 };
 
 extern const Kernels baseline_kernels;
@@ -70,6 +69,20 @@ extern const Kernels baseline_kernels;
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 #endif
+
+// Whether a head's channels fill a vector; else weights are laid out for each channel.
+inline bool by_head(const Step& step) { return step.C / step.H >= 16; }
+
+// Rows that `step` works on at once: their sums fill half of the first cache. One where each lays out its weights.
+inline int64_t block_rows(const Step& step) {
+  const int64_t rows = 4096 / step.C;
+  return rows < 1 || (step.dynamic && !by_head(step)) ? 1 : rows;
+}
+
+// Numbers of 8 bytes that `step` needs for itself: kernels and sums of a block, and weights by channel.
+inline int64_t step_scratch(const Step& step) {
+  return block_rows(step) * (step.H * step.K + step.C) + (by_head(step) ? 0 : step.K * step.C);
+}
 
 const Kernels& kernels();  // the table in use: of the widest vectors that the machine has, unless a test asked for less
 

@@ -1,16 +1,12 @@
 // The types of tensors that the CPU kernels take.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
-
 #include "cpu/kernels.h"
+#include "tensor.h"
 
 namespace lightconv {
 
-inline Scalar scalar_of(const torch::stable::Tensor& x) {
-  using torch::headeronly::ScalarType;
+inline Scalar scalar_of(const Tensor& x) {
   switch (x.scalar_type()) {
     case ScalarType::Float: return Scalar::f32;
     case ScalarType::Double: return Scalar::f64;

@@ -26,7 +26,6 @@ struct Case {
 
 constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
 constexpr int RUN = 8;                   // positions of one thread of the convolution
-constexpr int LOSS_THREADS = 256;        // of a row of logits
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -11,41 +11,15 @@
 namespace lightconv::cuda {
 namespace {
 
-struct Source {
-  const char* name;
-  const char* file;
-  const char* args;
-  const char* title;
-};
+using Key = std::tuple<int, const Kernel*, int, int, int, int, int, int, int, int>;
 
-// `title` names the kernel in a profiler's list. "conv" becomes light_conv or dynamic_conv, and a last _ is followed by the
-// pass, forward or grad_x.
-const Source kernel_sources[] = {
-    {"conv", "conv", "ConvArgs", "conv_"},
-    {"grad_weight", "grad_weight", "GradArgs", "conv_grad_weight"},
-    {"finish", "general", "FinishArgs", "conv_grad_weight_finish"},
-    {"general_weights", "general", "GeneralArgs", "conv_general_weights"},
-    {"general_conv", "general", "GeneralArgs", "conv_general_"},
-    {"general_grad_dynamic", "general", "GeneralArgs", "conv_general_grad_weight"},
-    {"general_grad_light", "general", "GeneralArgs", "conv_general_grad_weight"},
-    {"glu", "glu", "GluArgs", "glu_mask_forward"},
-    {"glu_backward", "glu", "GluArgs", "glu_mask_backward"},
-    {"step", "step", "StepArgs", "conv_step"},
-    {"advance", "step", "StepArgs", "advance_step"},
-    {"smoothed_nll", "loss", "LossArgs", "smoothed_nll_forward"},
-    {"smoothed_nll_sum", "loss", "LossArgs", "smoothed_nll_forward_sum"},
-    {"smoothed_nll_backward", "loss", "LossArgs", "smoothed_nll_backward"},
-};
-
-using Key = std::tuple<int, int, int, int, int, int, int, int, int, int>;
-
-Key key_of(int device, Kernel kernel, const Case& c, int threads) {
+Key key_of(int device, const Kernel& kernel, const Case& c, int threads) {
   const int flags = c.dynamic | c.softmax << 1 | c.drop << 2 | c.flip << 3 | c.aligned << 4 | c.tensor_cores << 5 |
                     c.mask << 6;
-  return {device, static_cast<int>(kernel), static_cast<int>(c.type), c.K, c.padding_l, c.R, c.H, c.positions, flags, threads};
+  return {device, &kernel, static_cast<int>(c.type), c.K, c.padding_l, c.R, c.H, c.positions, flags, threads};
 }
 
-void* load(int index, Kernel kernel, const Case& c, int threads) {
+void* load(int index, const Kernel& kernel, const Case& c, int threads) {
   const Device& gpu = device(index);
   const std::string image = compile(source_of(kernel, c, threads), gpu.capability);
   const Uncaptured uncaptured;  // a case may be met first while a graph is captured
@@ -62,7 +36,7 @@ struct Loaded {
 };
 
 // A lock is held for each kernel alone while it is compiled: threads compile different kernels at the same time.
-void* function_of(int index, Kernel kernel, const Case& c, int threads) {
+void* function_of(int index, const Kernel& kernel, const Case& c, int threads) {
   static std::mutex mutex;
   static std::map<Key, Loaded> functions;  // whose elements never move
   std::unique_lock<std::mutex> all(mutex);
@@ -75,8 +49,8 @@ void* function_of(int index, Kernel kernel, const Case& c, int threads) {
 
 }  // namespace
 
-std::string name_of(Kernel kernel, const Case& c) {
-  std::string title = kernel_sources[static_cast<int>(kernel)].title;
+std::string name_of(const Kernel& kernel, const Case& c) {
+  std::string title = kernel.title;
   if (title.starts_with("conv")) title = (c.dynamic ? "dynamic_" : "light_") + title;
   if (title.ends_with("_")) title += c.flip ? "grad_x" : "forward";
   static const char* const types[] = {"f32", "f16", "bf16", "f64"};
@@ -91,11 +65,10 @@ std::string name_of(Kernel kernel, const Case& c) {
   return name;
 }
 
-std::string source_of(Kernel kernel, const Case& c, int threads) {
-  const Source& source = kernel_sources[static_cast<int>(kernel)];
+std::string source_of(const Kernel& kernel, const Case& c, int threads) {
   const auto flag = [](bool value) { return value ? ", true" : ", false"; };
   const auto number = [](int value) { return ", " + std::to_string(value); };
-  std::string text = std::string("#include \"cuda/") + source.file + ".cuh\"\nnamespace lightconv::cuda {\n";
+  std::string text = std::string("#include \"cuda/") + kernel.file + ".cuh\"\nnamespace lightconv::cuda {\n";
   text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
           number(c.padding_l) + number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
@@ -103,20 +76,20 @@ std::string source_of(Kernel kernel, const Case& c, int threads) {
   // said: without it the compiler aims at more blocks and spills.
   // On sm_100 128 are two too few for the gradient of x under DropConnect.
   const auto fewest = [&](int together) {
-    return kernel == Kernel::conv ? std::to_string(smaller(together / threads, 16)) : std::string("1");
+    return std::string(kernel.name) == "conv" ? std::to_string(smaller(together / threads, 16)) : std::string("1");
   };
   const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 1000 ? " +
       fewest(512) + " : " + fewest(c.flip && c.drop ? 384 : 512);
-  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + source.args +
-          " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + source.name +
+  text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + kernel.args +
+          " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + kernel.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";
   return text;
 }
 
-void launch(const Place& place, Kernel kernel, const Case& c, const Grid& grid, const void* args) {
+void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid& grid, const void* args) {
   if (grid.blocks <= 0) return;
   if (grid.blocks > 0x7fffffff)
-    throw std::runtime_error(std::string("lightconv: ") + kernel_sources[static_cast<int>(kernel)].name + " would take " +
+    throw std::runtime_error(std::string("lightconv: ") + kernel.name + " would take " +
                              std::to_string(grid.blocks) + " blocks; a launch has at most 2147483647");
   const Current current(device(place.device));
   void* function = function_of(place.device, kernel, c, grid.threads);

@@ -1,6 +1,9 @@
 // Kernels by name and case: compiled when first launched, then kept, one module a device.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
 #include <string>
 
 #include "cuda/case.h"
@@ -8,10 +11,10 @@
 
 namespace lightconv::cuda {
 
-// In the order of `kernel_sources` in kernels.cpp.
-enum class Kernel : int {
-  conv, grad_weight, finish, general_weights, general_conv, general_grad_dynamic, general_grad_light, glu, glu_backward,
-  step, advance, smoothed_nll, smoothed_nll_sum, smoothed_nll_backward
+// A template of a Case in cuda/<file>.cuh and the struct of its arguments. `title` names it in a profiler's list: "conv"
+// becomes light_conv or dynamic_conv, and a last _ is followed by the pass, forward or grad_x.
+struct Kernel {
+  const char *name, *file, *args, *title;
 };
 
 struct Grid {
@@ -21,12 +24,19 @@ struct Grid {
 
 // What a profiler shows: the operator, the pass, the type, and the case's numbers and flags that are not 0, such as
 // lightconv_dynamic_conv_forward_bf16_K31_P30_R64_H16_T64_softmax_aligned (P: padding_l, T: positions of a block).
-std::string name_of(Kernel kernel, const Case& c);
+std::string name_of(const Kernel& kernel, const Case& c);
 
 // The text that NVRTC compiles: one function, `name_of` its name.
-std::string source_of(Kernel kernel, const Case& c, int threads);
+std::string source_of(const Kernel& kernel, const Case& c, int threads);
 
-// args: the kernel's own struct of args.h.
-void launch(const Place& place, Kernel kernel, const Case& c, const Grid& grid, const void* args);
+// args: the kernel's own struct. The kernel itself lives as long as the process.
+void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid& grid, const void* args);
+
+inline bool aligned(std::initializer_list<const void*> pointers) {
+  return std::all_of(pointers.begin(), pointers.end(),
+                     [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; });
+}
+
+inline long long blocks_for(long long items, long long per_block) { return (items + per_block - 1) / per_block; }
 
 }  // namespace lightconv::cuda

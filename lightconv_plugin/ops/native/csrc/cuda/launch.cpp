@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
@@ -14,16 +12,20 @@
 namespace lightconv::cuda {
 namespace {
 
+// The kernels of a convolution and of its step.
+const Kernel CONV{"conv", "conv", "ConvArgs", "conv_"};
+const Kernel GRAD_WEIGHT{"grad_weight", "grad_weight", "GradArgs", "conv_grad_weight"};
+const Kernel FINISH{"finish", "general", "FinishArgs", "conv_grad_weight_finish"};
+const Kernel GENERAL_WEIGHTS{"general_weights", "general", "GeneralArgs", "conv_general_weights"};
+const Kernel GENERAL_CONV{"general_conv", "general", "GeneralArgs", "conv_general_"};
+const Kernel GENERAL_GRAD_DYNAMIC{"general_grad_dynamic", "general", "GeneralArgs", "conv_general_grad_weight"};
+const Kernel GENERAL_GRAD_LIGHT{"general_grad_light", "general", "GeneralArgs", "conv_general_grad_weight"};
+const Kernel STEP{"step", "step", "StepArgs", "conv_step"};
+const Kernel ADVANCE{"advance", "step", "StepArgs", "advance_step"};
+
 const int CUT_WIDTH = 64;      // wider kernels take the general kernels: a row of weights no longer fits the registers
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int GENERAL_THREADS = 128;
-
-bool aligned(std::initializer_list<const void*> pointers) {
-  return std::all_of(pointers.begin(), pointers.end(),
-                     [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; });
-}
-
-long long blocks_for(long long items, long long per_block) { return (items + per_block - 1) / per_block; }
 
 DropConnect dropconnect_of(const Conv& conv) {
   const double p = static_cast<float>(conv.dropconnect);  // as the CPU's kernels have it
@@ -66,7 +68,7 @@ class General {
     args.x = x, args.out = out;
     Case c = case_of(conv_);
     c.flip = flip, c.softmax = false;
-    launch(place_, Kernel::general_conv, c, all(conv_.T * conv_.B * conv_.H * conv_.R), &args);
+    launch(place_, GENERAL_CONV, c, all(conv_.T * conv_.B * conv_.H * conv_.R), &args);
   }
 
   void grad_logits(const void* grad, void* out) {
@@ -75,14 +77,14 @@ class General {
     args.grad = grad, args.out = out;
     if (conv_.dynamic) {
       args.products = place_.scratch(conv_.T * conv_.B * conv_.H * conv_.K * sum_size());
-      launch(place_, Kernel::general_grad_dynamic, c, all(conv_.T * conv_.B * conv_.H * 32), &args);
+      launch(place_, GENERAL_GRAD_DYNAMIC, c, all(conv_.T * conv_.B * conv_.H * 32), &args);
       return;
     }
     args.splits = std::clamp<long long>(SPLIT_BLOCKS / conv_.H, 1, conv_.T * conv_.B);
     args.products = place_.scratch(args.splits * conv_.H * conv_.K * sum_size());
     Case stage = c;
     stage.softmax = false;
-    launch(place_, Kernel::general_grad_light, stage, {args.splits * conv_.H, GENERAL_THREADS, 0}, &args);
+    launch(place_, GENERAL_GRAD_LIGHT, stage, {args.splits * conv_.H, GENERAL_THREADS, 0}, &args);
     finish(place_, conv_, args.products, static_cast<int>(args.splits), out);
   }
 
@@ -90,7 +92,7 @@ class General {
     Case c{};
     c.type = conv.type, c.softmax = conv.softmax, c.K = static_cast<int>(conv.K), c.H = static_cast<int>(conv.H);
     const FinishArgs args{partial, conv.logits, out, splits};
-    launch(place, Kernel::finish, c, {conv.H, 32, 0}, &args);
+    launch(place, FINISH, c, {conv.H, 32, 0}, &args);
   }
 
  private:
@@ -107,7 +109,7 @@ class General {
       args.weight = weight_ = place_.scratch(rows * conv_.K * sum_size());
       Case c = case_of(conv_);
       c.drop = false;
-      launch(place_, Kernel::general_weights, c, all(rows * 32), &args);
+      launch(place_, GENERAL_WEIGHTS, c, all(rows * 32), &args);
     }
     args.weight = weight_;
     return args;
@@ -127,7 +129,7 @@ void convolve(const Place& place, const Conv& conv, General& general, const void
   const ConvTile tile = conv_tile(c);
   const ConvArgs args{x, conv.logits, out, dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
   const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
-  launch(place, Kernel::conv, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
+  launch(place, CONV, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
 }
 
 void grad_weight(const Place& place, const Conv& conv, General& general, const void* grad, void* out) {
@@ -143,37 +145,13 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
   GradArgs args{grad, conv.x, conv.logits, out, nullptr, dropconnect_of(conv), static_cast<int>(conv.T),
                 static_cast<int>(conv.B), 0};
   if (c.dynamic)
-    return launch(place, Kernel::grad_weight, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
+    return launch(place, GRAD_WEIGHT, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
   args.splits = static_cast<int>(std::clamp<long long>(SPLIT_BLOCKS / groups, 1, blocks));
   args.partial = static_cast<float*>(place.scratch(sizeof(float) * args.splits * conv.H * conv.K));
   Case stage = c;
   stage.softmax = false;
-  launch(place, Kernel::grad_weight, stage, {args.splits * groups, tile.threads, tile.shared_bytes}, &args);
+  launch(place, GRAD_WEIGHT, stage, {args.splits * groups, tile.threads, tile.shared_bytes}, &args);
   General::finish(place, conv, args.partial, args.splits, out);
-}
-
-void gate(const Place& place, Kernel kernel, Type type, GluArgs args, std::initializer_list<const void*> pointers) {
-  if (args.C > 0x7fffffff) throw std::runtime_error("lightconv: glu takes at most 2147483647 channels");
-  Case c{};
-  c.type = type, c.R = static_cast<int>(args.C), c.mask = args.mask != nullptr, c.aligned = aligned(pointers);
-  launch(place, kernel, c, {blocks_for(args.T * args.B * (args.C / vector_of(c)), 256), 256, 0}, &args);
-}
-
-// R: the widest vector that divides every row of the logits and of `out`, wherever they begin.
-Case case_of(const Rows& rows, const void* out) {
-  const uintptr_t steps = static_cast<uintptr_t>(rows.V | rows.stride) * size_of(rows.type);
-  const uintptr_t places = reinterpret_cast<uintptr_t>(rows.logits) | reinterpret_cast<uintptr_t>(out);
-  Case c{};
-  c.type = rows.type, c.aligned = true;
-  c.R = power_of_two_in(static_cast<int>((steps | places) % 16), 16) / size_of(c.type);
-  return c;
-}
-
-LossArgs args_of(const Rows& rows) {
-  LossArgs args{};
-  args.logits = rows.logits, args.target = rows.target;
-  args.N = rows.N, args.V = rows.V, args.stride = rows.stride, args.ignore = rows.ignore;
-  return args;
 }
 
 }  // namespace
@@ -189,15 +167,6 @@ void backward(const Place& place, const Conv& conv, const void* grad, void* grad
   if (grad_logits != nullptr) grad_weight(place, conv, general, grad, grad_logits);
 }
 
-void glu(const Place& place, Type type, long long T, long long B, long long C, const void* x, const bool* mask, void* out) {
-  gate(place, Kernel::glu, type, {x, nullptr, mask, out, T, B, C}, {x, out});
-}
-
-void glu_backward(const Place& place, Type type, long long T, long long B, long long C, const void* grad, const void* x,
-                  const bool* mask, void* out) {
-  gate(place, Kernel::glu_backward, type, {x, grad, mask, out, T, B, C}, {x, grad, out});
-}
-
 void step(const Place& place, const Step& step) {
   Case c{};
   c.type = step.type, c.dynamic = step.dynamic, c.softmax = step.softmax;
@@ -209,28 +178,9 @@ void step(const Place& place, const Step& step) {
                              std::to_string(step.K));
   const StepArgs args{step.x, step.logits, step.ring, step.ancestors, step.position, step.out,
                       static_cast<int>(step.N), static_cast<int>(step.M), static_cast<int>(step.A)};
-  launch(place, Kernel::step, c, {step.N * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
+  launch(place, STEP, c, {step.N * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
   Case after{};
-  launch(place, Kernel::advance, after, {1, 1, 0}, &args);
-}
-
-void loss(const Place& place, const Rows& rows, double* log_sums, double* sums) {
-  LossArgs args = args_of(rows);
-  args.log_sums = log_sums, args.sums = sums;
-  args.terms = static_cast<double*>(place.scratch(sizeof(double) * 2 * rows.N));
-  const int warps = LOSS_THREADS / 32, sum_size = rows.type == Type::f64 ? 8 : 4;
-  launch(place, Kernel::smoothed_nll, case_of(rows, nullptr), {rows.N, LOSS_THREADS, warps * 3 * sum_size}, &args);
-  Case of_sums{};
-  of_sums.type = Type::f64;
-  launch(place, Kernel::smoothed_nll_sum, of_sums, {1, LOSS_THREADS, warps * 2 * 8}, &args);
-}
-
-void loss_backward(const Place& place, const Rows& rows, const void* grad, const double* log_sums, double nll_share,
-                   double all_share, void* out) {
-  LossArgs args = args_of(rows);
-  args.grad = grad, args.log_sums = const_cast<double*>(log_sums), args.out = out;
-  args.nll_share = nll_share, args.all_share = all_share;
-  launch(place, Kernel::smoothed_nll_backward, case_of(rows, out), {rows.N, LOSS_THREADS, 0}, &args);
+  launch(place, ADVANCE, after, {1, 1, 0}, &args);
 }
 
 }  // namespace lightconv::cuda

@@ -1,0 +1,1 @@
+"""Operators beside the paper's: what training and generation spend their time on, next to the convolutions."""

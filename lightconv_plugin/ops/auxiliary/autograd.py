@@ -1,0 +1,116 @@
+"""Derivatives of the native dropout, gate and loss, as ``native.autograd`` has those of the convolutions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from lightconv_plugin.ops.native.autograd import apply, examples, recorded
+
+
+@torch.compiler.allow_in_graph
+def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
+    """``torch.ops.lightconv.dropout``, differentiable in x."""
+    if recorded(x):
+        return apply(_Dropout, x, p, seed)
+    return torch.ops.lightconv.dropout(x, p, seed)
+
+
+@torch.compiler.allow_in_graph
+def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """``torch.ops.lightconv.glu_mask``, differentiable in x."""
+    if recorded(x):
+        return apply(_GluMask, x, padding_mask)
+    return torch.ops.lightconv.glu_mask(x, padding_mask)
+
+
+def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+    """See ``training.smoothed_nll``. The first result has a gradient.
+
+    With s bytes a logit, forward and backward together move 3 * N * V * s bytes of a GPU's memory. A target outside
+    0..V-1 is an error on a CPU. On a GPU it gives NaN, since an error would have to wait for the device.
+    """
+    return _SmoothedNll.apply(logits, target, smoothing, ignore)
+
+
+class _Dropout(Function):
+    """Keeps the seed alone: it is linear, and every derivative of it is itself."""
+
+    @staticmethod
+    def forward(x: Tensor, p: float, seed: Tensor) -> Tensor:
+        return torch.ops.lightconv.dropout(x, p, seed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, Tensor], output: Tensor) -> None:
+        _, ctx.p, seed = inputs
+        ctx.save_for_backward(seed)
+        ctx.save_for_forward(seed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return dropout(grad, ctx.p, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, *_: None) -> Tensor:
+        return dropout(dx, ctx.p, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, None, int | None], x: Tensor, p: float, seed: Tensor
+    ) -> tuple[Tensor, int]:
+        each = examples(info.batch_size, (x, seed), (in_dims[0], in_dims[2]))
+        return torch.stack([dropout(a, p, b) for a, b in each]), 0
+
+
+class _GluMask(Function):
+    """The gate; its further derivatives are PyTorch's."""
+
+    @staticmethod
+    def forward(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return torch.ops.lightconv.glu_mask(x, padding_mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, padding_mask = ctx.saved_tensors
+        if not recorded(grad, x):
+            return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
+        if padding_mask is not None:
+            grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+        return torch.ops.aten.glu_backward(grad, x, -1), None
+
+
+class _SmoothedNll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+        sums, log_sums = torch.ops.lightconv.smoothed_nll(logits, target, ignore)
+        share = smoothing / (logits.shape[1] - 1)
+        ctx.save_for_backward(logits, target, log_sums)
+        ctx.shares, ctx.ignore = (1 - smoothing - share, share), ignore
+        nll, everything = sums.to(torch.promote_types(logits.dtype, torch.float32))
+        ctx.mark_non_differentiable(nll)
+        return ctx.shares[0] * nll + ctx.shares[1] * everything, nll
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, target, log_sums = ctx.saved_tensors
+        if recorded(grad, logits):
+            return _smoothed_nll_gradient(grad, logits, target, ctx.shares, ctx.ignore), None, None, None
+        operator = torch.ops.lightconv.smoothed_nll_backward
+        return operator(grad, logits, target, log_sums, *ctx.shares, ctx.ignore), None, None, None
+
+
+def _smoothed_nll_gradient(
+    grad: Tensor, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
+) -> Tensor:
+    """Return what ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
+    wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)
+    of_nll, of_all = shares
+    slope = (of_nll + of_all * logits.shape[1]) * p - of_nll * wanted - of_all
+    return (grad * slope.masked_fill(ignored, 0)).to(logits.dtype)

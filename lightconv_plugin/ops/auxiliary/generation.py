@@ -1,0 +1,200 @@
+"""Operators of generation beside the convolutions, defined in PyTorch, and in C++ where the native library takes them.
+
+Nothing here records gradients in C++: where they are wanted, PyTorch does the work.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightconv_plugin.ops.auxiliary.training import attention, masked_softmax
+from lightconv_plugin.ops.dispatch import takes
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
+
+    The step of a decoder with few hypotheses spends its time on reading the weights; that is then all it does.
+    """
+    if not takes("few_rows_linear", x, weight, bias):
+        return F.linear(x, weight, bias)
+    return torch.ops.lightconv.few_rows_linear(x, weight, bias)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
+    """Multi-head attention of one query a row over a sentence's positions (Vaswani et al., 2017).
+
+    Args:
+        query: (1, N, C), not scaled; a head's product with a key is divided by the root of C / heads.
+        keys, values: (sentences, S, C).
+        padding: (sentences, S), true at positions that nobody may see; None for none.
+        sentence: (N,) int64, the sentence that each row attends to; or (sentences, rows of each) where all sentences
+            have as many rows, in order. PyTorch then reads a sentence once for all of its rows; it copies the sentence
+            for each row otherwise.
+        heads: a divisor of C.
+
+    Returns:
+        (1, N, C); zero for a row whose sentence is all padding.
+    """
+    if takes("attend", query, keys, values):
+        return torch.ops.lightconv.attend(query, keys, values, padding, sentence.flatten(), heads)
+    if sentence.ndim == 1:
+        return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
+
+    def split(x: Tensor, rows: int) -> Tensor:  # to (sentences, H, rows, R)
+        return x.reshape(len(keys), rows, heads, keys.shape[2] // heads).transpose(1, 2)
+
+    q, k, v = split(query, sentence.shape[1]), split(keys, keys.shape[1]), split(values, keys.shape[1])
+    out, _ = attention(q, k, v, None if padding is None else ~padding[:, None, None, :], 0.0)
+    return out.transpose(1, 2).reshape(query.shape)
+
+
+def attend_with_weights(
+    query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32."""
+    _, rows, channels = query.shape
+    sentence = sentence.flatten()
+    split = (rows, keys.shape[1], heads, channels // heads)
+    own_keys, own_values = keys[sentence].view(split), values[sentence].view(split)
+    q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
+    logits = torch.einsum("nhr,nshr->nhs", q, own_keys)
+    weights = masked_softmax(logits, None if padding is None else ~padding[sentence].unsqueeze(1))
+    out = torch.einsum("nhs,nshr->nhr", weights.to(query.dtype), own_values)
+    return out.reshape(1, rows, channels), weights
+
+
+def reorder_source(source: dict[str, Any], new_order: Tensor, kept: Tensor | None) -> dict[str, Any]:
+    """Reorder what hypotheses know of the source, in a search in which each stays with its sentence.
+
+    Args:
+        source: keys, values, padding and sentence, as for ``attend``.
+        new_order: (N,), the row that each hypothesis continues, as many for each sentence, in order.
+        kept: (sentences,), those of the sentences so far that go on, in order; None for all.
+    """
+    keys, sentence = source["keys"], source["sentence"]
+    if takes("attend", keys):  # which finds keys by a row's sentence: those of others may stay
+        return {**source, "sentence": sentence.flatten().index_select(0, new_order)}
+    if kept is not None:
+        names = ("keys", "values", "padding")
+        source = source | {name: source[name].index_select(0, kept) for name in names if source[name] is not None}
+    elif sentence.ndim == 2 and sentence.numel() == len(new_order):
+        return source
+    sentences = len(source["keys"])
+    numbers = torch.arange(sentences, device=keys.device).unsqueeze(1)
+    return {**source, "sentence": numbers.expand(sentences, len(new_order) // max(sentences, 1))}
+
+
+def decoder_block(
+    x: Tensor,
+    parameters: list[Tensor],
+    inputs: dict[str, Tensor],
+    source: dict[str, Any],
+    *,
+    heads: int,
+    gated: bool,
+    dynamic: bool,
+    norm_first: bool,
+    eps: float,
+) -> Tensor:
+    """One position of a decoder's block (section 5.1): convolution, attention to the source, feed-forward network.
+
+    ``models.layers.DecoderBlock`` is the definition. Only where the library ``takes`` it.
+
+    Args:
+        x: (1, N, C).
+        parameters: weight (out, in) and bias of the map into the convolution; its logits (H, K), or, dynamic, the
+            weight (H * K, C') that predicts them; weight and bias of the map out of it and of its layer norm; of the
+            query's map, the attention's map out and its norm; of both maps of the network and its norm.
+        inputs: the convolution's state, as ``conv_step`` of the native backend gave it; changed in place.
+        source: keys and values (sentences, S, C), padding (sentences, S) or None, sentence (N,), as for ``attend``.
+        heads: of the attention.
+        gated: the map into the convolution gives 2C' channels, for a GLU.
+        dynamic: kernels are predicted from what is convolved.
+        norm_first: layer norm before each part; otherwise after each sum.
+        eps: of the layer norms.
+
+    Returns:
+        (1, N, C).
+    """
+    return torch.ops.lightconv.decoder_block(
+        x,
+        parameters,
+        inputs["ring"],
+        inputs["ancestors"],
+        inputs["position"],
+        source["keys"],
+        source["values"],
+        source["padding"],
+        source["sentence"],
+        heads,
+        gated,
+        dynamic,
+        norm_first,
+        eps,
+    )
+
+
+def beam_candidates(
+    logits: Tensor,
+    scores: Tensor | None,
+    *,
+    beams: int,
+    count: int,
+    temperature: float,
+    pad: int,
+    unk: int,
+    unk_penalty: float,
+    banned: int | None,
+    only: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best continuations of each sentence: score so far plus log-probability of the next token.
+
+    Args:
+        logits: (sentences * beams, V).
+        scores: (sentences * beams,), float32, those so far; None for zeros.
+        beams: hypotheses of a sentence.
+        count: how many continuations; at most beams * min(count, V).
+        temperature: divides the logits.
+        pad: a token that is never taken.
+        unk, unk_penalty: a token, and what its log-probability is lowered by.
+        banned: another token that is never taken.
+        only: the one token that may be taken.
+
+    Returns:
+        scores, tokens and beams, each (sentences, count), the best first. A probability that is not a number counts
+        as 0; where fewer continuations are possible, the rest have the score -inf.
+    """
+    logits = logits.float()
+    if takes("beam_candidates", logits, scores):
+        no = -1
+        return torch.ops.lightconv.beam_candidates(
+            logits,
+            scores,
+            beams,
+            count,
+            temperature,
+            pad,
+            unk,
+            unk_penalty,
+            no if banned is None else banned,
+            no if only is None else only,
+        )
+    vocab_size = logits.shape[1]
+    values = torch.log_softmax(logits / temperature, dim=-1)
+    values = values.masked_fill(values.isnan(), -math.inf)
+    values[:, unk] -= unk_penalty
+    # by slices: a number becomes a tensor on the CPU first, and a GPU waits for its copy
+    values[:, pad].fill_(-math.inf)
+    if banned is not None:
+        values[:, banned].fill_(-math.inf)
+    if only is not None:
+        values[:, :only].fill_(-math.inf)
+        values[:, only + 1 :].fill_(-math.inf)
+    if scores is not None:
+        values += scores.unsqueeze(1)
+    best, index = values.view(-1, beams * vocab_size).topk(count)
+    return best, index % vocab_size, index // vocab_size

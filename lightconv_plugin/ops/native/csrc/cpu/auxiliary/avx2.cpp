@@ -1,0 +1,3 @@
+#define LIGHTCONV_TABLE avx2_auxiliary
+#define LIGHTCONV_BITS 256
+#include "cpu/auxiliary/kernels.inl"

@@ -1,0 +1,3 @@
+#define LIGHTCONV_TABLE avx512_auxiliary
+#define LIGHTCONV_BITS 512
+#include "cpu/auxiliary/kernels.inl"

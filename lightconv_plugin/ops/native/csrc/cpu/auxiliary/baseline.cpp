@@ -1,0 +1,3 @@
+#define LIGHTCONV_TABLE baseline_auxiliary
+#define LIGHTCONV_BITS 128
+#include "cpu/auxiliary/kernels.inl"

@@ -1,0 +1,55 @@
+// The kernels of decoding on all threads; and what attention asks of its state.
+#pragma once
+
+#include <optional>
+
+#include "cpu/auxiliary/kernels.h"
+#include "cpu/step.h"
+
+namespace lightconv {
+
+inline void run(const Attention& a) {
+  on_threads(a.N, kWorth / (2 * a.S * a.C + 1), attend_scratch(a),
+             [&](void* scratch, int64_t begin, int64_t end) { auxiliary_kernels().attend(a, scratch, begin, end); });
+}
+
+inline void run(const Search& search) {
+  on_threads(search.N, kWorth / (8 * search.V), best_scratch(search),
+             [&](void* scratch, int64_t begin, int64_t end) { auxiliary_kernels().best(search, scratch, begin, end); });
+}
+
+inline void run(const Linear& l) {
+  on_threads(l.out, std::max<int64_t>(4, kWorth / 2 / (l.in + 1)), 0,
+             [&](void*, int64_t begin, int64_t end) { auxiliary_kernels().linear(l, begin, end); });
+}
+
+// Attention of N queries of C channels to the sentences of a state; query and out are left to the caller.
+inline Attention attention_to(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
+                              const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
+  STD_TORCH_CHECK(keys.dim() == 3 && values.dim() == 3, "attend: expected keys and values (sentences, S, C)");
+  Attention a{};
+  a.N = N, a.C = C, a.H = heads, a.S = keys.size(1);
+  STD_TORCH_CHECK(heads > 0 && C % heads == 0, "attend: the heads do not divide the channels");
+  const int64_t sentences = keys.size(0);
+  STD_TORCH_CHECK(keys.size(2) == C && values.size(0) == sentences && values.size(1) == a.S && values.size(2) == C,
+                  "attend: query, keys and values differ in shape");
+  STD_TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type,
+                  "attend: query, keys and values differ in type");
+  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
+                                           padding->size(0) == sentences && padding->size(1) == a.S),
+                  "attend: expected padding (sentences, S), bool");
+  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == N,
+                  "attend: expected sentence (N,), int64");
+  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
+                      (!padding.has_value() || padding->is_contiguous()),
+                  "attend: the state is not contiguous");
+  a.sentence = static_cast<const int64_t*>(sentence.const_data_ptr());
+  for (int64_t n = 0; n < N; ++n)
+    STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,
+                    "attend: a row names a sentence that there is not");
+  a.keys = keys.const_data_ptr(), a.values = values.const_data_ptr();
+  a.padding = padding.has_value() ? static_cast<const bool*>(padding->const_data_ptr()) : nullptr;
+  return a;
+}
+
+}  // namespace lightconv

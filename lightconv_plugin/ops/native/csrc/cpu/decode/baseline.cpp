@@ -1,3 +1,0 @@
-#define LIGHTCONV_DECODE baseline_decode
-#define LIGHTCONV_BITS 128
-#include "cpu/decode/kernels.inl"

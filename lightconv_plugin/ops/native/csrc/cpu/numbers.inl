@@ -1,0 +1,90 @@
+// Numbers of every type, the exponential, and reductions.
+
+inline float load(float x) { return x; }
+inline double load(double x) { return x; }
+inline float load(Bf16 x) { return float_of(x); }
+
+inline void store(float& to, float x) { to = x; }
+inline void store(double& to, double x) { to = x; }
+inline void store(Bf16& to, float x) { to = bf16_of(x); }
+
+inline double exponential(double x) { return __builtin_exp(x); }
+
+// e^x for x <= 0, NaN for NaN: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which leaves 5e-9.
+inline float exponential(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
+  const float shifted = x * 1.44269504f + shift;
+  const float n = shifted - shift;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float series = 1.0f / 5040;
+  series = series * r + 1.0f / 720;
+  series = series * r + 1.0f / 120;
+  series = series * r + 1.0f / 24;
+  series = series * r + 1.0f / 6;
+  series = series * r + 0.5f;
+  series = series * r + 1.0f;
+  series = series * r + 1.0f;
+  return series * __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, shifted) + 127) << 23);
+}
+
+// 64 bytes of numbers: one register, or several that the compiler takes turns with.
+template <class A>
+struct Lanes {
+  typedef A type __attribute__((vector_size(64), aligned(alignof(A)), may_alias));
+  static constexpr int64_t count = 64 / sizeof(A);
+};
+
+template <class A>
+A largest(const A* x, int64_t size) {
+  typedef typename Lanes<A>::type V;
+  const int64_t lanes = Lanes<A>::count;
+  A top = x[0];
+  int64_t i = 0;
+  if (size >= lanes) {
+    V tops = *reinterpret_cast<const V*>(x);
+    for (i = lanes; i + lanes <= size; i += lanes) {
+      const V next = *reinterpret_cast<const V*>(x + i);
+      tops = next > tops ? next : tops;
+    }
+    for (int64_t l = 0; l < lanes; ++l) top = tops[l] > top ? tops[l] : top;
+  }
+  for (; i < size; ++i) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+template <class A>
+A total(const A* x, int64_t size) {
+  typedef typename Lanes<A>::type V;
+  const int64_t lanes = Lanes<A>::count;
+  A sum = 0;
+  int64_t i = 0;
+  if (size >= lanes) {
+    V sums = *reinterpret_cast<const V*>(x);
+    for (i = lanes; i + lanes <= size; i += lanes) sums += *reinterpret_cast<const V*>(x + i);
+    for (int64_t l = 0; l < lanes; ++l) sum += sums[l];
+  }
+  for (; i < size; ++i) sum += x[i];
+  return sum;
+}
+
+template <class A>
+A dot(const A* x, const A* y, int64_t size) {
+  typedef typename Lanes<A>::type V;
+  const int64_t lanes = Lanes<A>::count;
+  V sums = {};
+  int64_t i = 0;
+  for (; i + lanes <= size; i += lanes)
+    sums += *reinterpret_cast<const V*>(x + i) * *reinterpret_cast<const V*>(y + i);
+  A sum = 0;
+  for (int64_t l = 0; l < lanes; ++l) sum += sums[l];
+  for (; i < size; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+template <class A>
+A dot(const A* x, const Bf16* y, int64_t size) {
+  A sum = 0;
+  for (int64_t i = 0; i < size; ++i) sum += x[i] * load(y[i]);
+  return sum;
+}

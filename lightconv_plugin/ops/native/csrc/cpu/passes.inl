@@ -1,0 +1,252 @@
+// Forward and backward over units of work.
+
+// Rows begin..end of the unit's channels: a block of rows for each head (wide: one for all), lanes beyond them 0.
+template <class A, class S>
+void pack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const void* from, const Place& place,
+          int64_t b, int64_t begin, int64_t end, A* to) {
+  const S* here = static_cast<const S*>(from) + (begin * conv.B + b) * conv.C + place.c;
+  const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
+  for (int64_t s = begin; s < end; ++s, here += conv.B * conv.C, to += scratch.row) {
+    if (s + kAhead < end) ask_for(here + kAhead * conv.B * conv.C, place.channels);
+    for (int64_t block = 0; block < blocks; ++block) {
+      A* row = to + block * scratch.block;
+      convert(row, here + block * width, width);
+      for (int64_t c = width; c < scratch.row; ++c) row[c] = 0;
+    }
+  }
+}
+
+// The kernels of the unit's heads at positions begin..end: normalised to `kernels`, with DropConnect to `used`.
+template <class A, class S>
+void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t begin,
+                  int64_t end) {
+  const int K = static_cast<int>(conv.K), L = static_cast<int>(scratch.taps);
+  const int64_t readable = conv.T * conv.B * conv.H * conv.K - L;  // where the last whole row of vectors may begin
+  const S* logits = static_cast<const S*>(conv.weight);
+  by_vectors<A>(L, [&]<int NV>() {
+    for (int64_t t = begin; t < end; ++t) {
+      if (conv.dynamic && t + kAhead < end)
+        ask_for(logits + (((t + kAhead) * conv.B + b) * conv.H + place.head) * K, place.heads * K);
+      for (int64_t h = 0; h < place.heads; ++h) {
+        const int64_t n = (t * conv.B + b) * conv.H + place.head + h, at = h * scratch.kernel_block + (t - begin) * L;
+        A* to = scratch.kernels + at;
+        if (!conv.dynamic) {
+          kernel_row<A, A, NV>(scratch.light + h * L, K, L, false, to);
+        } else if (n * K <= readable) {
+          kernel_row<A, S, NV>(logits + n * K, K, L, conv.softmax, to);
+        } else {
+          S* row = reinterpret_cast<S*>(scratch.line);
+          for (int j = 0; j < K; ++j) row[j] = logits[n * K + j];
+          kernel_row<A, S, NV>(row, K, L, conv.softmax, to);
+        }
+        if (conv.dropconnect > 0) {
+          A *factors = scratch.factors + at, *used = scratch.used + at;
+          keep_row(conv.seed, static_cast<uint64_t>(n), conv.dropconnect, L, factors);
+          for (int j = 0; j < L; ++j) used[j] = to[j] * factors[j];
+        }
+      }
+    }
+  });
+}
+
+// LightConv with DropConnect: the unit's kernels in whole vectors.
+template <class A>
+void lay_out_light(const Conv& conv, const Place& place, const Scratch<A>& scratch) {
+  for (int64_t h = 0; h < place.heads; ++h)
+    for (int64_t j = 0; j < scratch.taps; ++j)
+      scratch.light[h * scratch.taps + j] =
+          j < conv.K ? static_cast<const A*>(conv.light)[(place.head + h) * conv.K + j] : 0;
+}
+
+template <class A>
+void widen(const Conv& conv, const Place& place, const Scratch<A>& scratch) {
+  const int64_t R = conv.C / conv.H;
+  const A* light = static_cast<const A*>(conv.light) + place.head * conv.K;
+  for (int64_t c = 0; c < scratch.row; ++c) {
+    const A* kernel = light + (c < place.channels ? c / R : 0) * conv.K;
+    for (int64_t j = 0; j < conv.K; ++j) scratch.wide[j * scratch.row + c] = kernel[j];
+  }
+}
+
+// Convolves the unit's packed rows; results to a tensor (T, B, C), a whole row of the unit's channels at a time.
+// `stretch` is that of the first head; from head to head its weights are w_block numbers apart.
+template <class A, class S>
+void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
+               Stretch<A> stretch, int64_t w_block, void* tensor) {
+  const int vectors = static_cast<int>(scratch.row / kLanes<A>);
+  const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
+  for (int64_t block = 0; block < blocks; ++block) {
+    A* out = scratch.out + block * scratch.row;
+    if (units.wide)
+      convolve<A, true>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
+    else
+      convolve<A, false>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
+    stretch.x += scratch.block, stretch.w += w_block;
+  }
+  S* to = static_cast<S*>(tensor) + (place.t * conv.B + b) * conv.C + place.c;
+  const A* out = scratch.out;
+  for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.C, out += scratch.out_row) {
+    if (t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.B * conv.C, place.channels);
+    if (width == scratch.row) {
+      convert(to, out, place.channels);
+    } else {
+      for (int64_t block = 0; block < blocks; ++block) convert(to + block * width, out + block * scratch.row, width);
+    }
+  }
+}
+
+template <class S>
+void forward_units(const Conv& conv, const Units& units, void* out, void* memory, int64_t begin, int64_t end) {
+  using A = Sums<S>;
+  const Scratch<A> scratch(conv, units, false, Arena(memory));
+  const int64_t P = conv.padding_l;
+  int64_t widened = -1;
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const Place place(conv, units, unit);
+    const int64_t first = place.t - P > 0 ? place.t - P : 0;
+    const int64_t last = place.t_end - P + conv.K - 1 < conv.T ? place.t_end - P + conv.K - 1 : conv.T;
+    if (units.wide && widened != place.group) widen(conv, place, scratch), widened = place.group;
+    if (conv.per_position() && !conv.dynamic) lay_out_light(conv, place, scratch);
+    for (int64_t b = place.b; b < place.b_end; ++b) {
+      pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
+      Stretch<A> stretch{scratch.x, first, scratch.row, first, last, P, static_cast<int>(conv.K),
+                         nullptr, 0, 0, 1, -1, scratch.row};
+      int64_t w_block = conv.K;
+      if (conv.per_position()) {
+        make_kernels<A, S>(conv, scratch, place, b, place.t, place.t_end);
+        stretch.w = scratch.used, stretch.w_first = place.t, stretch.w_step = scratch.taps;
+        stretch.wi = scratch.taps - 1, w_block = scratch.kernel_block;
+      } else {
+        stretch.w = units.wide ? scratch.wide : static_cast<const A*>(conv.light) + place.head * conv.K;
+      }
+      to_tensor<A, S>(conv, units, scratch, place, b, stretch, w_block, out);
+    }
+  }
+}
+
+// LightConv without DropConnect: the gradient of one head's kernel (wide: of all), added to (H, K). g is the gradient
+// at position place.t; x the input that it reads with tap 0; of those after it begin..end exist.
+template <class A>
+void light_sums(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, const A* g,
+                const A* x, int64_t begin, int64_t end, A* partial) {
+  constexpr int n = kLanes<A>;
+  const int K = static_cast<int>(conv.K);
+  const int64_t R = conv.C / conv.H, positions = place.t_end - place.t;
+  if (!units.wide)
+    for (int64_t j = 0; j < K; ++j) store(scratch.line + j * n, Vec<A>{});
+  for (int64_t v = 0; v < scratch.row; v += n) {
+    each_tap_sum(g + v, x + v, scratch.row, positions, begin, end, K, [&](int j, Vec<A> lanes) {
+      if (!units.wide) {
+        store(scratch.line + j * n, load(scratch.line + j * n) + lanes);
+        return;
+      }
+      for (int l = 0; l < n && v + l < place.channels; ++l) partial[(v + l) / R * K + j] += lanes[l];
+    });
+  }
+  if (!units.wide)
+    for (int j = 0; j < K; ++j) partial[j] += sum<A>(load(scratch.line + j * n))[0];
+}
+
+// A kernel for each position, head `h` of the unit: the gradients of its logits, or, in LightConv, of its weights, to
+// scratch.gradients. g is the gradient at position place.t; x holds the inputs first..last; the kernels' rows begin at
+// `kernels_first`.
+template <class A>
+void kernel_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t h, const A* g,
+                      const A* x, int64_t first, int64_t last, int64_t kernels_first) {
+  constexpr int n = kLanes<A>;
+  const int64_t K = conv.K, P = conv.padding_l, origin = place.t - P;  // column 0: what position t reads with tap 0
+  const int64_t columns = round_up(place.t_end - place.t + scratch.products, n);
+  for (int64_t s = 0; s < columns; s += n) {
+    for (int64_t c = 0; c < scratch.row; c += n) {
+      Vec<A> square[n];
+      for (int i = 0; i < n; ++i) {
+        const int64_t input = origin + s + i;
+        square[i] = input >= first && input < last ? load(x + (input - first) * scratch.row + c) : Vec<A>{};
+      }
+      transpose<A>(square);
+      for (int i = 0; i < n; ++i) store(scratch.transposed + (c + i) * scratch.columns + s, square[i]);
+    }
+  }
+  const int vectors = static_cast<int>(scratch.products / n), L = static_cast<int>(scratch.taps);
+  const int64_t kernels = h * scratch.kernel_block + (place.t - kernels_first) * L;
+  const A* factors = conv.dropconnect > 0 ? scratch.factors + kernels : nullptr;
+  const A* p = conv.dynamic && conv.softmax ? scratch.kernels + kernels : nullptr;
+  by_vectors<A>(L, [&]<int NV>() {
+    for (int64_t t = place.t; t < place.t_end; t += kProductRows) {
+      const int rows = static_cast<int>(place.t_end - t < kProductRows ? place.t_end - t : kProductRows);
+      inner_products(g + (t - place.t) * scratch.row, scratch.row, rows, scratch.transposed + (t - place.t),
+                     scratch.columns, conv.C / conv.H, vectors, scratch.product, scratch.products);
+      for (int i = 0; i < rows; ++i) {
+        const int64_t begin = P - t - i > 0 ? P - t - i : 0, end = conv.T + P - t - i < K ? conv.T + P - t - i : K;
+        const int64_t at = (t + i - place.t) * L;
+        gradient_row<A, NV>(scratch.product + i * scratch.products + i, static_cast<int>(begin), static_cast<int>(end),
+                            factors == nullptr ? nullptr : factors + at, p == nullptr ? nullptr : p + at, L,
+                            scratch.gradients + ((t + i - place.t) * place.heads + h) * L);
+      }
+    }
+  });
+}
+
+template <class S>
+void backward_units(const Conv& conv, const Units& units, const Gradients& gradients, void* memory, int64_t begin,
+                    int64_t end) {
+  using A = Sums<S>;
+  const Scratch<A> scratch(conv, units, true, Arena(memory));
+  const int64_t K = conv.K, P = conv.padding_l, back = K - 1 - P;  // a gradient's padding
+  int64_t widened = -1;
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const Place place(conv, units, unit);
+    const int64_t first = place.t - P > 0 ? place.t - P : 0;
+    const int64_t last = place.t_end - P + K - 1 < conv.T ? place.t_end - P + K - 1 : conv.T;
+    const int64_t g_first = place.t - back > 0 ? place.t - back : 0;
+    const int64_t g_last = place.t_end + P < conv.T ? place.t_end + P : conv.T;
+    A* partials = gradients.light_partials == nullptr
+                      ? nullptr
+                      : static_cast<A*>(gradients.light_partials) + (place.partial * conv.H + place.head) * K;
+    if (units.wide && widened != place.group) widen(conv, place, scratch), widened = place.group;
+    if (conv.per_position() && !conv.dynamic) lay_out_light(conv, place, scratch);
+    for (int64_t b = place.b; b < place.b_end; ++b) {
+      pack<A, S>(conv, units, scratch, gradients.out, place, b, g_first, g_last, scratch.g);
+      if (conv.per_position()) make_kernels<A, S>(conv, scratch, place, b, g_first, g_last);
+      if (gradients.x != nullptr) {
+        Stretch<A> stretch{scratch.g, g_first, scratch.row, g_first, g_last, back, static_cast<int>(K),
+                           nullptr, 0, 0, -1, 1, scratch.row};
+        int64_t w_block = K;
+        if (conv.per_position()) {
+          stretch.w = scratch.used + K - 1, stretch.w_first = back + g_first, stretch.w_step = scratch.taps;
+          stretch.wq = scratch.taps - 1, w_block = scratch.kernel_block;
+        } else if (units.wide) {
+          stretch.w = scratch.wide + (K - 1) * scratch.row;
+        } else {
+          stretch.w = static_cast<const A*>(conv.light) + place.head * K + K - 1;
+        }
+        to_tensor<A, S>(conv, units, scratch, place, b, stretch, w_block, gradients.x);
+      }
+      if (gradients.weight == nullptr && partials == nullptr) continue;
+      pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
+      for (int64_t h = 0; h < (units.wide ? 1 : place.heads); ++h) {
+        const A* g = scratch.g + h * scratch.block + (place.t - g_first) * scratch.row;
+        const A* x = scratch.x + h * scratch.block;
+        if (!conv.per_position()) {
+          const int64_t origin = place.t - P;
+          light_sums(conv, units, scratch, place, g, x + (origin - first) * scratch.row, first - origin, last - origin,
+                     partials + h * K);
+          continue;
+        }
+        kernel_gradients(conv, scratch, place, h, g, x, first, last, g_first);
+      }
+      if (!conv.per_position()) continue;
+      S* to = static_cast<S*>(gradients.weight) + ((place.t * conv.B + b) * conv.H + place.head) * K;
+      const A* row = scratch.gradients;
+      for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.H * K) {
+        if (conv.dynamic && t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.B * conv.H * K, place.heads * K);
+        for (int64_t h = 0; h < place.heads; ++h, row += scratch.taps) {
+          if (conv.dynamic)
+            convert(to + h * K, row, K);
+          else
+            for (int64_t j = 0; j < K; ++j) partials[h * K + j] += row[j];
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,25 @@
+// The types S of numbers in memory, bfloat16 among them, and the type that sums over S are taken in.
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+inline float float_of(Bf16 from) { return __builtin_bit_cast(float, static_cast<uint32_t>(from.bits) << 16); }
+
+inline Bf16 bf16_of(float from) {  // to nearest, ties to even; NaN stays NaN
+  const uint32_t bits = __builtin_bit_cast(uint32_t, from);
+  return {from != from ? uint16_t{0x7FC0} : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
+}
+
+template <class S>
+using Sums = std::conditional_t<std::is_same_v<S, double>, double, float>;
+
+// Calls as(S{}) for the type S of the numbers in memory.
+template <class As>
+inline void by_type(Scalar type, As as) {
+  switch (type) {
+    case Scalar::f32: return as(float{});
+    case Scalar::f64: return as(double{});
+    case Scalar::bf16: return as(Bf16{});
+  }
+}

@@ -1,0 +1,107 @@
+// How the work is cut, and the memory that a unit of it takes.
+
+constexpr int64_t kChunk = 128;     // positions of a unit: long against the K - 1 rows that it shares with its neighbours
+constexpr int64_t kChannels = 256;  // channels of a unit: a row that memory gives at full speed; all fits a core's cache
+constexpr int64_t kAhead = 4;       // rows between what is asked of the memory and what is used
+constexpr int64_t kUnits = 64;      // cut finer than that where there are fewer units, for the threads of a large machine
+
+// Memory that a thread keeps from unit to unit, handed out in whole vectors.
+class Arena {
+ public:
+  explicit Arena(void* memory) : next_((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64) {}
+  template <class A>
+  A* take(int64_t count) {
+    A* here = reinterpret_cast<A*>(next_);
+    next_ += round_up(count * static_cast<int64_t>(sizeof(A)), 64) + 64;  // a gap: rows of two arrays fall apart
+    return here;
+  }
+  uintptr_t used() const { return next_ + 64; }
+
+ private:
+  uintptr_t next_;
+};
+
+template <class A>
+struct Scratch {
+  // numbers of: a packed row of a head (wide: of all heads), a row of kernels, of transposed inputs, of inner products
+  int64_t row, taps, columns, products;
+  int64_t block;          // numbers of a head's packed rows
+  int64_t out_row, kernel_block;
+  A *x, *g;               // packed rows: (head, rows, row)
+  A* out;                 // (rows, channels)
+  A *kernels, *factors, *used;  // (head, rows, taps): normalised; DropConnect's factors; their product
+  A* wide;                // LightConv's kernels, one a channel: (K, row)
+  A* light;               // LightConv's with DropConnect: (head, taps)
+  A *transposed, *product, *line;
+  A* gradients;           // of kernels: (rows, head, taps)
+  uintptr_t end;
+
+  Scratch(const Conv& conv, const Units& units, bool backward, Arena arena) {
+    constexpr int n = kLanes<A>;
+    const int64_t rows = units.rows + conv.K - 1, R = conv.C / conv.H, blocks = units.wide ? 1 : units.heads;
+    row = round_up(units.wide ? units.heads * R : R, n), taps = round_up(conv.K, n);
+    products = round_up(conv.K + kProductRows - 1, n);
+    columns = round_up(units.rows + products + n, n);
+    block = rows * row, kernel_block = rows * taps, out_row = blocks * row;
+    x = arena.take<A>(blocks * block);
+    out = arena.take<A>(units.rows * out_row);
+    line = arena.take<A>(taps * n);
+    g = kernels = factors = used = wide = light = transposed = product = gradients = nullptr;
+    if (units.wide) wide = arena.take<A>(conv.K * row);
+    if (conv.per_position()) {
+      kernels = used = arena.take<A>(blocks * kernel_block), light = arena.take<A>(blocks * taps);
+      if (conv.dropconnect > 0)
+        factors = arena.take<A>(blocks * kernel_block), used = arena.take<A>(blocks * kernel_block);
+    }
+    if (backward) {
+      g = arena.take<A>(blocks * block);
+      if (conv.per_position()) {
+        transposed = arena.take<A>(row * columns);
+        product = arena.take<A>(kProductRows * products + n);  // rows are read from any number on
+        gradients = arena.take<A>(units.rows * units.heads * taps);
+      }
+    }
+    end = arena.used();
+  }
+};
+
+template <class A>
+Units units_of(const Conv& conv, bool backward) {
+  Units units{};
+  const int64_t R = conv.C / conv.H;
+  units.wide = !conv.per_position() && R < kLanes<A>;
+  units.heads = kChannels / R < 1 ? 1 : kChannels / R < conv.H ? kChannels / R : conv.H;
+  int64_t chunk = kChunk;
+  for (;; chunk /= 2) {
+    units.chunks = (conv.T + chunk - 1) / chunk;
+    units.rows = (conv.T + units.chunks - 1) / units.chunks;
+    units.sentences = units.rows >= chunk ? 1 : chunk / units.rows;
+    units.batches = (conv.B + units.sentences - 1) / units.sentences;
+    units.partials = units.chunks * units.batches;
+    for (;; units.heads = (units.heads + 1) / 2) {
+      units.groups = (conv.H + units.heads - 1) / units.heads;
+      units.count = units.groups * units.partials;
+      if (units.count >= kUnits || units.heads * R <= kChannels / 4 || units.heads == 1) break;
+    }
+    if (units.count >= kUnits || chunk <= 32) break;
+  }
+  units.scratch = Scratch<A>(conv, units, backward, Arena(nullptr)).end;
+  return units;
+}
+
+// Where a unit lies. Wide groups stay outermost, so that their kernels are laid out once.
+struct Place {
+  int64_t group, partial, b, b_end, t, t_end, head, heads, c, channels;
+
+  Place(const Conv& conv, const Units& units, int64_t unit) {
+    group = units.wide ? unit / units.partials : unit % units.groups;
+    partial = units.wide ? unit % units.partials : unit / units.groups;
+    b = partial % units.batches * units.sentences;
+    b_end = b + units.sentences < conv.B ? b + units.sentences : conv.B;
+    t = partial / units.batches * units.rows;
+    t_end = t + units.rows < conv.T ? t + units.rows : conv.T;
+    head = group * units.heads;
+    heads = head + units.heads < conv.H ? units.heads : conv.H - head;
+    c = head * (conv.C / conv.H), channels = heads * (conv.C / conv.H);
+  }
+};

@@ -1,0 +1,112 @@
+// Rows of kernels: softmax, its gradient, DropConnect. A row is L = NV vectors, of which K numbers count; NV = 0: as many
+// as L holds. Rows are read and written in whole vectors, so that none waits for a smaller store.
+
+template <class A>
+inline Vec<A> where_from(int first, int begin, int end, Vec<A> v, A other) {  // lane i stays where first + i is inside
+  const Index<A> at = lane_numbers<A>() + first;
+  return (at >= begin) & (at < end) ? v : Vec<A>{} + other;
+}
+
+// Logits to what the convolution uses; `to` is 0 from K on. `from` can be read for L numbers.
+template <class A, class S, int NV>
+inline void kernel_row(const S* from, int K, int L, bool softmax, A* to) {
+  constexpr int n = kLanes<A>;
+  constexpr A lowest = -__builtin_inf();
+  const int vectors = NV > 0 ? NV : L / n;
+  Vec<A> held[NV > 0 ? NV : 1];
+  const auto put = [&](int v, Vec<A> value) __attribute__((always_inline)) {
+    if constexpr (NV > 0)
+      held[v] = value;
+    else
+      store(to + v * n, value);
+  };
+  const auto get = [&](int v) __attribute__((always_inline)) {
+    if constexpr (NV > 0)
+      return held[v];
+    else
+      return load(to + v * n);
+  };
+  const A none = softmax ? lowest : 0;
+  Vec<A> most = Vec<A>{} + lowest;
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    const Vec<A> logits = where_from<A>(v * n, 0, K, load_as<A>(from + v * n), none);
+    most = most > logits ? most : logits;
+    put(v, logits);
+  }
+  if (softmax) {
+    const Vec<A> top = largest<A>(most);
+    Vec<A> total{};
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const Vec<A> e = exp_of(get(v) - top);
+      total += e;
+      put(v, e);
+    }
+    const Vec<A> scale = 1 / sum<A>(total);
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const Vec<A> weights = get(v) * scale;
+      put(v, v == vectors - 1 ? where_from<A>(v * n, 0, K, weights, 0) : weights);  // a row of NaN too ends in 0
+    }
+  }
+  if constexpr (NV > 0)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store(to + v * n, held[v]);
+}
+
+// The gradient of a row of logits from inner products of gradients and inputs, of which begin..end count: times
+// DropConnect's factors, unless null; through the softmax that gave p, unless null. `product` can be read for L numbers.
+template <class A, int NV>
+inline void gradient_row(const A* product, int begin, int end, const A* factors, const A* p, int L, A* to) {
+  constexpr int n = kLanes<A>;
+  const int vectors = NV > 0 ? NV : L / n;
+  Vec<A> held[NV > 0 ? NV : 1], total{};
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    Vec<A> grad = where_from<A>(v * n, begin, end, load(product + v * n), 0);
+    if (factors != nullptr) grad *= load(factors + v * n);
+    if (p != nullptr) total += load(p + v * n) * grad;
+    if constexpr (NV > 0)
+      held[v] = grad;
+    else
+      store(to + v * n, grad);
+  }
+  if (NV == 0 && p == nullptr) return;
+  const Vec<A> inner = p != nullptr ? sum<A>(total) : Vec<A>{};
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    const Vec<A> grad = NV > 0 ? held[NV > 0 ? v : 0] : load(to + v * n);
+    store(to + v * n, p != nullptr ? load(p + v * n) * (grad - inner) : grad);
+  }
+}
+
+// Calls with_vectors<NV>() for rows of L numbers.
+template <class A, class Call>
+inline void by_vectors(int64_t L, Call call) {
+  switch (L / kLanes<A>) {
+    case 1: return call.template operator()<1>();
+    case 2: return call.template operator()<2>();
+    case 3: return call.template operator()<3>();
+    case 4: return call.template operator()<4>();
+    default: return call.template operator()<0>();
+  }
+}
+
+// DropConnect's factors of the kernel at n = (t * B + b) * H + h: 0 or 1 / (1 - p). L numbers are written.
+template <class A>
+void keep_row(uint64_t seed, uint64_t n, float probability, int L, A* to) {
+  constexpr int kBlocks = 8;
+  const uint32_t threshold = least_kept(probability);
+  const A kept = 1 / (1 - static_cast<A>(probability));
+  for (int first = 0; first < L; first += 4 * kBlocks) {
+    uint32_t words[4][kBlocks];
+    for (int l = 0; l < kBlocks; ++l) {
+      words[0][l] = static_cast<uint32_t>(n), words[1][l] = static_cast<uint32_t>(n >> 32);
+      words[2][l] = static_cast<uint32_t>(first / 4 + l), words[3][l] = 0;
+    }
+    philox_lanes<kBlocks>(words, seed);
+    const int count = L - first < 4 * kBlocks ? L - first : 4 * kBlocks;
+    for (int j = 0; j < count; ++j) to[first + j] = words[j % 4][j / 4] >= threshold ? kept : 0;
+  }
+}

@@ -1,0 +1,60 @@
+// Tensors on a GPU: memory beside them, the current stream, their types and devices.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <vector>
+
+#include "cuda/launch.h"
+#include "tensor.h"
+
+namespace lightconv::cuda {
+
+// The stream that torch's caller works on. The function is in torch's CUDA library, which a CPU build of torch lacks.
+inline void* current_stream(int device) {
+  using Function = int32_t (*)(int32_t, void**);
+  static const Function function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* symbol = dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
+    return reinterpret_cast<Function>(symbol);
+  }();
+  STD_TORCH_CHECK(function != nullptr, "lightconv: this torch has no aoti_torch_get_current_cuda_stream; "
+                                       "a CUDA build of torch 2.10 or later is expected");
+  void* stream = nullptr;
+  STD_TORCH_CHECK(function(device, &stream) == 0, "lightconv: torch does not say which CUDA stream is current");
+  return stream;
+}
+
+// Scratch as torch's own tensors, so that its allocator sees it, in captured graphs too; lives as long as this.
+class Memory {
+ public:
+  explicit Memory(const Tensor& like) : like_(like) {}
+  Place place() {
+    const int device = like_.get_device_index();
+    return {device, current_stream(device), [this](size_t bytes) {
+              kept_.push_back(torch::stable::new_empty(like_, {static_cast<int64_t>(bytes)}, ScalarType::Byte));
+              return kept_.back().mutable_data_ptr();
+            }};
+  }
+
+ private:
+  const Tensor& like_;
+  std::vector<Tensor> kept_;
+};
+
+inline Type type_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return Type::f32;
+    case ScalarType::Double: return Type::f64;
+    case ScalarType::Half: return Type::f16;
+    case ScalarType::BFloat16: return Type::bf16;
+    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float16, bfloat16 or float64 on a GPU");
+  }
+}
+
+inline void check_same(const Tensor& x, const Tensor& other, const char* name) {
+  STD_TORCH_CHECK(other.is_cuda() && other.get_device_index() == x.get_device_index(), "lightconv: ", name,
+                  " is not on x's device");
+}
+
+}  // namespace lightconv::cuda
