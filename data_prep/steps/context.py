@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from data_prep.dataset import Step
 from data_prep.steps.pool import Pool, tick
 from data_prep.steps.shards import Shard, Text, read_chunks, select
 from scripts.common import ownership
@@ -152,6 +153,10 @@ class Context:
         if not self.keep:
             for language in self.languages:
                 ownership.remove(shard.path(self.work, language))
+
+
+Between = Callable[[Context, Text, Step], tuple[Text, list[dict[str, Any]]]]
+"""A step between shards: the text after it, and what the log says of each split."""
 
 
 def first_examples(markers: Sequence[Mapping[str, Any]]) -> list[list[str]]:

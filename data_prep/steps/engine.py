@@ -104,8 +104,8 @@ class Engine:
         context = Context(self.work, each.folder, self.dataset.languages, self._pool, self._keep)
         if each.between:
             (step,) = each.steps
-            run = BETWEEN_SHARDS[step.name].make
-            text, log = run(context, before.text, step, **step.parameters)
+            run = BETWEEN_SHARDS[step.name].build(None, step.parameters)
+            text, log = run(context, before.text, step)
             words = {key: count for key, count in before.words.items() if text.splits == before.text.splits}
         else:
             text, log, words = self._run_lines(context, each, before)

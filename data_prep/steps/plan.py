@@ -8,20 +8,28 @@ from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import deduplicate, hold_out, raw, units
-from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
+from data_prep.steps.registry import (
+    BETWEEN,
+    CLEAN_CORPUS,
+    DECODE,
+    LINE,
+    PAIR,
+    READERS,
+    SQUEEZE,
+    STEPS,
+    Registered,
+    without_parameters,
+)
 from scripts.common.errors import UserError
 
 BETWEEN_SHARDS: dict[str, Registered] = {
-    "hold_out": Registered(BETWEEN, hold_out.hold_out, check=hold_out.check_every),
-    "split_by_hash": Registered(BETWEEN, hold_out.split_by_hash, check=hold_out.check_percent),
-    "deduplicate": Registered(BETWEEN, deduplicate.deduplicate),
-    "save_raw": Registered(BETWEEN, raw.save),
-    "bpe": Registered(BETWEEN, units.learn_bpe, check=units.check_bpe, then=units.apply_steps),
-    "sentencepiece": Registered(
-        BETWEEN, units.learn_sentencepiece, check=units.check_sentencepiece, then=units.apply_steps
-    ),
+    "hold_out": Registered(BETWEEN, hold_out.hold_out),
+    "split_by_hash": Registered(BETWEEN, hold_out.split_by_hash),
+    "deduplicate": without_parameters(BETWEEN, deduplicate.deduplicate),
+    "save_raw": without_parameters(BETWEEN, raw.save),
+    "bpe": Registered(BETWEEN, units.learn_bpe, then=units.apply_steps),
+    "sentencepiece": Registered(BETWEEN, units.learn_sentencepiece, then=units.apply_steps),
 }
-_GIVEN = ("context", "text", "step", "language")  # what the engine gives a step, beside the YAML's parameters
 
 
 @dataclass(frozen=True)
@@ -77,11 +85,8 @@ def _check_readers(dataset: Dataset) -> None:
 
 
 def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) -> None:
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(registered.make).parameters.items()
-        if name not in _GIVEN
-    }
+    parameters = dict(inspect.signature(registered.make).parameters)
+    parameters.pop("language", None)  # that of the lines, not of the YAML
     for name, value in step.parameters.items():
         if name not in parameters:
             known = ", ".join(["splits", "languages", *parameters])
@@ -105,11 +110,8 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
     if step.name == "hold_out" and len(step.splits) != 1:
         raise UserError(f"{key}: hold_out.splits: got {list(step.splits)}, expected the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
-        if registered.check is not None:
-            registered.check(**step.parameters)
-        elif registered.kind != BETWEEN:
-            for language in step.languages or dataset.languages:
-                registered.build(language, step.parameters)
+        for language in step.languages or dataset.languages:
+            registered.build(language, step.parameters)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
 
