@@ -41,10 +41,11 @@ def binarise(dataset: Dataset, *, prepared: Path, out: Path, workers: int, accep
         status.close()
         copy_file(log, folder / _LOG)
         ownership.remove(log)
-        for name in _written(dataset):
-            if not (folder / name).is_file():
-                said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
-                raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
+        for split in SPLITS:
+            for name in _written(dataset, split):
+                if not (folder / name).is_file():
+                    said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
+                    raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
         _check_vocab_size(dataset, folder, accept=accept)
 
 
@@ -67,10 +68,11 @@ def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int) -> li
     return [*command, "--destdir", str(folder), "--workers", str(workers)]
 
 
-def _written(dataset: Dataset) -> list[str]:
+def _written(dataset: Dataset, split: str) -> list[str]:
+    if dataset.target is None:
+        return [f"{split}.bin", f"{split}.idx"]
     pair = f"{dataset.source}-{dataset.target}"
-    sides = [""] if dataset.target is None else [f".{pair}.{language}" for language in dataset.languages]
-    return [f"{split}{side}.{end}" for split in SPLITS for side in sides for end in ("bin", "idx")]
+    return [f"{split}.{pair}.{language}.{end}" for language in dataset.languages for end in ("bin", "idx")]
 
 
 def dictionary(dataset: Dataset, language: str) -> str:

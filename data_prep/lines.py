@@ -52,7 +52,7 @@ def _takes_part(step: Step, language: str) -> bool:
 
 
 def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:
-    learnt = {"file": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
+    learnt = {"codes": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
     return (STEPS | INNER)[step.name].build(language, step.parameters | learnt)
 
 

@@ -93,7 +93,7 @@ def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     files = _files(step.name, languages, joint=step.parameters.get("joint", True))
     apply = {"bpe": APPLY_BPE, "sentencepiece": APPLY_SENTENCEPIECE}[step.name]
     return [
-        Step(name=apply, languages=of, parameters={"file": str(work / file), **options}) for file, of in files.items()
+        Step(name=apply, languages=of, parameters={"codes": str(work / file), **options}) for file, of in files.items()
     ]
 
 

@@ -89,11 +89,11 @@ def check_options(*, glossaries: Sequence[str], engine: str) -> None:
         _fastbpe()
 
 
-def encoder_from_file(*, file: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
+def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
     """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on.
 
     Args:
-        file: merges that subword-nmt wrote.
+        codes: file of merges that subword-nmt wrote.
         glossaries: regular expressions; what they match is never segmented, ``@entity[0-9]+`` for example.
         engine: subword-nmt, or fastBPE, which must be installed.
 
@@ -101,9 +101,9 @@ def encoder_from_file(*, file: str, glossaries: Sequence[str] = (), engine: str 
         UserError: the file cannot be read or holds something else, or as ``check_options``.
     """
     try:
-        text = Path(file).read_bytes().decode()
+        text = Path(codes).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"bpe: {file} cannot be read as text: {error}") from error
+        raise UserError(f"bpe: {codes} cannot be read as text: {error}") from error
     return encoder(codes=text, glossaries=glossaries, engine=engine)
 
 
