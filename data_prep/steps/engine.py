@@ -20,7 +20,7 @@ from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import linewise
 from data_prep.steps.context import Context
 from data_prep.steps.extract import Piece, extract, write_rows
-from data_prep.steps.plan import BETWEEN_SHARDS, Pass, plan
+from data_prep.steps.plan import CORPUS_STEPS, Pass, plan
 from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
 from scripts.common import scratch
@@ -102,9 +102,9 @@ class Engine:
                         f"there are {', '.join(before.text.splits)}"
                     )
         context = Context(self.work, each.folder, self.dataset.languages, self._pool, self._keep)
-        if each.between:
+        if each.corpus:
             (step,) = each.steps
-            run = BETWEEN_SHARDS[step.name].build(None, step.parameters)
+            run = CORPUS_STEPS[step.name].build(None, step.parameters)
             text, log = run(context, before.text, step)
             words = {key: count for key, count in before.words.items() if text.splits == before.text.splits}
         else:

@@ -53,7 +53,7 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
     held_out = [name for name in files if name.partition(".")[0] in ("valid", "test")]  # train's may be left out
     long = {name: found for name in held_out if (found := long_lines(folder / name))}
     for name, found in long.items():
-        engine.say(f"note: {name} {_said(dataset, name, found)}")
+        engine.say(f"note: {name} {_long_lines_in_words(dataset, name, found)}")
     counts = {
         "dataset": dataset.name,
         "source": states[0].report,
@@ -85,7 +85,7 @@ def long_lines(path: Path) -> dict[str, Any]:
     return {"lines": lines, "longest": longest, "first": first} if lines else {}
 
 
-def _said(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
+def _long_lines_in_words(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
     which = ", ".join(f"line {number:,} ({tokens:,})" for number, tokens in found["first"])
     more = ", ..." if found["lines"] > len(found["first"]) else ""
     side = "source" if name.endswith(f".{dataset.source}") else "target"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import SPLITS, Step
-from data_prep.steps.context import Between, Context, ShardTask
+from data_prep.steps.context import Context, CorpusStep, ShardTask
 from data_prep.steps.shards import Text, read_chunks
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 
 
-def hold_out(*, into: str, every: int) -> Between:
+def hold_out(*, into: str, every: int) -> CorpusStep:
     """Move lines ``every``, 2 * ``every``, ... of a split (counted from 1, over all its sources) to the split ``into``.
 
     As awk's ``NR % every == 0`` does in the published scripts.
@@ -44,7 +44,7 @@ def _every(task: ShardTask, *, start: int, into: str, every: int) -> None:
     task.route([split, into], lambda blocks: [into if next(numbers) % every == 0 else split for _ in blocks[0]])
 
 
-def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> Between:
+def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> CorpusStep:
     """Split ``train`` into train, valid and test by the MD5 of each pair's lower-cased line of the language ``by``.
 
     No sentence, whatever its case, is in two splits: the hash sees to that for one side. Of the other side, where two

@@ -9,8 +9,8 @@ from typing import Any
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import deduplicate, hold_out, raw, units
 from data_prep.steps.registry import (
-    BETWEEN,
     CLEAN_CORPUS,
+    CORPUS,
     DECODE,
     LINE,
     PAIR,
@@ -22,23 +22,23 @@ from data_prep.steps.registry import (
 )
 from scripts.common.errors import UserError
 
-BETWEEN_SHARDS: dict[str, Registered] = {
-    "hold_out": Registered(BETWEEN, hold_out.hold_out),
-    "split_by_hash": Registered(BETWEEN, hold_out.split_by_hash),
-    "deduplicate": without_parameters(BETWEEN, deduplicate.deduplicate),
-    "save_raw": without_parameters(BETWEEN, raw.save),
-    "bpe": Registered(BETWEEN, units.learn_bpe, then=units.apply_steps),
-    "sentencepiece": Registered(BETWEEN, units.learn_sentencepiece, then=units.apply_steps),
+CORPUS_STEPS: dict[str, Registered] = {
+    "hold_out": Registered(CORPUS, hold_out.hold_out),
+    "split_by_hash": Registered(CORPUS, hold_out.split_by_hash),
+    "deduplicate": without_parameters(CORPUS, deduplicate.deduplicate),
+    "save_raw": without_parameters(CORPUS, raw.save),
+    "bpe": Registered(CORPUS, units.learn_bpe, then=units.apply_steps),
+    "sentencepiece": Registered(CORPUS, units.learn_sentencepiece, then=units.apply_steps),
 }
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass: line-wise steps fused, or one step between."""
+    """One pass: line-wise steps fused, or one step of the whole corpus."""
 
     folder: str
     steps: tuple[Step, ...]
-    between: bool
+    corpus: bool
 
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
@@ -50,27 +50,27 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
     _check_readers(dataset)
     groups: list[tuple[bool, list[Step]]] = []
 
-    def add(step: Step, *, between: bool) -> None:
-        if between or not groups or groups[-1][0]:
-            groups.append((between, []))
+    def add(step: Step, *, corpus: bool) -> None:
+        if corpus or not groups or groups[-1][0]:
+            groups.append((corpus, []))
         groups[-1][1].append(step)
 
     if any(source.invalid == "drop" for sources in dataset.splits.values() for source in sources):
-        add(Step(name=DECODE), between=False)
+        add(Step(name=DECODE), corpus=False)
     for place, step in enumerate(dataset.steps):
-        known = {**STEPS, **BETWEEN_SHARDS}
+        known = {**STEPS, **CORPUS_STEPS}
         key = f"{dataset.file}: steps[{place}]"
         if step.name not in known:
             raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
         _check_step(key, step, known[step.name], dataset)
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
-            add(Step(name=SQUEEZE, splits=step.splits), between=False)
-        add(step, between=step.name in BETWEEN_SHARDS)
+            add(Step(name=SQUEEZE, splits=step.splits), corpus=False)
+        add(step, corpus=step.name in CORPUS_STEPS)
         if (then := known[step.name].then) is not None:
             for apply in then(step, dataset.languages, work):
-                add(apply, between=False)
+                add(apply, corpus=False)
     return [
-        Pass(f"{place:02}-{steps[0].name}", tuple(steps), between) for place, (between, steps) in enumerate(groups, 1)
+        Pass(f"{place:02}-{steps[0].name}", tuple(steps), corpus) for place, (corpus, steps) in enumerate(groups, 1)
     ]
 
 

@@ -19,7 +19,7 @@ from data_prep.text import (
     tokenise,
 )
 
-LINE, PAIR, BETWEEN = "line", "pair", "between"
+LINE, PAIR, CORPUS = "line", "pair", "corpus"
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Registered:
     """A step. ``make`` makes its function from the parameters the YAML gives, and refuses what these cannot be."""
 
     kind: str
-    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``between``: ``context.Between``."""
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``corpus``: ``context.CorpusStep``."""
     make: Callable[..., Any]
     then: Callable[[Step, Sequence[str], Path], list[Step]] | None = None
-    """Of a step between shards: the line-wise steps that always follow it, for the languages and the work folder."""
+    """Of a step of the whole corpus: the line-wise steps that always follow, for the languages and the work folder."""
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
         """The function for a language (of a line) or for pairs."""

@@ -28,7 +28,7 @@ def capacity(place: int) -> int:
     return _SMALL if place < _SMALL_ONES else _LARGE
 
 
-def spread(lines: int) -> list[int]:
+def shard_sizes(lines: int) -> list[int]:
     """The lines of each of the shards that so many lines of a source make."""
     sizes: list[int] = []
     while lines > 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.steps.context import Between, Context
+from data_prep.steps.context import Context, CorpusStep
 from data_prep.steps.pool import tick
 from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE
 from data_prep.steps.shards import Shard, Text, read_chunks
@@ -26,7 +26,7 @@ _SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all i
 
 def learn_bpe(
     *, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]
-) -> Between:
+) -> CorpusStep:
     """Learn ``merges`` merges on train: of all languages together, or of each (not ``joint``).
 
     What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges.
@@ -42,12 +42,12 @@ def learn_bpe(
         words = _count_words(context, shards, languages)
         context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
         counts = ((word.decode(), count) for word, count in words.items())
-        return bpe.learn_from_counts(bpe.outside(counts, glossaries), merges=merges).encode()
+        return bpe.learn_from_counts(bpe.without_glossaries(counts, glossaries), merges=merges).encode()
 
     return partial(_learn, joint=joint, learn=learn, found=lambda codes: {"merges": bpe.count_merges(codes.decode())})
 
 
-def learn_sentencepiece(*, units: int, joint: bool = True) -> Between:
+def learn_sentencepiece(*, units: int, joint: bool = True) -> CorpusStep:
     """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``).
 
     Raises:

@@ -17,7 +17,7 @@ from sacremoses.corpus import NonbreakingPrefixes
 
 from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACE, UNICODE, Classes
 from data_prep.text.moses import check_version, moses_language
-from data_prep.text.remembered import Remembered
+from data_prep.text.word_cache import WordCache
 
 _REMEMBERED = 400_000  # words of each place in a line: some 100 MB
 
@@ -184,7 +184,7 @@ class Tokeniser:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._first, self._inner, self._last, self._only = (
-            Remembered(partial(self._tokens, first=first, last=last), words=_REMEMBERED)
+            WordCache(partial(self._tokens, first=first, last=last), words=_REMEMBERED)
             for first, last in ((True, False), (False, False), (False, True), (True, True))
         )
 

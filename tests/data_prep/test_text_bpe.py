@@ -13,7 +13,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from data_prep.bench import measure, steps_of
 from data_prep.text import bpe, sentencepiece
-from data_prep.text.remembered import Remembered
+from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
 from tests.data_prep.samples import needs_fastbpe
 
@@ -109,7 +109,7 @@ def test_words_are_remembered_up_to_a_limit():
         asked.append(word)
         return word * 2
 
-    words = Remembered(double, words=2)
+    words = WordCache(double, words=2)
     assert [words[word] for word in ("a", "a", "b", "c", "a")] == ["aa", "aa", "bb", "cc", "aa"]
     assert asked == ["a", "b", "c", "a"]
     assert len(words) == 2
