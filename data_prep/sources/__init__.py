@@ -23,7 +23,7 @@ class Kind:
     resumes: bool = False
     """``fetch`` finds what an interrupted run left in the folder and goes on; otherwise the folder comes empty."""
     read: Callable[[Dataset, Path, dict[str, Any]], list[Piece] | Rows]
-    """The members of files that hold the text as it is; or text that is made from the files, with a report that fills."""
+    """The members of files that hold the text as it is; or text that is made from them, with a report that fills."""
 
 
 KINDS = {
