@@ -166,8 +166,7 @@ class Engine:
         state = State(text, log, words, sha256, seconds, dict(report))
         _check_none_empty(state)
         write_json(self.work / f"{folder}.json", {**vars(state), "text": text.to_json()})
-        counts = ", ".join(f"{split} {text.lines(split):,}" for split in text.splits)
-        self._pool.say(f"{folder}: done in {clock(seconds)}; {counts} lines")
+        self._pool.say(f"{folder}: done in {clock(seconds)}; {text} lines")
         return state
 
     def _say_many_dropped(self, entry: dict[str, Any]) -> None:
@@ -228,14 +227,12 @@ def check_counts(dataset: Dataset, state: State, steps: set[str]) -> list[dict[s
 
 
 def _check_none_empty(state: State) -> None:
-    empty = [split for split in state.text.splits if split in SPLITS and state.text.lines(split) == 0]
-    if empty:
+    if empty := [split for split, lines in state.text.sizes().items() if split in SPLITS and not lines]:
         reasons: Counter[str] = Counter()
         for entry in state.log:
             reasons.update(entry.get("dropped", {}))
         said = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common()) or "nothing was dropped"
-        counts = ", ".join(f"{split} {state.text.lines(split):,}" for split in state.text.splits)
         raise UserError(
-            f"empty corpus: no line is left of {' and '.join(empty)} ({counts}; {said}); "
+            f"empty corpus: no line is left of {' and '.join(empty)} ({state.text}; {said}); "
             "look at the raw text and at the steps in the dataset's YAML, or give more text"
         )

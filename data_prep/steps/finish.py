@@ -62,7 +62,7 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
         "long": long,
         "expected": [entry for found in [*expectations, check_counts(dataset, last, {"end"})] for entry in found],
         "passes": [
-            {"after": name, "steps": steps, "lines": _line_counts(state), "sha256": state.sha256}
+            {"after": name, "steps": steps, "lines": state.text.sizes(), "sha256": state.sha256}
             for (name, steps), state in zip(passes.items(), states, strict=True)
         ],
         "versions": versions,
@@ -95,10 +95,6 @@ def _long_lines_in_words(dataset: Dataset, name: str, found: dict[str, Any]) -> 
         f"fairseq's models take no more unless told: set train.{flag}: {found['longest']} in the configuration, or "
         f"shorten or drop such lines by a step truncate or clean in {dataset.file.name}"
     )
-
-
-def _line_counts(state: State) -> dict[str, int]:
-    return {split: state.text.lines(split) for split in state.text.splits}
 
 
 def _join(shards: list[Path], out: Path) -> dict[str, Any]:

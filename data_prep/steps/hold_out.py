@@ -84,9 +84,8 @@ def _split_by_hash(
                 dropped[f"{split}: its translation is in another split"] += gone
             text = after
             taken += [shard.path(context.work, other) for shard in text.splits[split]]
-    after_all = sum(text.lines(split) for split in SPLITS)
     moved = {split: text.lines(split) for split in SPLITS}
-    entry = {"step": step.name, "split": "train", "in": before, "out": after_all, "dropped": dict(dropped)}
+    entry = {"step": step.name, "split": "train", "in": before, "out": sum(moved.values()), "dropped": dict(dropped)}
     return text, [{**entry, "moved": moved}]
 
 

@@ -61,6 +61,13 @@ class Text:
         """Return how many lines, or pairs of lines, a split has."""
         return sum(shard.lines for shard in self.splits.get(split, ()))
 
+    def sizes(self) -> dict[str, int]:
+        """The lines of each split."""
+        return {split: self.lines(split) for split in self.splits}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{split} {lines:,}" for split, lines in self.sizes().items())
+
     def starts(self, split: str) -> dict[Shard, int]:
         """The shards of a split, and how many of its lines come before each."""
         shards = self.splits[split]
