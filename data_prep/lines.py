@@ -30,7 +30,7 @@ def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], 
     """
     if language not in dataset.languages:
         raise UserError(f"{dataset.name} has no language {language!r}; expected {' or '.join(dataset.languages)}")
-    steps = [step for each in plan(dataset, codes.parent) if not each.between for step in each.steps]
+    steps = [step for each in plan(dataset, codes.parent) if not each.corpus for step in each.steps]
     functions = [_function(step, language, codes) for step in steps if _takes_part(step, language)]
     if not functions:
         raise UserError(
@@ -52,7 +52,7 @@ def _takes_part(step: Step, language: str) -> bool:
 
 
 def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:
-    learnt = {"file": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
+    learnt = {"codes": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
     return (STEPS | INNER)[step.name].build(language, step.parameters | learnt)
 
 

@@ -43,15 +43,12 @@ def prepare(
     kind = kind_of(dataset)
     used = _versions()
     with output_lock(out), Pool(workers) as pool:
-        work = work_folder(out, {"dataset": _described(dataset), "raw": files, "versions": used})
+        # what of the dataset decides the text
+        made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used}
+        work = work_folder(out, made_from)
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
         report: dict[str, Any] = {}
-        if kind.pieces is not None:
-            first = engine.read(kind.pieces(dataset, raw), report)
-        else:
-            assert kind.rows is not None
-            first = engine.read(kind.rows(dataset, raw, report), report)
-        states = engine.run(first)
+        states = engine.run(engine.read(kind.read(dataset, raw, report), report))
         with atomic_folder(out) as folder:
             counts = finish(engine, states, folder=folder, versions=used)
         if keep:
@@ -64,11 +61,6 @@ def prepare(
 def _versions() -> dict[str, str | None]:
     """The versions of what takes part, Python's without its last number: a mended Python makes the same text."""
     return {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
-
-
-def _described(dataset: Dataset) -> str:
-    """Return what of a dataset decides the text."""
-    return fingerprint(dataset.facts("binarise"))
 
 
 def main() -> None:

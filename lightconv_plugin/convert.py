@@ -27,11 +27,10 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGI
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from lightconv_plugin.compat.saving import FULL, write_state
+from lightconv_plugin.compat.saving import refusing, write_state
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
-from lightconv_plugin.register import compat
 
 Tensors = dict[str, Tensor]
 MARK = "lightconv_plugin.convert"  # in a checkpoint's extra_state: this may be replaced
@@ -381,18 +380,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"error: IN and OUT are both {given.source}; give another OUT, so that the original stays")
     if given.out.is_dir() or not given.out.resolve().parent.is_dir():
         sys.exit(f"error: {given.out} is not a file in an existing folder; give the name of the checkpoint to write")
-    try:
+    with refusing(f"convert {given.source}", ConversionError, given.out):
         state, report = convert(given.source)
         save(state, given.out)
-    except ConversionError as error:
-        sys.exit(f"error: cannot convert {given.source}: {error}. Nothing was written")
-    except compat.CheckpointError as error:
-        sys.exit(f"error: {error} Nothing was written.")
-    except OSError as error:
-        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"
-        sys.exit(
-            f"error: {error.filename}: {error.strerror}; nothing was written{advice if error.errno in FULL else ''}"
-        )
     print("\n".join([*describe(report), f"wrote {given.out}"]))
 
 

@@ -16,24 +16,22 @@ Rows = Iterator[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """The functions that fetch and read a kind of dataset; reading has two ways."""
+    """The functions that fetch and read a kind of dataset."""
 
     fetch: Callable[[Dataset, Path | None, Path], dict[str, Any]]
     """Fill a folder with the raw files, from the folder the user gives if any; returns notes for the manifest."""
     resumes: bool = False
     """``fetch`` finds what an interrupted run left in the folder and goes on; otherwise the folder comes empty."""
-    pieces: Callable[[Dataset, Path], list[Piece]] | None = None
-    """The members of files that hold the text as it is."""
-    rows: Callable[[Dataset, Path, dict[str, Any]], Rows] | None = None
-    """The text, where it has to be made from the files; fills a report of plain data."""
+    read: Callable[[Dataset, Path, dict[str, Any]], list[Piece] | Rows]
+    """The members of files that hold the text as it is; or text that is made from them, with a report that fills."""
 
 
 KINDS = {
-    "archives": Kind(fetch=archives.fetch, pieces=archives.pieces, resumes=True),
-    "cnn_dm": Kind(fetch=archives.fetch_files, rows=cnn_dm.anonymised_rows, resumes=True),
-    "cnn_dm_plain": Kind(fetch=archives.fetch_files, rows=cnn_dm.plain_rows, resumes=True),
-    "debian": Kind(fetch=debian.fetch, rows=debian.rows),
-    "text": Kind(fetch=text.fetch, pieces=text.pieces),
+    "archives": Kind(fetch=archives.fetch, read=archives.pieces, resumes=True),
+    "cnn_dm": Kind(fetch=archives.fetch_files, read=cnn_dm.anonymised_rows, resumes=True),
+    "cnn_dm_plain": Kind(fetch=archives.fetch_files, read=cnn_dm.plain_rows, resumes=True),
+    "debian": Kind(fetch=debian.fetch, read=debian.rows),
+    "text": Kind(fetch=text.fetch, read=text.pieces),
 }
 
 

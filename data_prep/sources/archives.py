@@ -28,7 +28,7 @@ def fetch_files(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]
     return {"licence": dataset.licence}
 
 
-def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
+def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     """The members that the dataset's splits name."""
     _check(dataset)
     md5: dict[str, dict[str, str]] = {}

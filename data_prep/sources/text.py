@@ -91,7 +91,7 @@ def _copy(texts: dict[str, SuppliedText], out: Path) -> int:
     return dropped
 
 
-def pieces(dataset: Dataset, raw: Path) -> list[Piece]:
+def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     """The files of a folder that ``fetch`` filled, or of one that holds such text without it.
 
     Raises:

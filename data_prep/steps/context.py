@@ -1,4 +1,4 @@
-"""The context of a step between shards, and the pass over all shards of some splits that it is built from."""
+"""The context of a step of the whole corpus, and the pass over all shards of some splits that it is built from."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from data_prep.dataset import Step
 from data_prep.steps.pool import Pool, tick
 from data_prep.steps.shards import Shard, Text, read_chunks, select
 from scripts.common import ownership
@@ -20,7 +21,7 @@ EXAMPLES = 3
 _SHOWN = 60  # letters of each side
 
 
-def shown(line: bytes | str) -> str:
+def excerpt(line: bytes | str) -> str:
     """Return a line as it is shown to people: short, and without what a terminal would obey."""
     text = line.decode("utf-8", "replace") if isinstance(line, bytes) else line
     plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_SHOWN])
@@ -95,7 +96,7 @@ class ShardTask:
                 chosen = split_of(blocks)
                 if None in chosen and len(examples) < EXAMPLES:
                     gone = zip(*select(blocks, [each is None for each in chosen]), strict=True)
-                    examples += [[shown(line) for line in row] for row, _ in zip(gone, range(EXAMPLES), strict=False)]
+                    examples += [[excerpt(line) for line in row] for row, _ in zip(gone, range(EXAMPLES), strict=False)]
                 for split in splits:
                     writer.write(split, select(blocks, [each == split for each in chosen]))
                 tick(len(chosen))
@@ -152,6 +153,10 @@ class Context:
         if not self.keep:
             for language in self.languages:
                 ownership.remove(shard.path(self.work, language))
+
+
+CorpusStep = Callable[[Context, Text, Step], tuple[Text, list[dict[str, Any]]]]
+"""A step that sees the whole corpus: the text after it, and what the log says of each split."""
 
 
 def first_examples(markers: Sequence[Mapping[str, Any]]) -> list[list[str]]:

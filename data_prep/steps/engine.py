@@ -20,7 +20,7 @@ from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import linewise
 from data_prep.steps.context import Context
 from data_prep.steps.extract import Piece, extract, write_rows
-from data_prep.steps.plan import BETWEEN_SHARDS, Pass, plan
+from data_prep.steps.plan import CORPUS_STEPS, Pass, plan
 from data_prep.steps.pool import Pool
 from data_prep.steps.shards import Text, digest
 from scripts.common import scratch
@@ -102,10 +102,10 @@ class Engine:
                         f"there are {', '.join(before.text.splits)}"
                     )
         context = Context(self.work, each.folder, self.dataset.languages, self._pool, self._keep)
-        if each.between:
+        if each.corpus:
             (step,) = each.steps
-            run = BETWEEN_SHARDS[step.name].make
-            text, log = run(context, before.text, step, **step.parameters)
+            run = CORPUS_STEPS[step.name].build(None, step.parameters)
+            text, log = run(context, before.text, step)
             words = {key: count for key, count in before.words.items() if text.splits == before.text.splits}
         else:
             text, log, words = self._run_lines(context, each, before)
@@ -166,8 +166,7 @@ class Engine:
         state = State(text, log, words, sha256, seconds, dict(report))
         _check_none_empty(state)
         write_json(self.work / f"{folder}.json", {**vars(state), "text": text.to_json()})
-        counts = ", ".join(f"{split} {text.lines(split):,}" for split in text.splits)
-        self._pool.say(f"{folder}: done in {clock(seconds)}; {counts} lines")
+        self._pool.say(f"{folder}: done in {clock(seconds)}; {text} lines")
         return state
 
     def _say_many_dropped(self, entry: dict[str, Any]) -> None:
@@ -228,14 +227,12 @@ def check_counts(dataset: Dataset, state: State, steps: set[str]) -> list[dict[s
 
 
 def _check_none_empty(state: State) -> None:
-    empty = [split for split in state.text.splits if split in SPLITS and state.text.lines(split) == 0]
-    if empty:
+    if empty := [split for split, lines in state.text.sizes().items() if split in SPLITS and not lines]:
         reasons: Counter[str] = Counter()
         for entry in state.log:
             reasons.update(entry.get("dropped", {}))
         said = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common()) or "nothing was dropped"
-        counts = ", ".join(f"{split} {state.text.lines(split):,}" for split in state.text.splits)
         raise UserError(
-            f"empty corpus: no line is left of {' and '.join(empty)} ({counts}; {said}); "
+            f"empty corpus: no line is left of {' and '.join(empty)} ({state.text}; {said}); "
             "look at the raw text and at the steps in the dataset's YAML, or give more text"
         )

@@ -19,7 +19,7 @@ from data_prep.dataset import SPLITS
 from data_prep.fetch.archives import named_members
 from data_prep.steps.pool import Pool, tick
 from data_prep.steps.registry import READERS
-from data_prep.steps.shards import CHUNK, Shard, Text, capacity, spread
+from data_prep.steps.shards import CHUNK, Shard, Text, capacity, shard_sizes
 from scripts.common.errors import UserError
 from scripts.common.files import open_own, read_json, write_json
 
@@ -95,7 +95,7 @@ def _text(pieces: Sequence[Piece], counts: Mapping[str, int], folder: str) -> Te
             split: tuple(
                 Shard(split, source * _SHARDS_A_SOURCE + place, folder, lines)
                 for source, count in sorted(sources.items())
-                for place, lines in enumerate(spread(count))
+                for place, lines in enumerate(shard_sizes(count))
             )
             for split, sources in splits.items()
         }

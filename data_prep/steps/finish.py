@@ -53,7 +53,7 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
     held_out = [name for name in files if name.partition(".")[0] in ("valid", "test")]  # train's may be left out
     long = {name: found for name in held_out if (found := long_lines(folder / name))}
     for name, found in long.items():
-        engine.say(f"note: {name} {_said(dataset, name, found)}")
+        engine.say(f"note: {name} {_long_lines_in_words(dataset, name, found)}")
     counts = {
         "dataset": dataset.name,
         "source": states[0].report,
@@ -62,7 +62,7 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
         "long": long,
         "expected": [entry for found in [*expectations, check_counts(dataset, last, {"end"})] for entry in found],
         "passes": [
-            {"after": name, "steps": steps, "lines": _line_counts(state), "sha256": state.sha256}
+            {"after": name, "steps": steps, "lines": state.text.sizes(), "sha256": state.sha256}
             for (name, steps), state in zip(passes.items(), states, strict=True)
         ],
         "versions": versions,
@@ -85,7 +85,7 @@ def long_lines(path: Path) -> dict[str, Any]:
     return {"lines": lines, "longest": longest, "first": first} if lines else {}
 
 
-def _said(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
+def _long_lines_in_words(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
     which = ", ".join(f"line {number:,} ({tokens:,})" for number, tokens in found["first"])
     more = ", ..." if found["lines"] > len(found["first"]) else ""
     side = "source" if name.endswith(f".{dataset.source}") else "target"
@@ -95,10 +95,6 @@ def _said(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
         f"fairseq's models take no more unless told: set train.{flag}: {found['longest']} in the configuration, or "
         f"shorten or drop such lines by a step truncate or clean in {dataset.file.name}"
     )
-
-
-def _line_counts(state: State) -> dict[str, int]:
-    return {split: state.text.lines(split) for split in state.text.splits}
 
 
 def _join(shards: list[Path], out: Path) -> dict[str, Any]:

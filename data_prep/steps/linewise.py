@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.steps.context import EXAMPLES, ShardTask, first_examples, shown
+from data_prep.steps.context import EXAMPLES, ShardTask, excerpt, first_examples
 from data_prep.steps.pool import tick
 from data_prep.steps.registry import INNER, LINE, STEPS
 from data_prep.steps.shards import select
@@ -85,7 +85,7 @@ class _Running:
     def _remember(self, columns: list[list[str]], reasons: list[str | None]) -> None:
         for reason, *pair in zip(reasons, *columns, strict=True):
             if reason is not None and len(self._examples) < EXAMPLES:
-                self._examples.append([*map(shown, pair), reason])
+                self._examples.append([*map(excerpt, pair), reason])
 
     def facts(self) -> dict[str, Any]:
         counts = {"in": self._lines_in, "out": self._lines_out, "dropped": dict(self._dropped)}

@@ -7,30 +7,38 @@ from pathlib import Path
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import deduplicate, hold_out, raw, units
-from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
+from data_prep.steps.registry import (
+    CLEAN_CORPUS,
+    CORPUS,
+    DECODE,
+    LINE,
+    PAIR,
+    READERS,
+    SQUEEZE,
+    STEPS,
+    Registered,
+    without_parameters,
+)
 from scripts.common.errors import UserError
 from scripts.common.schema import check_types, require
 
-BETWEEN_SHARDS: dict[str, Registered] = {
-    "hold_out": Registered(BETWEEN, hold_out.hold_out, check=hold_out.check_every),
-    "split_by_hash": Registered(BETWEEN, hold_out.split_by_hash, check=hold_out.check_percent),
-    "deduplicate": Registered(BETWEEN, deduplicate.deduplicate),
-    "save_raw": Registered(BETWEEN, raw.save),
-    "bpe": Registered(BETWEEN, units.learn_bpe, check=units.check_bpe, then=units.apply_steps),
-    "sentencepiece": Registered(
-        BETWEEN, units.learn_sentencepiece, check=units.check_sentencepiece, then=units.apply_steps
-    ),
+CORPUS_STEPS: dict[str, Registered] = {
+    "hold_out": Registered(CORPUS, hold_out.hold_out),
+    "split_by_hash": Registered(CORPUS, hold_out.split_by_hash),
+    "deduplicate": without_parameters(CORPUS, deduplicate.deduplicate),
+    "save_raw": without_parameters(CORPUS, raw.save),
+    "bpe": Registered(CORPUS, units.learn_bpe, then=units.apply_steps),
+    "sentencepiece": Registered(CORPUS, units.learn_sentencepiece, then=units.apply_steps),
 }
-_GIVEN = ("context", "text", "step", "language")  # what the engine gives a step, beside the YAML's parameters
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass: line-wise steps fused, or one step between."""
+    """One pass: line-wise steps fused, or one step of the whole corpus."""
 
     folder: str
     steps: tuple[Step, ...]
-    between: bool
+    corpus: bool
 
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
@@ -42,27 +50,27 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
     _check_readers(dataset)
     groups: list[tuple[bool, list[Step]]] = []
 
-    def add(step: Step, *, between: bool) -> None:
-        if between or not groups or groups[-1][0]:
-            groups.append((between, []))
+    def add(step: Step, *, corpus: bool) -> None:
+        if corpus or not groups or groups[-1][0]:
+            groups.append((corpus, []))
         groups[-1][1].append(step)
 
     if any(source.invalid == "drop" for sources in dataset.splits.values() for source in sources):
-        add(Step(name=DECODE), between=False)
+        add(Step(name=DECODE), corpus=False)
     for place, step in enumerate(dataset.steps):
-        known = {**STEPS, **BETWEEN_SHARDS}
+        known = {**STEPS, **CORPUS_STEPS}
         if step.name not in known:
             there = ", ".join(sorted(known))
             raise UserError(f"{dataset.file}: steps[{place}]: unknown step {step.name}; expected one of {there}")
         _check_step(f"steps[{place}]", step, known[step.name], dataset)
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
-            add(Step(name=SQUEEZE, splits=step.splits), between=False)
-        add(step, between=step.name in BETWEEN_SHARDS)
+            add(Step(name=SQUEEZE, splits=step.splits), corpus=False)
+        add(step, corpus=step.name in CORPUS_STEPS)
         if (then := known[step.name].then) is not None:
             for apply in then(step, dataset.languages, work):
-                add(apply, between=False)
+                add(apply, corpus=False)
     return [
-        Pass(f"{place:02}-{steps[0].name}", tuple(steps), between) for place, (between, steps) in enumerate(groups, 1)
+        Pass(f"{place:02}-{steps[0].name}", tuple(steps), corpus) for place, (corpus, steps) in enumerate(groups, 1)
     ]
 
 
@@ -75,11 +83,8 @@ def _check_readers(dataset: Dataset) -> None:
 
 
 def _check_step(place: str, step: Step, registered: Registered, dataset: Dataset) -> None:
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(registered.make).parameters.items()
-        if name not in _GIVEN
-    }
+    parameters = dict(inspect.signature(registered.make).parameters)
+    parameters.pop("language", None)  # that of the lines, not of the YAML
     check = partial(require, dataset.file)
     inner, key = f"{place}.{step.name}.", f"{dataset.file}: {place}"
     needed = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
@@ -97,10 +102,7 @@ def _check_step(place: str, step: Step, registered: Registered, dataset: Dataset
     one = step.name != "hold_out" or len(step.splits) == 1
     check(one, f"{inner}splits", list(step.splits), "the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
-        if registered.check is not None:
-            registered.check(**step.parameters)
-        elif registered.kind != BETWEEN:
-            for language in step.languages or dataset.languages:
-                registered.build(language, step.parameters)
+        for language in step.languages or dataset.languages:
+            registered.build(language, step.parameters)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error

@@ -19,20 +19,18 @@ from data_prep.text import (
     tokenise,
 )
 
-LINE, PAIR, BETWEEN = "line", "pair", "between"
+LINE, PAIR, CORPUS = "line", "pair", "corpus"
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A step. ``make`` makes, from the parameters the YAML gives, a function of a line or of a pair."""
+    """A step. ``make`` makes its function from the parameters the YAML gives, and refuses what these cannot be."""
 
     kind: str
-    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``between``: see engine.py."""
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``corpus``: ``context.CorpusStep``."""
     make: Callable[..., Any]
-    check: Callable[..., None] | None = None
-    """Of a step between shards: is given the YAML's parameters before any work begins, to refuse them."""
     then: Callable[[Step, Sequence[str], Path], list[Step]] | None = None
-    """Of a step between shards: the line-wise steps that always follow it, for the languages and the work folder."""
+    """Of a step of the whole corpus: the line-wise steps that always follow, for the languages and the work folder."""
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
         """The function for a language (of a line) or for pairs."""
@@ -41,9 +39,9 @@ class Registered:
         return self.make(**parameters)
 
 
-def _line(function: Callable[[str], str]) -> Registered:
-    """A step without parameters, the same for all languages."""
-    return Registered(LINE, lambda: function)
+def without_parameters(kind: str, function: Callable[..., Any]) -> Registered:
+    """A step that is the same for all languages."""
+    return Registered(kind, lambda: function)
 
 
 READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
@@ -60,14 +58,14 @@ CLEAN_CORPUS = "clean_corpus"
 SQUEEZE = "squeeze"
 
 STEPS: dict[str, Registered] = {
-    "normalise_space": _line(clean.normalise_space),
+    "normalise_space": without_parameters(LINE, clean.normalise_space),
     "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
-    "remove_non_printing": _line(characters.remove_non_printing),
-    "strip_control": _line(chinese.strip_control),
-    "straighten_apostrophes": _line(clean.straighten_apostrophes),
+    "remove_non_printing": without_parameters(LINE, characters.remove_non_printing),
+    "strip_control": without_parameters(LINE, chinese.strip_control),
+    "straighten_apostrophes": without_parameters(LINE, clean.straighten_apostrophes),
     "tokenise": Registered(LINE, tokenise.tokeniser),
     "segment_chinese": Registered(LINE, chinese.segmenter),
-    "lowercase": _line(characters.lowercase),
+    "lowercase": without_parameters(LINE, characters.lowercase),
     "truncate": Registered(LINE, clean.truncater),
     APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     "clean": Registered(PAIR, clean.pair_filter),
@@ -76,8 +74,8 @@ STEPS: dict[str, Registered] = {
 }
 
 INNER: dict[str, Registered] = {
-    DECODE: _line(str),
-    SQUEEZE: _line(moses.clean_line),
+    DECODE: without_parameters(LINE, str),
+    SQUEEZE: without_parameters(LINE, moses.clean_line),
     APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }
 """Line-wise steps that are parts of others and have no name in a YAML."""

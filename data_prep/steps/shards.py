@@ -28,7 +28,7 @@ def capacity(place: int) -> int:
     return _SMALL if place < _SMALL_ONES else _LARGE
 
 
-def spread(lines: int) -> list[int]:
+def shard_sizes(lines: int) -> list[int]:
     """The lines of each of the shards that so many lines of a source make."""
     sizes: list[int] = []
     while lines > 0:
@@ -60,6 +60,13 @@ class Text:
     def lines(self, split: str) -> int:
         """Return how many lines, or pairs of lines, a split has."""
         return sum(shard.lines for shard in self.splits.get(split, ()))
+
+    def sizes(self) -> dict[str, int]:
+        """The lines of each split."""
+        return {split: self.lines(split) for split in self.splits}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{split} {lines:,}" for split, lines in self.sizes().items())
 
     def starts(self, split: str) -> dict[Shard, int]:
         """The shards of a split, and how many of its lines come before each."""

@@ -4,56 +4,32 @@ The words of train are counted on all cores, a few shards at a time. Learning BP
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.steps.context import Context
+from data_prep.steps.context import Context, CorpusStep
 from data_prep.steps.pool import tick
 from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE
 from data_prep.steps.shards import Shard, Text, read_chunks
 from data_prep.text import bpe, sentencepiece
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, count_lines, write_lines
+from scripts.common.files import atomic_file
 
 CODES, MODEL = "codes", "sentencepiece.model"
 """What is learnt, as files of the work folder; a language's own has its name at the end, as in ``codes.en``."""
-_APPLIED = {"bpe": (CODES, APPLY_BPE), "sentencepiece": (MODEL, APPLY_SENTENCEPIECE)}
 _GROUP = 16  # shards counted together
 _SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all in memory
 
 
 def learn_bpe(
-    context: Context,
-    text: Text,
-    step: Step,
-    *,
-    merges: int,
-    joint: bool = True,
-    glossaries: Sequence[str] = (),
-    engine: str = bpe.ENGINES[0],
-) -> tuple[Text, list[dict[str, Any]]]:
+    *, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]
+) -> CorpusStep:
     """Learn ``merges`` merges on train: of all languages together, or of each (not ``joint``).
 
     What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges.
-    """
-    log = []
-    for file, languages in _files(CODES, context.languages, joint=joint).items():
-        out = context.work / file
-        if not out.exists():
-            words = _count_words(context, text.splits["train"], languages)
-            context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
-            counts = ((word.decode(), count) for word, count in words.items())
-            codes = bpe.learn_from_counts(bpe.outside(counts, glossaries), merges=merges)
-            write_lines(out, codes.strip("\n").split("\n"))
-        count = count_lines(out) - 1  # the first line is the format's version
-        log.append({"step": step.name, "split": "train", "codes": file, "languages": list(languages), "merges": count})
-    return text, log
-
-
-def check_bpe(*, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]) -> None:
-    """Refuse what ``learn_bpe`` and the steps after it would fail at.
 
     Raises:
         UserError: there are no merges to learn, or as ``check_options``.
@@ -62,26 +38,17 @@ def check_bpe(*, merges: int, joint: bool = True, glossaries: Sequence[str] = ()
         raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
     bpe.check_options(glossaries=glossaries, engine=engine)
 
+    def learn(context: Context, shards: Sequence[Shard], languages: Sequence[str]) -> bytes:
+        words = _count_words(context, shards, languages)
+        context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
+        counts = ((word.decode(), count) for word, count in words.items())
+        return bpe.learn_from_counts(bpe.without_glossaries(counts, glossaries), merges=merges).encode()
 
-def learn_sentencepiece(
-    context: Context, text: Text, step: Step, *, units: int, joint: bool = True
-) -> tuple[Text, list[dict[str, Any]]]:
-    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``)."""
-    log = []
-    for file, languages in _files(MODEL, context.languages, joint=joint).items():
-        out = context.work / file
-        if not out.exists():
-            context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
-            every = -(-text.lines("train") * len(languages) // _SAMPLE)
-            model = sentencepiece.learn(_sample(context, text.splits["train"], languages, every), units=units)
-            with atomic_file(out, "wb") as f:
-                f.write(model)
-        log.append({"step": step.name, "split": "train", "codes": file, "languages": list(languages), "units": units})
-    return text, log
+    return partial(_learn, joint=joint, learn=learn, found=lambda codes: {"merges": bpe.count_merges(codes.decode())})
 
 
-def check_sentencepiece(*, units: int, joint: bool = True) -> None:
-    """Refuse what ``learn_sentencepiece`` would fail at.
+def learn_sentencepiece(*, units: int, joint: bool = True) -> CorpusStep:
+    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``).
 
     Raises:
         UserError: there are no units to learn, or sentencepiece is not installed.
@@ -90,19 +57,49 @@ def check_sentencepiece(*, units: int, joint: bool = True) -> None:
         raise UserError(f"sentencepiece: units: got {units}, expected a number above 0")
     sentencepiece.package()
 
+    def learn(context: Context, shards: Sequence[Shard], languages: Sequence[str]) -> bytes:
+        context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
+        every = -(-sum(shard.lines for shard in shards) * len(languages) // _SAMPLE)
+        return sentencepiece.learn(_sample(context, shards, languages, every), units=units)
+
+    return partial(_learn, joint=joint, learn=learn, found=lambda _model: {"units": units})
+
+
+def _learn(
+    context: Context,
+    text: Text,
+    step: Step,
+    *,
+    joint: bool,
+    learn: Callable[[Context, Sequence[Shard], Sequence[str]], bytes],
+    found: Callable[[bytes], dict[str, int]],
+) -> tuple[Text, list[dict[str, Any]]]:
+    """Learn each file that is not there yet; the log has what is ``found`` in it."""
+    log = []
+    for file, languages in _files(step.name, context.languages, joint=joint).items():
+        out = context.work / file
+        if not out.exists():
+            learnt = learn(context, text.splits["train"], languages)
+            with atomic_file(out, "wb") as f:
+                f.write(learnt)
+        entry = {"step": step.name, "split": "train", "codes": file, "languages": list(languages)}
+        log.append(entry | found(out.read_bytes()))
+    return text, log
+
 
 def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     """The line-wise steps that segment with what ``step`` learns."""
-    name, apply = _APPLIED[step.name]
     options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
-    files = _files(name, languages, joint=step.parameters.get("joint", True))
+    files = _files(step.name, languages, joint=step.parameters.get("joint", True))
+    apply = {"bpe": APPLY_BPE, "sentencepiece": APPLY_SENTENCEPIECE}[step.name]
     return [
-        Step(name=apply, languages=of, parameters={"file": str(work / file), **options}) for file, of in files.items()
+        Step(name=apply, languages=of, parameters={"codes": str(work / file), **options}) for file, of in files.items()
     ]
 
 
-def _files(name: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
-    """The files of what is learnt, with the languages that each is for."""
+def _files(step: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
+    """The files of what a step learns, with the languages that each is for."""
+    name = {"bpe": CODES, "sentencepiece": MODEL}[step]
     return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from subword_nmt.apply_bpe import BPE, isolate_glossary
 from subword_nmt.learn_bpe import learn_bpe
 
-from data_prep.text.remembered import Remembered
+from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
 
 ENGINES = ("subword-nmt", "fastBPE")
@@ -66,7 +66,7 @@ def count_merges(codes: str) -> int:
     return len(codes.strip("\n").split("\n")) - 1  # the first line is the format's version
 
 
-def outside(counts: Iterable[tuple[str, int]], glossaries: Sequence[str]) -> Iterable[tuple[str, int]]:
+def without_glossaries(counts: Iterable[tuple[str, int]], glossaries: Sequence[str]) -> Iterable[tuple[str, int]]:
     """The words that none of the regular expressions matches: what stays whole is not to cost merges."""
     whole = [re.compile(pattern) for pattern in glossaries]
     return ((word, count) for word, count in counts if not any(pattern.fullmatch(word) for pattern in whole))
@@ -89,11 +89,11 @@ def check_options(*, glossaries: Sequence[str], engine: str) -> None:
         _fastbpe()
 
 
-def encoder_from_file(*, file: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
+def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
     """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on.
 
     Args:
-        file: merges that subword-nmt wrote.
+        codes: file of merges that subword-nmt wrote.
         glossaries: regular expressions; what they match is never segmented, ``@entity[0-9]+`` for example.
         engine: subword-nmt, or fastBPE, which must be installed.
 
@@ -101,9 +101,9 @@ def encoder_from_file(*, file: str, glossaries: Sequence[str] = (), engine: str 
         UserError: the file cannot be read or holds something else, or as ``check_options``.
     """
     try:
-        text = Path(file).read_bytes().decode()
+        text = Path(codes).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"bpe: {file} cannot be read as text: {error}") from error
+        raise UserError(f"bpe: {codes} cannot be read as text: {error}") from error
     return encoder(codes=text, glossaries=glossaries, engine=engine)
 
 
@@ -122,7 +122,7 @@ def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES
 
 class _Encoder:
     def __init__(self, of_word: Callable[[str], str]) -> None:
-        self._words = Remembered(of_word)
+        self._words = WordCache(of_word)
 
     def __call__(self, line: str) -> str:
         inner = line.strip(_OUTER)

@@ -10,6 +10,8 @@ _TABLE = Path(__file__).with_name("unicode_14.txt")
 SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Perl's ``\\s``, for use between the brackets of a regular expression; Python's has U+001C to U+001F as well."""
 
+ASCII, SIXTEEN_BITS, UNICODE = 0x7F, 0xFFFF, 0x10FFFF
+"""The last code points of each."""
 
 BEYOND = re.compile("[\U00010000-\U0010ffff]")
 """Characters of more than 16 bits. Regular expressions try the ranges above these one by one for each character that
@@ -17,7 +19,7 @@ is in none, so text without them is better served by classes without them."""
 
 
 @cache
-def properties(last: int = 0x10FFFF) -> dict[str, str]:
+def properties(last: int = UNICODE) -> dict[str, str]:
     """Every property of unicode_14.txt up to a code point, for use between the brackets of a regular expression."""
     found: dict[str, list[str]] = {}
     for paragraph in _TABLE.read_text(encoding="ascii").split("\n\n")[1:]:
@@ -43,23 +45,10 @@ class Classes:
     """``\\p{Ll}``"""
 
     @staticmethod
-    def of_ascii() -> "Classes":
-        """The classes within ASCII: equal for text in ASCII, and several times as fast."""
-        return Classes(alpha="A-Za-z", alnum="A-Za-z0-9", number="0-9", lower="a-z", lowercase_letter="a-z")
-
-    @staticmethod
-    def of_16_bits() -> "Classes":
-        """The classes within the first 65,536 characters."""
-        return Classes._of(properties(0xFFFF))
-
-    @staticmethod
     @cache
-    def of_any() -> "Classes":
-        """The classes within Unicode."""
-        return Classes._of(properties())
-
-    @staticmethod
-    def _of(found: dict[str, str]) -> "Classes":
+    def up_to(last: int) -> "Classes":
+        """The classes as far as a code point: the fewer ranges, the faster."""
+        found = properties(last)
         return Classes(
             alpha=found["Alphabetic"],
             alnum=found["Alphabetic"] + found["Decimal_Number"],
@@ -92,4 +81,4 @@ def _other() -> re.Pattern[str]:
 @cache
 def _suspect() -> re.Pattern[str]:
     """Return what may be of _other: quick to look for."""
-    return re.compile(f"[{properties(0xFFFF)['Other']}\U00010000-\U0010ffff]")
+    return re.compile(f"[{properties(SIXTEEN_BITS)['Other']}\U00010000-\U0010ffff]")

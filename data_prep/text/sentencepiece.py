@@ -31,16 +31,16 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
     return model.getvalue()
 
 
-def encoder_from_file(*, file: str) -> Callable[[str], str]:
-    """Segments lines; fairseq's ``--remove-bpe sentencepiece`` undoes it.
+def encoder_from_file(*, codes: str) -> Callable[[str], str]:
+    """Segments lines by the model in the file ``codes``; fairseq's ``--remove-bpe sentencepiece`` undoes it.
 
     Raises:
         UserError: sentencepiece is not installed, or the file is no model.
     """
     try:
-        processor = package().SentencePieceProcessor(model_proto=Path(file).read_bytes())
+        processor = package().SentencePieceProcessor(model_proto=Path(codes).read_bytes())
     except (RuntimeError, OSError) as error:
-        raise UserError(f"{file} is no model of sentencepiece: {error}") from error
+        raise UserError(f"{codes} is no model of sentencepiece: {error}") from error
     return lambda line: " ".join(processor.encode(line, out_type=str))
 
 

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from sacremoses.corpus import NonbreakingPrefixes
 
-from data_prep.text.characters import BEYOND, SPACE, Classes
+from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACE, UNICODE, Classes
 from data_prep.text.moses import check_version, moses_language
-from data_prep.text.remembered import Remembered
+from data_prep.text.word_cache import WordCache
 
 _REMEMBERED = 400_000  # words of each place in a line: some 100 MB
 
@@ -71,8 +71,8 @@ class Rules:
         self._parts_last_dot = check_version(moses) >= "2018-11"
         self._escape = escape
         self._prefixes, self._numeric_prefixes = _prefixes(language, moses)
-        self._separate_ascii = _Separation(Classes.of_ascii(), language, aggressive)
-        self._separate_16_bits = _Separation(Classes.of_16_bits(), language, aggressive)
+        self._separate_ascii = _Separation(Classes.up_to(ASCII), language, aggressive)
+        self._separate_16_bits = _Separation(Classes.up_to(SIXTEEN_BITS), language, aggressive)
         self._options = language, aggressive
 
     def __call__(self, line: str) -> str:
@@ -94,7 +94,7 @@ class Rules:
 
     @cached_property
     def _separate_any(self) -> "_Separation":
-        return _Separation(Classes.of_any(), *self._options)
+        return _Separation(Classes.up_to(UNICODE), *self._options)
 
     def with_dot(self, word: str, following: str | None) -> str:
         """A word that ends in a dot as it is or as two tokens, given the next word of the line (None: it has none)."""
@@ -184,7 +184,7 @@ class Tokeniser:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._first, self._inner, self._last, self._only = (
-            Remembered(partial(self._tokens, first=first, last=last), words=_REMEMBERED)
+            WordCache(partial(self._tokens, first=first, last=last), words=_REMEMBERED)
             for first, last in ((True, False), (False, False), (False, True), (True, True))
         )
 
@@ -241,12 +241,12 @@ def _kind(following: str) -> int:
 
 @cache
 def _any_letter() -> re.Pattern[str]:
-    return re.compile(f"[{Classes.of_any().alpha}]")
+    return re.compile(f"[{Classes.up_to(UNICODE).alpha}]")
 
 
 @cache
 def _any_lower() -> re.Pattern[str]:
-    return re.compile(f"[{Classes.of_any().lower}]")
+    return re.compile(f"[{Classes.up_to(UNICODE).lower}]")
 
 
 def _prefixes(language: str, moses: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import inspect
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,21 @@ def write_state(state: Any, path: Path) -> None:
             cause = error.__context__
             raise OSError(cause.errno, cause.strerror, str(path)) from None
         raise
+
+
+@contextmanager
+def refusing(what: str, refusal: type[Exception], out: Path) -> Iterator[None]:
+    """End the process with a sentence and status 1 where a command that is to write ``out`` cannot do ``what``."""
+    try:
+        yield
+    except refusal as error:
+        sys.exit(f"error: cannot {what}: {error}. Nothing was written")
+    except CheckpointError as error:
+        sys.exit(f"error: {error} Nothing was written.")
+    except OSError as error:
+        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"
+        said = f"{error.filename or out}: {error.strerror}; nothing was written"
+        sys.exit(f"error: {said}{advice if error.errno in FULL else ''}")
 
 
 def save_checkpoints_whole() -> None:

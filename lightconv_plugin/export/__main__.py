@@ -14,9 +14,8 @@ import os
 import sys
 from pathlib import Path
 
-from lightconv_plugin.compat.saving import FULL
+from lightconv_plugin.compat.saving import refusing
 from lightconv_plugin.export.write import PACKAGES, ExportError, export, load
-from lightconv_plugin.register import compat
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,17 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(
             f"error: --format {given.format} needs what is not installed here; run: pip install {' '.join(missing)}"
         )
-    try:
+    with refusing(f"export {given.checkpoint}", ExportError, given.out):
         model, task = load(given.checkpoint, given.data)
         manifest = export(model, task, given.out, form=given.format, checkpoint=given.checkpoint.name)
-    except ExportError as error:
-        sys.exit(f"error: cannot export {given.checkpoint}: {error}. Nothing was written")
-    except compat.CheckpointError as error:
-        sys.exit(f"error: {error} Nothing was written.")
-    except OSError as error:
-        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"
-        name = error.filename or given.out
-        sys.exit(f"error: {name}: {error.strerror}; nothing was written{advice if error.errno in FULL else ''}")
     sizes = ", ".join(f"{name} {(given.out / name).stat().st_size / 1e6:.1f} MB" for name in manifest["files"])
     print(f"{manifest['model']}: its exported steps give its log-probabilities\nwrote {given.out}: {sizes}")
 

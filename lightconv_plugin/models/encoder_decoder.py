@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, as_trained
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, with_training_options
 from lightconv_plugin.models.resolve import add_arguments, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
@@ -29,7 +29,7 @@ class LightConvEncoder(TransformerEncoderBase):
         self.dropout_module = Dropout(cfg.dropout, self)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return as_trained(EncoderBlock(cfg, next(self._kernel_sizes)), cfg)
+        return with_training_options(EncoderBlock(cfg, next(self._kernel_sizes)), cfg)
 
     def forward_scriptable(
         self,
@@ -81,7 +81,7 @@ class LightConvDecoder(TransformerDecoderBase):
         self.cross_self_attention = True
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        return as_trained(DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn), cfg)
+        return with_training_options(DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn), cfg)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, T, C) to logits (B, T, V); with an adaptive softmax, which does it itself, unchanged."""

@@ -194,7 +194,7 @@ class DecoderBlock(Block):
         self.need_attn = bool(need_attn)
 
 
-def as_trained(block: Block, cfg: Any) -> Block:
+def with_training_options(block: Block, cfg: Any) -> Block:
     """Add what the options ask of a block in training: noise on its linear maps, activations that are not kept."""
     for module in block.modules():
         if isinstance(module, nn.Linear):

@@ -110,7 +110,7 @@ def test_bpe_learns_applies_and_comes_off(tmp_path: Path):
     codes = bpe.learn_from_counts(counts(*lines * 3), merges=10)
     assert bpe.count_merges(codes) == 10
     (tmp_path / "codes").write_text(codes)
-    apply = bpe.encoder_from_file(file=str(tmp_path / "codes"))
+    apply = bpe.encoder_from_file(codes=str(tmp_path / "codes"))
     units = list(map(apply, lines))
     assert units != lines
     assert [line.replace("@@ ", "") for line in units] == lines

@@ -13,7 +13,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from data_prep.bench import measure, steps_of
 from data_prep.text import bpe, sentencepiece
-from data_prep.text.remembered import Remembered
+from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
 from tests.data_prep.samples import needs_fastbpe
 
@@ -72,10 +72,10 @@ def test_glossaries_stay_whole():
 
 def test_files(tmp_path: Path):
     (tmp_path / "codes").write_text(CODES, encoding="utf-8")
-    encode = bpe.encoder_from_file(file=str(tmp_path / "codes"))
+    encode = bpe.encoder_from_file(codes=str(tmp_path / "codes"))
     assert [encode(line) for line in TEXT[:50]] == [reference(line) for line in TEXT[:50]]
     with pytest.raises(UserError, match="cannot be read"):
-        bpe.encoder_from_file(file=str(tmp_path / "none"))
+        bpe.encoder_from_file(codes=str(tmp_path / "none"))
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -90,13 +90,13 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch):
         bpe.encoder(codes=CODES, engine="fastBPE")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match="sentencepiece is not installed"):
-        sentencepiece.encoder_from_file(file="none")
+        sentencepiece.encoder_from_file(codes="none")
 
 
 def test_sentencepiece(tmp_path: Path):
     model = tmp_path / "model"
     model.write_bytes(sentencepiece.learn(iter(TEXT), units=300))
-    encode = sentencepiece.encoder_from_file(file=str(model))
+    encode = sentencepiece.encoder_from_file(codes=str(model))
     assert encode(TEXT[0]).replace(" ", "").replace("▁", " ").strip() == " ".join(TEXT[0].split())
     with pytest.raises(UserError, match="cannot learn 9999999 units"):
         sentencepiece.learn(iter(TEXT), units=9_999_999)
@@ -109,7 +109,7 @@ def test_words_are_remembered_up_to_a_limit():
         asked.append(word)
         return word * 2
 
-    words = Remembered(double, words=2)
+    words = WordCache(double, words=2)
     assert [words[word] for word in ("a", "a", "b", "c", "a")] == ["aa", "aa", "bb", "cc", "aa"]
     assert asked == ["a", "b", "c", "a"]
     assert len(words) == 2

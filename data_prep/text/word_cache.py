@@ -9,7 +9,7 @@ _WORDS = 1_000_000
 _LONGEST = 60  # characters of a word worth remembering
 
 
-class Remembered(dict[str, Result]):
+class WordCache(dict[str, Result]):
     """``function`` of words, remembered for as many as ``words``; then all are forgotten, so memory is bounded."""
 
     def __init__(self, function: Callable[[str], Result], *, words: int = _WORDS) -> None:
