@@ -2,14 +2,13 @@
 
 import inspect
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import bpe, deduplicate, hold_out, raw, sentencepiece
 from data_prep.steps.registry import BETWEEN, CLEAN_CORPUS, DECODE, LINE, PAIR, READERS, SQUEEZE, STEPS, Registered
 from scripts.common.errors import UserError
-from scripts.common.schema import check_types, require
+from scripts.common.schema import check_type, require
 
 BETWEEN_SHARDS: dict[str, Registered] = {
     "hold_out": Registered(BETWEEN, hold_out.hold_out, check=hold_out.check_every),
@@ -52,8 +51,8 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
     for place, step in enumerate(dataset.steps):
         known = {**STEPS, **BETWEEN_SHARDS}
         if step.name not in known:
-            there = ", ".join(sorted(known))
-            raise UserError(f"{dataset.file}: steps[{place}]: unknown step {step.name}; expected one of {there}")
+            key = f"{dataset.file}: steps[{place}]"
+            raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
         _check_step(f"steps[{place}]", step, known[step.name], dataset)
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
             add(Step(name=SQUEEZE, splits=step.splits), between=False)
@@ -75,27 +74,32 @@ def _check_readers(dataset: Dataset) -> None:
 
 
 def _check_step(place: str, step: Step, registered: Registered, dataset: Dataset) -> None:
+    key = f"{dataset.file}: {place}"
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(registered.make).parameters.items()
         if name not in _GIVEN
     }
-    check = partial(require, dataset.file)
-    inner, key = f"{place}.{step.name}.", f"{dataset.file}: {place}"
-    needed = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
-    hints = {name: parameter.annotation for name, parameter in parameters.items()}
-    check_types(dataset.file, step.parameters, hints, needed, inner)
+    for name, value in step.parameters.items():
+        if name not in parameters:
+            known = ", ".join(["splits", "languages", *parameters])
+            raise UserError(f"{key}: unknown key `{step.name}.{name}`; expected one of {known}")
+        check_type(dataset.file, f"{place}.{step.name}.{name}", parameters[name].annotation, value)
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in step.parameters:
+            raise UserError(f"{key}: the key `{step.name}.{name}` is missing")
     splits = {*dataset.splits, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
     for split in step.splits:
-        check(split in splits, f"{inner}splits", split, f"some of {', '.join(sorted(filter(None, splits)))}")
+        expected = f"some of {', '.join(sorted(filter(None, splits)))}"
+        require(dataset.file, split in splits, f"{place}.{step.name}.splits", split, expected)
     if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
-    by = step.parameters.get("by")
-    check(by is None or by in dataset.languages, f"{inner}by", by, f"one of {', '.join(dataset.languages)}")
-    one = step.name != "hold_out" or len(step.splits) == 1
-    check(one, f"{inner}splits", list(step.splits), "the one split it takes lines from")
+    by, one = step.parameters.get("by"), step.name != "hold_out" or len(step.splits) == 1
+    there = by is None or by in dataset.languages
+    require(dataset.file, there, f"{place}.{step.name}.by", by, f"one of {', '.join(dataset.languages)}")
+    require(dataset.file, one, f"{place}.hold_out.splits", list(step.splits), "the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
         if registered.check is not None:
             registered.check(**step.parameters)
