@@ -50,10 +50,10 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         add(Step(name=DECODE), between=False)
     for place, step in enumerate(dataset.steps):
         known = {**STEPS, **BETWEEN_SHARDS}
+        key = f"{dataset.file}: steps[{place}]"
         if step.name not in known:
-            key = f"{dataset.file}: steps[{place}]"
             raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
-        _check_step(f"steps[{place}]", step, known[step.name], dataset)
+        _check_step(key, step, known[step.name], dataset)
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
             add(Step(name=SQUEEZE, splits=step.splits), between=False)
         add(step, between=step.name in BETWEEN_SHARDS)
@@ -73,8 +73,7 @@ def _check_readers(dataset: Dataset) -> None:
             require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
 
 
-def _check_step(place: str, step: Step, registered: Registered, dataset: Dataset) -> None:
-    key = f"{dataset.file}: {place}"
+def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) -> None:
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(registered.make).parameters.items()
@@ -84,22 +83,22 @@ def _check_step(place: str, step: Step, registered: Registered, dataset: Dataset
         if name not in parameters:
             known = ", ".join(["splits", "languages", *parameters])
             raise UserError(f"{key}: unknown key `{step.name}.{name}`; expected one of {known}")
-        check_type(dataset.file, f"{place}.{step.name}.{name}", parameters[name].annotation, value)
+        check_type(key, f"{step.name}.{name}", parameters[name].annotation, value)
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in step.parameters:
             raise UserError(f"{key}: the key `{step.name}.{name}` is missing")
     splits = {*dataset.splits, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
     for split in step.splits:
         expected = f"some of {', '.join(sorted(filter(None, splits)))}"
-        require(dataset.file, split in splits, f"{place}.{step.name}.splits", split, expected)
+        require(key, split in splits, f"{step.name}.splits", split, expected)
     if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
     by, one = step.parameters.get("by"), step.name != "hold_out" or len(step.splits) == 1
     there = by is None or by in dataset.languages
-    require(dataset.file, there, f"{place}.{step.name}.by", by, f"one of {', '.join(dataset.languages)}")
-    require(dataset.file, one, f"{place}.hold_out.splits", list(step.splits), "the one split it takes lines from")
+    require(key, there, f"{step.name}.by", by, f"one of {', '.join(dataset.languages)}")
+    require(key, one, "hold_out.splits", list(step.splits), "the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
         if registered.check is not None:
             registered.check(**step.parameters)

@@ -13,8 +13,8 @@ from typing import Any
 from scripts.common.errors import UserError
 
 
-def require(file: Path, holds: object, key: str, value: object, expected: str) -> None:
-    """Refuse the value of a key unless ``holds``.
+def require(file: Path | str, holds: object, key: str, value: object, expected: str) -> None:
+    """Refuse the value of a key of ``file``, or of a place in it, unless ``holds``.
 
     Raises:
         UserError: the message says file, key, what was got and what was expected.
@@ -23,7 +23,7 @@ def require(file: Path, holds: object, key: str, value: object, expected: str) -
         raise UserError(f"{file}: `{key}` is {value!r}, expected {expected}")
 
 
-def require_known(file: Path, names: Iterable[object], known: Collection[str], prefix: str = "") -> None:
+def require_known(file: Path | str, names: Iterable[object], known: Collection[str], prefix: str = "") -> None:
     """Refuse names that are none of the keys there are.
 
     Raises:
@@ -34,7 +34,7 @@ def require_known(file: Path, names: Iterable[object], known: Collection[str], p
             raise UserError(f"{file}: unknown key `{prefix}{name}`; expected one of {', '.join(known)}")
 
 
-def build(cls: type, data: Any, *, file: Path, key: str = "", given: dict[str, Any] | None = None) -> Any:
+def build(cls: type, data: Any, *, file: Path | str, key: str = "", given: dict[str, Any] | None = None) -> Any:
     """An instance of a dataclass from a mapping, nested ones included; ``given`` holds fields the file may not set.
 
     Raises:
@@ -54,7 +54,7 @@ def build(cls: type, data: Any, *, file: Path, key: str = "", given: dict[str, A
     return cls(**values)
 
 
-def check_type(file: Path, key: str, hint: Any, data: Any) -> Any:
+def check_type(file: Path | str, key: str, hint: Any, data: Any) -> Any:
     """Return the value of a key, lists as tuples and mappings as the dataclass that ``hint`` may be.
 
     Raises:
