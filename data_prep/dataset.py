@@ -1,9 +1,8 @@
 """The content of a file of datasets/ as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +216,8 @@ def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
     dataset = build(Dataset, data, file=file, given={"name": file.stem, "file": file})
     if invalid is not None:
         dataset = replace(dataset, invalid=invalid)
-    _check(dataset)
+    for key, got, wanted in _faults(dataset):
+        raise UserError(f"{file}: `{key}` is {got}, expected {wanted}")
     return dataset
 
 
@@ -232,44 +232,56 @@ def _steps(data: Any, file: Path) -> list[dict[str, Any]]:
     steps = []
     for place, item in enumerate(data):
         given = {item: {}} if isinstance(item, str) else item
-        parameters: Any = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else None
-        holds = isinstance(parameters, dict)
-        require(file, holds, f"steps[{place}]", item, "a step's name, or `name: {key: value}`")
+        parameters = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else None
+        if not isinstance(parameters, dict):
+            raise UserError(f"{file}: `steps[{place}]` is {item!r}, expected a step's name, or `name: {{key: value}}`")
         rest = dict(parameters)
         where = {key: rest.pop(key) for key in ("splits", "languages") if key in rest}
         steps.append({"name": next(iter(given)), **where, "parameters": rest})
     return steps
 
 
-def _check(dataset: Dataset) -> None:
-    """Check what the types alone do not say."""
-    check = partial(require, dataset.file)
-    names = all(map(_LANGUAGE.fullmatch, dataset.languages))
-    check(names, "source and target", dataset.languages, "names such as en or zh_CN")
-    check(dataset.source != dataset.target, "source and target", dataset.languages, "two languages")
-    check(dataset.invalid in INVALID, "invalid", dataset.invalid, _INVALID)
-    expected = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
-    check(dataset.kind == "text" or dataset.invalid == "error", "invalid", dataset.invalid, expected)
+def _faults(dataset: Dataset) -> Iterator[tuple[str, object, str]]:
+    """The faults that the types alone do not show: a key, what was got, and what is expected."""
     languages = ", ".join(dataset.languages)
+    if not all(map(_LANGUAGE.fullmatch, dataset.languages)):
+        yield "source and target", dataset.languages, "names such as en or zh_CN"
+    if dataset.source == dataset.target:
+        yield "source and target", f"both {dataset.source!r}", "two languages"
+    if dataset.invalid not in INVALID:
+        yield "invalid", repr(dataset.invalid), _INVALID
+    if dataset.kind != "text" and dataset.invalid != "error":
+        wanted = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
+        yield "invalid", repr(dataset.invalid), wanted
     for split, sources in dataset.splits.items():
-        check(sources, f"splits.{split}", [], "one source or more")
+        if not sources:
+            yield f"splits.{split}", "no source", "one or more"
         for place, source in enumerate(sources):
             key = f"splits.{split}[{place}]"
-            check(source.file in dataset.files, f"{key}.file", source.file, "a key of files")
-            check(set(source.members) == set(dataset.languages), f"{key}.members", list(source.members), languages)
-            check(source.invalid in INVALID, f"{key}.invalid", source.invalid, _INVALID)
-            if numbers := source.numbers:
-                ends = len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] and numbers[1] - numbers[0] < _MOST_NUMBERS
-                expected = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
-                check(ends, f"{key}.numbers", list(numbers), expected)
-                check(_takes_numbers(source), f"{key}.members", source.members, "{n} where the number stands")
+            if source.file not in dataset.files:
+                yield f"{key}.file", repr(source.file), "a key of files"
+            if set(source.members) != set(dataset.languages):
+                yield f"{key}.members", list(source.members), languages
+            if source.numbers and not _is_range(source.numbers):
+                wanted = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
+                yield f"{key}.numbers", list(source.numbers), wanted
+            if source.numbers and not _takes_numbers(source):
+                yield f"{key}.members", source.members, "{n} where the number stands"
+            if source.invalid not in INVALID:
+                yield f"{key}.invalid", repr(source.invalid), _INVALID
     for place, step in enumerate(dataset.steps):
-        unknown = set(step.languages) - set(dataset.languages)
-        check(not unknown, f"steps[{place}].languages", sorted(unknown), f"some of {languages}")
+        if unknown := set(step.languages) - set(dataset.languages):
+            yield f"steps[{place}].languages", sorted(unknown), f"some of {languages}"
     steps = {step.name for step in dataset.steps} | {"read", "end"}
-    for place, count in enumerate(dataset.expected):
-        check(count.after in steps, f"expected[{place}].after", count.after, f"one of {', '.join(steps)}")
-        check(0 <= count.tolerance <= 1, f"expected[{place}].tolerance", count.tolerance, "a fraction")
+    for place, expected in enumerate(dataset.expected):
+        if expected.after not in steps:
+            yield f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}"
+        if not 0 <= expected.tolerance <= 1:
+            yield f"expected[{place}].tolerance", expected.tolerance, "a fraction"
+
+
+def _is_range(numbers: tuple[int, ...]) -> bool:
+    return len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] < numbers[0] + _MOST_NUMBERS
 
 
 def _takes_numbers(source: Source) -> bool:

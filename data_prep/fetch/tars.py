@@ -23,6 +23,8 @@ _PACKING = {
     ".tar.xz": ".xz",
     ".txz": ".xz",
 }
+_LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_LONGEST_HEADER = 1 << 24  # bytes; tarfile reads as many as the header says, into memory
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,14 @@ class _StrictTarInfo(tarfile.TarInfo):
         if not buf:
             raise _NoEndMark
         try:
-            return super().frombuf(buf, encoding, errors)
+            info = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
                 raise  # the mark of the end
             raise tarfile.ReadError(f"bad header: {error}") from error
+        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > _LONGEST_HEADER):
+            raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
+        return info
 
 
 def _next(what: str, tar: tarfile.TarFile, data: IO[bytes], packing: str) -> tarfile.TarInfo | None:

@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from data_prep.dataset import SPLITS, Dataset, Step
@@ -20,7 +19,7 @@ from data_prep.steps.registry import (
     without_parameters,
 )
 from scripts.common.errors import UserError
-from scripts.common.schema import check_types, require
+from scripts.common.schema import check_type, require
 
 CORPUS_STEPS: dict[str, Registered] = {
     "hold_out": Registered(CORPUS, hold_out.hold_out),
@@ -59,10 +58,10 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         add(Step(name=DECODE), corpus=False)
     for place, step in enumerate(dataset.steps):
         known = {**STEPS, **CORPUS_STEPS}
+        key = f"{dataset.file}: steps[{place}]"
         if step.name not in known:
-            there = ", ".join(sorted(known))
-            raise UserError(f"{dataset.file}: steps[{place}]: unknown step {step.name}; expected one of {there}")
-        _check_step(f"steps[{place}]", step, known[step.name], dataset)
+            raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
+        _check_step(key, step, known[step.name], dataset)
         if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
             add(Step(name=SQUEEZE, splits=step.splits), corpus=False)
         add(step, corpus=step.name in CORPUS_STEPS)
@@ -82,25 +81,29 @@ def _check_readers(dataset: Dataset) -> None:
             require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
 
 
-def _check_step(place: str, step: Step, registered: Registered, dataset: Dataset) -> None:
+def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) -> None:
     parameters = dict(inspect.signature(registered.make).parameters)
     parameters.pop("language", None)  # that of the lines, not of the YAML
-    check = partial(require, dataset.file)
-    inner, key = f"{place}.{step.name}.", f"{dataset.file}: {place}"
-    needed = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
-    hints = {name: parameter.annotation for name, parameter in parameters.items()}
-    check_types(dataset.file, step.parameters, hints, needed, inner)
+    for name, value in step.parameters.items():
+        if name not in parameters:
+            known = ", ".join(["splits", "languages", *parameters])
+            raise UserError(f"{key}: unknown key `{step.name}.{name}`; expected one of {known}")
+        check_type(key, f"{step.name}.{name}", parameters[name].annotation, value)
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in step.parameters:
+            raise UserError(f"{key}: the key `{step.name}.{name}` is missing")
     splits = {*dataset.splits, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
     for split in step.splits:
-        check(split in splits, f"{inner}splits", split, f"some of {', '.join(sorted(filter(None, splits)))}")
+        expected = f"some of {', '.join(sorted(filter(None, splits)))}"
+        require(key, split in splits, f"{step.name}.splits", split, expected)
     if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
-    by = step.parameters.get("by")
-    check(by is None or by in dataset.languages, f"{inner}by", by, f"one of {', '.join(dataset.languages)}")
-    one = step.name != "hold_out" or len(step.splits) == 1
-    check(one, f"{inner}splits", list(step.splits), "the one split it takes lines from")
+    by, one = step.parameters.get("by"), step.name != "hold_out" or len(step.splits) == 1
+    there = by is None or by in dataset.languages
+    require(key, there, f"{step.name}.by", by, f"one of {', '.join(dataset.languages)}")
+    require(key, one, "hold_out.splits", list(step.splits), "the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
         for language in step.languages or dataset.languages:
             registered.build(language, step.parameters)

@@ -6,15 +6,15 @@ Libraries were tried on 13 wrong files (data_prep/README.md): each let some of t
 import dataclasses
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
 
 
-def require(file: Path, holds: object, key: str, value: object, expected: str) -> None:
-    """Refuse the value of a key unless ``holds``.
+def require(file: Path | str, holds: object, key: str, value: object, expected: str) -> None:
+    """Refuse the value of a key of ``file``, or of a place in it, unless ``holds``.
 
     Raises:
         UserError: the message says file, key, what was got and what was expected.
@@ -23,7 +23,7 @@ def require(file: Path, holds: object, key: str, value: object, expected: str) -
         raise UserError(f"{file}: `{key}` is {value!r}, expected {expected}")
 
 
-def require_known(file: Path, names: Iterable[object], known: Collection[str], prefix: str = "") -> None:
+def require_known(file: Path | str, names: Iterable[object], known: Collection[str], prefix: str = "") -> None:
     """Refuse names that are none of the keys there are.
 
     Raises:
@@ -34,38 +34,32 @@ def require_known(file: Path, names: Iterable[object], known: Collection[str], p
             raise UserError(f"{file}: unknown key `{prefix}{name}`; expected one of {', '.join(known)}")
 
 
-def build(cls: type, data: Any, *, file: Path, key: str = "", given: dict[str, Any] | None = None) -> Any:
+def build(cls: type, data: Any, *, file: Path | str, key: str = "", given: dict[str, Any] | None = None) -> Any:
     """An instance of a dataclass from a mapping, nested ones included; ``given`` holds fields the file may not set.
 
     Raises:
         UserError: a key is unknown, missing or of another type; the message names file and key.
     """
-    given = given or {}
+    values = dict(given or {})
     require(file, isinstance(data, dict), key or "the file", data, "keys with values")
-    fields = [f for f in dataclasses.fields(cls) if f.name not in given]
     hints = typing.get_type_hints(cls)
-    needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in values}
     prefix = f"{key}." if key else ""
-    return cls(**given, **check_types(file, data, {f.name: hints[f.name] for f in fields}, needed, prefix))
+    require_known(file, data, fields, prefix)
+    for name, f in fields.items():
+        if name in data:
+            values[name] = check_type(file, prefix + name, hints[name], data[name])
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise UserError(f"{file}: the key `{prefix}{name}` is missing")
+    return cls(**values)
 
 
-def check_types(
-    file: Path, data: Mapping[str, Any], hints: Mapping[str, Any], needed: Collection[str], prefix: str = ""
-) -> dict[str, Any]:
-    """Return the values of ``data``, each of the type that ``hints`` has for its key, lists as tuples.
+def check_type(file: Path | str, key: str, hint: Any, data: Any) -> Any:
+    """Return the value of a key, lists as tuples and mappings as the dataclass that ``hint`` may be.
 
     Raises:
-        UserError: a key is unknown, missing though ``needed``, or of another type; the message names file and key.
+        UserError: it has another type than ``hint``.
     """
-    require_known(file, data, hints, prefix)
-    for name in hints:
-        if name in needed and name not in data:
-            raise UserError(f"{file}: the key `{prefix}{name}` is missing")
-    return {name: _value(hints[name], value, file, prefix + name) for name, value in data.items()}
-
-
-def _value(hint: Any, data: Any, file: Path, key: str) -> Any:
-    """A value of a key, if it has the type the dataclass gives it."""
     if isinstance(hint, types.UnionType):  # X | None: leaving the key out is the way to say None
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     if dataclasses.is_dataclass(hint):
@@ -75,11 +69,11 @@ def _value(hint: Any, data: Any, file: Path, key: str) -> Any:
         holds = isinstance(data, list) and (of[0] is not str or all(isinstance(item, str) for item in data))
         what = {str: "a list of words", int: "a list of whole numbers"}.get(of[0], "a list")
         require(file, holds, key, data, what)
-        return tuple(_value(of[0], item, file, f"{key}[{place}]") for place, item in enumerate(data))
+        return tuple(check_type(file, f"{key}[{place}]", of[0], item) for place, item in enumerate(data))
     if typing.get_origin(hint) is dict:
         holds = isinstance(data, dict) and all(isinstance(name, str) for name in data)
         require(file, holds, key, data, f"keys with values{_no_and_on(data)}")
-        return {name: _value(of[1], value, file, f"{key}.{name}") for name, value in data.items()}
+        return {name: check_type(file, f"{key}.{name}", of[1], value) for name, value in data.items()}
     if hint is Any:
         return data
     if hint is float and type(data) is int:

@@ -79,6 +79,20 @@ def test_a_compressed_tar_that_ends_amid_the_headers_of_a_member(tmp_path):
         everything(archive)
 
 
+@pytest.mark.parametrize(("kind", "size"), [(tarfile.XHDTYPE, 1 << 29), (tarfile.REGTYPE, -512)])
+def test_a_header_that_would_fill_the_memory_or_lead_back(tmp_path, kind, size):
+    member = special("a", kind)
+    member.size = max(size, 0)
+    header = bytearray(member.tobuf())
+    if size < 0:
+        header[124:136] = size.to_bytes(12, "big", signed=True)
+        header[148:156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
+    archive = tmp_path / "a.tgz"
+    archive.write_bytes(gzip.compress(bytes(header) + bytes(2048)))
+    with pytest.raises(UserError, match=f"it says that {size:,} bytes follow"):
+        check_archive(archive)
+
+
 def test_a_header_overwritten_by_zeros_does_not_end_a_tar(tmp_path):
     members = [(special(f"{n}"), b"x" * 3000) for n in range(9)]
     whole = bytearray(tar_bytes("w:", *members))

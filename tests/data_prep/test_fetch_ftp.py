@@ -28,8 +28,14 @@ def test_user_and_password_of_the_address(tmp_path, ftp: FtpSite):
     url = ftp.url("dir/a%20b.zip", "cwmt%40x:p%3Aw%2F@")
     assert get(tmp_path, url).read_bytes() == CONTENT
     assert entry(tmp_path)["url"] == url
-    with pytest.raises(UserError, match="answered 530 not logged in"):
+    with pytest.raises(UserError, match=r"answered 530 not logged in\nGet a"):
         get(tmp_path / "b", ftp.url("dir/a%20b.zip"))
+
+
+def test_a_line_break_in_the_address_is_no_command(tmp_path, ftp: FtpSite):
+    with pytest.raises(UserError, match="cannot fetch"):
+        get(tmp_path, ftp.url("a%0D%0ADELE%20a"))
+    assert not [told for told in ftp.told if told.startswith("DELE")]
 
 
 def test_it_goes_on_where_it_broke(tmp_path, ftp: FtpSite):
@@ -69,7 +75,7 @@ def test_servers_that_know_little(tmp_path, ftp: FtpSite, unknown):
 
 
 def test_a_file_that_is_not_there_and_a_busy_server(tmp_path, ftp: FtpSite):
-    with pytest.raises(UserError, match="answered 550 b: no such file"):
+    with pytest.raises(UserError, match=r"answered 550 b: no such file\nGet a"):
         get(tmp_path, ftp.url("b"))
     ftp.busy = ["421 too many users"]
     assert get(tmp_path, ftp.url("dir/a%20b.zip")).read_bytes() == CONTENT
