@@ -33,7 +33,7 @@ def test_every_dataset_loads(name: str):
 
 
 def test_the_test_set_alone():
-    """What concerns no other split, with BPE codes that were learnt elsewhere."""
+    """It keeps the files and steps of the test set, and applies BPE codes that were learnt elsewhere."""
     dataset = load_dataset("wmt16_en_de").only_test([Path("en.code"), Path("de.code")])
     assert list(dataset.files) == ["dev.tgz"]
     assert list(dataset.splits) == ["test"]

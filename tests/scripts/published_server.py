@@ -291,10 +291,10 @@ def published(
                 model, args = make_model(of, test_set, 0)
             packed_model = archive(of, model, args, test_set, form, how, folder / "model.pt")
             site.add(f"/models/{each.archive}", packed_model)
-        for of, test_set in test_sets.items():
-            short = any(how == "lines" and name.endswith(of) for name, how in damage.items())
+        for end, test_set in test_sets.items():
+            short = any(how == "lines" and name.endswith(end) for name, how in damage.items())
             dataset_file(test_set, site, folder / f"{test_set.dataset.name}_small.yaml", lines=TEST_LINES - short)
-            content["test_sets"][of]["dataset"] = f"{test_set.dataset.name}_small.yaml"
+            content["test_sets"][end]["dataset"] = f"{test_set.dataset.name}_small.yaml"
         table = folder / "published.yaml"
         table.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         yield table
