@@ -11,7 +11,11 @@ from lightconv_plugin.compat.checkpoints import (
     explain_checkpoint_errors,
 )
 from lightconv_plugin.compat.command_line import help_with_model_options
-from lightconv_plugin.compat.generation import count_steps_of_beam_search, keep_groups_of_beams_apart
+from lightconv_plugin.compat.generation import (
+    block_ngrams_that_were_written,
+    count_steps_of_beam_search,
+    keep_groups_of_beams_apart,
+)
 from lightconv_plugin.compat.hub import align_when_asked, copy_and_pickle, score_translations
 from lightconv_plugin.compat.intervals import keep_updates_at_epoch_ends
 from lightconv_plugin.compat.saving import copy_checkpoints_without_asserts, save_checkpoints_whole
@@ -45,4 +49,5 @@ def apply() -> None:
     align_when_asked()
     copy_and_pickle()
     keep_groups_of_beams_apart()
+    block_ngrams_that_were_written()
     count_steps_of_beam_search()
