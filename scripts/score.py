@@ -38,10 +38,11 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
     lengths: dict[str, Any] = {
         key: used[key] for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used
     }
+    penalty = "lenpen" if used.get("stepwise-length-penalty") is None else "stepwise-length-penalty"
     how = {
         "subset": subset,
         "beam": used["beam"],
-        "lenpen": used["lenpen"],
+        penalty: used[penalty],
         **lengths,
         "averaged": used["averaged"],
         "seed": used["seed"],

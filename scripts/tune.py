@@ -2,9 +2,10 @@
 
 All combinations of the candidates in the CONFIG's section `tune` are compared; without one, the CONFIG's own values
 are taken and validated. For each number of checkpoints and each setting that the search depends on (max-len-b, min-len,
-beam, ...) the validation set is generated once, with all hypotheses that the search finished; length penalties
-(lenpen) only reorder these, so they cost nothing. Translations are chosen by the BLEU that `score.metric` names,
-summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity; of equals the first.
+beam, stepwise-length-penalty, ...) the validation set is generated once, with all hypotheses that the search finished.
+Length penalties (lenpen) only reorder these, so they cost nothing. Translations are chosen by the BLEU that
+`score.metric` names, summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity. Of equals the first
+is taken.
 
 DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was chosen) and valid/ (its hypotheses). What
 a killed run had generated is used again.
@@ -94,12 +95,12 @@ class Sweep:
         return path
 
     def search(self, candidate: Candidate) -> dict[str, Any]:
-        """All hypotheses of the validation set that one search finished, without a length penalty."""
+        """All hypotheses of the validation set that one search finished, without a penalty that only reorders them."""
         settings = generation_settings(self.config, candidate)
         kept = self.work / f"{fingerprint([candidate.get('last'), settings])[:16]}.json"
         if not kept.exists():
             beam = settings.get("beam", BEAM)
-            settings |= {"nbest": beam, "lenpen": 0}
+            settings |= {"nbest": beam, **({} if reordering(settings, None) is None else {"lenpen": 0})}
             command = generate_command(self.config, settings, self.data, self.model(candidate), "valid", gpu=self.gpu)
             label = "".join(f"{key} {value}, " for key, value in candidate.items())
             print(f"tune: {label}generating valid", flush=True)
@@ -124,9 +125,9 @@ class Sweep:
         scratch.remove_leftover(self.work)
 
 
-def rescored(found: dict[str, Any], lenpen: float) -> list[str]:
-    """Return what a search would have given with a length penalty."""
-    return [best_text([Hypothesis(**one) for one in several], lenpen) for several in found["hypotheses"]]
+def rescored(found: dict[str, Any], lenpen: float | None) -> list[str]:
+    """Return what a search would have given with a length penalty; None for its own order."""
+    return [best_text([Hypothesis(**one) for one in several], lenpen or 0.0) for several in found["hypotheses"]]
 
 
 def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]], float]) -> list[Tried]:
@@ -138,24 +139,26 @@ def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]
     for candidate in combinations(tune):
         found = sweep.search(candidate)
         for lenpen in lenpens:
-            score = metric(rescored(found, penalty(config, lenpen)), found["lines"][REFERENCE])
+            settings = generation_settings(config, candidate)
+            score = metric(rescored(found, reordering(settings, lenpen)), found["lines"][REFERENCE])
             tried.append(Tried(candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
     return tried
 
 
-def penalty(config: Config, lenpen: float | None) -> float:
-    """The length penalty in force, ``lenpen`` being the candidate or None."""
-    if config.generate.get("unnormalized"):
-        return 0.0
-    return float(config.generate.get("lenpen", 1.0) if lenpen is None else lenpen)
+def reordering(settings: dict[str, Any], lenpen: float | None) -> float | None:
+    """The length penalty that orders a search's hypotheses, ``lenpen`` being the candidate; None if none does."""
+    if settings.get("unnormalized") or settings.get("stepwise-length-penalty") is not None:
+        return None
+    return float(settings.get("lenpen", 1.0) if lenpen is None else lenpen)
 
 
 def write_valid(sweep: Sweep, best: Candidate, seed: int | None) -> None:
     """The hypotheses of the chosen candidate, as scripts.generate would have left them."""
     config = sweep.config
     found = sweep.search({key: value for key, value in best.items() if key != "lenpen"})
-    lines = found["lines"] | {HYPOTHESES: rescored(found, penalty(config, best.get("lenpen")))}
-    noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **generation_settings(config, best)}
+    settings = generation_settings(config, best)
+    lines = found["lines"] | {HYPOTHESES: rescored(found, reordering(settings, best.get("lenpen")))}
+    noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **settings}
     facts = {key: value for key, value in found["facts"].items() if key != "fairseq_bleu"}  # of another order
     write_hypotheses(sweep.out / "valid", lines, facts | {"settings": noted})
 

@@ -26,6 +26,7 @@ def apply() -> None:
     training.refuse_what_cannot_train()
     commands.help_with_model_options()
     commands.keep_groups_of_beams_apart()
+    commands.block_ngrams_that_were_written()
     commands.count_steps_of_beam_search()
     hub.score_translations()
     hub.align_when_asked()

@@ -76,3 +76,18 @@ def count_steps_of_beam_search() -> None:
         for hypothesis in (hypothesis for sentence in found for hypothesis in sentence):
             hypothesis["steps"] = len(hypothesis["tokens"])
         return found
+
+
+def block_ngrams_that_were_written() -> None:
+    """All versions, without fairseq's compiled extension: `--no-repeat-ngram-size`.
+
+    fairseq compares the end of its buffer, which is padding until the longest hypothesis, with what was written, and so
+    blocks nothing (its issues 4709 and 5206).
+    """
+    from fairseq.ngram_repeat_block import NGramRepeatBlock
+
+    @shim(NGramRepeatBlock, "_no_repeat_ngram")
+    def of_what_is_written(
+        original: Original, self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int
+    ) -> Any:
+        return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)

@@ -11,6 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
+from lightconv_plugin.modules.conv import DROPCONNECT_PER
 from lightconv_plugin.ops.dispatch import BACKENDS
 from lightconv_plugin.ops.normalization import NORMALIZATIONS
 
@@ -46,6 +47,11 @@ class DecoderOptions(FairseqDataclass):
     input_dropout: Optional[float] = _option("dropout probability of what enters the convolution modules")
     weight_dropout: Optional[float] = _option(
         "DropConnect: probability with which a normalised kernel weight is dropped (default: --attention-dropout)"
+    )
+    weight_dropout_per: ChoiceEnum(list(DROPCONNECT_PER)) = _option(  # type: ignore[valid-type]
+        "drop the weights of LightConv's kernels at each position anew, as the code behind the published results does, "
+        "or once for all positions of a kernel, as the paper's text reads (DynamicConv has a kernel a position)",
+        "position",
     )
     weight_softmax: bool = _option("normalise the kernels by a softmax over their width", True)
     weight_normalization: Optional[ChoiceEnum(list(NORMALIZATIONS))] = _option(  # type: ignore[valid-type]

@@ -28,6 +28,7 @@ def _conv_module(conv: type[LightweightConv] | type[DynamicConv], cfg: Any, side
             heads=stack.conv_heads,
             causal=side == "decoder",
             dropconnect=cfg.weight_dropout,
+            dropconnect_per=cfg.weight_dropout_per,
             normalization=cfg.weight_normalization,
             backend=cfg.conv_backend,
             **query,

@@ -1,12 +1,15 @@
 """LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.linear import apply_linear
 from lightconv_plugin.modules.plain import is_plain
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
+
+DROPCONNECT_PER = ("position", "kernel")
 
 
 class TimeConv(StepByStep):
@@ -17,13 +20,16 @@ class TimeConv(StepByStep):
         kernel_size: K.
         heads: H, a divisor of C; the C / H channels of a head share a kernel.
         causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
-        dropconnect: probability with which a normalised weight is dropped in training, at each position anew.
+        dropconnect: probability with which a normalised weight is dropped in training.
+        dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
+            "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
+            DynamicConv has a kernel for each position, so for it both are the same.
         normalization: a name in ``ops.normalization.NORMALIZATIONS``.
         backend: "auto", or the one backend that may run.
 
     Raises:
         ValueError: heads that do not divide the channels, an even kernel that is not causal, a probability outside
-            [0, 1), or a kernel without weights.
+            [0, 1), a kernel without weights, or an unknown dropconnect_per.
     """
 
     def __init__(
@@ -34,6 +40,7 @@ class TimeConv(StepByStep):
         heads: int,
         causal: bool,
         dropconnect: float = 0.0,
+        dropconnect_per: str = "position",
         normalization: str = "softmax",
         backend: str = "auto",
     ) -> None:
@@ -49,11 +56,14 @@ class TimeConv(StepByStep):
             )
         if not 0.0 <= dropconnect < 1.0:
             raise ValueError(f"DropConnect's probability is {dropconnect}; expected 0 <= p < 1")
+        if dropconnect_per not in DROPCONNECT_PER:
+            raise ValueError(f"DropConnect per {dropconnect_per!r} was asked for; expected position or kernel")
         self.channels = channels
         self.kernel_size = kernel_size
         self.heads = heads
         self.padding_l = kernel_size - 1 if causal else kernel_size // 2
         self.dropconnect = dropconnect
+        self.dropconnect_per = dropconnect_per
         self.normalization = normalization
         self.backend = backend
 
@@ -77,7 +87,8 @@ class TimeConv(StepByStep):
     def extra_repr(self) -> str:
         return (
             f"channels={self.channels}, kernel_size={self.kernel_size}, heads={self.heads}, causal={self.causal}, "
-            f"dropconnect={self.dropconnect}, normalization={self.normalization}, backend={self.backend}"
+            f"dropconnect={self.dropconnect} per {self.dropconnect_per}, "
+            f"normalization={self.normalization}, backend={self.backend}"
         )
 
 
@@ -101,12 +112,16 @@ class LightweightConv(TimeConv):
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position."""
         if incremental_state is not None:
             return self.step(x, self.weight, incremental_state)
+        weight: Tensor = self.weight
+        normalization, dropconnect = self.normalization, self.dropconnect if self.training else 0.0
+        if dropconnect > 0.0 and self.dropconnect_per == "kernel":  # what is left is a kernel, for any backend
+            weight, normalization, dropconnect = F.dropout(self.kernels(), dropconnect), "none", 0.0
         return ops.light_conv(
             x,
-            self.weight,
+            weight,
             padding_l=self.padding_l,
-            normalization=self.normalization,
-            dropconnect=self.dropconnect if self.training else 0.0,
+            normalization=normalization,
+            dropconnect=dropconnect,
             backend=self.backend,
         )
 

@@ -15,7 +15,9 @@ Three decisions that the paper leaves open:
   weights that fall on the padding take their share. One step of decoding with t < K inputs so far therefore
   normalises all K logits first and then uses the last t.
 * DropConnect (section 3) drops normalised weights, independently for every position, sentence and head, LightConv's
-  shared kernel included: a position sees its own thinned copy. So did the code behind the published results.
+  shared kernel included: a position sees its own thinned copy. This follows the code behind the published results and
+  departs from the paper's text, which drops entries of softmax(W): of LightConv's one kernel, for all positions and
+  sentences. ``modules.LightweightConv`` does that with dropconnect_per="kernel".
 * Weights are normalised in float32 when x is float16 or bfloat16, and then cast to x's type.
 
 This module imports torch alone and runs on any device.

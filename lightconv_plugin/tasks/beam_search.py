@@ -14,6 +14,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.tasks.length_penalty import LengthPenalty, StepwiseBeam, StepwiseBeamSearch, drop
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +44,33 @@ class BeamSearchGenerator(SequenceGenerator):
     waited for once a step, when the candidates' scores and words are read, and once at the end of a batch. What it does
     not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq shows
     that with --print-alignment alone, which has a generator of its own.
+
+    Args:
+        stepwise_length_penalty: alpha of ``length_penalty.StepwiseBeam``; None for fairseq's search.
+
+    Raises:
+        ValueError: a stepwise penalty beside an option that it cannot go with.
     """
 
-    def __init__(self, models: Any, tgt_dict: Any, **options: Any) -> None:
+    def __init__(
+        self, models: Any, tgt_dict: Any, *, stepwise_length_penalty: float | None = None, **options: Any
+    ) -> None:
         super().__init__(models, tgt_dict, **options)
+        self.stepwise: LengthPenalty | None = None
+        self.search: Any  # of super's; read here by its type
+        self.len_penalty: Any
+        if stepwise_length_penalty is not None:
+            self._apply_stepwise(LengthPenalty(stepwise_length_penalty))
         self._refused = self._refusal()
+
+    def _apply_stepwise(self, penalty: LengthPenalty) -> None:
+        if type(self.search) is not BeamSearch:
+            raise ValueError(f"--stepwise-length-penalty is for plain beam search, got {type(self.search).__name__}")
+        if not self.normalize_scores or self.len_penalty != 1:
+            other = "--unnormalized" if not self.normalize_scores else f"--lenpen {self.len_penalty}"
+            raise ValueError(f"--stepwise-length-penalty is a length penalty by itself; take {other} away")
+        self.stepwise = self.len_penalty = penalty
+        self.search = StepwiseBeamSearch(self.tgt_dict, penalty)
 
     def _refusal(self) -> str | None:
         """Return why fairseq's generator must do the search, in words; None if it need not."""
@@ -62,7 +85,7 @@ class BeamSearchGenerator(SequenceGenerator):
             return "an adaptive softmax"
         if any(isinstance(module, BeamableMM) for module in model.modules()):
             return f"{type(model).__name__}, whose attention counts on {self.beam_size} rows a sentence at every step"
-        if type(self.search) is not BeamSearch:
+        if type(self.search) not in (BeamSearch, StepwiseBeamSearch):
             return f"{type(self.search).__name__}"
         if self.match_source_len:
             return "--match-source-len"
@@ -97,6 +120,33 @@ class BeamSearchGenerator(SequenceGenerator):
             logger.warning("lightconv_plugin: fairseq's own beam search runs, which is slower, for %s", refused)
         return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
+    def finalize_hypos(
+        self,
+        step: int,
+        bbsz_idx: Tensor,
+        eos_scores: Tensor,
+        tokens: Tensor,
+        scores: Tensor,
+        finalized: list[list[Hypothesis]],
+        finished: list[bool],
+        *others: Any,
+    ) -> list[int]:
+        """As fairseq's; where the list of a sentence is full, the worst make room for those that end now."""
+        if self.stepwise is not None:
+            going_on = [known for known, done in zip(finalized, finished, strict=True) if not done]
+            for known, ends in zip(going_on, self.search.beam.ends, strict=True):
+                known.sort(key=lambda hypothesis: -hypothesis["score"].item())
+                del known[self.beam_size - ends :]
+        newly: list[int] = super().finalize_hypos(
+            step, bbsz_idx, eos_scores, tokens, scores, finalized, finished, *others
+        )
+        return newly
+
+    def is_finished(self, step: int, unfin_idx: int, max_len: int, *others: Any) -> bool:
+        if self.stepwise is not None:
+            return step == max_len or not self.search.beam.goes_on[unfin_idx]
+        return bool(super().is_finished(step, unfin_idx, max_len, *others))
+
     def _search(self, net_input: dict[str, Tensor], bos: int) -> list[list[Hypothesis]]:
         sentences, source_length = net_input["src_tokens"].shape[:2]
         max_len = min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
@@ -112,6 +162,7 @@ class BeamSearchGenerator(SequenceGenerator):
         finished: list[list[Hypothesis]] = [[] for _ in range(sentences)]
         open_sentences = list(range(sentences))  # the sentence that each group of rows belongs to
         beams = 1  # rows a sentence: before the first token all hypotheses are one
+        stepwise = StepwiseBeam(sentences, self.beam_size, self.stepwise, self.eos) if self.stepwise else None
 
         for step in range(max_len + 1):
             logits = model.decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0]
@@ -129,13 +180,20 @@ class BeamSearchGenerator(SequenceGenerator):
             )
             parents = parents + beams * torch.arange(len(parents), device=device).unsqueeze(1)
             # both in one transfer, for which alone a GPU is waited for; float64 holds either without rounding
-            ends, going_on = self._divide(*torch.stack([values.double(), words.double()]).tolist())
+            sums, tails = torch.stack([values.double(), words.double()]).tolist()
+            if stepwise is not None:
+                drop(values, stepwise.admit(sums, tails, step + 1))
+            ends, going_on = self._divide(sums, tails)
             ended = Counter(place // values.shape[1] for place in ends)
-            kept = [
-                group
-                for group, sentence in enumerate(open_sentences)
-                if not ended[group] or (step < max_len and len(finished[sentence]) + ended[group] < self.beam_size)
-            ]
+            kept = []
+            for group, sentence in enumerate(open_sentences):
+                known = len(finished[sentence]) + ended[group]
+                if stepwise is None:
+                    goes_on = not ended[group] or (step < max_len and known < self.beam_size)
+                else:
+                    goes_on = not known or stepwise.goes_on[group]
+                if goes_on:
+                    kept.append(group)
             chosen = [place for group in kept for place in going_on[group]]
             numbers = torch.tensor(ends + chosen + kept, dtype=torch.long).to(device, non_blocking=True)
             ending, places, groups = numbers.split([len(ends), len(chosen), len(kept)])
@@ -143,7 +201,7 @@ class BeamSearchGenerator(SequenceGenerator):
                 hypotheses = self._finish(step, tokens, scores, parents.view(-1)[ending], values.view(-1)[ending])
                 for place, hypothesis in zip(ends, hypotheses, strict=True):
                     done = finished[open_sentences[place // values.shape[1]]]
-                    if len(done) < self.beam_size:
+                    if stepwise is not None or len(done) < self.beam_size:
                         done.append(hypothesis)
             if not kept:
                 break
@@ -164,7 +222,9 @@ class BeamSearchGenerator(SequenceGenerator):
                 model.decoder.reorder_incremental_state_scripting(state, order)
                 encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
             open_sentences = [open_sentences[group] for group in kept]
-        return _best_first(finished)
+            if stepwise is not None:
+                stepwise.keep(kept)
+        return [hypotheses[: self.beam_size] for hypotheses in _best_first(finished)]
 
     def _divide(self, values: list[list[float]], words: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Return which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.

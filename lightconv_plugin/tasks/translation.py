@@ -1,6 +1,7 @@
 """``pla_translation``: fairseq's translation task, which generates by ``BeamSearchGenerator``."""
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -8,14 +9,41 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 
 
-@register_task("pla_translation", dataclass=TranslationConfig)
+@dataclass
+class FastTranslationConfig(TranslationConfig):
+    # fairseq reads the type, and knows only this spelling
+    stepwise_length_penalty: Optional[float] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "alpha of the length penalty ((5 + length) / 6)**alpha (Wu et al., 2016), by which finished and "
+            "unfinished hypotheses are compared at every step of the search; in place of --lenpen"
+        },
+    )
+
+
+@register_task("pla_translation", dataclass=FastTranslationConfig)
 class FastTranslationTask(TranslationTask):
     """``translation`` in all but the speed of beam search. Serves every model, and checkpoints of either task."""
 
     def build_generator(
-        self, models: list[Any], args: Any, seq_gen_cls: Any = None, *others: Any, **options: Any
+        self,
+        models: list[Any],
+        args: Any,
+        seq_gen_cls: Any = None,
+        extra_gen_cls_kwargs: dict[str, Any] | None = None,
+        *others: Any,
+        **options: Any,
     ) -> Any:
-        """As fairseq's; a generator asked for by name, and the one of --print-alignment, are fairseq's own."""
+        """As fairseq's; a generator asked for by name, and the one of --print-alignment, are fairseq's own.
+
+        Raises:
+            ValueError: those and a stepwise length penalty are asked for, or others that do not go together.
+        """
+        alpha = getattr(self.cfg, "stepwise_length_penalty", None)
         if seq_gen_cls is None and not getattr(args, "print_alignment", False):
             seq_gen_cls = BeamSearchGenerator
-        return super().build_generator(models, args, seq_gen_cls, *others, **options)
+            extra_gen_cls_kwargs = {**(extra_gen_cls_kwargs or {}), "stepwise_length_penalty": alpha}
+        elif alpha is not None:
+            other = "--print-alignment" if seq_gen_cls is None else seq_gen_cls.__name__
+            raise ValueError(f"--stepwise-length-penalty is for pla_translation's own generator; take {other} away")
+        return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, *others, **options)

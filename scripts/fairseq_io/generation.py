@@ -3,7 +3,8 @@
 The length penalty plays no part in fairseq's search: a hypothesis is as good as the sum of its words' log-probabilities
 until it is finished, and only then, for the order of the finished ones, is the sum divided by length ** penalty
 (``SequenceGenerator.finalize_hypos``). So a list of all that a search finished, with the sums, tells what the search
-would have given with any penalty.
+would have given with any penalty. The plugin's --stepwise-length-penalty is part of the search, which prints the scores
+that it orders by.
 """
 
 import re

@@ -25,7 +25,8 @@ RANGES = {
     r"[\w-]*dropout|[\w-]*layerdrop|label-smoothing|momentum": (0, 1),
     r"lr|temperature": (5e-324, math.inf),
     r"warmup-updates|max-(update|epoch)|(save|validate)-interval-updates|validate-after-updates": (0, math.inf),
-    r"weight-decay|clip-norm|num-workers|min-len|max-len-[ab]|no-repeat-ngram-size": (0, math.inf),
+    r"weight-decay|clip-norm|num-workers": (0, math.inf),
+    r"min-len|max-len-[ab]|stepwise-length-penalty|no-repeat-ngram-size": (0, math.inf),
 }
 _KINDS = {"int": "a whole number", "float": "a number", "eval_bool": "true or false"}
 

@@ -29,7 +29,7 @@ class Translator:
         generate: fairseq-generate's flags, without dashes.
 
     Raises:
-        UserError: a file is missing, or it is not a model that translates.
+        UserError: a file is missing, it is not a model that translates, or flags do not go together.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Translator:
         for each in self._models:
             each.eval().to(self._device)
             each.prepare_for_inference_(cfg)
-        self._generator = self._task.build_generator(self._models, cfg.generation)
+        try:
+            self._generator = self._task.build_generator(self._models, cfg.generation)
+        except ValueError as error:
+            raise UserError(f"{model} cannot be searched so: {error}") from error
         self._model = model
         self._post_process = cfg.common_eval.post_process
         positions = utils.resolve_max_positions(

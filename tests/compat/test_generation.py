@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import search
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli import generate as fairseq_generate
 
@@ -44,6 +45,25 @@ def test_without_the_shim_diverse_beams_fail_beyond_the_first_batch(monkeypatch:
     monkeypatch.setattr(search.DiverseBeamSearch, "step", unwrapped(search.DiverseBeamSearch.step))
     with pytest.raises(IndexError):
         diverse([3, 1])
+
+
+def repeated(size: int) -> int:
+    """Trigrams that hypotheses of 12 words hold twice, with --no-repeat-ngram-size of ``size``."""
+    torch.manual_seed(0)
+    words = common.dictionary(8)
+    model = common.build("pla_dynamicconv_small", common.task(8), **common.SMALL).eval()
+    generator = SequenceGenerator([model], words, beam_size=2, min_len=12, max_len_b=14, no_repeat_ngram_size=size)
+    net_input = {"src_tokens": common.tokens(SENTENCES, 6, 8), "src_lengths": torch.full((SENTENCES,), 6)}
+    found = [one["tokens"].tolist() for done in generator.generate([model], {"net_input": net_input}) for one in done]
+    trigrams = [list(zip(tokens, tokens[1:], tokens[2:], strict=False)) for tokens in found]
+    return sum(len(several) - len(set(several)) for several in trigrams)
+
+
+def test_no_ngram_is_repeated_where_that_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repeated(3) == 0
+    assert repeated(0) > 0
+    monkeypatch.setattr(NGramRepeatBlock, "_no_repeat_ngram", unwrapped(NGramRepeatBlock._no_repeat_ngram))
+    assert repeated(3) > 0  # fairseq alone blocks nothing
 
 
 @pytest.mark.parametrize("task", ["translation", "pla_translation"])

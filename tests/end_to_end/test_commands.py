@@ -99,6 +99,11 @@ def test_generate_interactive_and_validate(corpus, trained, tmp_path):
     assert "BLEU4 = " in said
     said = run("interactive", corpus, *options, "--beam", 3, cwd=tmp_path, given="w1 w2 w3\n")
     assert any(line.startswith("H-0\t") for line in said.splitlines())
+    stepwise = ["--task", "pla_translation", "--stepwise-length-penalty", 2.5, "--max-len-b", 20]
+    said = run("interactive", corpus, *options, *stepwise, cwd=tmp_path, given="w1 w2 w3\n")
+    told = {line[:1]: line.split("\t")[1] for line in said.splitlines() if line.startswith(("H-0", "P-0"))}
+    tokens = [float(score) for score in told["P"].split()]
+    assert float(told["H"]) == pytest.approx(sum(tokens) / ((5 + len(tokens)) / 6) ** 2.5, abs=1e-3)
     said = run("validate", corpus, *options, "--task", "translation", "--max-tokens", 300, cwd=tmp_path)
     assert "valid on 'valid' subset" in said
     assert "loss" in said

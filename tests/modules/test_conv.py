@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightconv_plugin.modules import ConvModule, DynamicConv, LightweightConv
+from lightconv_plugin.modules.conv import DROPCONNECT_PER
 from lightconv_plugin.ops import BACKENDS, reference
 from tests.tolerances import assert_close
 
@@ -94,6 +95,41 @@ def test_dropconnect_acts_in_training_only(conv):
     assert torch.equal(module(x), module(x))
 
 
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("per", DROPCONNECT_PER)
+def test_dropconnect_is_drawn_per_position_or_per_kernel(conv, per):
+    """Of ones every position has the sum of the weights that were left, so that positions show their masks."""
+    torch.manual_seed(0)
+    module = conv(6, 7, heads=3, causal=False, dropconnect=0.5, dropconnect_per=per)
+    x = torch.ones(40, 5, 6)
+    inner = module(x)[3:-3]
+    shared = conv is LightweightConv and per == "kernel"
+    assert (inner == inner[0, 0]).all() == shared
+    assert not torch.equal(module(x), module(x))  # the next update has another mask
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("normalization", ["softmax", "tanh", "none"])
+def test_dropconnect_per_kernel_drops_entries_of_the_normalised_kernel(backend, normalization):
+    """Output and gradients are those of the definition with softmax(W) * mask / (1 - p) as its kernel."""
+    torch.manual_seed(1)
+    options = {"dropconnect": 0.3, "dropconnect_per": "kernel", "normalization": normalization, "backend": backend}
+    module = LightweightConv(6, 5, heads=2, causal=True, **options).double()
+    x = torch.randn(12, 3, 6).double().requires_grad_()
+    torch.manual_seed(2)
+    got = module(x)
+    torch.manual_seed(2)
+    mask = torch.nn.functional.dropout(torch.ones(2, 5).double(), 0.3)  # 0 or 1 / (1 - p)
+    assert 0 < (mask == 0).sum() < mask.numel()
+    kernel = reference.normalize_kernel(module.weight, normalization) * mask
+    expected = reference.light_conv(x, kernel, padding_l=4, normalization="none")
+    assert_close(got, expected)
+    results = [torch.autograd.grad(out.square().sum(), [module.weight, x]) for out in (got, expected)]
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other)
+    assert_close(module.eval()(x), reference.light_conv(x, module.weight, padding_l=4, normalization=normalization))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -102,6 +138,7 @@ def test_dropconnect_acts_in_training_only(conv):
         ({"heads": 2, "causal": False, "kernel_size": 4}, 'kernel size 4 is even, so "same" padding'),
         ({"heads": 2, "causal": True, "kernel_size": 0}, "a kernel of 0 weights"),
         ({"heads": 2, "causal": True, "dropconnect": 1.0}, "DropConnect's probability is 1.0"),
+        ({"heads": 2, "causal": True, "dropconnect_per": "head"}, "DropConnect per 'head' was asked for; expected"),
     ],
 )
 def test_refusals(options, message):

@@ -182,6 +182,24 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
 
 
 @pytest.mark.slow
+def test_tuning_searches_anew_for_each_stepwise_length_penalty(data):
+    checkpoints, config = data / "toy" / "seed1" / "checkpoints", data.parent.parent / "stepwise.yaml"
+    config.write_text(CONFIG + "tune: {stepwise-length-penalty: [0.0, 2.5]}\n")
+    where, out = ["--data", str(data / "binarised")], data.parent.parent / "stepwise"
+    tune = [*python_module("scripts.tune"), str(config), *where, "--checkpoints", str(checkpoints), "--out", str(out)]
+    done = subprocess.run(tune, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    for alpha in (0.0, 2.5):
+        assert f"tune: stepwise-length-penalty {alpha}, generating valid" in done.stdout
+    model = ["--model", str(out / "model.pt"), "--tuned", str(out / "tune.json"), "--subset", "valid"]
+    generate = [*python_module("scripts.generate"), str(config), *where, *model, "--out", str(out / "again")]
+    subprocess.run(generate, env=ENVIRONMENT, check=True, capture_output=True, timeout=200)
+    assert (out / "again" / "hypotheses.tok").read_bytes() == (out / "valid" / "hypotheses.tok").read_bytes()
+    chosen = read(out / "tune.json")["chosen"]["stepwise-length-penalty"]
+    assert f"--stepwise-length-penalty={chosen}" in (out / "again" / "generate.log").read_text().replace("'", "")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["train", "generate"])
 def test_a_run_killed_outright_ends_with_the_same_scores(data, finished, stage):
     """SIGKILL in the middle of a stage, all its processes with it, and the same command again."""

@@ -1,0 +1,233 @@
+"""The stepwise length penalty: our search and fairseq's with it, against all sequences and against its definition."""
+
+import itertools
+import math
+import os
+import re
+from argparse import Namespace
+from copy import deepcopy
+from unittest import mock
+
+import pytest
+import torch
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightconv_plugin.tasks.translation import FastTranslationConfig, FastTranslationTask
+from tests.models import common
+from tests.tasks.test_beam_search import ARCHITECTURES, EOS, model, sample
+from tests.tolerances import assert_close
+from tests.waits import waits
+
+TYPES = 100
+WORDS = (5, 6, 7)  # all others have no probability, so that all sequences can be counted
+
+
+def few_words(seed, arch=ARCHITECTURES[1]):
+    """A random model of TYPES types that writes WORDS alone."""
+    built = model(arch, seed, TYPES)
+    others = torch.ones(TYPES, dtype=torch.bool)
+    others[[EOS, *WORDS]] = False
+    built.decoder.output_projection.register_forward_hook(lambda _, __, out: out.masked_fill(others, -math.inf))
+    return built
+
+
+def generator(models, *, alpha, fairseq_searches=False, **options):
+    config = Namespace(**{"beam": 4, "max_len_b": 3, "min_len": 0, **options})
+    dictionary = common.dictionary(TYPES)
+    task = FastTranslationTask(FastTranslationConfig(stepwise_length_penalty=alpha), dictionary, dictionary)
+    built = task.build_generator(models, config)
+    if fairseq_searches:
+        built._refused = "this test"
+    return built
+
+
+class Definition:
+    """log P of a next word in float64, by a full pass; and s, as ``StepwiseBeam`` says it."""
+
+    def __init__(self, built, source, alpha, ngram=0):
+        self.built, self.source, self.alpha, self.ngram = deepcopy(built).double(), source, alpha, ngram
+        self.known = {}
+
+    def read(self, prefixes):
+        """Have log P of the next word after each of the prefixes, all of one length, and after what they begin with."""
+        with torch.no_grad():
+            source = self.source.expand(len(prefixes), -1)
+            target = torch.tensor([[EOS, *tokens] for tokens in prefixes])
+            logits = self.built(source, torch.full([len(prefixes)], source.shape[1]), target)[0]
+        for tokens, rows in zip(prefixes, torch.log_softmax(logits, dim=-1).tolist(), strict=True):
+            self.known |= {tokens[:length]: row for length, row in enumerate(rows)}
+
+    def allowed(self, tokens, min_len, max_len):
+        """The words that may follow, with their log P."""
+        words = [EOS] if len(tokens) == max_len else [*WORDS, *([EOS] if len(tokens) >= min_len else [])]
+        read, n = (EOS, *tokens), self.ngram
+        seen = {read[i : i + n] for i in range(len(read) - n + 1)} if n else set()
+        free = [word for word in words if (*read, word)[-n:] not in seen] if len(read) >= n else words
+        return [(word, self.known[tokens][word]) for word in free]
+
+    def score(self, total, length):
+        return total / ((5 + length) / 6) ** self.alpha
+
+    def every_sequence(self, min_len, max_len):
+        """s and tokens of all sequences, the best first."""
+        self.read(list(itertools.product(WORDS, repeat=max_len)))
+        found = []
+        for length in range(min_len, max_len + 1):
+            for words in itertools.product(WORDS, repeat=length):
+                tokens = (*words, EOS)
+                total = sum(self.known[tokens[:i]][word] for i, word in enumerate(tokens))
+                found.append((self.score(total, len(tokens)), tokens))
+        return sorted(found, reverse=True)
+
+    def search(self, beam, min_len, max_len):
+        """s and tokens of what a beam of this size finds, the best first."""
+        ended: list = []
+        live: list = [(0.0, ())]
+        while live:
+            self.read([tokens for _, tokens in live])
+            candidates = [
+                (total + log_p, (*tokens, word))
+                for total, tokens in live
+                for word, log_p in self.allowed(tokens, min_len, max_len)
+            ]
+            scored = [(self.score(total, len(tokens)), total, tokens) for total, tokens in candidates]
+            order = sorted([(s, 0.0, tokens) for s, tokens in ended] + scored, reverse=True)[:beam]
+            places = [one for one in order if one in scored]
+            ended += [(s, tokens) for s, _, tokens in places if tokens[-1] == EOS]
+            live = [(total, tokens) for _, total, tokens in places if tokens[-1] != EOS]
+        return sorted(ended, reverse=True)[:beam]
+
+
+def assert_found(hypotheses, expected):
+    assert [tuple(one["tokens"].tolist()) for one in hypotheses] == [tokens for _, tokens in expected]
+    assert_close(torch.stack([one["score"] for one in hypotheses]), torch.tensor([score for score, _ in expected]))
+
+
+PATHS = pytest.mark.parametrize(
+    ("backend", "fairseq_searches"),
+    [("native", False), ("reference", False), ("reference", True)],
+    ids=["native", "reference", "fairseq's search"],
+)
+
+
+@PATHS
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 500),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    alpha=st.sampled_from([0.0, 0.6, 1.0, 2.5]),
+    min_len=st.integers(0, 2),
+    max_len=st.integers(2, 3),
+)
+def test_a_beam_with_room_for_all_sequences_finds_the_best_of_all(
+    backend, fairseq_searches, seed, lengths, alpha, min_len, max_len
+):
+    built, batch = few_words(seed), sample(lengths, TYPES, seed)
+    search = generator(
+        [built], alpha=alpha, fairseq_searches=fairseq_searches, beam=49, min_len=min_len, max_len_b=max_len
+    )
+    with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": backend}):
+        found = search.generate([], batch)
+    for length, source, hypotheses in zip(lengths, batch["net_input"]["src_tokens"], found, strict=True):
+        expected = Definition(built, source[None, -length:], alpha).every_sequence(min_len, max_len)
+        assert_found(hypotheses, expected)
+
+
+@PATHS
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 500),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    alpha=st.sampled_from([0.0, 0.6, 1.0, 2.5]),
+    beam=st.integers(1, 5),
+    min_len=st.integers(0, 2),
+    max_len=st.integers(2, 6),
+    ngram=st.sampled_from([0, 0, 2]),
+)
+def test_beams_of_any_size_are_those_of_the_definition(
+    backend, fairseq_searches, seed, lengths, alpha, beam, min_len, max_len, ngram
+):
+    built, batch = few_words(seed), sample(lengths, TYPES, seed)
+    options = {"beam": beam, "min_len": min_len, "max_len_b": max_len, "no_repeat_ngram_size": ngram}
+    search = generator([built], alpha=alpha, fairseq_searches=fairseq_searches, **options)
+    with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": backend}):
+        found = search.generate([], batch)
+    for length, source, hypotheses in zip(lengths, batch["net_input"]["src_tokens"], found, strict=True):
+        definition = Definition(built, source[None, -length:], alpha, ngram)
+        assert_found(hypotheses, definition.search(beam, min_len, max_len))
+
+
+def best_words(alpha):
+    batch = sample([5, 3, 4, 2], TYPES)
+    found = generator([few_words(7)], alpha=alpha, beam=2, max_len_b=12).generate([], batch)
+    return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
+
+
+def test_the_penalty_changes_what_is_found():
+    lengths = [sum(map(len, best_words(alpha))) for alpha in (0.0, 2.5)]
+    assert lengths == sorted(set(lengths))
+    assert best_words(None) != best_words(1.0)
+
+
+def test_without_one_the_search_is_as_it_was():
+    """What fairseq's translation task does, so does the task that knows of the penalty."""
+    built, batch = model(ARCHITECTURES[0]), sample([4, 6])
+    words = common.dictionary(24)
+    config = Namespace(beam=4, max_len_b=10, lenpen=0.6)
+    expected = TranslationTask(TranslationConfig(), words, words).build_generator([built], config)
+    ours = FastTranslationTask(FastTranslationConfig(), words, words).build_generator([built], config)
+    assert type(ours.search) is type(expected.search)
+    assert ours.len_penalty == 0.6
+    for got, theirs in zip(ours.generate([], batch), expected.generate([], batch), strict=True):
+        assert [one["tokens"].tolist() for one in got] == [one["tokens"].tolist() for one in theirs]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"lenpen": 0.5}, "is a length penalty by itself; take --lenpen 0.5 away"),
+        ({"unnormalized": True}, "is a length penalty by itself; take --unnormalized away"),
+        ({"diverse_beam_groups": 2}, "is for plain beam search, got DiverseBeamSearch"),
+        ({"match_source_len": True}, "is for plain beam search, got LengthConstrainedBeamSearch"),
+        ({"print_alignment": "soft"}, "is for pla_translation's own generator; take --print-alignment away"),
+        ({"alpha": -0.5}, "is -0.5, expected a number from 0 on"),
+        ({"alpha": math.nan}, "is nan, expected a number from 0 on"),
+    ],
+)
+def test_what_it_cannot_go_with_is_refused(options, named):
+    with pytest.raises(ValueError, match=re.escape(f"--stepwise-length-penalty {named}")):
+        generator([few_words(0)], **{"alpha": 1.0, **options})
+
+
+@pytest.mark.parametrize("fairseq_searches", [False, True])
+def test_prefixes_and_ensembles_are_searched_with_it(fairseq_searches):
+    """Two models of the same weights are as one."""
+    built, batch = few_words(1), sample([4, 2], TYPES)
+    search = generator([built, built], alpha=1.0, fairseq_searches=fairseq_searches, max_len_b=6)
+    one = generator([built], alpha=1.0, max_len_b=6)
+    for got, expected in zip(search.generate([], batch), one.generate([], batch), strict=True):
+        assert [each["tokens"].tolist() for each in got] == [each["tokens"].tolist() for each in expected]
+    prefixed = one.generate([], batch, prefix_tokens=torch.tensor([[5, 6], [7, 5]]))
+    assert [hypotheses[0]["tokens"][:2].tolist() for hypotheses in prefixed] == [[5, 6], [7, 5]]
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_the_device_is_waited_for_once_a_step_and_once_at_the_end(backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    # fairseq's positions ask so for a shape, and read the answer on the CPU
+    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
+    built = few_words(3)
+    search = generator([built], alpha=1.0, max_len_b=12)
+    with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as step, waits("cpu") as met:
+        search.generate([], sample([5, 3], TYPES))
+    assert step.call_count > 4
+    assert len(met) == step.call_count + 1
+
+
+def test_a_model_without_numbers_is_refused():
+    broken = few_words(0)
+    broken.decoder.output_projection.weight.data.fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="no hypothesis of 2 sentences could end after 3 tokens"):
+        generator([broken], alpha=1.0).generate([], sample([4, 2], TYPES))
