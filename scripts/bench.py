@@ -67,7 +67,7 @@ def parse() -> argparse.Namespace:
             command.add_argument("--kernel", type=number, default=31, help="K")
             command.add_argument("--causal", action="store_true", help="pad on the left only, as a decoder does")
         if name == "ops":
-            command.add_argument("--alone", action="store_true", help="without peers: time a token at each T")
+            command.add_argument("--no-peers", action="store_true", help="without peers: time a token at each T")
         if name in ("ops", "memory", "decode"):
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
         if name in ("train", "decode"):
@@ -120,7 +120,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         dtype = getattr(torch, args.dtype)
         if args.what == "memory":
             yield Table(memory.COLUMNS, memory.measure(chosen, shapes, dtype=dtype, device=device))
-        elif args.alone:
+        elif args.no_peers:
             found = operators.measure_alone(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
             yield Table(operators.ALONE_COLUMNS, found, left=2)
         else:

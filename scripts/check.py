@@ -17,17 +17,17 @@ from typing import Any
 from data_prep.dataset import load_dataset
 from scripts.common.errors import UserError, run_command
 from scripts.fairseq_io import commands, lengths
+from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.kept import check_kept, updates_in_epoch
-from scripts.fairseq_io.models import NoWords, invented_dictionaries, load_plugin
+from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries
 from scripts.fairseq_io.parsers import Asked, parse
 from scripts.pipeline.config import Config, add_arguments, given_config
 from scripts.reproduce.layout import baseline_config
 from scripts.tune import combinations
 
 NOWHERE = Path("no-data")
-TYPES = 1_000_000  # of a stand-in dictionary: no adaptive softmax has larger bands
+VOCAB_SIZE = 1_000_000  # of a stand-in dictionary: no adaptive softmax has larger bands
 EVAL_LM_TOKENS, GENERATE_TOKENS = 36_000, 12_000  # of a batch, where neither tokens nor sentences are given
 
 
@@ -58,7 +58,7 @@ def check_settings(config: Config, devices: Devices) -> list[str]:
             if asked.name == "fairseq-generate":
                 with explained(asked.path, "set up the search of the section `generate`"):
                     built.task.build_generator([built.model], generation)
-    note = check_kept(config, args)
+    note = check_checkpoints(config, args)
     return [note] if note else []
 
 
@@ -115,7 +115,7 @@ def build(config: Config, args: Namespace, data: Path | None) -> Built:
     joined = load_dataset(config.dataset).binarise.joined_dictionary
     with explained(config.path, "read the section `train`"):
         cfg = convert_namespace_to_omegaconf(args)
-    dictionaries = nullcontext() if data else invented_dictionaries(TYPES, joined=joined)
+    dictionaries = nullcontext() if data else stand_in_dictionaries(VOCAB_SIZE, joined=joined)
     with explained(config.path, "set up `train.task`"), dictionaries:
         task = tasks.setup_task(cfg.task)
     with explained(config.path, "build the model of `train`"), torch.device("meta"):
@@ -176,7 +176,7 @@ def check_data(config: Config, data: Path, devices: Devices) -> list[str]:
         with explained(config.path, f"read the part {part} of {data}"):
             built.task.load_dataset(part, combine=part == "train")
     said = check_training_set(config, built, args, devices)
-    check_judged_parts(config, built, args, parse(next(asked_generations(config, data, devices))))
+    check_valid_and_test(config, built, args, parse(next(asked_generations(config, data, devices))))
     return said
 
 
@@ -208,11 +208,11 @@ def check_training_set(config: Config, built: Built, args: Namespace, devices: D
             num_shards=devices.total,
             skip_remainder_batch=args.skip_remainder_batch,
         )
-        check_kept(config, args, updates_in_epoch(len(batches), args))
+        check_checkpoints(config, args, updates_in_epoch(len(batches), args))
     return [said] if said else []
 
 
-def check_judged_parts(config: Config, built: Built, args: Namespace, generation: Namespace) -> None:
+def check_valid_and_test(config: Config, built: Built, args: Namespace, generation: Namespace) -> None:
     """Check that every line can be read of the parts that models are judged by."""
     from fairseq.utils import resolve_max_positions
 
@@ -229,7 +229,7 @@ def check_judged_parts(config: Config, built: Built, args: Namespace, generation
         keys = (*position_keys(config, args, "train"), "train.max-tokens-valid")
         positions = resolve_max_positions(task.max_positions(), reads)
         limits = lengths.Limits(positions, options.max_tokens_valid, keys)
-        lengths.check_part(task.dataset("valid"), "valid", limits, place)
+        lengths.check_split(task.dataset("valid"), "valid", limits, place)
     if language_model:
         positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
     else:
@@ -238,7 +238,7 @@ def check_judged_parts(config: Config, built: Built, args: Namespace, generation
         tokens = generation.max_tokens or (None if generation.batch_size else GENERATE_TOKENS)
     keys = (*position_keys(config, args, "generate"), "generate.max-tokens")
     for part in ("valid", "test"):
-        lengths.check_part(task.dataset(part), part, lengths.Limits(positions, tokens, keys), place)
+        lengths.check_split(task.dataset(part), part, lengths.Limits(positions, tokens, keys), place)
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError, run_command
-from scripts.common.figure import open_figure
 from scripts.common.terminal import aligned, clock
+from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import TrainLog, read_log_file
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.tables.measured import lookup, read_record
@@ -21,7 +21,6 @@ from scripts.tables.records import EMPTY, best_seed, metric, spread, tested
 # what may explain a difference between runs, beside their configurations
 _CIRCUMSTANCES = ("backend", "versions", "machine", "git.commit")
 _LONGEST = 60  # letters of a setting
-_STYLES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
@@ -128,52 +127,6 @@ def as_text(runs: Sequence[Run]) -> str:
     )
 
 
-def draw(runs: Sequence[Run], out: Path) -> None:
-    """The losses of all runs, in training and on validation, as the PNG file ``out``: a colour a run, a style a seed.
-
-    Raises:
-        UserError: none of the runs has a training log.
-    """
-    logs = {run.name: run.logs() for run in runs}
-    if not any(logs.values()):
-        raise UserError(
-            f"nothing to draw: no seed<N>/checkpoints/train.log with losses in {', '.join(str(r.folder) for r in runs)}"
-        )
-    with open_figure(out, width=11, height=4.8) as figure:
-        train, valid = figure.subplots(1, 2, sharex=True, sharey=True)
-        highest = 0.0
-        for number, run in enumerate(runs):
-            for style, (seed, log) in enumerate(logs[run.name].items()):
-                label = f"{run.name}, seed {seed}"
-                for axes, losses, mark in ((train, log.train_loss, ""), (valid, log.valid_loss, "o")):
-                    updates = sorted(losses)
-                    axes.plot(
-                        updates,
-                        [losses[update] for update in updates],
-                        color=f"C{number}",
-                        linestyle=_STYLES[style % len(_STYLES)],
-                        linewidth=1.2,
-                        marker=mark,
-                        markersize=3,
-                        label=label,
-                    )
-                    # the first losses say little and would press all others together
-                    highest = max([highest, *(losses[update] for update in updates[len(updates) // 10 :])])
-        for axes, title in ((train, "training"), (valid, "validation")):
-            axes.set_title(title, fontsize=10)
-            axes.set_xlabel("updates")
-            axes.grid(alpha=0.3)
-        train.set_ylabel("loss per token (base 2)")
-        train.set_ylim(top=highest * 1.02)
-        handles = {
-            label: handle
-            for axes in (train, valid)
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
-        figure.set_layout_engine("constrained")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run: work/<dataset>/<model>")
@@ -182,7 +135,7 @@ def main() -> None:
     runs = read_runs(arguments.runs)
     print(as_text(runs))
     if arguments.out is not None:
-        draw(runs, arguments.out)
+        draw_losses({run.name: run.logs() for run in runs}, arguments.out)
         print(f"\nloss curves: {arguments.out}")
 
 

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # From nothing to a BLEU score: English to German with a small DynamicConv on two CPU cores, in minutes.
 # usage: scripts/demo.sh [options of scripts.reproduce, such as --raw DIR where there is no apt]
+#        scripts/demo.sh --lm [options]    a language model in words, with adaptive input and softmax, to its perplexity
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-case "${1:-}" in -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+config=debian_en_de
+if [ "${1:-}" = --lm ]; then config=debian_lm; shift; fi
 bash "$root/scripts/setup.sh"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-exec "${VENV:-$root/.venv}/bin/python" -m scripts.reproduce "$root/configs/debian_en_de/dynamicconv.yaml" "$@"
+exec "${VENV:-$root/.venv}/bin/python" -m scripts.reproduce "$root/configs/$config/dynamicconv.yaml" "$@"

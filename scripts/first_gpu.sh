@@ -3,7 +3,7 @@
 # usage: scripts/first_gpu.sh OUT [--device cuda:N]    in .venv-cuda, an environment with a CUDA build of torch, which
 #                                                      is made first (VENV=DIR and TORCH=SPEC choose others)
 #        scripts/first_gpu.sh OUT --device cpu         a rehearsal at small sizes on a CPU, in .venv
-#        --again                                       run what is done already, too
+#        --rerun                                       run what is done already, too
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case "${1:-}" in "" | -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; [ -n "${1:-}" ]; exit ;; esac

@@ -15,7 +15,7 @@ from typing import Any
 
 from scripts.common.errors import UserError, run_command
 from scripts.common.terminal import aligned
-from scripts.fairseq_io.models import Types, load_plugin, training_arguments
+from scripts.fairseq_io.models import StandInDictionary, load_plugin, training_arguments
 from scripts.pipeline.config import flags, load_config
 from scripts.tables.published import CONFIGS, read_tables
 
@@ -92,8 +92,8 @@ def build(path: Path, **options: Any) -> Any:
     import torch
 
     types = vocabulary(path)
-    source = Types(types.source)
-    target = source if types.target is None else Types(types.target)
+    source = StandInDictionary(types.source)
+    target = source if types.target is None else StandInDictionary(types.target)
     task = Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=source)
     given = {name.replace("_", "-"): value for name, value in options.items()}
     args = training_arguments(flags(load_config(path).train | given))

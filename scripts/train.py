@@ -27,10 +27,10 @@ from scripts.common.process import interruptible, run_logged
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
-from scripts.fairseq_io.devices import Devices, find_devices, precision, share_out
+from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, precision
 from scripts.fairseq_io.inputs import check_binarised, check_first
-from scripts.fairseq_io.loss_curve import plot_loss
-from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log
+from scripts.fairseq_io.loss_curve import draw_losses
+from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import Config, add_arguments, given_config
 
 STARTED = "started.json"
@@ -51,7 +51,7 @@ def digest_data(data: Path) -> str:
     return digest.hexdigest()
 
 
-def settle_folder(out: Path, identity: dict[str, Any]) -> str | None:
+def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
     """Make ``out`` the folder of this training: a new one, the one there, or one that was put aside earlier.
 
     Returns:
@@ -158,8 +158,7 @@ def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: fairseq ended without having trained, or before the end that was asked for.
     """
-    with open(out / "train.log", encoding="utf-8", errors="replace") as f:
-        log = read_log(f)
+    log = read_log_file(out / LOG)
     if log.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / 'train.log'}")
     limits = [("max-update", log.updates), ("max-epoch", log.epoch)]
@@ -188,7 +187,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     out.parent.mkdir(parents=True, exist_ok=True)
     identity = {"train": config.train, "tokens": config.batch.get("tokens"), "seed": seed, "data": digest_data(data)}
     for said in (
-        settle_folder(out, identity),
+        prepare_folder(out, identity),
         checkpoints.repair_last(out),
         checkpoints.move_position(out, devices.total),
         precision(config.train, gpu=devices.gpu, bf16=devices.bf16)[1],
@@ -209,7 +208,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         raise
     reporter.status.close()
     facts = summary(out, config.train) | {"devices": str(devices), "command": command}
-    plot_loss(log, out / "loss.png")
+    draw_losses({config.name: {seed: read_log_file(log)}}, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
 
@@ -243,7 +242,7 @@ def describe_batch(config: Config, devices: Devices) -> str:
     """The tokens of an update, where the configuration leaves it to the devices how they are shared out."""
     if not config.batch:
         return ""
-    shared = share_out(config.batch, devices.total)
+    shared = batch_per_device(config.batch, devices.total)
     return f"; each takes at most {shared['max-tokens']:,} tokens {shared['update-freq']} times an update"
 
 

@@ -50,7 +50,7 @@ def read_text(line: bytes, number: int) -> str:
     return text
 
 
-class TextSteps:
+class Preprocessor:
     """The dataset's own steps, in a process of their own: data_prep.lines."""
 
     def __init__(self, process: subprocess.Popen) -> None:
@@ -77,7 +77,7 @@ class TextSteps:
 
 
 @contextmanager
-def text_steps(dataset: str, language: str, codes: Path) -> Iterator[TextSteps]:
+def preprocessor(dataset: str, language: str, codes: Path) -> Iterator[Preprocessor]:
     """Start the steps; they end with the block."""
     command = [*python_module("data_prep.lines"), dataset, "--language", language, "--codes", str(codes)]
     # a group of its own: Ctrl-C is for this process alone
@@ -85,12 +85,12 @@ def text_steps(dataset: str, language: str, codes: Path) -> Iterator[TextSteps]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, env=environment()
     ) as process:
         try:
-            yield TextSteps(process)
+            yield Preprocessor(process)
         finally:
             process.terminate()
 
 
-def answers(lines: Iterable[bytes], steps: TextSteps, model: Translator, batch_size: int) -> Iterator[list[str]]:
+def answers(lines: Iterable[bytes], steps: Preprocessor, model: Translator, batch_size: int) -> Iterator[list[str]]:
     """The model's tokens for each line, in lists as long as the batches that were read."""
     numbered = enumerate(lines, 1)
     while batch := list(itertools.islice(numbered, batch_size)):
@@ -115,7 +115,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     generate = trained.generate | {key: value for key, value in chosen.items() if value is not None}
     as_written = detokeniser(target, dataset)
-    with text_steps(trained.dataset, source, codes) as steps:
+    with preprocessor(trained.dataset, source, codes) as steps:
         model = Translator(trained.model, trained.dictionaries, (source, target), generate)
         if sys.stdin.isatty():
             print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)

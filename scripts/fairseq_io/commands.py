@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.process import python_module
-from scripts.fairseq_io.devices import Devices, launcher, precision, share_out
+from scripts.fairseq_io.devices import Devices, batch_per_device, launcher, precision
 from scripts.fairseq_io.inputs import user_dir
 from scripts.pipeline.config import Config, flags
 
@@ -38,7 +38,7 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
     if (criterion := section.get("criterion")) in FASTER_CRITERIONS:
         section["criterion"] = FASTER_CRITERIONS[criterion]
     if config.batch:
-        section |= share_out(config.batch, devices.total)
+        section |= batch_per_device(config.batch, devices.total)
     return [
         *launcher(devices),
         "-m",

@@ -124,7 +124,7 @@ def reserve_gpus(count: int | None) -> Iterator[None]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
-def share_out(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
+def batch_per_device(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
     """fairseq's ``max-tokens`` and ``update-freq`` that keep the tokens of an update whatever the number of devices.
 
     As few steps as ``batch["max-tokens"]`` allows are accumulated, and all are of one size: the tokens of an update are

@@ -29,7 +29,7 @@ class Place:
     remedy: str  # by which steps of data_prep the text could be shortened
 
 
-def left_out(dataset: Any, limits: Limits) -> Any:
+def too_long(dataset: Any, limits: Limits) -> Any:
     """The numbers of the samples that are too long, from 0."""
     import numpy as np
 
@@ -46,7 +46,7 @@ def skipped_in_training(config: Path, dataset: Any, limits: Limits) -> str | Non
     Raises:
         UserError: it would leave out everything.
     """
-    gone, all_of_it = len(left_out(dataset, limits)), len(dataset)
+    gone, all_of_it = len(too_long(dataset, limits)), len(dataset)
     if not gone:
         return None
     most = [f"{limit:,}" for limit in _sides(limits.positions)]
@@ -62,13 +62,13 @@ def skipped_in_training(config: Path, dataset: Any, limits: Limits) -> str | Non
     return text
 
 
-def check_part(dataset: Any, part: str, limits: Limits, place: Place) -> None:
+def check_split(dataset: Any, part: str, limits: Limits, place: Place) -> None:
     """Check that no sample of a part that must be read whole is too long.
 
     Raises:
         UserError: one is; the message has its line number and length, the limit, and what to set.
     """
-    gone = [int(number) for number in left_out(dataset, limits)]
+    gone = [int(number) for number in too_long(dataset, limits)]
     if not gone:
         return
     most, sizes = _sides(limits.positions), {number: _sides(dataset.size(number)) for number in gone}

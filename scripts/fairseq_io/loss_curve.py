@@ -1,27 +1,56 @@
-"""Draw the loss curve, train and valid against updates, from a training log."""
+"""Loss curves, in training and on validation against updates, from training logs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
-from scripts.fairseq_io.trainlog import read_log_file
+from scripts.fairseq_io.trainlog import TrainLog
+
+_STYLES = ("-", "--", ":", "-.")
 
 
-def plot_loss(log: Path, out: Path) -> None:
-    """Write the loss curve of ``log`` to the PNG file ``out``.
+def draw_losses(runs: Mapping[str, Mapping[int, TrainLog]], out: Path) -> None:
+    """Draw the losses of some runs, for each its logs by seed: a colour a run, a style a seed.
 
     Raises:
-        UserError: the log cannot be read or has no losses in it.
+        UserError: none of the logs has a loss.
     """
-    content = read_log_file(log)
-    if not content.train_loss and not content.valid_loss:
-        raise UserError(f"{log} has no losses in it; expected the log of fairseq-train with --log-format json")
-    with open_figure(out, width=7, height=4.5) as figure:
-        axes = figure.subplots()
-        for name, losses, mark in (("train", content.train_loss, ""), ("valid", content.valid_loss, "o")):
-            updates = sorted(losses)
-            axes.plot(updates, [losses[update] for update in updates], marker=mark, markersize=4, label=name)
-        axes.set(xlabel="updates", ylabel="loss per token (base 2)", ylim=(0, None))
-        axes.grid(alpha=0.3)
-        axes.legend()
-        figure.tight_layout()
+    if not any(log.train_loss or log.valid_loss for seeds in runs.values() for log in seeds.values()):
+        raise UserError(
+            f"nothing to draw: no losses in seed<N>/checkpoints/train.log of {', '.join(runs)}; "
+            "expected the log of fairseq-train with --log-format json"
+        )
+    with open_figure(out, width=11, height=4.8) as figure:
+        train, valid = figure.subplots(1, 2, sharex=True, sharey=True)
+        highest = 0.0
+        for number, (name, seeds) in enumerate(runs.items()):
+            for style, (seed, log) in enumerate(seeds.items()):
+                label = f"{name}, seed {seed}"
+                for axes, losses, mark in ((train, log.train_loss, ""), (valid, log.valid_loss, "o")):
+                    updates = sorted(losses)
+                    axes.plot(
+                        updates,
+                        [losses[update] for update in updates],
+                        color=f"C{number}",
+                        linestyle=_STYLES[style % len(_STYLES)],
+                        linewidth=1.2,
+                        marker=mark,
+                        markersize=3,
+                        label=label,
+                    )
+                    # the first losses say little and would press all others together
+                    highest = max([highest, *(losses[update] for update in updates[len(updates) // 10 :])])
+        for axes, title in ((train, "training"), (valid, "validation")):
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel("updates")
+            axes.grid(alpha=0.3)
+        train.set_ylabel("loss per token (base 2)")
+        train.set_ylim(top=highest * 1.02)
+        handles = {
+            label: handle
+            for axes in (train, valid)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+        figure.set_layout_engine("constrained")

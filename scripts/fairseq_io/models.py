@@ -31,7 +31,7 @@ class NoWords(AttributeError):
     """The refusal of a stand-in that is asked for what only a real dictionary has."""
 
 
-class Types:
+class StandInDictionary:
     """Stand-in for a dictionary: its size and the special symbols, without the words. Most models ask for no more."""
 
     def __init__(self, size: int) -> None:
@@ -60,12 +60,12 @@ class Types:
 
 
 @contextmanager
-def invented_dictionaries(vocab_size: int, *, joined: bool) -> Iterator[None]:
+def stand_in_dictionaries(vocab_size: int, *, joined: bool) -> Iterator[None]:
     """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
     from fairseq.data import Dictionary
 
-    one, load = Types(vocab_size), Dictionary.__dict__["load"]
-    Dictionary.load = classmethod(lambda *_, **__: one if joined else Types(vocab_size))
+    one, load = StandInDictionary(vocab_size), Dictionary.__dict__["load"]
+    Dictionary.load = classmethod(lambda *_, **__: one if joined else StandInDictionary(vocab_size))
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """Run every check that needs a GPU, in at most 30 minutes, and write OUT/first_gpu.md.
 
-A section that is done is not run again, unless the command, the machine or --again says so. A section that fails
+A section that is done is not run again, unless the command, the machine or --rerun says so. A section that fails
 leaves the others as they are; the page says so, and so does the exit status, 1.
 """
 
@@ -34,7 +34,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the page, records and logs")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for a rehearsal (default: cuda)")
-    parser.add_argument("--again", action="store_true", help="run the sections that are done, too")
+    parser.add_argument("--rerun", action="store_true", help="run the sections that are done, too")
     return parser.parse_args()
 
 
@@ -100,7 +100,7 @@ def run(section: Section, log: Path, said: StatusLine) -> dict[str, Any]:
             reason = f"it took more than {section.minutes:g} minutes\n{error}" if late else str(error)
             record |= {"result": page.FAILED, "reason": reason}
         if section.tests and report.exists():
-            record["tests"] = page.of_tests(report)
+            record["tests"] = page.read_junit(report)
         elif not section.tests:
             record["lines"] = results(lines, section.begins)
     return record | {"time": clock(time.monotonic() - start)}
@@ -126,7 +126,7 @@ def main() -> None:
             path = out / "records" / f"{section.name}.json"
             made_from = {**asdict(section), "command": list(section.command), "machine": name}
             done = read_json(path) if path.exists() else None
-            if not args.again and done and done["made_from"] == made_from and done["result"] == page.PASSED:
+            if not args.rerun and done and done["made_from"] == made_from and done["result"] == page.PASSED:
                 said.line(f"{head}: done before")
             else:
                 said.line(f"{head} (at most {section.minutes:g} minutes)")

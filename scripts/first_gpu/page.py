@@ -9,7 +9,7 @@ Record = dict[str, Any]
 PASSED, FAILED, ABSENT = "passed", "failed", "not run"
 
 
-def of_tests(report: Path) -> dict[str, Any]:
+def read_junit(report: Path) -> dict[str, Any]:
     """Read what matters of pytest's JUnit report: counts by file, what failed or was skipped and why, and figures.
 
     A test's figures are the rows that it gave ``record_property``, by table.

@@ -86,7 +86,7 @@ class Pipeline:
         """
         ran = False
         for key in keys:
-            stage, reason = self.stages[key], self.why_not_done(key)
+            stage, reason = self.stages[key], self.stale_reason(key)
             if reason is None:
                 print(f"== {stage.title}: nothing has changed, skipped", flush=True)
                 continue
@@ -106,7 +106,7 @@ class Pipeline:
             ran = True
         return ran
 
-    def why_not_done(self, key: str) -> str | None:
+    def stale_reason(self, key: str) -> str | None:
         """Return the reason why a stage has to run, in words; None if it does not."""
         stage = self.stages[key]
         stamp = read_stamp(stage.folder)
@@ -150,7 +150,7 @@ class Pipeline:
         reasons: dict[str, str | None] = {}
         for key in keys:
             after = any(reasons.get(before) for before in self.stages[key].before)
-            reasons[key] = self.why_not_done(key) or ("a stage before it will run" if after else None)
+            reasons[key] = self.stale_reason(key) or ("a stage before it will run" if after else None)
         return reasons
 
     def check_places(self, keys: Collection[str]) -> None:

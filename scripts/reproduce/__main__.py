@@ -67,7 +67,7 @@ def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) ->
         UserError: something in it cannot be.
     """
     stages = [stage for stage in run.stages.values() if stage.name in names and stage.seed in (None, *seeds)]
-    to_do = next((stage.name for stage in stages if run.why_not_done(stage.key)), None)
+    to_do = next((stage.name for stage in stages if run.stale_reason(stage.key)), None)
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
         check_first(run.config, *flags)
@@ -119,7 +119,7 @@ def warn_about_older(run: Run, names: list[str], seeds: list[int]) -> None:
     first = min(NAMES.index(name) for name in names)
     for key, stage in run.stages.items():
         left_out = NAMES.index(stage.name) < first and (stage.seed is None or stage.seed in seeds)
-        if left_out and key in done and (reason := run.why_not_done(key)):
+        if left_out and key in done and (reason := run.stale_reason(key)):
             print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
 
 
@@ -158,8 +158,7 @@ def main() -> None:
         help="train nothing: measure the speed of random weights (Tables 3, 7)",
     )
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--list", action="store_true", help="show what is done and what is to do, and run nothing")
-    shown.add_argument("--dry-run", action="store_true", help="show the commands of what is to do, and run nothing")
+    shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
     shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
     machines = parser.add_argument_group("training")
     machines.add_argument("--devices", type=int, metavar="N", help="N GPUs (default: all), or N processes on the CPU")
@@ -193,9 +192,7 @@ def main() -> None:
     launch = Launch(tuple(prefix), tuple(flags), **passed)
     dataset = load_dataset(config.dataset)
     run = build_run(config, dataset, arguments.work, arguments.raw, given, launch, untrained=arguments.untrained)
-    if arguments.list:
-        print(show.list_stages(run, seeds))
-    elif arguments.print:
+    if arguments.print:
         print(show.whole(run, seeds, set(names)))
     elif arguments.dry_run:
         print(show.to_do(run, seeds, set(names)))

@@ -95,7 +95,7 @@ class Run(Pipeline):
 
     def seeds_to_do(self, seeds: Iterable[int]) -> list[int]:
         """Return the seeds among these that are not done with all their stages, as the configuration is now."""
-        return [seed for seed in seeds if any(map(self.why_not_done, self.chosen(SEED_STAGES, [seed])))]
+        return [seed for seed in seeds if any(map(self.stale_reason, self.chosen(SEED_STAGES, [seed])))]
 
 
 @dataclass(frozen=True)

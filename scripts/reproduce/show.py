@@ -6,6 +6,7 @@ from collections.abc import Collection
 import yaml
 
 from scripts.common.errors import UserError
+from scripts.common.terminal import aligned
 from scripts.fairseq_io.commands import shell
 from scripts.pipeline.config import Config
 from scripts.pipeline.pipeline import Stage
@@ -35,19 +36,6 @@ def _shown(run: Run, seeds: Collection[int], names: Collection[str] | None = Non
     ]
 
 
-def _reasons(run: Run, seeds: Collection[int]) -> dict[str, str | None]:
-    return run.to_do([stage.key for stage in _shown(run, seeds)])
-
-
-def list_stages(run: Run, seeds: Collection[int]) -> str:
-    """A line for each stage: its state and its folder."""
-    lines = [("table", "prints the row", run.record)]
-    for stage, reason in reversed(list(zip(_shown(run, seeds), _reasons(run, seeds).values(), strict=True))):
-        lines.insert(0, (stage.title, f"to do: {reason}" if reason else "done", stage.folder))
-    width = max(len(title) for title, _, _ in lines)
-    return "\n".join(f"{title:{width}} {state:44} {folder}" for title, state, folder in lines)
-
-
 def commands(stage: Stage) -> list[str]:
     """Return what is typed to run a stage, and as comments fairseq's commands that it comes down to."""
     lines = [shlex.join([*stage.prefix, "python", *command]) for command in stage.commands]
@@ -57,13 +45,17 @@ def commands(stage: Stage) -> list[str]:
 
 
 def to_do(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
-    """The commands of the stages that would run now."""
-    reasons = _reasons(run, seeds)
-    blocks = []
+    """A line for each stage, its state and its folder; then the commands of the stages that would run now."""
+    reasons = run.to_do([stage.key for stage in _shown(run, seeds)])
+    states = [
+        [f"# {stage.title}", f"to do: {reason}" if reason else "done", str(stage.folder)]
+        for stage, reason in zip(_shown(run, seeds), reasons.values(), strict=True)
+    ]
+    blocks = ["\n".join(aligned(states, left=3))]
     for stage in _shown(run, seeds, names):
-        if reason := reasons[stage.key]:
-            blocks.append("\n".join([f"# {stage.title}: {reason}", *commands(stage)]))
-    return "\n\n".join(blocks or ["# nothing is to do"])
+        if reasons[stage.key]:
+            blocks.append("\n".join([f"# {stage.title}", *commands(stage)]))
+    return "\n\n".join(blocks)
 
 
 def whole(run: Run, seeds: Collection[int], names: Collection[str]) -> str:

@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from fairseq import options as fairseq_options
 from fairseq.file_io import PathManager
 
-from scripts.fairseq_io.kept import kept_epochs, kept_updates
+from scripts.fairseq_io.checkpoint_schedule import kept_epochs, kept_updates
 
 from .conftest import Train, unwrapped
 

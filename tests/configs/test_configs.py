@@ -18,7 +18,7 @@ from data_prep.dataset import load_dataset
 from scripts import check
 from scripts.common.strict_yaml import read_yaml
 from scripts.fairseq_io.commands import generate_command, train_command
-from scripts.fairseq_io.devices import Devices, share_out
+from scripts.fairseq_io.devices import Devices, batch_per_device
 from scripts.pipeline.config import load_config, merge
 from scripts.reproduce import show
 from scripts.reproduce.layout import NAMES, build_run
@@ -183,7 +183,7 @@ def test_on_the_paper_s_machine_it_is_the_paper_s_command(path):
     assert (parsed.max_tokens, parsed.update_freq) == (config.batch["max-tokens"], [steps])
     assert parsed.fp16 == config.train["fp16"]
     for fewer in (1, 4):  # the same tokens an update
-        given = share_out(config.batch, fewer)
+        given = batch_per_device(config.batch, fewer)
         assert fewer * given["max-tokens"] * given["update-freq"] == config.batch["tokens"]
 
 

@@ -25,7 +25,8 @@ from scripts.common.files import open_own
 from scripts.common.ownership import LEDGER
 from scripts.fairseq_io import devices
 from scripts.fairseq_io import generation as generation_log
-from scripts.fairseq_io.loss_curve import plot_loss
+from scripts.fairseq_io.loss_curve import draw_losses
+from scripts.fairseq_io.trainlog import read_log_file
 from scripts.reproduce import select
 from scripts.scoring import perplexity
 from tests.data_prep.test_pipeline import preprocess
@@ -165,7 +166,7 @@ def print_table(given: Path, out: Path, turn: int) -> None:
 
 
 def draw_loss(given: Path, out: Path, turn: int) -> None:
-    plot_loss(given / "train.log", out / "loss.png")
+    draw_losses({"a": {1: read_log_file(given / "train.log")}}, out / "loss.png")
 
 
 COMMANDS = [

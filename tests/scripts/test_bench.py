@@ -72,7 +72,10 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
     ("what", "arguments"),
     [
         ("ops", ["--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"]),
-        ("ops", ["--alone", "--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"]),
+        (
+            "ops",
+            ["--no-peers", "--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"],
+        ),
         ("decode", ["--vocab-size", "40", "--sentences", "1", "--length", "3"]),
         ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
     ],

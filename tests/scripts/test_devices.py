@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io import devices
-from scripts.fairseq_io.devices import Devices, find_devices, launcher, precision, reserve_gpus, share_out
+from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, launcher, precision, reserve_gpus
 
 
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 128), (2, 64), (8, 16), (128, 1), (256, 1)])
 def test_the_papers_batch_on_any_power_of_two(gpus, steps):
     """458,752 tokens: 8 GPUs x 3,584 tokens x 16 steps (section 5.3)."""
-    shared = share_out({"tokens": 458752, "max-tokens": 3584}, gpus)
+    shared = batch_per_device({"tokens": 458752, "max-tokens": 3584}, gpus)
     assert shared["update-freq"] == steps
     assert shared["max-tokens"] * gpus * steps == 458752
 
@@ -24,9 +24,9 @@ def test_the_papers_batch_on_any_power_of_two(gpus, steps):
 def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, count):
     if tokens < count * -(-tokens // (count * most)):
         with pytest.raises(UserError, match="too few for"):
-            share_out({"tokens": tokens, "max-tokens": most}, count)
+            batch_per_device({"tokens": tokens, "max-tokens": most}, count)
         return
-    shared = share_out({"tokens": tokens, "max-tokens": most}, count)
+    shared = batch_per_device({"tokens": tokens, "max-tokens": most}, count)
     parts = count * shared["update-freq"]
     assert 0 <= tokens - parts * shared["max-tokens"] < parts
     assert shared["max-tokens"] <= most

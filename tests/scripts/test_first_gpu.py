@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # which the command leaves
 
     def go(*chosen, again=False):
-        arguments = ["first_gpu", str(tmp_path / "out"), "--device", "cpu", *(["--again"] if again else [])]
+        arguments = ["first_gpu", str(tmp_path / "out"), "--device", "cpu", *(["--rerun"] if again else [])]
         monkeypatch.setattr(sys, "argv", arguments)
         monkeypatch.setattr(first_gpu, "sections", lambda device: list(chosen))
         try:
@@ -95,7 +95,7 @@ def test_results_of_pytest(tmp_path):
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(tests)]
     subprocess.run(command, cwd=tmp_path, capture_output=True)
-    found = page.of_tests(report)
+    found = page.read_junit(report)
     assert found["counts"] == {"test_sample": {"passed": 1, "failed": 1, "skipped": 1}}
     written = "\n".join(page.tests(found))
     assert "| test_sample | 1 | 1 | 1 |" in written

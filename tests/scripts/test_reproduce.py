@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -57,10 +58,10 @@ def test_the_record_holds_what_a_figure_rests_on(place):
 )
 def test_a_change_runs_its_stage_and_all_after_it(place, change, first):
     change(place)
-    status, out, err = place.run("--list")
+    status, out, err = place.run("--dry-run")
     assert (status, place.ran()) == (0, []), err
     title = first.replace(":", " (seed ") + (")" if ":" in first else "")
-    assert next(line for line in out.splitlines() if "to do" in line).startswith(f"{title} ")
+    assert next(line for line in out.splitlines() if "to do" in line).startswith(f"# {title} ")
     status, _, err = place.run()
     assert status == 0, err
     keys = [key.replace(":1", ":2") for key in ONE_SEED] if first.endswith(":2") else ONE_SEED
@@ -241,15 +242,20 @@ def test_a_language_model_is_evaluated_not_generated_with(place):
 
 
 def test_dry_run_shows_what_would_run_and_runs_nothing(place):
-    assert place.run("--dry-run") == (0, "# nothing is to do\n", "")
+    status, out, _ = place.run("--dry-run")
+    assert status == 0
+    assert all(re.match("# .* done +/", line) for line in out.splitlines())
     place.config(CONFIG.replace("last: 2", "last: 3"))
     status, out, _ = place.run("--dry-run")
     assert (status, place.ran()) == (0, [])
-    assert [line for line in out.splitlines() if line.startswith("# ") and "(seed" in line] == [
-        "# average (seed 1): its settings or inputs have changed",
-        "# generate (seed 1): a stage before it will run",
-        "# score (seed 1): a stage before it will run",
+    states = [re.split(" {2,}", line)[:2] for line in out.split("\n\n")[0].splitlines() if "(seed" in line]
+    assert states == [
+        ["# train (seed 1)", "done"],
+        ["# average (seed 1)", "to do: its settings or inputs have changed"],
+        ["# generate (seed 1)", "to do: a stage before it will run"],
+        ["# score (seed 1)", "to do: a stage before it will run"],
     ]
+    assert re.findall(r"^# (\w+) \(seed 1\)$", out, re.M) == ["average", "generate", "score"]
     assert "--last 3 --by update" in out
     assert "# fairseq-generate " in out
 
@@ -280,7 +286,7 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
         (["--from", "score", "--to", "train"], "--from score comes after --to train"),
         (["--from", "train", "--raw", "/"], "--raw is for the stage download"),
         (["--seeds", "1,7"], "has no seed 7; its seeds are 1"),
-        (["--list", "--print"], "not allowed with"),
+        (["--dry-run", "--print"], "not allowed with"),
         (["--devices", "0"], "--devices is 0, expected a whole number from 1 on"),
         (["--nodes", "0", "--launch", "srun"], "--nodes is 0, expected a whole number from 1 on"),
         (["--launch", 'a "b'], "expected a command as a shell takes it (No closing quotation)"),

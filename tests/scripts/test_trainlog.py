@@ -3,8 +3,8 @@ import json
 import pytest
 
 from scripts.common.errors import UserError
-from scripts.fairseq_io.loss_curve import plot_loss
-from scripts.fairseq_io.trainlog import parse_progress, read_log
+from scripts.fairseq_io.loss_curve import draw_losses
+from scripts.fairseq_io.trainlog import parse_progress, read_log, read_log_file
 
 STAMP = "2026-01-02 03:04:05 | INFO |"
 
@@ -54,7 +54,7 @@ def test_lines_that_are_not_progress():
 def test_the_curve_is_a_picture(tmp_path):
     log = tmp_path / "train.log"
     log.write_text("\n".join(LINES))
-    plot_loss(log, tmp_path / "loss.png")
+    draw_losses({"a": {1: read_log_file(log)}}, tmp_path / "loss.png")
     picture = (tmp_path / "loss.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(picture) > 5000
@@ -63,8 +63,8 @@ def test_the_curve_is_a_picture(tmp_path):
 def test_a_log_without_losses_is_refused(tmp_path):
     log = tmp_path / "train.log"
     with pytest.raises(UserError, match="cannot read"):
-        plot_loss(log, tmp_path / "loss.png")
+        draw_losses({"a": {1: read_log_file(log)}}, tmp_path / "loss.png")
     log.write_text("nothing\n")
     with pytest.raises(UserError, match="no losses"):
-        plot_loss(log, tmp_path / "loss.png")
+        draw_losses({"a": {1: read_log_file(log)}}, tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()

@@ -213,7 +213,7 @@ def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
 
 def test_steps_that_end_are_no_answer(tmp_path):
     with (
-        translate.text_steps("debian_en_de", "en", tmp_path / "none") as steps,
+        translate.preprocessor("debian_en_de", "en", tmp_path / "none") as steps,
         pytest.raises(UserError, match="ended"),
     ):
         steps("a line")

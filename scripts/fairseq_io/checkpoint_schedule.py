@@ -60,7 +60,7 @@ def kept_epochs(args: Namespace, last: int) -> list[int]:
     return written[-args.keep_last_epochs :] if args.keep_last_epochs > 0 else written
 
 
-def check_kept(config: Config, args: Namespace, updates_in: UpdatesIn | None = None) -> str | None:
+def check_checkpoints(config: Config, args: Namespace, updates_in: UpdatesIn | None = None) -> str | None:
     """Check that the checkpoints will be there that the stages after the training take.
 
     Args:

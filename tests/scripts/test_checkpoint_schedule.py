@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.fairseq_io.kept import check_kept, final_epoch, final_update, updates_in_epoch
+from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, final_epoch, final_update, updates_in_epoch
 from scripts.pipeline.config import Config
 
 DEFAULTS = {
@@ -42,19 +42,19 @@ def config(last: int = 3, by: str = "update", **more: Any) -> Config:
 
 def refusal(settings: Config, args: Namespace, updates: int | None = None) -> str:
     with pytest.raises(UserError) as refused:
-        check_kept(settings, args, updates_in_epoch(updates, args) if updates else None)
+        check_checkpoints(settings, args, updates_in_epoch(updates, args) if updates else None)
     return str(refused.value)
 
 
 def test_what_is_there_is_taken():
-    assert check_kept(config(), parsed(save_interval_updates=10, keep_interval_updates=3)) is None
-    assert check_kept(config(by="epoch"), parsed(), lambda epoch: 13) is None
-    assert check_kept(config(by="epoch"), parsed()) is None  # how long an epoch is nobody knows yet
-    assert check_kept(config(last=0), parsed()) is None
+    assert check_checkpoints(config(), parsed(save_interval_updates=10, keep_interval_updates=3)) is None
+    assert check_checkpoints(config(by="epoch"), parsed(), lambda epoch: 13) is None
+    assert check_checkpoints(config(by="epoch"), parsed()) is None  # how long an epoch is nobody knows yet
+    assert check_checkpoints(config(last=0), parsed()) is None
 
 
 def test_a_final_state_that_is_left_out_is_said():
-    said = check_kept(config(last=2), parsed(save_interval_updates=16))
+    said = check_checkpoints(config(last=2), parsed(save_interval_updates=16))
     assert said is not None
     assert said.startswith("the last checkpoint averaged will be that of update 32 of 40;")
 
@@ -138,15 +138,15 @@ def test_the_advice_is_taken(last, updates, interval, keep, after, by_epoch):
     setattr(args, key, max(1, interval) if by_epoch else interval)
     settings = config(last=last, by="epoch" if by_epoch else "update")
     try:
-        check_kept(settings, args, lambda _: 4)
+        check_checkpoints(settings, args, lambda _: 4)
     except UserError as error:
         text = str(error)
         if fewer := re.search(r"ask for at most (\d+)", text):
-            check_kept(config(last=int(fewer[1]), by=settings.average["by"]), args, lambda _: 4)
+            check_checkpoints(config(last=int(fewer[1]), by=settings.average["by"]), args, lambda _: 4)
         advice = re.findall(r"train\.([\w-]+): (\w+)", text.partition("set ")[2])
         for name, value in advice:
             setattr(args, name.replace("-", "_"), value == "true" if value in ("true", "false") else int(value))
         if advice:
-            check_kept(settings, args, lambda _: 4)
+            check_checkpoints(settings, args, lambda _: 4)
         else:
             assert "train for longer" in text
