@@ -1,5 +1,6 @@
 """The state that every test starts from, whichever ran before it in the same process."""
 
+import gc
 import logging
 import os
 import sys
@@ -15,6 +16,10 @@ os.environ.update(environment())  # commands of this project are modules, and te
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cuda", help="device of the tests in tests/gpu; cpu rehearses them")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays: collections need not look at it, nor copy it in processes that are forked
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,8 @@ from tests.data_prep.samples import ROOT
 from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Splits = dict[str, list[Pair]]
 PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
 

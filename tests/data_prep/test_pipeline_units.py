@@ -13,6 +13,8 @@ from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of, pairs, text
 from tests.data_prep.samples import needs_fastbpe
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 LANGUAGES = ("en", "de")
 PARTS = {
     "train": pairs(LANGUAGES, 300, 10_000),

@@ -23,6 +23,8 @@ from scripts import pretrained
 from scripts.common import archive, scratch
 from scripts.common.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 NAME = "dynamicconv.glu.wmt17.zh-en"
 ARCHIVE = pretrained.MODELS[NAME]
 OTHER = "lightconv.no_glu.iwslt14.de-en"

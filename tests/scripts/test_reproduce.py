@@ -11,6 +11,8 @@ import yaml
 from scripts.pipeline.stamp import NAME
 from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 def test_a_second_run_does_nothing_and_prints_the_row(place):
     start = time.monotonic()
