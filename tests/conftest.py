@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from scripts.common.process import environment
 from tests.forks import executable
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
+
+
+settings.register_profile("untimed", deadline=None)  # nothing is timed: machines are busy
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +31,8 @@ NEEDS = {
     "cuda_build": "need a CUDA build of torch: scripts/test.sh --cuda-build",
 }
 left_out: dict[str, int] = {}
+# the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
+LONG = ("end_to_end", "scripts", "compat", "export", "ops", "models", "data_prep")
 
 
 @pytest.hookimpl(trylast=True)
@@ -41,6 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if can_run.get(item.path.parent.name, True)]
         config.hook.pytest_deselected(items=gone)
         left_out.update(Counter(item.path.parent.name for item in gone))
+    items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

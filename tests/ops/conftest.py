@@ -9,7 +9,6 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-
 WIDTHS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
 
