@@ -4,8 +4,8 @@ All combinations of the candidates in the CONFIG's section `tune` are compared; 
 are taken and validated. For each number of checkpoints and each setting that the search depends on (max-len-b, min-len,
 beam, stepwise-length-penalty, ...) the validation set is generated once, with all hypotheses that the search finished.
 Length penalties (lenpen) only reorder these, so they cost nothing. Translations are chosen by the BLEU that
-`score.metric` names, summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity. Of equals the first
-is taken.
+`score.metric` names, summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity. Of equals the
+first is taken.
 
 DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was chosen) and valid/ (its hypotheses). What
 a killed run had generated is used again.

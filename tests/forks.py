@@ -61,13 +61,14 @@ def deciding(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(AT_START) and name not in HARMLESS}
 
 
-def target(words: list[str]) -> tuple[bool, str, list[str]] | None:
-    """Return whether -P was given, one of "-m", "-c" and "", and what follows; None for all other command lines."""
-    safe = words[:1] == ["-P"]
-    words = words[safe:]
+def target(words: list[str]) -> tuple[str, str, list[str]] | None:
+    """Return -P and -u as given, one of "-m", "-c" and "", and what follows; None for all other command lines."""
+    given, words = "", list(words)
+    while words[:1] in (["-P"], ["-u"]):
+        given += words.pop(0)
     if words[:1] in (["-m"], ["-c"]) and len(words) > 1:
-        return safe, words[0], words[1:]
-    return None if not words or words[0].startswith("-") else (safe, "", words)
+        return given, words[0], words[1:]
+    return None if not words or words[0].startswith("-") else (given, "", words)
 
 
 class Server:
@@ -152,23 +153,24 @@ def become(request: dict[str, Any], python: str) -> None:
     numpy.random.seed()
     found = target(request["words"])
     assert found is not None
-    safe, kind, (what, *arguments) = found
+    given, kind, (what, *arguments) = found
     theirs, ours = (one.get("PYTHONPATH", "").split(os.pathsep) for one in (request["environment"], os.environ))
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    first = [] if safe else [{"-c": "", "-m": request["folder"], "": os.path.dirname(os.path.abspath(what))}[kind]]
+    first = (
+        [] if "-P" in given else [{"-c": "", "-m": request["folder"], "": os.path.dirname(os.path.abspath(what))}[kind]]
+    )
     sys.path[:] = [*first, *(os.path.abspath(each) for each in theirs if each), *(p for p in sys.path if p not in ours)]
     importlib.invalidate_caches()
     sys.executable = python
     sys.argv = [kind or what, *arguments]
-    unbuffered = "PYTHONUNBUFFERED" in os.environ
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    unbuffered = "-u" in given or "PYTHONUNBUFFERED" in os.environ
+    sys.stdin = os.fdopen(0, closefd=False)
     for number, name, errors in ((1, "stdout", None), (2, "stderr", "backslashreplace")):
-        file = open(number, "w", closefd=False, errors=errors, buffering=1 if number == 2 else -1)
+        file = os.fdopen(number, "w", closefd=False, errors=errors, buffering=1 if number == 2 else -1)
         file.reconfigure(write_through=unbuffered)
         setattr(sys, name, file)
-        setattr(sys, f"__{name}__", file)
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif kind == "":

@@ -1,21 +1,15 @@
 """Small files in the formats of the real ones, and how to run a command as a user does."""
 
 import hashlib
-import importlib.util
 import os
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from data_prep.dataset import Dataset, Step
 from scripts.common.process import python_module
 
-needs_fastbpe = pytest.mark.skipif(
-    importlib.util.find_spec("fastBPE") is None, reason="no fastBPE: scripts/setup.sh --fastbpe"
-)
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 

@@ -14,6 +14,8 @@ from data_prep.sources.debian import TASKS, dataset_name
 from scripts.common.errors import UserError
 from tests.data_prep.samples import ROOT, block
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 SEED = 3
 
 

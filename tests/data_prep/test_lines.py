@@ -12,6 +12,8 @@ from data_prep.prepare import prepare
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = Path(__file__).parent / "text_samples"
 CHINESE = ["你好世界 & <ok>", "软件包的网页浏览器，版本3.2。", "这个软件包提供开发文件。"] * 40
@@ -70,7 +72,6 @@ def test_raw_lines_become_the_prepared_ones(prepared, name):
 
 
 def test_lines_in_sentencepiece(prepared):
-    pytest.importorskip("sentencepiece")
     dataset, folder = prepared("debian_en_de", units=150)
     for language in dataset.languages:
         apply = line_steps(dataset, language, folder / f"sentencepiece.model.{language}")

@@ -27,6 +27,8 @@ from tests.data_prep.samples import ROOT
 from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Splits = dict[str, list[Pair]]
 PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
 
@@ -183,7 +185,6 @@ def test_wmt14(made):
 
 
 def test_wmt17(made):
-    pytest.importorskip("jieba")
     out, splits, counts = made("wmt17_zh_en", corpora.wmt17)
     languages = ("zh", "en")
     check(out, "train", [number for number in good(splits["train"]) if not 60_000 < number < 60_010], languages)

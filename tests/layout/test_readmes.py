@@ -21,6 +21,8 @@ MADE = (
 )
 """Beginnings of what commands make, and stand-ins for names: nothing of these is in the checkout."""
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 def spans(text: str) -> list[str]:
     """The lines of code blocks, without comments, and the code within lines."""

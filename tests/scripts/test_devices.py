@@ -11,6 +11,8 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io import devices
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, launcher, precision, reserve_gpus
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 128), (2, 64), (8, 16), (128, 1), (256, 1)])
 def test_the_papers_batch_on_any_power_of_two(gpus, steps):

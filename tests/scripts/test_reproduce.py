@@ -13,16 +13,16 @@ import yaml
 from scripts.pipeline.stamp import NAME
 from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 def test_a_second_run_does_nothing_and_prints_the_row(place):
-    start = time.monotonic()
     status, out, _ = place.run()
     assert status == 0
     assert place.ran() == []
     assert "all stages are done" in out
     assert "1.50" in out
     assert "1,000" in out
-    assert time.monotonic() - start < 10
 
 
 def test_the_record_holds_what_a_figure_rests_on(place):

@@ -2,7 +2,11 @@
 
 import shutil
 
+import pytest
+
 from tests.scripts.stand_in import CONFIG, ONE_SEED
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 
 def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(place):

@@ -14,11 +14,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def test_a_dry_run_has_a_job_for_each_dataset_seed_and_row(tmp_path):
     configs = " ".join(f"configs/{name}.yaml" for name in ("debian_en_de/tuned", "debian_en_de/lightconv"))
     settings = [f"configs={configs}", f"work={tmp_path}", "gpus_per_seed=0"]
-    command = [
-        sys.executable,
-        *["-m", "snakemake", "-n", "-p", "-s", "scripts/sweep/Snakefile", "--cores", "2", "--config"],
-        *settings,
-    ]
+    options = ["-n", "-p", "-s", "scripts/sweep/Snakefile", "--cores", "2", "--config", *settings]
+    command = [sys.executable, "-m", "snakemake", *options]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     jobs = dict(re.findall(r"^(data|seed|row|all) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))

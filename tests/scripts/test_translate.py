@@ -17,6 +17,8 @@ from scripts.common.process import python_module
 from scripts.fairseq_io.trained import find_trained
 from scripts.fairseq_io.translator import Translator
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
