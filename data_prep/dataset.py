@@ -1,7 +1,7 @@
 """The content of a file of datasets/ as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
 INVALID = ("error", "replace", "drop")
 _INVALID = "error, replace or drop"
-_OF_MANY = ("hold_out", "split_by_hash", "deduplicate")  # steps that look at a whole corpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +154,7 @@ class Dataset:
             del facts["invalid"]
         return facts
 
-    def only_test(self, codes: Sequence[Path] = ()) -> "Dataset":
+    def only_test(self, codes: list[Path] | None = None) -> "Dataset":
         """Reduce it to its test set: the files, steps and counts that concern no other split.
 
         Args:
@@ -171,7 +170,7 @@ class Dataset:
             raise UserError(f"{self.file} has no step bpe, to which other codes could be given; its steps make units")
         steps: list[Step] = []
         for step in self.steps:
-            if step.name in _OF_MANY or "test" not in (step.splits or ("test",)):
+            if step.name in ("hold_out", "split_by_hash", "deduplicate") or "test" not in (step.splits or ("test",)):
                 continue
             if step.name == "bpe" and codes:
                 options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
