@@ -127,7 +127,7 @@ def _extract(task: _Task) -> dict[str, int]:
 
 @dataclass
 class _Found:
-    """What was found out in reading a piece."""
+    """The facts that reading a piece brought out."""
 
     undecodable: int = 0
     """Lines that are not UTF-8."""

@@ -18,7 +18,7 @@ _ALL = STEPS | INNER
 
 def run(task: ShardTask, *, steps: Sequence[Step]) -> None:
     """Write what the steps make of a shard, with its marker: for each step lines in, out, and dropped by reason."""
-    running = [_Running(step, task.languages) for step in steps]
+    running = [_RunningStep(step, task.languages) for step in steps]
     facts: dict[str, Any] = {}
     undecodable = 0
     with task.writer(facts) as writer:
@@ -38,19 +38,20 @@ def _decode(blocks: Sequence[list[bytes]]) -> tuple[list[list[str]], int]:
     try:
         return [[line.decode() for line in block] for block in blocks], 0
     except UnicodeDecodeError:
-        rows = [_decode_row(row) for row in zip(*blocks, strict=True)]
-        good = [row for row in rows if row is not None]
-        return [[row[place] for row in good] for place in range(len(blocks))], len(rows) - len(good)
+        good = [row for row in zip(*blocks, strict=True) if all(map(_is_utf8, row))]
+        columns = [[row[place].decode() for row in good] for place in range(len(blocks))]
+        return columns, len(blocks[0]) - len(good)
 
 
-def _decode_row(row: Sequence[bytes]) -> list[str] | None:
+def _is_utf8(line: bytes) -> bool:
     try:
-        return [line.decode() for line in row]
+        line.decode()
     except UnicodeDecodeError:
-        return None
+        return False
+    return True
 
 
-class _Running:
+class _RunningStep:
     """A step at work on columns of lines, and its counts."""
 
     def __init__(self, step: Step, languages: Sequence[str]) -> None:
