@@ -118,7 +118,7 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
     out = tmp_path / "model"
     site.pages[f"/{ARCHIVE}"].drop = [1000]
     monkeypatch.setattr("data_prep.fetch.download.Patience", lambda: Patience(attempts=1))
-    with pytest.raises(UserError, match=r"closed after 1,000 of [\d,]+ bytes.*\n.*a folder that you give with --from"):
+    with pytest.raises(UserError, match=r"bytes missing.*\n.*a folder that you give with --from"):
         pretrained.get(NAME, out=out, origin=site.url)
     assert not out.exists()
     manifest = pretrained.get(NAME, out=out, origin=site.url)
