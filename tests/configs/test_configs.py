@@ -114,7 +114,7 @@ def test_the_recipe_is_the_printed_one(path):
     assert len(config.seeds) == seeds
     if not path.stem.startswith("dynamicconv_dec"):  # Table 7 decodes with beam 1
         assert config.generate.get("beam") == beam
-    assert train["fp16"] is True
+    assert config.precision == "fp16"
 
 
 @pytest.mark.parametrize("path", MODELS, ids=name)
@@ -128,7 +128,8 @@ def test_the_arithmetic_of_its_comments(path):
         assert config.average["by"] == "epoch"
         assert max(config.average["last"], *config.tune["last"]) <= kept
         assert config.average["last"] in config.tune["last"]
-        assert config.generate["lenpen"] in config.tune["lenpen"]
+    for key, candidates in config.tune.items():
+        assert key == "last" or config.generate[key] in candidates
 
 
 PARSERS = {
@@ -171,7 +172,8 @@ def test_every_stage_can_be_shown_and_fairseq_knows_the_flags(path, tmp_path):
             assert parsed.max_epoch == (config.train.get("max-epoch") or 0)
             assert parsed.lr == [config.train["lr"]]
         elif "fairseq_cli.generate" in command:
-            assert (parsed.beam, parsed.lenpen) == (config.generate["beam"], config.generate["lenpen"])
+            assert (parsed.beam, parsed.lenpen) == (config.generate["beam"], config.generate.get("lenpen", 1))
+            assert parsed.stepwise_length_penalty == config.generate.get("stepwise-length-penalty")
 
 
 EVERY = [path for path in sorted(CONFIGS.glob("*/*.yaml")) if not path.stem.startswith("base")]
@@ -201,7 +203,7 @@ def test_on_the_paper_s_machine_it_is_the_paper_s_command(path):
     data, out = Path("data"), Path("out")
     parsed = parse_command(train_command(config, 1, data, out, Devices(gpu=True, count=gpus)))
     assert (parsed.max_tokens, parsed.update_freq) == (config.batch["max-tokens"], [steps])
-    assert parsed.fp16 == config.train["fp16"]
+    assert parsed.fp16 == (config.precision == "fp16")
     for fewer in (1, 4):  # the same tokens an update
         given = share_out(config.batch, fewer)
         assert fewer * given["max-tokens"] * given["update-freq"] == config.batch["tokens"]
