@@ -18,11 +18,12 @@ from data_prep.dataset import load_dataset
 from scripts.common.errors import UserError, run_command
 from scripts.fairseq_io import commands, lengths
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
-from scripts.fairseq_io.devices import Devices, find_devices
+from scripts.fairseq_io.devices import Devices, check_precision, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries
 from scripts.fairseq_io.parsers import Asked, parse
 from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.schema import PRECISIONS
 from scripts.reproduce.layout import baseline_config
 from scripts.tune import combinations
 
@@ -66,7 +67,7 @@ def asked_training(config: Config, data: Path, devices: Devices) -> Asked:
     """The command of fairseq-train."""
     try:
         command = commands.train_command(config, config.seeds[0], data, NOWHERE, devices)
-    except UserError as error:  # there are more devices than tokens
+    except UserError as error:  # there are more devices than tokens, or they have not the precision
         raise UserError(f"{config.path}: {error}") from error
     keys = {key: f"train.{key}" for key in config.train}
     return Asked(config.path, command, keys | ({"max-tokens": "batch", "update-freq": "batch"} if config.batch else {}))
@@ -247,12 +248,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
     parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines")
+    parser.add_argument("--precision", choices=PRECISIONS, help="of the training (default: the CONFIG's)")
     arguments = parser.parse_args()
-    config = given_config(arguments)
+    config = given_config(arguments, precision=arguments.precision)
     if arguments.data:
         check_binarised(arguments.data)
     found = find_devices(arguments.devices)
     devices = Devices(found.gpu, found.count, found.bf16, arguments.nodes)
+    check_precision(arguments.precision, gpu=devices.gpu)
     load_plugin()
     logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here
     for sentence in check(config, arguments.data, devices):

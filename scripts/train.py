@@ -27,11 +27,12 @@ from scripts.common.process import interruptible, run_logged
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
-from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, precision
+from scripts.fairseq_io.devices import Devices, batch_per_device, check_precision, find_devices, take_precision
 from scripts.fairseq_io.inputs import check_binarised, check_first
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.schema import PRECISIONS
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"
@@ -185,17 +186,18 @@ def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
 def train_here(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> None:
     """Train in the folder ``out``, as the first of the machines that take part."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    identity = {"train": config.train, "tokens": config.batch.get("tokens"), "seed": seed, "data": digest_data(data)}
+    identity = config.training(seed) | {"data": digest_data(data)}
+    precision, other = take_precision(config.precision, gpu=devices.gpu, bf16=devices.bf16)
     for said in (
         prepare_folder(out, identity),
         checkpoints.repair_last(out),
         checkpoints.move_position(out, devices.total),
-        precision(config.train, gpu=devices.gpu, bf16=devices.bf16)[1],
+        other,
     ):
         if said:
             print(f"train: {said}", flush=True)
     command = train_command(config, seed, data, out, devices)
-    print(f"train: on {devices}{describe_batch(config, devices)}", flush=True)
+    print(f"train: on {devices} in {precision}{describe_batch(config, devices)}", flush=True)
     reporter = Reporter(config.train.get("max-update"))
     log = out / LOG
     ownership.remove(out / DIVERGED)
@@ -207,7 +209,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
             write_json(out / DIVERGED, {"update": reporter.update})
         raise
     reporter.status.close()
-    facts = summary(out, config.train) | {"devices": str(devices), "command": command}
+    facts = summary(out, config.train) | {"devices": str(devices), "precision": precision, "command": command}
     draw_losses({config.name: {seed: read_log_file(log)}}, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
@@ -264,9 +266,10 @@ def main() -> None:
         default=int(os.environ.get("SLURM_NODEID", "0")),
         help="which of the machines this is, from 0 (default: as SLURM says)",
     )
+    parser.add_argument("--precision", choices=PRECISIONS, help="(default: the CONFIG's)")
     arguments = parser.parse_args()
     interruptible()
-    config = given_config(arguments)
+    config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)
     devices = find_devices(
         arguments.devices,
@@ -274,10 +277,12 @@ def main() -> None:
         node_rank=arguments.node_rank if arguments.nodes > 1 else 0,
         rendezvous=arguments.rendezvous,
     )
+    check_precision(arguments.precision, gpu=devices.gpu)
     seed = config.seeds[0] if arguments.seed is None else arguments.seed
     if devices.node_rank == 0:
         print("train: checking every setting, the model and the lengths of all lines", flush=True)
         shared = [f"--devices={devices.count}", f"--nodes={devices.nodes}"]
+        shared += [f"--precision={arguments.precision}"] if arguments.precision else []
         check_first(config, f"--data={arguments.data}", *shared)
         train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.common.errors import UserError
 from scripts.common.process import python_module
-from scripts.fairseq_io.devices import Devices, batch_per_device, launcher, precision
+from scripts.fairseq_io.devices import Devices, batch_per_device, launcher, take_precision
 from scripts.fairseq_io.inputs import user_dir
 from scripts.pipeline.config import Config, flags
 
@@ -30,11 +31,12 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
     """fairseq-train, on all devices.
 
     Raises:
-        UserError: there are more devices than tokens in an update.
+        UserError: there are more devices than tokens in an update, or they do not compute in the precision.
     """
     max_update = config.train.get("max-update")
     interval = max(1, max_update // LINES_OF_PROGRESS) if max_update else 100
-    section, _ = precision(config.train, gpu=devices.gpu, bf16=devices.bf16)
+    precision, _ = take_precision(config.precision, gpu=devices.gpu, bf16=devices.bf16)
+    section = config.train | _precision_flag(precision)
     if (criterion := section.get("criterion")) in FASTER_CRITERIONS:
         section["criterion"] = FASTER_CRITERIONS[criterion]
     if config.batch:
@@ -51,6 +53,10 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
         *flags({"log-interval": interval} | section),
         *_device_flags(devices),
     ]
+
+
+def _precision_flag(precision: str) -> dict[str, bool]:
+    return {} if precision == "fp32" else {precision: True}
 
 
 def _device_flags(devices: Devices) -> list[str]:
@@ -76,12 +82,25 @@ def averaged(config: Config, chosen: Mapping[str, Any]) -> str:
 
 
 def generate_command(
-    config: Config, settings: Mapping[str, Any], data: Path, model: Path, subset: str, *, gpu: bool
+    config: Config,
+    settings: Mapping[str, Any],
+    data: Path,
+    model: Path,
+    subset: str,
+    *,
+    gpu: bool,
+    precision: str = "fp32",
 ) -> list[str]:
-    """fairseq-generate with the flags ``settings``."""
+    """fairseq-generate with the flags ``settings``.
+
+    Raises:
+        UserError: fairseq-generate does not compute in the precision; its --bf16 changes nothing.
+    """
+    if precision == "bf16":
+        raise UserError("--precision is bf16, and fairseq-generate computes in fp32 or fp16; take one of these")
     task = config.train.get("task", "translation")
     positions = {key: config.train[key] for key in POSITIONS if key in config.train}
-    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **positions, **settings}
+    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **positions, **settings, **_precision_flag(precision)}
     return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu)
 
 
@@ -103,7 +122,7 @@ def _model_command(
         f"--path={model.resolve()}",
         f"--gen-subset={subset}",
         "--log-format=none",
-        *flags(precision(section, gpu=gpu, bf16=False)[0]),
+        *flags(section),
         *([] if gpu else ["--cpu"]),
     ]
 

@@ -19,7 +19,6 @@ import torch
 cuda = torch.cuda.is_available()
 print(torch.cuda.device_count() if cuda else 0, cuda and torch.cuda.is_bf16_supported(including_emulation=False))
 """
-_FP16 = {"fp16": "bf16", "memory-efficient-fp16": "memory-efficient-bf16"}
 
 
 @dataclass(frozen=True)
@@ -140,17 +139,30 @@ def batch_per_device(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
     return {"max-tokens": tokens // (devices * steps), "update-freq": steps}
 
 
-def precision(section: Mapping[str, Any], *, gpu: bool, bf16: bool) -> tuple[dict[str, Any], str | None]:
-    """fairseq's flags with the paper's fp16 as the devices can do it, and what was changed, as a sentence.
+def take_precision(asked: str, *, gpu: bool, bf16: bool) -> tuple[str, str | None]:
+    """Return the precision to train in, and, as a sentence, why it is not the one that the configuration asks for.
 
-    fp16 becomes bf16, which needs no loss scaling, on GPUs that have it; a CPU computes in float32.
+    The paper trains in fp16 (section 5.3), which is kept on every GPU: bf16, which needs no loss scaling, rounds to 8
+    bits where fp16 rounds to 11, so a GPU that has both does not take it by itself. fairseq has no fp16 on a CPU.
+
+    Raises:
+        UserError: bf16 is asked for on GPUs that do not compute in it.
     """
-    half = [flag for flag in _FP16 if section.get(flag)]
-    if not half or (gpu and not bf16):
-        return dict(section), None
-    if not gpu:
-        return {key: value for key, value in section.items() if key not in half}, "fp16 is for GPUs: float32 instead"
-    return {_FP16.get(key, key): value for key, value in section.items()}, "the GPUs have bfloat16: bf16 for fp16"
+    if asked == "bf16" and gpu and not bf16:
+        raise UserError("precision is bf16, which these GPUs do not compute in; take fp16 or fp32")
+    if asked == "fp16" and not gpu:
+        return "fp32", "fp16 is for GPUs, and torch sees none: trained in fp32"
+    return asked, None
+
+
+def check_precision(given: str | None, *, gpu: bool) -> None:
+    """Refuse a precision that the command line asks for and the devices do not have.
+
+    Raises:
+        UserError: it is fp16 and there is no GPU.
+    """
+    if given == "fp16" and not gpu:
+        raise UserError("--precision is fp16, which is for GPUs, and torch sees none; take fp32 or bf16")
 
 
 def launcher(devices: Devices) -> list[str]:

@@ -14,7 +14,7 @@ _CODES = (
     *("codes.{}", "codes", "sentencepiece.model.{}", "sentencepiece.model"),
     *("code", "bpecodes", "bpecodes.{}", "code.{}"),
 )
-_NOTES = ("seed", "subset", "averaged", "last")  # what stands beside the flags of generation
+_NOTES = ("seed", "subset", "averaged", "last", "precision")  # what stands beside the flags of generation
 
 
 @dataclass(frozen=True)

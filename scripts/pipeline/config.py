@@ -3,6 +3,7 @@
 A file names the one it builds on with ``base:`` (a path relative to itself; chains are allowed).
 
   dataset: a file of data_prep/datasets, without .yaml
+  precision: fp16    of the training: fp32 (the default), bf16, or fp16 with fairseq's loss scaling
   seeds: [1, 2, 3]   a model is trained with each; the best of them on validation is tested
   train: {...}       fairseq-train's flags without the dashes: true is a bare flag, null and false leave the flag out,
                      so that a file can take back what its base sets; a list is joined with commas
@@ -46,6 +47,7 @@ class Config:
     tune: dict[str, Any] = field(default_factory=dict)
     score: dict[str, Any] = field(default_factory=dict)
     speed: dict[str, Any] = field(default_factory=dict)
+    precision: str = "fp32"
     other_dataset: str | None = None
 
     @property
@@ -60,7 +62,13 @@ class Config:
 
     def merged(self) -> dict[str, Any]:
         """All settings as plain data, for the run record."""
-        return {key: getattr(self, key) for key in ("dataset", "seeds", *SECTIONS)}
+        return {key: getattr(self, key) for key in ("dataset", "seeds", "precision", *SECTIONS)}
+
+    def training(self, seed: int) -> dict[str, Any]:
+        """Return what decides the result of a training, beside its data and where it runs."""
+        settings = {"train": self.train, "tokens": self.batch.get("tokens"), "seed": seed}
+        # only where it is not the default: trainings from before there was the key stay what they are
+        return settings if self.precision == "fp32" else settings | {"precision": self.precision}
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,13 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given_config(arguments: argparse.Namespace) -> Config:
+def given_config(arguments: argparse.Namespace, precision: str | None = None) -> Config:
     """The configuration that a command was given; see ``load_config``."""
-    return load_config(arguments.config, arguments.dataset)
+    return load_config(arguments.config, arguments.dataset, precision=precision)
 
 
-def load_config(path: Path, other_dataset: str | None = None) -> Config:
-    """Read ``path`` and the chain of files it builds on; ``other_dataset`` takes the place of theirs.
+def load_config(path: Path, other_dataset: str | None = None, *, precision: str | None = None) -> Config:
+    """Read ``path`` and the chain of files it builds on; a dataset and a precision that are given replace theirs.
 
     Raises:
         UserError: a file cannot be read, builds on itself, or holds an unknown or ill-typed key; the message names
@@ -105,6 +113,8 @@ def load_config(path: Path, other_dataset: str | None = None) -> Config:
     merged: dict[str, Any] = {}
     for _, content in reversed(chain):
         merged = merge(merged, content)
+    if precision is not None:
+        merged["precision"] = precision
     for section in SECTIONS.keys() & merged.keys():
         given = merged[section] or {}
         # in fairseq's sections null stays: the run record shows what was taken back

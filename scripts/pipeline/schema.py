@@ -20,7 +20,8 @@ SECTIONS: dict[str, frozenset[str] | None] = {
     "speed": frozenset({"beam", "batch-size", "subset", "runs", "baseline"}),
 }
 OWN = [name for name, keys in SECTIONS.items() if keys is not None] + ["tune"]
-TOP_LEVEL = ("base", "dataset", "seeds", *SECTIONS)
+TOP_LEVEL = ("base", "dataset", "seeds", "precision", *SECTIONS)
+PRECISIONS = ("fp32", "fp16", "bf16")
 METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
 SUBSETS = ("valid", "test")
 
@@ -32,6 +33,7 @@ RESERVED = {
     ),
 }
 RESERVED["tune"] = RESERVED["generate"]
+HALF = ("fp16", "bf16")  # fairseq's flags, in each section
 _FLAG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -65,6 +67,9 @@ def _check_flag(path: Path, section: str, name: Any, value: Any) -> None:
         )
     if name in RESERVED[section]:
         raise UserError(f"{path}: `{section}.{name}` is set by the scripts themselves; take it out")
+    if name in HALF:
+        instead = f"`precision: {name}` beside the sections" if section == "train" else "scripts.generate --precision"
+        raise UserError(f"{path}: `{section}.{name}` is set by {instead}; take it out")
     items = value if isinstance(value, list) else [value]
     plain = all(item is None or isinstance(item, str | int | float) for item in items)
     listed = isinstance(value, list) and (not value or any(item is None or isinstance(item, bool) for item in value))
@@ -86,6 +91,8 @@ def check_values(path: Path, merged: Mapping[str, Any]) -> None:
     named = isinstance(dataset, str) and bool(re.fullmatch(r"[\w.-]+", dataset)) and not dataset.startswith(".")
     expect("dataset", dataset, named, "the name of a file in data_prep/datasets, without .yaml")
     expect("seeds", seeds, _several(seeds, 0), "a list of different whole numbers")
+    precision = merged.get("precision", "fp32")
+    expect("precision", precision, precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
 
     train, batch, average = (merged.get(name, {}) for name in ("train", "batch", "average"))
     expect("train.arch", train.get("arch"), isinstance(train.get("arch"), str), "the name of a model architecture")
@@ -104,8 +111,11 @@ def check_values(path: Path, merged: Mapping[str, Any]) -> None:
     metric = score.get("metric", "bleu")
     expect("score.metric", metric, metric in METRICS, f"one of {', '.join(METRICS)}")
     _check_tune(expect, merged.get("tune", {}), metric, average)
-    reordered = "lenpen" in merged.get("tune", {}) and merged.get("generate", {}).get("unnormalized")
-    expect("generate.unnormalized", True, not reordered, "nothing beside `tune.lenpen`, on which it leaves no effect")
+    for section in ("generate", "tune"):
+        for key in ("unnormalized", "stepwise-length-penalty"):
+            value = merged.get(section, {}).get(key)
+            alone = value is None or value is False or "lenpen" not in merged.get("tune", {})
+            expect(f"{section}.{key}", value, alone, "nothing beside `tune.lenpen`, on which it leaves no effect")
     _check_speed(expect, merged.get("speed", {}), metric)
 
 

@@ -30,6 +30,7 @@ from scripts.common.process import child, interruptible, python_module
 from scripts.fairseq_io.devices import check_count, reserve_gpus
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import add_arguments, given_config
+from scripts.pipeline.schema import PRECISIONS
 from scripts.pipeline.stamp import fingerprint_files
 from scripts.reproduce import show
 from scripts.reproduce.layout import (
@@ -164,6 +165,7 @@ def main() -> None:
     machines.add_argument("--devices", type=int, metavar="N", help="N GPUs (default: all), or N processes on the CPU")
     machines.add_argument("--nodes", type=int, metavar="N", help="N machines, each with as many devices")
     machines.add_argument("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
+    machines.add_argument("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
     machines.add_argument("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
     arguments = parser.parse_args()
     interruptible()
@@ -174,7 +176,7 @@ def main() -> None:
         raise UserError(
             f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two"
         )
-    config = given_config(arguments)
+    config = given_config(arguments, precision=arguments.precision)
     seeds = show.chosen_seeds(config, arguments.seeds)
 
     @functools.cache
@@ -183,6 +185,7 @@ def main() -> None:
 
     passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous")}
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
+    flags += [f"--precision={arguments.precision}"] if arguments.precision else []
     try:
         prefix = shlex.split(arguments.launch)
     except ValueError as error:

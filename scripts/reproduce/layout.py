@@ -103,7 +103,7 @@ class Launch:
     """Options of the stage train beside the configuration: where it runs changes nothing about its result."""
 
     prefix: tuple[str, ...] = ()  # goes before the command: srun and its flags
-    arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous
+    arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous, --precision
     devices: int | None = None
     nodes: int | None = None
     rendezvous: str | None = None
@@ -178,12 +178,11 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         return [evaluate_command(config, data / "binarised", model, subset, gpu=gpu) for subset in subsets]
 
     train = script("train", "--seed", str(seed), "--data", binarised, "--out", checkpoints, *launch.arguments)
-    settings = {"train": config.train, "tokens": config.batch.get("tokens"), "seed": seed}
     stages = [
         Stage(
             "train",
             checkpoints,
-            settings,
+            config.training(seed),
             [train],
             ("binarise",),
             seed,

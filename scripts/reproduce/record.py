@@ -57,6 +57,7 @@ def build_record(
         "config": config.merged(),
         "parameters": of_any("parameters"),
         "backend": of_any("backend"),
+        "precision": of_any("precision"),
         "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in seeds.items()},
         **summarise(config.metric, seeds),
         "speed": speed,

@@ -184,6 +184,7 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_tuning_searches_anew_for_each_stepwise_length_penalty(data):
     checkpoints, config = data / "toy" / "seed1" / "checkpoints", data.parent.parent / "stepwise.yaml"
     config.write_text(CONFIG + "tune: {stepwise-length-penalty: [0.0, 2.5]}\n")

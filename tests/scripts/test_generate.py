@@ -1,11 +1,15 @@
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
+from scripts.fairseq_io.commands import generate_command
 from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text
+from scripts.pipeline.config import Config
 
 ENDING = [
     "x | Translated 3 sentences (1,024 tokens) in 2.5s (1.20 sentences/s, 409.60 tokens/s)",
@@ -100,3 +104,13 @@ def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
     ] * 2
     with pytest.raises(UserError, match="H-0 more than 2 times"):
         output.read("H-0\t-5.0\tx")
+
+
+def test_a_search_is_in_the_precision_asked_for_and_that_fairseq_has():
+    """The training's, fp16 here, is not that of the search."""
+    config = Config(Path("model.yaml"), "model", "toy", [1], precision="fp16")
+    place: Any = (config, {}, Path("data"), Path("model.pt"), "test")
+    assert "--fp16" not in generate_command(*place, gpu=True)
+    assert "--fp16" in generate_command(*place, gpu=True, precision="fp16")
+    with pytest.raises(UserError, match="fairseq-generate computes in fp32 or fp16"):
+        generate_command(*place, gpu=True, precision="bf16")

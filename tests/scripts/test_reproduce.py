@@ -89,6 +89,15 @@ def test_the_configuration_is_checked_before_anything_runs_and_only_then(place):
     assert place.checked()[before + 1 :] == [""]
 
 
+def test_another_precision_is_another_training(place):
+    assert place.record()["config"]["precision"] == "fp32"
+    assert place.run("--precision", "bf16")[0] == 0
+    assert place.ran() == ["train:1", "average:1", "generate:1", "score:1"]
+    assert place.record()["config"]["precision"] == "bf16"
+    status, out, _ = place.run("--precision", "bf16", "--list")
+    assert (status, "to do" in out) == (0, False)
+
+
 def test_training_checks_by_itself(place):
     before = len(place.checked())
     place.config(CONFIG.replace("max-update: 5", "max-update: 6"))

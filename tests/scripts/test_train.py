@@ -59,9 +59,9 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(place: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Path:
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, *flags: str, **environment: str) -> Path:
     paths = [str(place / name) for name in ("model.yaml", "data", "checkpoints")]
-    monkeypatch.setattr(sys, "argv", ["train.py", paths[0], "--data", paths[1], "--out", paths[2]])
+    monkeypatch.setattr(sys, "argv", ["train.py", paths[0], "--data", paths[1], "--out", paths[2], *flags])
     with monkeypatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -216,11 +216,26 @@ def test_missing_data_names_the_command_to_run(place, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, so half precision is possible")
 def test_fp16_without_a_gpu_becomes_float32(place, monkeypatch, capsys):
-    (place / "model.yaml").write_text(CONFIG.replace("lr: 0.1", "lr: 0.1, fp16: true"))
-    log = (run(place, monkeypatch) / "train.log").read_text()
-    assert "train: fp16 is for GPUs: float32 instead" in capsys.readouterr().out
+    (place / "model.yaml").write_text(CONFIG + "precision: fp16\n")
+    out = run(place, monkeypatch)
+    log, said = (out / "train.log").read_text(), capsys.readouterr().out
+    assert "train: fp16 is for GPUs, and torch sees none: trained in fp32" in said
+    assert "train: on 1 CPU process in fp32" in said
+    assert json.loads((out / "train.json").read_text())["precision"] == "fp32"
     assert "--fp16" not in log
     assert "--cpu" in log
+    with pytest.raises(UserError, match="--precision is fp16, which is for GPUs"):
+        run(place, monkeypatch, "--precision=fp16")
+
+
+def test_the_precision_of_the_command_line_goes_before_the_configuration_s(place, monkeypatch):
+    (place / "model.yaml").write_text(CONFIG + "precision: fp16\n")
+    out = run(place, monkeypatch, "--precision=bf16")
+    assert "--bf16" in (out / "train.log").read_text()
+    assert json.loads((out / "train.json").read_text())["precision"] == "bf16"
+    run(place, monkeypatch, "--precision=fp32")  # which is another training
+    assert "--bf16" not in (out / "train.log").read_text()
+    assert "--bf16" in (out.parent / f"{out.name}.1.old" / "train.log").read_text()
 
 
 def test_a_path_that_fairseq_would_take_for_two_is_refused(place):

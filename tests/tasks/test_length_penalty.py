@@ -172,7 +172,7 @@ def test_the_penalty_changes_what_is_found():
 
 
 def test_without_one_the_search_is_as_it_was():
-    """What fairseq's translation task does, so does the task that knows of the penalty."""
+    """The task finds what fairseq's own finds."""
     built, batch = model(ARCHITECTURES[0]), sample([4, 6])
     words = common.dictionary(24)
     config = Namespace(beam=4, max_len_b=10, lenpen=0.6)
