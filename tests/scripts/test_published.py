@@ -44,6 +44,7 @@ def test_settings_are_those_of_fairseq_s_page():
     for model in SHELF.chosen("all"):
         assert (model.generate["beam"], model.generate["lenpen"]) == page[model.of]
         assert model.generate["batch-size"] == 128
+        assert set(load_dataset(model.dataset).languages) == set(model.of[-5:].split("-"))
         kind = load_config(model.config).train["arch"]
         assert model.config.parent.parent == CONFIGS
         assert ("dynamicconv" in kind) == (model.operator == "DynamicConv")
