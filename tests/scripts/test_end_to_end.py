@@ -199,7 +199,7 @@ def test_tuning_searches_anew_for_each_stepwise_length_penalty(data):
     subprocess.run(generate, env=ENVIRONMENT, check=True, capture_output=True, timeout=200)
     assert (out / "again" / "hypotheses.tok").read_bytes() == (out / "valid" / "hypotheses.tok").read_bytes()
     chosen = read(out / "tune.json")["chosen"]["stepwise-length-penalty"]
-    assert f"--stepwise-length-penalty={chosen}" in (out / "again" / "generate.log").read_text().replace("'", "")
+    assert f"'stepwise_length_penalty': {chosen}" in (out / "again" / "generate.log").read_text()
 
 
 @pytest.mark.slow
