@@ -18,7 +18,8 @@ torch=${TORCH:-torch==2.13.0}
 
 if [ ! -x "$venv/bin/python" ]; then
   "$python" -c 'import sys; v = sys.version_info[:2]; sys.exit(
-    None if (3, 11) <= v <= (3, 13) else f"error: Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}; set PYTHON")'
+    None if (3, 11) <= v <= (3, 13) else f"error: Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]} (on 3.14 "
+    "`import fairseq` fails); set PYTHON")'
   "$python" -m venv "$venv"
 fi
 
