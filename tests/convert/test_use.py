@@ -28,7 +28,6 @@ def folder(tmp_path_factory):
 
 
 def test_from_pretrained_translates(folder):
-    pytest.importorskip("subword_nmt")
     options = {"data_name_or_path": ".", "bpe": "subword_nmt", "source_lang": "en", "target_lang": "de"}
     ours = LightConvModel.from_pretrained(str(folder), checkpoint_file="model.pt", **options)
     assert ours.encode("w12").tolist() == [ours.src_dict.index("w12"), ours.src_dict.eos()]

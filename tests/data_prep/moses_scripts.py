@@ -10,8 +10,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from data_prep.text.moses import VERSIONS
 
 _COMMA_AT_END = r"""$text =~ s/([\p{IsN}]),$/$1 ,/g;"""
@@ -68,8 +66,3 @@ def run_perl(arguments: Sequence[str], lines: Sequence[str]) -> list[str]:
     assert end == ""
     assert len(printed) == len(lines)
     return printed
-
-
-needs_perl = pytest.mark.skipif(
-    shutil.which("perl") is None, reason="there is no perl, whose scripts are the reference"
-)

@@ -7,13 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from data_prep.dataset import Dataset, Step
-from data_prep.text import fastbpe
 from scripts.common.process import python_module
 
-needs_fastbpe = pytest.mark.skipif(not fastbpe.installed(), reason="no fastBPE: scripts/setup.sh --fastbpe")
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 

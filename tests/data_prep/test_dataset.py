@@ -20,8 +20,6 @@ def test_how_many_there_are():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dataset_loads(name: str):
-    if name == "wmt17_zh_en":
-        pytest.importorskip("jieba")
     dataset = load_dataset(name)
     assert dataset.name == name
     assert dataset == load_dataset(str(FOLDER / f"{name}.yaml"))

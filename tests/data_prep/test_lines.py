@@ -70,7 +70,6 @@ def test_raw_lines_become_the_prepared_ones(prepared, name):
 
 
 def test_lines_in_sentencepiece(prepared):
-    pytest.importorskip("sentencepiece")
     dataset, folder = prepared("debian_en_de", units=150)
     for language in dataset.languages:
         apply = line_steps(dataset, language, folder / f"sentencepiece.model.{language}")

@@ -183,7 +183,6 @@ def test_wmt14(made):
 
 
 def test_wmt17(made):
-    pytest.importorskip("jieba")
     out, splits, counts = made("wmt17_zh_en", corpora.wmt17)
     languages = ("zh", "en")
     check(out, "train", [number for number in good(splits["train"]) if not 60_000 < number < 60_010], languages)

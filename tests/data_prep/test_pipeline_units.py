@@ -11,7 +11,6 @@ from data_prep.prepare import prepare
 from data_prep.steps import sentencepiece, shards
 from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of, pairs, text
-from tests.data_prep.samples import needs_fastbpe
 
 LANGUAGES = ("en", "de")
 PARTS = {
@@ -38,7 +37,6 @@ def prepared(raw: Path, step: str, *, workers: int = 1) -> Path:
     return out
 
 
-@needs_fastbpe
 def test_the_engine_of_bpe_changes_nothing(raw: Path):
     files = [prepared(raw, f"bpe: {{merges: 90, engine: {engine}}}") for engine in ("subword-nmt", "fastBPE")]
     for split in PARTS:

@@ -15,14 +15,13 @@ from data_prep.text import bpe, sentencepiece
 from data_prep.text.remembered import Remembered
 from data_prep.text.speed import measure, steps_of
 from scripts.common.errors import UserError
-from tests.data_prep.samples import needs_fastbpe
 
 SAMPLES = Path(__file__).with_name("text_samples")
 TEXT = [line for name in ("en", "de") for line in (SAMPLES / f"{name}.txt").read_text(encoding="utf-8").split("\n")]
 CODES = bpe.learn(TEXT, merges=400)
 GLOSSARIES = ["@entity[0-9]+", "<[a-z]+>"]
 HARD = [" a  b \r", "", "  ", "@entity12 x@entity3y @entity", "<b>bold</b>", "dé\u2028jà\x85vu", "a@@ b", "x" * 3000]
-ENGINES = ["subword-nmt", pytest.param("fastBPE", marks=needs_fastbpe)]
+ENGINES = ["subword-nmt", "fastBPE"]
 
 
 def reference(line: str, *, glossaries: list[str] | None = None) -> str:
@@ -51,7 +50,6 @@ def test_any_line_is_segmented_as_by_subword_nmt(line: str):
 
 
 @pytest.mark.slow
-@needs_fastbpe
 def test_both_engines_give_the_same_100_000_lines():
     rng = random.Random(7)
     seen = sorted({word for line in TEXT for word in line.split()})
