@@ -21,4 +21,4 @@ cd "$root"
 # one process a core with one thread each: the tests are many and small
 cores=$(nproc)  # before the next line: nproc heeds it
 export OMP_NUM_THREADS=1
-exec "$bin/python" -m pytest --numprocesses "$cores" --dist loadfile "$@"
+exec "$bin/python" -m pytest --numprocesses "$cores" --dist loadfile --no-loadscope-reorder "$@"

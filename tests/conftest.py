@@ -1,17 +1,73 @@
 """The state that every test starts from, whichever ran before it in the same process."""
 
+import gc
 import logging
 import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from scripts.common.process import environment
+from tests.forks import executable
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 
 
+settings.register_profile("untimed", deadline=None)  # nothing is timed: machines are busy
+settings.load_profile("untimed")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cuda", help="device of the tests in tests/gpu; cpu rehearses them")
+
+
+# folders whose tests are left out where they cannot run, and what runs them
+NEEDS = {
+    "gpu": "need a CUDA device: scripts/first_gpu.sh OUT",
+    "cuda_build": "need a CUDA build of torch: scripts/test.sh --cuda-build",
+}
+left_out: dict[str, int] = {}
+# the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
+LONG = ("end_to_end", "scripts", "compat", "export", "ops", "models", "data_prep")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch  # the process that only hands out the tests goes without it
+
+    can_run = {
+        "gpu": torch.device(config.getoption("--device")).type == "cpu" or torch.cuda.is_available(),
+        "cuda_build": torch.version.cuda is not None,
+    }
+    gone = [item for item in items if not can_run.get(item.path.parent.name, True)]
+    if gone:
+        items[:] = [item for item in items if can_run.get(item.path.parent.name, True)]
+        config.hook.pytest_deselected(items=gone)
+        left_out.update(Counter(item.path.parent.name for item in gone))
+    items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for folder, count in left_out.items():
+        terminalreporter.line(f"tests/{folder}: {count} tests {NEEDS[folder]}")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays: collections need not look at it, nor copy it in processes that are forked
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +75,17 @@ def loggers_as_new() -> None:
     """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
     for name in ("fairseq", "hydra", "lightconv_plugin", "matplotlib"):
         logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def forking_python() -> Iterator[str]:
+    with executable() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def forks(forking_python: str) -> Iterator[None]:
+    """Have Python processes forked rather than started, for tests to which that makes no difference (forks.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forking_python)
+        yield

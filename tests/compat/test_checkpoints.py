@@ -310,6 +310,7 @@ def contents(value: Any) -> Any:
 
 
 @FORMATS
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # one of the bits
 def test_any_flipped_bit_is_refused_or_changes_nothing(as_zip: bool, tmp_path: Path) -> None:
     """In the archive's tables too. The old format has no checksums: it is loaded, or refused in a sentence."""
     state = {

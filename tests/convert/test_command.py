@@ -13,6 +13,8 @@ from lightconv_plugin import convert
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from tests.convert import common
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):

@@ -13,7 +13,7 @@ import yaml
 
 from tests.compat.conftest import write_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 PLUGIN = Path(__file__).resolve().parents[2] / "lightconv_plugin"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -20,6 +20,8 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.models import PLUGIN
 from scripts.pipeline.config import load_config
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 ROWS = params.read_rows()
 COUNTED = [row for row in ROWS if row.paper is not None]
 UNCOUNTED = {row.config: row for row in ROWS if row.config not in {counted.config for counted in COUNTED}}.values()

@@ -132,7 +132,9 @@ def test_attention_in_training_to_nothing_is_zero_with_no_nan_on_the_way(need_we
     seen = torch.ones(3, 1, 4, 4, dtype=torch.bool)
     seen[1] = False  # a sentence of padding
     seen[2, 0, 2] = False  # one query with nothing but padding in its window
-    with torch.autograd.detect_anomaly(check_nan=True):
+    with pytest.warns(UserWarning, match="Anomaly Detection"):
+        watched = torch.autograd.detect_anomaly(check_nan=True)
+    with watched:
         out, weights = training.attention(q, k, v, seen, p, need_weights=need_weights)
         out.sum().backward()
     assert (weights is not None) == need_weights

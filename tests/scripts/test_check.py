@@ -60,7 +60,7 @@ train:
 score: {metric: perplexity}
 """
 CPU = Devices(gpu=False, count=1)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,14 +13,12 @@ from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
 
 def test_a_second_run_does_nothing_and_prints_the_row(place):
-    start = time.monotonic()
     status, out, _ = place.run()
     assert status == 0
     assert place.ran() == []
     assert "all stages are done" in out
     assert "1.50" in out
     assert "1,000" in out
-    assert time.monotonic() - start < 10
 
 
 def test_the_record_holds_what_a_figure_rests_on(place):
@@ -302,6 +300,6 @@ def test_an_unknown_dataset_is_named(place):
 
 def test_it_imports_nothing_heavy():
     code = "import sys; sys.path.insert(0, sys.argv[1]); import scripts.reproduce; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(CHECKOUT)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", code, str(CHECKOUT)], capture_output=True, text=True, check=True)
     assert "scripts.reproduce" in done.stdout.split()
     assert not {"torch", "numpy", "fairseq", "matplotlib", "sacrebleu"} & set(done.stdout.split())

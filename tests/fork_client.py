@@ -1,0 +1,48 @@
+"""Stands in for Python's executable: asks forks.py for a process and ends as that does, or becomes Python itself."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def forked(address: str, words: list[str]) -> int | None:
+    """Return the status of a process that the server forked; None if the server leaves it to Python itself."""
+    try:
+        for file in (0, 1, 2):
+            os.fstat(file)
+    except OSError:  # closed by the caller, which nothing that is sent to the server can say
+        return None
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        request = json.dumps({"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}).encode()
+        socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+        server.sendall(request)
+        process = int.from_bytes(server.recv(8), "big")
+        if process == 0:
+            return None
+
+        def pass_on(signum: int, frame: object) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signum)
+
+        for signum in SIGNALS:
+            signal.signal(signum, pass_on)
+        return int.from_bytes(server.recv(8), "big", signed=True)
+
+
+def main(python: str, address: str, *words: str) -> None:
+    status = forked(address, list(words))
+    if status is None:
+        os.execv(python, [python, *words])
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,219 @@
+"""Python processes forked from one that has imported torch and fairseq, which takes them seconds each otherwise.
+
+The fixture ``forks`` puts a command in place of ``sys.executable``, here and in the processes that the command starts.
+It hands its arguments, folder, environment and standard files to a server, which forks, and ends as the fork ends.
+Signals are passed on, and the fork is killed with the command. No module of this project is imported before the fork.
+
+Not for tests of how processes start, share open files or are killed: a fork has not the command's parent, process group
+or limits. What asks for another start of Python (options, variables of Python's or OpenMP's) gets Python itself.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+# third-party packages that the commands of this project import
+PRELOADED = ("fairseq", "torch._dynamo", "matplotlib.figure", "sacrebleu", "yaml")
+# what is read when Python, or a library, starts; of these a fork's may be others
+AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "CUDA_", "LC_", "LANG")
+HARMLESS = ("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_WAIT_POLICY", "LC_CTYPE")  # Python itself sets the last
+
+
+@contextlib.contextmanager
+def executable() -> Iterator[str]:
+    """The path of a command that stands in for Python's executable; its server ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="forks-") as folder:  # a socket's path is 107 bytes long at most
+        yield from _executable(Path(folder))
+
+
+def _executable(folder: Path) -> Iterator[str]:
+    address, path = folder / "socket", folder / "python"
+    client = [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_client.py")), sys.executable, str(address)]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
+    path.chmod(0o755)
+    command = [sys.executable, "-P", __file__, str(address), str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        yield str(path)
+        server.stdin.close()  # the server's sign to end
+
+
+def deciding(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(AT_START) and name not in HARMLESS}
+
+
+def target(words: list[str]) -> tuple[str, str, list[str]] | None:
+    """Return -P and -u as given, one of "-m", "-c" and "", and what follows; None for all other command lines."""
+    given, words = "", list(words)
+    while words[:1] in (["-P"], ["-u"]):
+        given += words.pop(0)
+    if words[:1] in (["-m"], ["-c"]) and len(words) > 1:
+        return given, words[0], words[1:]
+    return None if not words or words[0].startswith("-") else (given, "", words)
+
+
+class Server:
+    """Forks a process for each request, and tells the command how it ended."""
+
+    def __init__(self, address: str, started: dict[str, str]) -> None:
+        self.started = started
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(address)
+        self.listener.listen(64)
+        self.waking, self.woken = socket.socketpair()
+        self.woken.setblocking(False)
+        self.processes: dict[int, socket.socket] = {}
+        signal.set_wakeup_fd(self.woken.fileno())
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+
+    def serve(self) -> dict[str, Any]:
+        """Return a request, in the process that is forked for it."""
+        selector = selectors.DefaultSelector()
+        for file in (self.listener, self.waking, sys.stdin):
+            selector.register(file, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is sys.stdin:
+                    os._exit(0)  # taking Python down costs seconds
+                elif key.fileobj is self.waking:
+                    self.waking.recv(1 << 12)
+                    self.reap(selector)
+                elif key.fileobj is self.listener:
+                    command, _ = self.listener.accept()
+                    if (request := self.begin(command, selector)) is not None:
+                        return request
+                else:  # the command is gone, killed
+                    for process, command in self.processes.items():
+                        if command is key.fileobj:
+                            os.kill(process, signal.SIGKILL)
+                    selector.unregister(key.fileobj)
+
+    def begin(self, command: socket.socket, selector: selectors.BaseSelector) -> dict[str, Any] | None:
+        size, files, _, _ = socket.recv_fds(command, 8, 3)
+        text = b""
+        while len(text) < int.from_bytes(size, "big"):
+            text += command.recv(1 << 20)
+        request: dict[str, Any] = json.loads(text)
+        if target(request["words"]) is None or deciding(request["environment"]) != self.started:
+            command.sendall(bytes(8))
+            command.close()
+        elif (process := os.fork()) == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            os.closerange(3, 1 << 12)
+            return request
+        else:
+            command.sendall(process.to_bytes(8, "big"))
+            self.processes[process] = command
+            selector.register(command, selectors.EVENT_READ)
+        for file in files:
+            os.close(file)
+        return None
+
+    def reap(self, selector: selectors.BaseSelector) -> None:
+        for process, command in list(self.processes.items()):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                with contextlib.suppress(OSError):
+                    command.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+                with contextlib.suppress(KeyError):
+                    selector.unregister(command)
+                command.close()
+                del self.processes[process]
+
+
+def become(request: dict[str, Any], python: str) -> None:
+    """Run what the command line says, as the main program of this process."""
+    import logging
+
+    import numpy
+
+    logging.root.handlers.clear()  # fairseq's import has made one
+    numpy.random.seed()
+    found = target(request["words"])
+    assert found is not None
+    given, kind, (what, *arguments) = found
+    theirs, ours = (one.get("PYTHONPATH", "").split(os.pathsep) for one in (request["environment"], os.environ))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    first = (
+        [] if "-P" in given else [{"-c": "", "-m": request["folder"], "": os.path.dirname(os.path.abspath(what))}[kind]]
+    )
+    sys.path[:] = [*first, *(os.path.abspath(each) for each in theirs if each), *(p for p in sys.path if p not in ours)]
+    importlib.invalidate_caches()
+    sys.executable = python
+    sys.argv = [kind or what, *arguments]
+    unbuffered = "-u" in given or "PYTHONUNBUFFERED" in os.environ
+    sys.stdin = os.fdopen(0, closefd=False)
+    for number, name, errors in ((1, "stdout", None), (2, "stderr", "backslashreplace")):
+        file = os.fdopen(number, "w", closefd=False, errors=errors, buffering=1 if number == 2 else -1)
+        file.reconfigure(write_through=unbuffered)
+        setattr(sys, name, file)
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif kind == "":
+        runpy.run_path(what, run_name="__main__")
+    else:
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), main.__dict__)
+
+
+def end(error: BaseException | None) -> NoReturn:
+    """End this process as Python does after its main program, without taking down what the server has imported."""
+    status = 0
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(ValueError):  # closed by the program
+        try:
+            sys.stdout.flush()
+        except OSError as unwritten:
+            print("Exception ignored in:", sys.stdout, unwritten, sep="\n", file=sys.stderr)
+            status = 120
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    started = deciding(dict(os.environ))  # torch's import adds to it
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # a collection would touch, and so copy, all of it
+    server = Server(sys.argv[1], started)
+    print("ready", flush=True)
+    asked = server.serve()
+    try:
+        become(asked, sys.argv[2])
+    except BaseException as error:
+        end(error)
+    end(None)
