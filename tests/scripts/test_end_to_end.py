@@ -21,8 +21,6 @@ from scripts.pipeline.stamp import Stamp, new_id, read_stamp, sizes, write_stamp
 from scripts.scoring.metrics import metric
 from tests.end_to_end.small_disk import small_disk
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 SEED = 5
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}  # more threads only get into each other's way in so small a model

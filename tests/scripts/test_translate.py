@@ -18,8 +18,6 @@ from scripts.fairseq_io.trained import PUBLISHED, find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.pretrained import MODELS
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
