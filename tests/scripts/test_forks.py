@@ -25,7 +25,6 @@ SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), sys.path[0], sys.stdin.
         ["program.py", "a"],
         ["-m", "program", "a"],
         ["-u", "-P", "-m", "this"],
-        ["-P", "-m", "there_is_none"],
     ],
     ids=lambda words: " ".join(words)[:40],
 )
