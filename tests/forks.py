@@ -93,7 +93,7 @@ class Server:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is sys.stdin:
-                    sys.exit()
+                    os._exit(0)  # taking Python down costs seconds
                 elif key.fileobj is self.waking:
                     self.waking.recv(1 << 12)
                     self.reap(selector)

@@ -12,8 +12,6 @@ from data_prep.steps import shards, units
 from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of, pairs, text
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 LANGUAGES = ("en", "de")
 PARTS = {
     "train": pairs(LANGUAGES, 300, 10_000),

@@ -336,6 +336,6 @@ def test_an_unknown_dataset_is_named(place):
 
 def test_it_imports_nothing_heavy():
     code = "import sys; sys.path.insert(0, sys.argv[1]); import scripts.reproduce; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(CHECKOUT)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", code, str(CHECKOUT)], capture_output=True, text=True, check=True)
     assert "scripts.reproduce" in done.stdout.split()
     assert not {"torch", "numpy", "fairseq", "matplotlib", "sacrebleu"} & set(done.stdout.split())
