@@ -86,6 +86,8 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
     Raises:
         ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
     """
+    if torch.compiler.is_compiling():
+        import lightconv_plugin.ops.compiling  # noqa: F401  every operator comes by here first
     name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
     if name == "reference":
         _announce(operator, name)
@@ -108,7 +110,6 @@ def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
     return choose_backend(operator, "auto", x, *others) is native
 
 
-@torch.compiler.assume_constant_result  # torch.compile has it said while it compiles
 def _announce(operator: str, name: str, refused: str | None = None) -> None:
     if (operator, name) in _announced:
         return

@@ -9,7 +9,6 @@ from torch.autograd import Function
 from lightconv_plugin.ops.native.autograd import apply, examples, recorded
 
 
-@torch.compiler.allow_in_graph
 def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     """``torch.ops.lightconv.dropout``, differentiable in x."""
     if recorded(x):
@@ -17,7 +16,6 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     return torch.ops.lightconv.dropout(x, p, seed)
 
 
-@torch.compiler.allow_in_graph
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``torch.ops.lightconv.glu_mask``, differentiable in x."""
     if recorded(x):

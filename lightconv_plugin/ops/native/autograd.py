@@ -25,8 +25,6 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-# torch.compile takes the function as it is: its front cannot read rules for torch.func, what follows need not
-@torch.compiler.allow_in_graph
 def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
     """The operator ``name`` of the library, differentiable in x and weight."""
     if recorded(x, weight):

@@ -14,7 +14,6 @@ logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 
 
-@torch.compiler.assume_constant_result
 def load() -> str | None:
     """Make ``torch.ops.lightconv`` available; None, or a sentence that says why it is not. Compiles at first use."""
     with _lock:

@@ -128,7 +128,6 @@ def has_kernel(operator: str, device: str) -> bool:
     return all(has(f"lightconv::{name}", device.upper()) for name in names if name is not None)
 
 
-@torch.compiler.assume_constant_result
 def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
     return _cached_reason_of_kind(operator, device, dtype)
 

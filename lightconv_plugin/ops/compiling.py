@@ -1,0 +1,15 @@
+"""Functions that torch.compile does not look into. Imported when it compiles: to mark them takes seconds of imports."""
+
+import torch
+
+from lightconv_plugin.ops import dispatch
+from lightconv_plugin.ops.auxiliary import autograd as auxiliary
+from lightconv_plugin.ops.native import autograd, library, operators
+
+# its front cannot read their rules for torch.func, and what follows need not
+for function in (autograd.conv, auxiliary.dropout, auxiliary.glu_mask):
+    torch.compiler.allow_in_graph(function)
+
+# decided, and logged, while it compiles
+for decision in (dispatch._announce, library.load, operators._reason_of_kind):
+    torch.compiler.assume_constant_result(decision)
