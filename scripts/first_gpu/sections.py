@@ -69,8 +69,9 @@ def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
 
 
 def _pytest(what: str, device: str, *options: str) -> tuple[str, ...]:
+    # -Wdefault: a device brings warnings of torch's that no other machine has
     quiet = ("-q", "-p", "no:cacheprovider", "--disable-warnings", "-m", "gpu", f"--device={device}")
-    return ("env", "OMP_NUM_THREADS=1", *python_module("pytest"), what, *quiet, *options)
+    return ("env", "OMP_NUM_THREADS=1", *python_module("pytest"), what, *quiet, "-Wdefault", *options)
 
 
 def _bench(name: str, what: str, device: str, *options: str, minutes: float) -> Section:

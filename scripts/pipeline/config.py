@@ -119,9 +119,9 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
         given = merged[section] or {}
         # in fairseq's sections null stays: the run record shows what was taken back
         merged[section] = {key: value for key, value in given.items() if value is not None or section not in OWN}
-    if other_dataset:
-        merged["dataset"] = other_dataset
     check_values(path, merged)
+    if other_dataset:  # or the path of one, which gives no folder a name
+        merged["dataset"] = other_dataset
     return Config(path=path, name=path.stem, other_dataset=other_dataset, **merged)
 
 

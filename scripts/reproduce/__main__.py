@@ -176,6 +176,8 @@ def main() -> None:
         raise UserError(
             f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two"
         )
+    if arguments.dataset and "/" in arguments.dataset:
+        raise UserError(f"--dataset is {arguments.dataset}, expected a name, which its folder in work/ has too")
     config = given_config(arguments, precision=arguments.precision)
     seeds = show.chosen_seeds(config, arguments.seeds)
 

@@ -12,8 +12,6 @@ from data_prep.prepare import prepare
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = Path(__file__).parent / "text_samples"
 CHINESE = ["你好世界 & <ok>", "软件包的网页浏览器，版本3.2。", "这个软件包提供开发文件。"] * 40

@@ -13,8 +13,6 @@ from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from tests.data_prep.corpora import lines_of, numbers, pack, pairs, text
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 YAML = """\
 kind: archives
 source: en

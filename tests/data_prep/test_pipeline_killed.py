@@ -20,8 +20,6 @@ from tests.data_prep.corpora import local_copy
 from tests.data_prep.test_pipeline import run, stories
 from tests.data_prep.web import serving
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 DATASETS: dict[str, Callable[[Path], Any]] = {
     "wmt16_en_de": corpora.wmt16,
     "wmt14_en_fr": corpora.wmt14,

@@ -16,8 +16,6 @@ from scripts.common.errors import UserError
 from scripts.common.ownership import LEDGER
 from tests.data_prep.corpora import numbers, pack, pairs, text
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 YAML = """\
 kind: archives
 source: en

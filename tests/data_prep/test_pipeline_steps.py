@@ -13,8 +13,6 @@ from data_prep.steps import deduplicate, shards, units
 from data_prep.text.split import split_of
 from tests.data_prep.corpora import Pair, lines_of
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import yaml
 
 from tests.end_to_end.test_commands import PLUGIN, WHOLE, corpus, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
+pytestmark = pytest.mark.slow
 __all__ = ["corpus"]  # a fixture
 
 SMALL_ENCODER_DECODER = {"encoder_embed_dim": 32, "decoder_embed_dim": 32, "encoder_layers": 2, "decoder_layers": 2}

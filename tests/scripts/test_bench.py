@@ -17,8 +17,6 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.models import load_plugin
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
 CPU = torch.device("cpu")
 

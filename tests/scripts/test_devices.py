@@ -19,8 +19,6 @@ from scripts.fairseq_io.devices import (
     take_precision,
 )
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 128), (2, 64), (8, 16), (128, 1), (256, 1)])
 def test_the_papers_batch_on_any_power_of_two(gpus, steps):

@@ -150,7 +150,8 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
     seed = data / "toy" / "seed1"
     config = data.parent.parent / "tuned.yaml"
     penalties = [0.0, 0.5, 1.0, 2.0]
-    config.write_text(CONFIG.replace("beam: 2", "beam: 4") + f"tune: {{last: [1, 2], lenpen: {penalties}}}\n")
+    own = CONFIG.replace("beam: 2", "beam: 4").replace("last: 3", "last: 2")
+    config.write_text(f"{own}tune: {{last: [1, 2], lenpen: {penalties}}}\n")
     where = ["--checkpoints", str(seed / "checkpoints"), "--data", str(data / "binarised")]
     out = data.parent.parent / "tuned"
     tune = [*python_module("scripts.tune"), str(config), *where, "--out", str(out)]

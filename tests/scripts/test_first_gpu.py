@@ -13,8 +13,6 @@ from scripts.first_gpu import __main__ as first_gpu
 from scripts.first_gpu import page
 from scripts.first_gpu.sections import Section, sections
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -22,8 +22,6 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.published import read_shelf
 from tests.data_prep.web import Site, serving
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 NAME = "dynamicconv.glu.wmt17.zh-en"
 SHELF = read_shelf()
 ARCHIVE = SHELF.models[NAME].archive

@@ -13,8 +13,6 @@ import yaml
 from scripts.pipeline.stamp import NAME
 from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 
 def test_a_second_run_does_nothing_and_prints_the_row(place):
     status, out, _ = place.run()
@@ -94,7 +92,7 @@ def test_another_precision_is_another_training(place):
     assert place.run("--precision", "bf16")[0] == 0
     assert place.ran() == ["train:1", "average:1", "generate:1", "score:1"]
     assert place.record()["config"]["precision"] == "bf16"
-    status, out, _ = place.run("--precision", "bf16", "--list")
+    status, out, _ = place.run("--precision", "bf16", "--dry-run")
     assert (status, "to do" in out) == (0, False)
 
 
@@ -275,9 +273,8 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
     status, out, err = place.run("--print")
     assert (status, place.ran()) == (0, []), err
     shown = out.split("\n\n")
-    assert yaml.safe_load(shown[0].split("\n", 1)[1].replace("# ", "")) == yaml.safe_load(CONFIG) | {
-        "generate": {"beam": 5, "lenpen": 0.3}
-    }
+    whole = yaml.safe_load(CONFIG) | {"generate": {"beam": 5, "lenpen": 0.3}, "precision": "fp32"}
+    assert yaml.safe_load(shown[0].split("\n", 1)[1].replace("# ", "")) == whole
     commands = [line for line in out.splitlines() if line and not line.startswith("#")]
     assert len(commands) == 9  # a stage each, and the table
     for command in commands:
@@ -296,6 +293,7 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
         (["--from", "train", "--raw", "/"], "--raw is for the stage download"),
         (["--seeds", "1,7"], "has no seed 7; its seeds are 1"),
         (["--dry-run", "--print"], "not allowed with"),
+        (["--dataset", "a/b.yaml"], "--dataset is a/b.yaml, expected a name"),
         (["--devices", "0"], "--devices is 0, expected a whole number from 1 on"),
         (["--nodes", "0", "--launch", "srun"], "--nodes is 0, expected a whole number from 1 on"),
         (["--launch", 'a "b'], "expected a command as a shell takes it (No closing quotation)"),
@@ -323,7 +321,7 @@ def test_another_dataset_is_one_flag(place):
     reading = [line for line in commands if "scripts.average" not in line and "scripts.table" not in line]
     assert len(reading) == 5
     assert all(f"{place.folder}/model.yaml --dataset other " in line for line in reading)
-    assert place.run("--list")[1].count("to do") == 1  # the speed; what the configuration names is as it was
+    assert place.run("--dry-run")[1].count("to do") == 1  # the speed; what the configuration names is as it was
 
 
 def test_an_unknown_dataset_is_named(place):
