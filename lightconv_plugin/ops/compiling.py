@@ -3,11 +3,10 @@
 import torch
 
 from lightconv_plugin.ops import dispatch
-from lightconv_plugin.ops.auxiliary import autograd as auxiliary
 from lightconv_plugin.ops.native import autograd, library, operators
 
 # its front cannot read their rules for torch.func, and what follows need not
-for function in (autograd.conv, auxiliary.dropout, auxiliary.glu_mask):
+for function in autograd.IN_GRAPH:
     torch.compiler.allow_in_graph(function)
 
 # decided, and logged, while it compiles

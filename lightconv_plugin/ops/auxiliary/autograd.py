@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lightconv_plugin.ops.native.autograd import apply, examples, recorded
+from lightconv_plugin.ops.native.autograd import apply, examples, in_graph, recorded
 
 
+@in_graph
 def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     """``torch.ops.lightconv.dropout``, differentiable in x."""
     if recorded(x):
@@ -16,6 +17,7 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     return torch.ops.lightconv.dropout(x, p, seed)
 
 
+@in_graph
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``torch.ops.lightconv.glu_mask``, differentiable in x."""
     if recorded(x):

@@ -5,7 +5,7 @@ again, with the same seed: out = C(x, k), and the gradients of <grad, C(x, k)> a
 the operators in the first pass; where further derivatives may be asked for, PyTorch does it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,16 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+IN_GRAPH: list[Callable[..., Tensor]] = []
+
+
+def in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Have torch.compile take a function as it is; see ``ops.compiling``."""
+    IN_GRAPH.append(function)
+    return function
+
+
+@in_graph
 def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
     """The operator ``name`` of the library, differentiable in x and weight."""
     if recorded(x, weight):
