@@ -18,7 +18,7 @@ from scripts.common.process import interruptible, python_module, run_logged
 from scripts.common.terminal import StatusLine, clock, repeatedly
 
 SPECIAL_TYPES = 4
-"""What fairseq has in every dictionary and not in its file: begin, padding, end, unknown."""
+"""The types that fairseq has in every dictionary and not in its file: begin, padding, end, unknown."""
 
 MOST_UNKNOWN = 3.0  # percent of the units of a test set
 

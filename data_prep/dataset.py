@@ -45,7 +45,7 @@ class File:
     sha256: str | None = None
     md5: str | None = None
     by_hand: str | None = None
-    """How a person gets the file where no URL answers: a sentence for the error message."""
+    """The way for a person to get the file where no URL answers: a sentence for the error message."""
     member_md5: str | None = None
     """A file beside the YAML, as md5sum writes it: checksums of archive members, by the end of their path."""
 
@@ -58,11 +58,11 @@ class Source:
     members: dict[str, str]
     """Language to member. With ``numbers``, ``{n}`` (or ``{n:05}``) in them stands for each number in turn."""
     reader: str = "plain"
-    """How lines are found in the members; the readers are in steps/registry.py."""
+    """The reader that finds lines in the members; all are in steps/registry.py."""
     numbers: tuple[int, ...] = ()
     """First and last of the numbers: as many sources, one after the other."""
     invalid: str = "error"
-    """What happens to lines that are not UTF-8: ``error``, ``replace`` (with U+FFFD) or ``drop`` (the pair)."""
+    """The treatment of lines that are not UTF-8: ``error``, ``replace`` (with U+FFFD) or ``drop`` (the pair)."""
 
     def each(self) -> list["Source"]:
         """The sources that ``numbers`` stand for; itself where there are none."""
@@ -107,9 +107,9 @@ class Expected:
     """The step's name; where it stands several times, its last time. ``end``: what is binarised."""
     lines: dict[str, int]
     tolerance: float = 0.0
-    """How far off a count may be, as a fraction of it: for a corpus that moves, or another tool's rounding."""
+    """The fraction of itself that a count may be off: for a corpus that moves, or another tool's rounding."""
     status: str
-    """Where the numbers come from, for the report: published, third party, measured here, ..."""
+    """The source of the numbers, for the report: published, third party, measured here, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class Dataset:
     name: str
     file: Path
     kind: str
-    """Where the text comes from; the kinds are in sources/__init__.py."""
+    """The source of the text; the kinds are in sources/__init__.py."""
     source: str
     target: str | None = None
     """None: text of one language, for a language model."""

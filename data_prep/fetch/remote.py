@@ -26,7 +26,7 @@ class RemoteFile:
     sha256: str | None = None
     md5: str | None = None
     by_hand: str | None = None
-    """What a person needs to know to get the file: a page, a registration, a licence."""
+    """All that a person needs to know to get the file: a page, a registration, a licence."""
 
     def __post_init__(self) -> None:
         if Path(self.name).name != self.name or self.name in ("", ".", ".."):

@@ -34,7 +34,7 @@ class Member:
     name: str
     open: Callable[[], IO[bytes] | None]
     odd: str | None = None
-    """What it is, if it is no plain file."""
+    """The kind of thing that it is, if it is no plain file."""
 
 
 def tar_packing(name: str) -> str | None:

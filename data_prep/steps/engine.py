@@ -46,7 +46,7 @@ class State:
     """By ``<split>.<language>``: of all its lines, as sha256sum says it."""
     seconds: float
     report: dict[str, Any]
-    """What the source found on the way (the first pass)."""
+    """Findings of the source on the way (the first pass)."""
 
 
 class Engine:

@@ -19,7 +19,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 
 CODES, MODEL = "codes", "sentencepiece.model"
-"""What is learnt, as files of the work folder; a language's own has its name at the end, as in ``codes.en``."""
+"""Files of what is learnt, in the work folder; a language's own has its name at the end, as in ``codes.en``."""
 _GROUP = 16  # shards counted together
 _SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all in memory
 

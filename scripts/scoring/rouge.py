@@ -13,7 +13,7 @@ from typing import Any
 from sacrebleu.metrics.base import Metric, Score, Signature
 
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
-"""What data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
+"""The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
 TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}
 """Our names and rouge-score's."""
 

@@ -21,7 +21,7 @@ class Served:
     ranges: bool = True
     honour_if_range: bool = True
     length: bool = True
-    """Whether the length is told. If not, the end of the connection is the end of the file."""
+    """True if the length is told. If not, the end of the connection is the end of the file."""
     chunked: bool = False
     type: str = "application/octet-stream"
     status: list[tuple[int, dict[str, str]]] = field(default_factory=list)
@@ -31,9 +31,9 @@ class Served:
     stall: list[int | None] = field(default_factory=list)
     """After how many bytes nothing comes any more."""
     segment: list[int | None] = field(default_factory=list)
-    """How many bytes are sent, and said to be sent, of the range that was asked for."""
+    """Number of bytes that are sent, and said to be sent, of the range that was asked for."""
     then: list[bytes] = field(default_factory=list)
-    """What the content is after the request."""
+    """The content after the request."""
 
 
 @dataclass
