@@ -54,7 +54,7 @@ def test_a_docstring_begins_with_a_verb_or_a_noun(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             first = (node.value.value.split() or ["-"])[0]
-            assert first not in ("What", "How", "Whether", "Which", "Why", "Where"), f"{path}:{node.lineno}: {first} ..."
+            assert first not in ("What", "How", "Whether", "Which", "Why", "Where"), f"{path}:{node.lineno}: {first}"
 
 
 def within(name: str, package: str) -> bool:
