@@ -47,20 +47,12 @@ def _named(path: str) -> tuple[Any, str]:
     return getattr(importlib.import_module(module), name), path
 
 
-def _checks_types() -> bool:
-    """torch 2.6 made `torch.load` refuse every type that is not on a list."""
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return (major, minor) >= (2, 6)
-
-
 def allow_checkpoint_types() -> None:
     """Needed from torch 2.6 on: let `torch.load(weights_only=True)` read fairseq's checkpoints.
 
     The check stays on; this only adds the types that such checkpoints hold: the options (`argparse.Namespace`), numpy
     arrays and numbers (`--eval-bleu`, old scores) in the spellings of numpy 1 and 2, and the meters of old checkpoints.
     """
-    if not _checks_types():
-        return
     numpy = importlib.import_module("numpy")
     multiarray = importlib.import_module("numpy._core.multiarray" if hasattr(numpy, "_core") else _NUMPY_MODULES[1])
     allowed: list[Any] = [_named(path) for path in _PLAIN_TYPES]
@@ -76,8 +68,6 @@ def allow_broadcast_types() -> None:
 
     By then its configuration is omegaconf's. The extra types are allowed for that message only, never for a file.
     """
-    if not _checks_types():
-        return
     from fairseq.distributed import utils as distributed_utils
 
     @shim(distributed_utils, "_broadcast_object_slow")

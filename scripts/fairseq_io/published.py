@@ -4,17 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.binarise import SPECIAL_TYPES, vocab_size
 from data_prep.dataset import FOLDER, load_dataset
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
-from scripts.common.files import count_lines
 from scripts.common.strict_yaml import read_yaml
 from scripts.fairseq_io import checkpoints
 from scripts.scoring.score_names import NAMES as SCORES
 
 FILE = CHECKOUT / "configs" / "published.yaml"
 OPERATORS = {"lightconv": ("LightConv", "lightweight"), "dynamicconv": ("DynamicConv", "dynamic")}
-SPECIAL_TYPES = 4  # in every dictionary of fairseq's and not in its file
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def check_model(published: Published, folder: Path) -> None:
         if not dictionary.is_file():
             held = ", ".join(sorted(path.name for path in folder.glob("[!.]*")))
             raise UserError(f"{published.archive} holds no {dictionary.name} ({held}); it is not {published.name}")
-        types, rows = count_lines(dictionary) + SPECIAL_TYPES, len(state["model"][f"{side}.embed_tokens.weight"])
+        types, rows = vocab_size(dictionary), len(state["model"][f"{side}.embed_tokens.weight"])
         if types != rows:
             raise UserError(
                 f"{published.archive}: {dictionary.name} has {types:,} types with fairseq's {SPECIAL_TYPES} own, and "
