@@ -36,6 +36,10 @@ def test_it_says_and_ends_as_python_does(words, forking_python, tmp_path):
     assert forked.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
 
 
+def test_what_libraries_add_to_the_environment_does_not_reach_the_next_test():
+    os.environ["PYTHONWARNINGS"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = "ignore"  # as fairseq's iterators do
+
+
 def test_what_the_server_imported_is_there_and_nothing_of_this_project(forking_python):
     code = (
         "import sys; print('fairseq' in sys.modules, {'lightconv_plugin', 'scripts', 'data_prep'} & set(sys.modules))"
