@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "csrc"
 
 # the kernels are compiled once for each vector width, and the widest that the machine has is taken at run time
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
 X86_FLAGS = {
     "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
+    "avx512.cpp": AVX512,
+    "bf16.cpp": [*AVX512, "-mavx512bf16"],
 }
 SLOW = (*X86_FLAGS, "baseline.cpp")
 COMMON_FLAGS = [

@@ -26,6 +26,11 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "beam_candidates(Tensor logits, Tensor? scores, int beams, int count, float temperature, int pad, int unk, "
            "float unk_penalty, int banned, int only) -> (Tensor, Tensor, Tensor)",
            "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+           "bf16_pack(Tensor weight) -> Tensor",
+           "bf16_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? packed) -> Tensor",
+           "bf16_linear_backward(Tensor grad, Tensor x, Tensor weight, bool need_x, bool need_weight, bool need_bias) "
+           "-> (Tensor, Tensor, Tensor)",
+           "cpu_bf16_units(int most) -> int",
            // parameters: weight and bias of the map in; the kernel (H, K), or the weight (H * K, C') that predicts it;
            // weight and bias of the map out and of its norm; of the query's map, the attention's map out and its norm;
            // of both maps of the feed-forward network and its norm

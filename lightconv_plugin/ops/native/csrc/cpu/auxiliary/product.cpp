@@ -1,0 +1,169 @@
+// Linear maps in bfloat16: y = x weight^T + bias, and their gradients. Tensors are float32; products round their operands.
+#include "cpu/auxiliary/product.h"
+
+#include <atomic>
+#include <optional>
+#include <tuple>
+
+#include "cpu/kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace lightconv {
+namespace {
+
+Bf16Units units_of_processor() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (kernels().vector_bits < 512 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return Bf16Units::none;
+  const bool tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+  constexpr long kRequest = 0x1023, kTileData = 18;  // of Linux: without it the first use of a tile ends the process
+  if (tiles && syscall(SYS_arch_prctl, kRequest, kTileData) == 0) return Bf16Units::amx;
+  return Bf16Units::avx512;
+#else
+  return Bf16Units::none;
+#endif
+}
+
+std::atomic<int> allowed{static_cast<int>(Bf16Units::amx)};
+
+// The units of bfloat16 that products use: 0 none, 1 AVX512-BF16, 2 AMX. `most` >= 0 allows no better ones than that.
+int64_t cpu_bf16_units(int64_t most) {
+  if (most >= 0) allowed = static_cast<int>(most);
+  return static_cast<int64_t>(bf16_units());
+}
+
+const float* float32(const Tensor& x) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && x.is_contiguous(), "bf16: expected contiguous float32");
+  return static_cast<const float*>(x.const_data_ptr());
+}
+
+Tensor empty(const Tensor& like, std::vector<int64_t> sizes, ScalarType type = ScalarType::Float) {
+  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), type);
+}
+
+float* numbers(Tensor& x) { return static_cast<float*>(x.mutable_data_ptr()); }
+
+Matrix by_rows(const float* x, int64_t width) { return {x, width, 1}; }
+Matrix transposed(const float* x, int64_t width) { return {x, 1, width}; }
+
+// C = A B, of which B is packed first.
+void multiply(Product product, const Matrix& b) {
+  thread_local std::vector<uint16_t> place;
+  uint16_t* packed = kept(place, packed_size(product.N, product.K));
+  pack(b, product.N, product.K, packed);
+  product.b = packed;
+  run(product);
+}
+
+void check_linear(const Tensor& x, const Tensor& weight) {
+  STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1),
+                  "bf16_linear: expected x (..., in) and weight (out, in)");
+  STD_TORCH_CHECK(bf16_units() != Bf16Units::none, "bf16_linear: the processor has no units for bfloat16");
+}
+
+Tensor bf16_pack_weight(const Tensor& weight) {
+  STD_TORCH_CHECK(weight.dim() == 2, "bf16_pack: expected weight (out, in)");
+  STD_TORCH_CHECK(bf16_units() != Bf16Units::none, "bf16_pack: the processor has no units for bfloat16");
+  const int64_t out = weight.size(0), in = weight.size(1);
+  Tensor packed = empty(weight, {column_blocks(out), (in + 31) / 32, 16, 32}, ScalarType::BFloat16);
+  pack(transposed(float32(weight), in), out, in, static_cast<uint16_t*>(packed.mutable_data_ptr()));
+  return packed;
+}
+
+Tensor bf16_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tensor> bias,
+                   std::optional<Tensor> packed) {
+  const Tensor x = torch::stable::contiguous(x_any);
+  check_linear(x, weight);
+  const int64_t in = weight.size(1), out = weight.size(0), rows = in == 0 ? 0 : x.numel() / in;
+  STD_TORCH_CHECK(!bias.has_value() || bias->numel() == out, "bf16_linear: expected bias (out,)");
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = out;
+  Tensor y = empty(x, sizes);
+  Product product{rows, out, in, by_rows(float32(x), in), nullptr, nullptr, numbers(y), nullptr};
+  if (bias.has_value()) product.bias = float32(*bias);
+  if (!packed.has_value()) {
+    multiply(product, transposed(float32(weight), in));
+    return y;
+  }
+  check_packed(*packed, out, in);
+  product.b = static_cast<const uint16_t*>(packed->const_data_ptr());
+  run(product);
+  return y;
+}
+
+// Of x (rows, in) or none, weight (out, in), bias (out): none is (0).
+std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, const Tensor& x_any,
+                                                        const Tensor& weight, bool need_x, bool need_weight,
+                                                        bool need_bias) {
+  const Tensor grad = torch::stable::contiguous(grad_any), x = torch::stable::contiguous(x_any);
+  check_linear(x, weight);
+  const int64_t in = weight.size(1), out = weight.size(0), rows = in == 0 ? 0 : x.numel() / in;
+  STD_TORCH_CHECK(grad.numel() == rows * out, "bf16_linear: the gradient is not (..., out)");
+  const std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  Tensor of_x = empty(x, need_x ? sizes : std::vector<int64_t>{0});
+  Tensor of_weight = empty(x, need_weight ? std::vector<int64_t>{out, in} : std::vector<int64_t>{0});
+  Tensor of_bias = empty(x, {need_bias ? out : 0});
+  const float* y = float32(grad);
+  if (need_x)
+    multiply({rows, in, out, by_rows(y, out), nullptr, nullptr, numbers(of_x), nullptr},
+             by_rows(float32(weight), in));
+  if (need_weight)
+    multiply({out, in, rows, transposed(y, out), nullptr, nullptr, numbers(of_weight),
+              need_bias ? numbers(of_bias) : nullptr},
+             by_rows(float32(x), in));
+  return {of_x, of_weight, of_bias};
+}
+
+}  // namespace
+
+Bf16Units bf16_units() {
+  static const Bf16Units found = units_of_processor();
+  return static_cast<Bf16Units>(std::min(static_cast<int>(found), allowed.load()));
+}
+
+void check_packed(const Tensor& packed, int64_t out, int64_t in) {
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::BFloat16 && packed.is_contiguous() &&
+                      packed.numel() == packed_size(out, in),
+                  "bf16_linear: the packed weight is not that of a weight of this size");
+}
+
+void pack(const Matrix& b, int64_t N, int64_t K, uint16_t* packed) {
+#if defined(__x86_64__)
+  torch::stable::parallel_for(0, column_blocks(N), 1 + 65536 / (16 * K + 1), [&](int64_t begin, int64_t end) {
+    bf16_pack(b, N, K, packed, begin, end);
+  });
+#endif
+}
+
+void run(const Product& product) {
+#if defined(__x86_64__)
+  const Bf16Units units = bf16_units();
+  const int64_t rows = (product.M + 31) / 32, columns = column_blocks(product.N);
+  const bool by_rows = rows >= 2 * torch::stable::get_num_threads();
+  const int64_t worth = 1 + 4'000'000 / (32 * product.K * (by_rows ? product.N : product.M) + 1);
+  torch::stable::parallel_for(0, by_rows ? rows : (columns + 1) / 2, worth, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<uint16_t> place;
+    uint16_t* scratch = kept(place, kProductScratch);
+    if (by_rows)
+      bf16_product(product, units, scratch, 32 * begin, std::min(32 * end, product.M), 0, columns);
+    else
+      bf16_product(product, units, scratch, 0, product.M, 2 * begin, std::min(2 * end, columns));
+  });
+#endif
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  m.impl("bf16_pack", TORCH_BOX(&bf16_pack_weight));
+  m.impl("bf16_linear", TORCH_BOX(&bf16_linear));
+  m.impl("bf16_linear_backward", TORCH_BOX(&bf16_linear_backward));
+}
+STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {
+  m.impl("cpu_bf16_units", TORCH_BOX(&cpu_bf16_units));
+}
+
+}  // namespace lightconv
