@@ -1,6 +1,7 @@
 """A step of a decoder's block in one operator, where its parts are those that the native library knows.
 
-With a few hypotheses, what lies between a block's matrix products would otherwise take longer than they do.
+What lies between a block's matrix products would otherwise take longer than they do, with a few hypotheses; and with
+many too, where products are computed in bfloat16.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import Dropout, DynamicConv, IncrementalState, LightweightConv, is_plain
+from lightconv_plugin.modules import Dropout, DynamicConv, IncrementalState, LightweightConv, is_plain, packed_weight
 
 _PARAMETERS = 19  # weights and biases of 6 linear maps, the kernel's weights, weights and biases of 3 norms
 
@@ -21,11 +22,13 @@ class BlockStep:
     """Modules and options of a block, as the operator needs them. Made once a search: a walk through modules is slow.
 
     ``modules`` hold the parameters, in the operator's order. The tensors themselves are looked up at each step.
+    ``packed`` are the weights of all its linear maps, where ``modules.pack_weights`` keeps them; else it is empty.
     """
 
     conv: LightweightConv | DynamicConv
     attention: Any
     modules: list[nn.Module]
+    packed: list[Tensor]
     gated: bool
     norm_first: bool
     eps: float
@@ -58,14 +61,17 @@ class BlockStep:
         norms = [residual.layer_norm for residual in residuals]
         options = {(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}
         kernel = conv.weight_linear if isinstance(conv, DynamicConv) else conv
+        in_order = [
+            *(mixer.in_proj, kernel, mixer.out_proj, norms[0]),
+            *(attention.q_proj, attention.out_proj, norms[1]),
+            *(ffn.fc1, ffn.fc2, norms[2]),
+        ]
+        packed = [packed_weight(module) for module in in_order if isinstance(module, nn.Linear)]
         step = cls(
             conv,
             attention,
-            [
-                *(mixer.in_proj, kernel, mixer.out_proj, norms[0]),
-                *(attention.q_proj, attention.out_proj, norms[1]),
-                *(ffn.fc1, ffn.fc2, norms[2]),
-            ],
+            in_order,
+            [weight for weight in packed if weight is not None] if None not in packed else [],
             mixer.glu,
             *next(iter(options)),
         )
@@ -84,11 +90,12 @@ class BlockStep:
 
         The states of the convolution and the attention are there from the second step on.
         """
-        if not ops.takes("decoder_block", x):
+        if not ops.takes("decoder_block", x[:, :1] if self.packed else x):  # in bfloat16 any number of rows
             return None
         return ops.decoder_block(
             x,
             self.parameters(),
+            self.packed,
             self.conv.get_incremental_state(incremental_state),
             self.attention.get_incremental_state(incremental_state, "source"),
             heads=self.attention.num_heads,

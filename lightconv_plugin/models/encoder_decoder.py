@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, with_training_options
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, ForGeneration, with_training_options
 from lightconv_plugin.models.resolve import add_arguments, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
@@ -137,7 +137,7 @@ class LightConvDecoder(TransformerDecoderBase):
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)
-class LightConvModel(TransformerModelBase):
+class LightConvModel(ForGeneration, TransformerModelBase):
     """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
 
     @classmethod

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvDecoder
+from lightconv_plugin.models.layers import ForGeneration
 from lightconv_plugin.models.resolve import (
     BASE_DECODER,
     add_arguments,
@@ -54,7 +55,7 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
 
 
 @register_model("pla_lightconv_lm", dataclass=LightConvLanguageModelConfig)
-class LightConvLanguageModel(FairseqLanguageModel):
+class LightConvLanguageModel(ForGeneration, FairseqLanguageModel):
     """LightConv and DynamicConv language model (Wu et al., ICLR 2019, Table 4)."""
 
     @classmethod

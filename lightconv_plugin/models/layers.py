@@ -22,6 +22,7 @@ from lightconv_plugin.modules import (
     LightweightConv,
     apply_linear,
     linear,
+    pack_weights,
 )
 
 
@@ -192,6 +193,15 @@ class DecoderBlock(Block):
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
         """fairseq's call before generation: whether alignments will be asked for."""
         self.need_attn = bool(need_attn)
+
+
+class ForGeneration(nn.Module):
+    """The part of a model that fairseq calls before it generates. It refuses to train the model after that."""
+
+    def make_generation_fast_(self, **options: Any) -> None:
+        """Do as fairseq does, and pack the weights for products in bfloat16."""
+        super().make_generation_fast_(**options)  # type: ignore[misc]
+        pack_weights(self)
 
 
 def with_training_options(block: Block, cfg: Any) -> Block:

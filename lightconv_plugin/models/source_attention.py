@@ -69,7 +69,10 @@ class SourceAttention(MultiheadAttention):
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.view(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads).permute(1, 2, 0, 3)
 
-        q, k, v = split(self.q_proj(query)), split(self.k_proj(key)), split(self.v_proj(value))
+        q, k, v = (
+            split(apply_linear(layer, x))
+            for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
+        )
         seen = None if padding is None else ~padding.bool()[:, None, None, :]
         out, weights = ops.attention(q, k, v, seen, self.dropout_module.probability, need_weights=need_weights)
         if weights is not None:
@@ -113,8 +116,8 @@ class SourceAttention(MultiheadAttention):
             )
         sentences = source.shape[1]
         return {
-            "keys": self.k_proj(source).transpose(0, 1).contiguous(),
-            "values": self.v_proj(source).transpose(0, 1).contiguous(),
+            "keys": apply_linear(self.k_proj, source).transpose(0, 1).contiguous(),
+            "values": apply_linear(self.v_proj, source).transpose(0, 1).contiguous(),
             "padding": None if padding is None else padding.bool().contiguous(),
             "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // max(sentences, 1)),
         }

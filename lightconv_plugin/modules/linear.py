@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.plain import is_plain
+
+_PACKED = "_lightconv_packed"  # the attribute of a layer
 
 
 def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
@@ -22,4 +25,30 @@ def apply_linear(layer: Any, x: Tensor) -> Tensor:
 
     The layers stay PyTorch's own class, which tools that replace them look for: quantisation, adapters.
     """
-    return ops.linear(x, layer.weight, layer.bias) if is_plain(layer, nn.Linear) else layer(x)
+    if not is_plain(layer, nn.Linear):
+        return layer(x)
+    return ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
+
+
+def pack_weights(model: nn.Module) -> None:
+    """Keep the weights of all plain linear maps in bfloat16 beside them, where products are computed in that.
+
+    For a model that is not trained any more: a weight that changes through its ``data`` cannot be seen to change.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and is_plain(layer, nn.Linear) and not layer.weight.is_inference():
+            packed = ops.pack_weight(layer.weight)
+            if packed is not None:
+                vars(layer)[_PACKED] = (_identity(layer.weight), packed)
+
+
+def packed_weight(layer: nn.Module) -> Tensor | None:
+    """Return what ``pack_weights`` keeps of a layer; None if nothing, or if its weight is another one now."""
+    identity, packed = vars(layer).get(_PACKED, (None, None))
+    if packed is None or torch.is_grad_enabled() or identity != _identity(layer.weight):
+        return None
+    return packed
+
+
+def _identity(weight: Any) -> tuple[int, int]:
+    return weight.data_ptr(), weight._version

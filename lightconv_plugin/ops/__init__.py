@@ -6,9 +6,9 @@ from lightconv_plugin.ops.auxiliary.generation import (
     attend_with_weights,
     beam_candidates,
     decoder_block,
-    linear,
     reorder_source,
 )
+from lightconv_plugin.ops.auxiliary.linear import bf16_units, linear, pack_weight, set_precision
 from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask, smoothed_nll
 from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, light_conv, takes
 from lightconv_plugin.ops.native.operators import FEW_ROWS
@@ -22,6 +22,7 @@ __all__ = [
     "attend_with_weights",
     "attention",
     "beam_candidates",
+    "bf16_units",
     "choose_backend",
     "conv_step",
     "decoder_block",
@@ -31,6 +32,7 @@ __all__ = [
     "light_conv",
     "linear",
     "normalize_kernel",
+    "pack_weight",
     "reference",
     "reorder_source",
     "reorder_state",
@@ -38,3 +40,5 @@ __all__ = [
     "takes",
     "window",
 ]
+
+set_precision()

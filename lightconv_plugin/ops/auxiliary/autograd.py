@@ -25,6 +25,13 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     return torch.ops.lightconv.glu_mask(x, padding_mask)
 
 
+def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor | None) -> Tensor:
+    """``torch.ops.lightconv.bf16_linear``, differentiable in x, weight and bias."""
+    if recorded(*(t for t in (x, weight, bias) if t is not None)):
+        return apply(_Bf16Linear, x, weight, bias)
+    return torch.ops.lightconv.bf16_linear(x, weight, bias, packed)
+
+
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
     """See ``training.smoothed_nll``. The first result has a gradient.
 
@@ -82,6 +89,34 @@ class _GluMask(Function):
         if padding_mask is not None:
             grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         return torch.ops.aten.glu_backward(grad, x, -1), None
+
+
+class _Bf16Linear(Function):
+    """Rounds the operands of its three products; its further derivatives are PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.ops.lightconv.bf16_linear(x, weight, bias, None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        if recorded(grad, x, weight):
+            rows = grad.flatten(0, -2)
+            return (
+                grad @ weight if need_x else None,
+                rows.T @ x.flatten(0, -2) if need_weight else None,
+                rows.sum(dim=0) if need_bias else None,
+            )
+        together = need_weight and need_bias
+        of_x, of_weight, of_bias = torch.ops.lightconv.bf16_linear_backward(
+            grad, x, weight, need_x, need_weight, together
+        )
+        if need_bias and not together:
+            of_bias = grad.flatten(0, -2).sum(dim=0)
+        return of_x if need_x else None, of_weight if need_weight else None, of_bias if need_bias else None
 
 
 class _SmoothedNll(torch.autograd.Function):

@@ -7,21 +7,10 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.ops.auxiliary.training import attention, masked_softmax
 from lightconv_plugin.ops.dispatch import takes
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
-
-    The step of a decoder with few hypotheses spends its time on reading the weights; that is then all it does.
-    """
-    if not takes("few_rows_linear", x, weight, bias):
-        return F.linear(x, weight, bias)
-    return torch.ops.lightconv.few_rows_linear(x, weight, bias)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
@@ -91,6 +80,7 @@ def reorder_source(source: dict[str, Any], new_order: Tensor, kept: Tensor | Non
 def decoder_block(
     x: Tensor,
     parameters: list[Tensor],
+    packed: list[Tensor],
     inputs: dict[str, Tensor],
     source: dict[str, Any],
     *,
@@ -109,6 +99,7 @@ def decoder_block(
         parameters: weight (out, in) and bias of the map into the convolution; its logits (H, K), or, dynamic, the
             weight (H * K, C') that predicts them; weight and bias of the map out of it and of its layer norm; of the
             query's map, the attention's map out and its norm; of both maps of the network and its norm.
+        packed: those weights of linear maps as ``pack_weight`` gives them, for products in bfloat16; empty for float32.
         inputs: the convolution's state, as ``conv_step`` of the native backend gave it; changed in place.
         source: keys and values (sentences, S, C), padding (sentences, S) or None, sentence (N,), as for ``attend``.
         heads: of the attention.
@@ -123,6 +114,7 @@ def decoder_block(
     return torch.ops.lightconv.decoder_block(
         x,
         parameters,
+        packed,
         inputs["ring"],
         inputs["ancestors"],
         inputs["position"],

@@ -64,8 +64,19 @@ def _register_fakes() -> None:
     def smoothed_nll(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
         return logits.new_empty(2, dtype=torch.float64), logits.new_empty(len(logits), dtype=torch.float64)
 
-    def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+    def bf16_linear_backward(
+        grad: Tensor, x: Tensor, weight: Tensor, need_x: bool, need_weight: bool, need_bias: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        empty = x.new_empty(0)
+        of_bias = x.new_empty(weight.shape[0]) if need_bias else empty
+        return like(x) if need_x else empty, like(weight) if need_weight else empty, of_bias
+
+    def bf16_pack(weight: Tensor) -> Tensor:
+        blocks, tiles = (-(-size // of) for size, of in zip(weight.shape, (16, 32), strict=True))
+        return weight.new_empty(blocks, tiles, 16, 32, dtype=torch.bfloat16)
 
     def beam_candidates(
         logits: Tensor, scores: Tensor | None, beams: int, count: int, *_: object
@@ -87,7 +98,10 @@ def _register_fakes() -> None:
         "smoothed_nll_backward": gradient_of,
         "attend": like,
         "decoder_block": like,
-        "few_rows_linear": few_rows_linear,
+        "few_rows_linear": linear,
+        "bf16_linear": linear,
+        "bf16_linear_backward": bf16_linear_backward,
+        "bf16_pack": bf16_pack,
         "beam_candidates": beam_candidates,
     }
     for name, fake in fakes.items():

@@ -4,7 +4,7 @@ It asks the tensors for their device, type, layout and gradients, and the dispat
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from lightconv_plugin.ops.native import autograd, cuda, library
 
 CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 TYPES = {"cpu": CPU_TYPES, "cuda": cuda.TYPES}
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
 MACHINES = {"cpu": "CPU", "cuda": "GPU"}
 
 # From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
@@ -29,6 +30,7 @@ class Operator(NamedTuple):
         contiguous: its other tensors must be contiguous.
         widest: weights of a kernel, at most, on a GPU, where they lie in shared memory.
         few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
+        bf16: it computes products in bfloat16, if PyTorch's switch says so and the processor has units for that.
         transforms: it has rules for ``torch.func`` and for forward-mode derivatives.
     """
 
@@ -38,6 +40,7 @@ class Operator(NamedTuple):
     contiguous: bool = False
     widest: int | None = None
     few_rows: bool = False
+    bf16: bool = False
     transforms: bool = False
 
 
@@ -52,6 +55,7 @@ OPERATORS = {
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
     "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
+    "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, bf16=True),
     "decoder_block": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
 }
 
@@ -71,6 +75,11 @@ class UnsupportedReason(NamedTuple):
 _DECODES = UnsupportedReason("it records no gradients; decode under torch.no_grad()")
 _STRIDED = UnsupportedReason("its tensors must be contiguous")
 _TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
+_FLOAT32 = UnsupportedReason(
+    "torch.backends.mkldnn.matmul.fp32_precision is not 'bf16', the processor has no units for it, or torch compiles "
+    "or casts",
+    True,
+)
 _PRODUCT = UnsupportedReason(
     f"it takes 1 to {FEW_ROWS} contiguous rows, without gradients and outside of autocast", True
 )
@@ -97,6 +106,8 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         and not torch.is_autocast_enabled(device.type)
     ):
         return _PRODUCT
+    if takes.bf16 and not _multiplies_in_bf16(x):
+        return _FLOAT32
     if (
         takes.gradient is None
         and torch.is_grad_enabled()
@@ -117,6 +128,16 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
                 f"on a GPU {operator} takes kernels of at most {takes.widest} weights; got {t.shape[-1]}"
             )
     return None
+
+
+def _multiplies_in_bf16(x: Tensor) -> bool:
+    return (
+        MATMUL.fp32_precision == "bf16"
+        and torch.ops.lightconv.cpu_bf16_units(-1) > 0
+        and x.numel() > 0
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch.compiler.is_compiling()
+    )
 
 
 def has_kernel(operator: str, device: str) -> bool:

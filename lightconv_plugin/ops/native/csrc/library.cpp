@@ -34,7 +34,8 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            // parameters: weight and bias of the map in; the kernel (H, K), or the weight (H * K, C') that predicts it;
            // weight and bias of the map out and of its norm; of the query's map, the attention's map out and its norm;
            // of both maps of the feed-forward network and its norm
-           "decoder_block(Tensor x, Tensor[] parameters, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, "
+           // packed: the weights of the linear maps among them, as bf16_pack gives them, or none of them
+           "decoder_block(Tensor x, Tensor[] parameters, Tensor[] packed, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, "
            "Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads, bool gated, bool dynamic, "
            "bool norm_first, float eps) -> Tensor",
            "cpu_fma(int iterations) -> float",

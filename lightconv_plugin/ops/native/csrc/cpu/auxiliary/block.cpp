@@ -1,5 +1,5 @@
-// One decoding step of a whole decoder block (section 5.1), for the few rows where what lies between its products would
-// take longer than they do.
+// One decoding step of a whole decoder block (section 5.1), for rows so few, or products so fast, that what lies between
+// the products would take longer than they do.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 // The block's parameters, one after the other in the order that library.cpp has.
 class Parameters {
  public:
-  explicit Parameters(const std::vector<Tensor>& all) : all_(all) {}
+  Parameters(const std::vector<Tensor>& all, const std::vector<Tensor>& packed) : all_(all), packed_(packed) {}
 
   const Tensor& next() {
     STD_TORCH_CHECK(used_ < all_.size(), "decoder_block: there are too few parameters");
@@ -35,6 +35,11 @@ class Parameters {
     Linear found{};
     found.in = in, found.out = weight.size(0);
     found.weight = static_cast<const float*>(weight.const_data_ptr());
+    if (!packed_.empty()) {
+      STD_TORCH_CHECK(maps_ < packed_.size(), "decoder_block: there are too few packed weights");
+      check_packed(packed_[maps_], found.out, in);
+      found.packed = static_cast<const uint16_t*>(packed_[maps_++].const_data_ptr());
+    }
     if (bias) found.bias = vector(found.out);
     return found;
   }
@@ -44,11 +49,13 @@ class Parameters {
     return {scale, vector(size), static_cast<float>(eps)};
   }
 
-  void finish() const { STD_TORCH_CHECK(used_ == all_.size(), "decoder_block: there are too many parameters"); }
+  void finish() const {
+    STD_TORCH_CHECK(used_ == all_.size() && maps_ == packed_.size(), "decoder_block: there are too many parameters");
+  }
 
  private:
-  const std::vector<Tensor>& all_;
-  size_t used_ = 0;
+  const std::vector<Tensor>&all_, &packed_;
+  size_t used_ = 0, maps_ = 0;
 };
 
 void map(Linear linear, int64_t rows, const float* x, float* y) {
@@ -56,15 +63,21 @@ void map(Linear linear, int64_t rows, const float* x, float* y) {
   run(linear);
 }
 
-Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, Tensor ring, Tensor ancestors,
-                     Tensor position, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
+// body(begin, end) for parts of N rows of C numbers
+template <class Body>
+void on_rows(int64_t N, int64_t C, const Body& body) {
+  on_threads(N, kWorth / (4 * C + 1), 0, [&](void*, int64_t begin, int64_t end) { body(begin, end - begin); });
+}
+
+Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::vector<Tensor> packed, Tensor ring,
+                     Tensor ancestors, Tensor position, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
                      const Tensor& sentence, int64_t heads, bool gated, bool dynamic, bool norm_first, double eps) {
   const Tensor x = torch::stable::contiguous(x_any);
   STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && x.scalar_type() == ScalarType::Float,
                   "decoder_block: expected x (1, N, C), float32");
   STD_TORCH_CHECK(ring.dim() == 3, "decoder_block: expected ring (K, M, C)");
   const int64_t N = x.size(1), C = x.size(2), K = ring.size(0);
-  Parameters next(parameters);
+  Parameters next(parameters, packed);
 
   const Linear in = next.linear(C);
   STD_TORCH_CHECK(!gated || in.out % 2 == 0, "decoder_block: a gated map has an odd width");
@@ -108,17 +121,21 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, Tensor
   const AuxiliaryKernels& chosen = auxiliary_kernels();
   const auto begin = [&](const LayerNorm& norm) -> const float* {  // what a part reads
     if (!norm_first) return sum;
-    chosen.normalize(norm, sum, N, C, input);
+    on_rows(N, C, [&](int64_t n, int64_t rows) { chosen.normalize(norm, sum + n * C, rows, C, input + n * C); });
     return input;
   };
   const auto end = [&](const LayerNorm& norm, const float* y) {
-    chosen.add(y, N * C, sum);
-    if (!norm_first) chosen.normalize(norm, sum, N, C, sum);
+    on_rows(N, C, [&](int64_t n, int64_t rows) {
+      chosen.add(y + n * C, rows * C, sum + n * C);
+      if (!norm_first) chosen.normalize(norm, sum + n * C, rows, C, sum + n * C);
+    });
   };
 
   map(in, N, begin(mixed), a);
   if (gated) {
-    chosen.gate(a, N, inner, b);
+    on_rows(N, 4 * inner, [&](int64_t n, int64_t rows) {
+      chosen.gate(a + 2 * n * inner, rows, inner, b + n * inner);
+    });
     std::swap(a, b);
   }
   if (dynamic) {
@@ -137,7 +154,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, Tensor
   end(attended, a);
 
   map(wide, N, begin(last), a);
-  chosen.relu(a, N * wide.out);
+  on_rows(N, wide.out, [&](int64_t n, int64_t rows) { chosen.relu(a + n * wide.out, rows * wide.out); });
   map(narrow, N, a, b);
   end(last, b);
   return result;

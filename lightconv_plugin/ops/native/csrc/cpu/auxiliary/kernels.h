@@ -42,6 +42,7 @@ struct Search {
 struct Linear {
   int64_t rows, in, out;
   const float *x, *weight, *bias;  // (rows, in), (out, in), (out) or null
+  const uint16_t* packed;          // the weight for products in bfloat16 (bf16.h), or null: in float32
   float* y;                        // (rows, out)
 };
 

@@ -112,6 +112,7 @@ std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, 
   if (need_x)
     multiply({rows, in, out, by_rows(y, out), nullptr, nullptr, numbers(of_x), nullptr},
              by_rows(float32(weight), in));
+  STD_TORCH_CHECK(need_weight || !need_bias, "bf16_linear: the gradient of the bias comes with that of the weight");
   if (need_weight)
     multiply({out, in, rows, transposed(y, out), nullptr, nullptr, numbers(of_weight),
               need_bias ? numbers(of_bias) : nullptr},
@@ -145,7 +146,9 @@ void run(const Product& product) {
   const Bf16Units units = bf16_units();
   const int64_t rows = (product.M + 31) / 32, columns = column_blocks(product.N);
   const bool by_rows = rows >= 2 * torch::stable::get_num_threads();
-  const int64_t worth = 1 + 4'000'000 / (32 * product.K * (by_rows ? product.N : product.M) + 1);
+  // few rows take as long as 32: their time is that of reading B
+  const int64_t across = by_rows ? product.N : std::max<int64_t>(product.M, 32);
+  const int64_t worth = 1 + 4'000'000 / (32 * product.K * across + 1);
   torch::stable::parallel_for(0, by_rows ? rows : (columns + 1) / 2, worth, [&](int64_t begin, int64_t end) {
     thread_local std::vector<uint16_t> place;
     uint16_t* scratch = kept(place, kProductScratch);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cpu/auxiliary/kernels.h"
+#include "cpu/auxiliary/product.h"
 #include "cpu/step.h"
 
 namespace lightconv {
@@ -19,6 +20,7 @@ inline void run(const Search& search) {
 }
 
 inline void run(const Linear& l) {
+  if (l.packed != nullptr) return run(Product{l.rows, l.out, l.in, {l.x, l.in, 1}, l.packed, l.bias, l.y, nullptr});
   on_threads(l.out, std::max<int64_t>(4, kWorth / 2 / (l.in + 1)), 0,
              [&](void*, int64_t begin, int64_t end) { auxiliary_kernels().linear(l, begin, end); });
 }

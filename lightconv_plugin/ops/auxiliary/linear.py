@@ -1,0 +1,79 @@
+"""Linear maps, and the type that their products are computed in on a processor.
+
+PyTorch's switch decides it: after ``torch.set_float32_matmul_precision("medium")``, or with $LIGHTCONV_MATMUL=bf16, the
+operands of a product are rounded to bfloat16 and its sums stay in float32. So do parameters, gradients and activations.
+The library then computes linear maps with AMX or AVX512-BF16; PyTorch computes all other products, by oneDNN.
+"""
+
+import functools
+import logging
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightconv_plugin.ops.auxiliary import autograd
+from lightconv_plugin.ops.dispatch import takes
+from lightconv_plugin.ops.native import library
+from lightconv_plugin.ops.native.operators import MATMUL
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "LIGHTCONV_MATMUL"
+UNITS = ("none", "AVX512-BF16", "AMX")
+# values of $ONEDNN_MAX_CPU_ISA that leave a processor fewer units than it has
+LIMITS = {
+    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"), 0),
+    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), 1),
+}
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None) -> Tensor:
+    """x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
+
+    The step of a decoder with few hypotheses spends its time on reading the weights; that is then all it does.
+
+    Args:
+        packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
+    """
+    if packed is None and takes("few_rows_linear", x, weight, bias):
+        return torch.ops.lightconv.few_rows_linear(x, weight, bias)
+    if takes("bf16_linear", x, weight, bias):
+        return autograd.bf16_linear(x, weight, bias, packed)
+    return F.linear(x, weight, bias)
+
+
+def pack_weight(weight: Tensor) -> Tensor | None:
+    """weight (out, in) in bfloat16, in the order in which products read it; None where they are computed in float32."""
+    return torch.ops.lightconv.bf16_pack(weight.detach()) if takes("bf16_linear", weight, weight) else None
+
+
+@functools.cache
+def bf16_units() -> str:
+    """The processor's units for products in bfloat16: one of ``UNITS``. $ONEDNN_MAX_CPU_ISA can forbid them."""
+    if library.load() is not None:
+        return UNITS[0]
+    most = LIMITS.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(), len(UNITS) - 1)
+    return UNITS[torch.ops.lightconv.cpu_bf16_units(most)]
+
+
+def set_precision() -> None:
+    """Do as $LIGHTCONV_MATMUL says, for products on processors alone.
+
+    Raises:
+        ValueError: it is neither bf16 nor fp32.
+    """
+    chosen = os.environ.get(VARIABLE)
+    if not chosen:
+        return
+    if chosen not in ("bf16", "fp32"):
+        raise ValueError(f"${VARIABLE} is {chosen!r}; expected bf16 or fp32")
+    if chosen == "bf16" and bf16_units() == UNITS[0]:
+        logger.warning(
+            "lightconv_plugin: $%s is bf16, and this processor has no units for it that may be used (AMX or "
+            "AVX512-BF16); products are computed in float32",
+            VARIABLE,
+        )
+        chosen = "fp32"
+    MATMUL.fp32_precision = "bf16" if chosen == "bf16" else "ieee"
