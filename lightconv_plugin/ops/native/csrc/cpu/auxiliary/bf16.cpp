@@ -59,52 +59,33 @@ void load_lines(const float* from, int64_t stride, int64_t lines, int64_t depth,
                      : _mm512_setzero_si512();
 }
 
-// The same as 16 pairs of the depth's numbers, where it is the lines that lie together. Adds each line to its sum.
-template <bool Sums>
-void load_pairs(const float* from, int64_t stride, int64_t lines, int64_t depth, __m512i r[16], __m512& sum) {
+// The same as 16 pairs of the depth's numbers, where it is the lines that lie together. Returns the sum of each line.
+__m512 load_pairs(const float* from, int64_t stride, int64_t lines, int64_t depth, __m512i r[16]) {
   const __mmask16 mask = mask_of(lines);
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
                                          5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  __m512 part = _mm512_setzero_ps();
+  __m512 sum = _mm512_setzero_ps();
   for (int64_t i = 0; i < 16; ++i, from += 2 * stride) {
     const __m512 even = 2 * i < depth ? _mm512_maskz_loadu_ps(mask, from) : _mm512_setzero_ps();
     const __m512 odd = 2 * i + 1 < depth ? _mm512_maskz_loadu_ps(mask, from + stride) : _mm512_setzero_ps();
-    if constexpr (Sums) part = _mm512_add_ps(part, _mm512_add_ps(even, odd));
+    sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
     r[i] = _mm512_permutexvar_epi16(order, rounded(even, odd));
   }
-  if constexpr (Sums) sum = _mm512_add_ps(sum, part);
+  return sum;
 }
 
 void store(const __m512i r[16], uint16_t* to) {
   for (int i = 0; i < 16; ++i) _mm512_store_si512(to + 32 * i, r[i]);
 }
 
-// Rows [row, row + rows) of A, at most 32, at depths [depth, depth + K): tiles (K / 32, 2, 16, 32). Adds to a_sums.
-void pack_rows(const Matrix& a, int64_t row, int64_t rows, int64_t depth, int64_t K, uint16_t* to, float* a_sums) {
-  const float* first = a.data + row * a.row + depth * a.column;
-  for (int64_t part = 0; part < (rows + 15) / 16; ++part, first += 16 * a.row) {
-    const int64_t lines = rows - 16 * part;
-    __m512 sum = _mm512_setzero_ps();
+// Rows [row, row + rows) of A, at most 32, at depths [depth, depth + K): tiles (K / 32, 2, 16, 32).
+void pack_block(const Matrix& a, int64_t row, int64_t rows, int64_t depth, int64_t K, uint16_t* to) {
+  for (int64_t part = 0; part < (rows + 15) / 16; ++part)
     for (int64_t k = 0; k < K; k += 32) {
       __m512i r[16];
-      if (a.column == 1) {
-        load_lines(first + k, a.row, lines, K - k, r);
-      } else {
-        const float* from = first + k * a.column;
-        if (a_sums != nullptr)
-          load_pairs<true>(from, a.column, lines, K - k, r, sum);
-        else
-          load_pairs<false>(from, a.column, lines, K - k, r, sum);
-        transpose(r);
-      }
+      load_lines(a.data + (row + 16 * part) * a.row + depth + k, a.row, rows - 16 * part, K - k, r);
       store(r, to + (k / 32 * 2 + part) * kTile);
     }
-    if (a_sums != nullptr) {
-      float* sums = a_sums + row + 16 * part;
-      const __mmask16 mask = mask_of(lines);
-      _mm512_mask_storeu_ps(sums, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, sums), sum));
-    }
-  }
 }
 
 // One block of C: up to 32 rows, up to two blocks of columns. C is added to, or begun.
@@ -227,41 +208,58 @@ void add_bias(const float* bias, int64_t rows, int64_t columns, float* c, int64_
 
 }  // namespace
 
-void bf16_pack(const Matrix& b, int64_t N, int64_t K, uint16_t* packed, int64_t begin, int64_t end) {
-  const int64_t tiles = (K + 31) / 32;
+void bf16_pack_columns(const Matrix& b, int64_t N, int64_t K, uint16_t* packed, int64_t begin, int64_t end) {
   for (int64_t n = begin; n < end; ++n)
-    for (int64_t k = 0; k < tiles; ++k) {
+    for (int64_t k = 0; k < tiles(K); ++k) {
       __m512i r[16];
-      __m512 none;
-      const float* from = b.data + 16 * n * b.column + 32 * k * b.row;
-      if (b.row == 1) {
-        load_lines(from, b.column, N - 16 * n, K - 32 * k, r);
-        transpose(r);
-      } else {
-        load_pairs<false>(from, b.row, N - 16 * n, K - 32 * k, r, none);
-      }
-      store(r, packed + (n * tiles + k) * kTile);
+      load_lines(b.data + 16 * n * b.column + 32 * k, b.column, N - 16 * n, K - 32 * k, r);
+      transpose(r);
+      store(r, packed + (n * tiles(K) + k) * kTile);
+    }
+}
+
+void bf16_pack_rows(const Matrix& b, int64_t N, int64_t K, uint16_t* packed, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k)
+    for (int64_t n = 0; n < column_blocks(N); ++n) {
+      __m512i r[16];
+      load_pairs(b.data + 32 * k * b.row + 16 * n, b.row, N - 16 * n, K - 32 * k, r);
+      store(r, packed + (n * tiles(K) + k) * kTile);
+    }
+}
+
+void bf16_pack_left(const Matrix& a, int64_t M, int64_t K, uint16_t* packed, float* sums, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k)
+    for (int64_t part = 0; part < 2 * row_blocks(M); ++part) {
+      __m512i r[16];
+      const int64_t row = 16 * part;
+      const __m512 sum = load_pairs(a.data + 32 * k * a.column + row, a.column, M - row, K - 32 * k, r);
+      _mm512_mask_storeu_ps(sums + k * M + row, mask_of(M - row), sum);
+      transpose(r);
+      store(r, packed + ((part / 2 * tiles(K) + k) * 2 + part % 2) * kTile);
     }
 }
 
 void bf16_product(const Product& p, Bf16Units units, uint16_t* scratch, int64_t first, int64_t last, int64_t begin,
                   int64_t end) {
-  const int64_t all_tiles = (p.K + 31) / 32, depth = std::min(kDepth, 32 * all_tiles);
-  const int64_t panel = std::max<int64_t>(2, kPanel / (depth * 16) / 2 * 2);
+  const int64_t depth = std::min(kDepth, 32 * tiles(p.K)), stride = tiles(p.K) * kTile;
+  const int64_t panel = std::max<int64_t>(2, kPanel / (depth * 16 + 1) / 2 * 2);
   const auto multiply = units == Bf16Units::amx ? &amx_block : &dot_block;
   if (units == Bf16Units::amx) begin_tiles();
-  if (p.a_sums != nullptr && begin == 0) std::fill(p.a_sums + first, p.a_sums + last, 0.0f);
   for (int64_t left = begin; left < end; left += panel) {
     const int64_t right = std::min(left + panel, end);
     for (int64_t k = 0; k < p.K || k == 0; k += depth) {
       const int64_t deep = std::min(depth, p.K - k);
       for (int64_t row = first; row < last; row += 32) {
         const int64_t rows = std::min<int64_t>(32, last - row);
-        pack_rows(p.a, row, rows, k, deep, scratch, left == 0 ? p.a_sums : nullptr);
+        const uint16_t* a = scratch;
+        if (p.a_packed != nullptr)
+          a = p.a_packed + 2 * (row / 32 * stride + k / 32 * kTile);
+        else
+          pack_block(p.a, row, rows, k, deep, scratch);
         for (int64_t n = left; n < right; n += 2) {
           const int64_t columns = std::min<int64_t>(n + 1 < right ? 32 : 16, p.N - 16 * n);
-          const Block block{scratch,   p.b + (n * all_tiles + k / 32) * kTile, (deep + 31) / 32, all_tiles * kTile,
-                            rows > 16, columns > 16,                           k > 0,            p.c + row * p.N + 16 * n,
+          const Block block{a,         p.b_packed + n * stride + k / 32 * kTile, tiles(deep), stride,
+                            rows > 16, columns > 16,                             k > 0,       p.c + row * p.N + 16 * n,
                             p.N};
           with_edges(block, rows, columns, multiply);
         }

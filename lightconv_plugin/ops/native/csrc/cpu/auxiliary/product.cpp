@@ -48,16 +48,40 @@ Tensor empty(const Tensor& like, std::vector<int64_t> sizes, ScalarType type = S
 
 float* numbers(Tensor& x) { return static_cast<float*>(x.mutable_data_ptr()); }
 
-Matrix by_rows(const float* x, int64_t width) { return {x, width, 1}; }
-Matrix transposed(const float* x, int64_t width) { return {x, 1, width}; }
+
+// Calls pack(begin, end) for parts of `count`, each of `size` numbers that are packed.
+template <class Pack>
+void in_parts(int64_t count, int64_t size, const Pack& pack) {
+  torch::stable::parallel_for(0, count, 1 + 65536 / (size + 1), pack);
+}
 
 // C = A B, of which B is packed first.
 void multiply(Product product, const Matrix& b) {
   thread_local std::vector<uint16_t> place;
   uint16_t* packed = kept(place, packed_size(product.N, product.K));
   pack(b, product.N, product.K, packed);
-  product.b = packed;
+  product.b_packed = packed;
   run(product);
+}
+
+// The weight's gradient (out, in) = y^T x, of y (rows, out) and x (rows, in); and y's sums (out), or null.
+void multiply_transposed(const float* y, const float* x, int64_t rows, int64_t out, int64_t in, float* gradient,
+                         float* sums) {
+#if defined(__x86_64__)
+  thread_local std::vector<uint16_t> place;
+  thread_local std::vector<float> parts;
+  uint16_t* packed = kept(place, row_blocks(out) * tiles(rows) * 1024);
+  parts.resize(tiles(rows) * out);
+  float* part = parts.data();
+  in_parts(tiles(rows), 32 * out, [&](int64_t begin, int64_t end) {
+    bf16_pack_left({y, 1, out}, out, rows, packed, part, begin, end);
+  });
+  multiply({out, in, rows, {}, packed, nullptr, nullptr, gradient}, {x, in, 1});
+  if (sums == nullptr) return;
+  std::fill(sums, sums + out, 0.0f);
+  for (int64_t k = 0; k < tiles(rows); ++k)
+    for (int64_t i = 0; i < out; ++i) sums[i] += part[k * out + i];
+#endif
 }
 
 void check_linear(const Tensor& x, const Tensor& weight) {
@@ -71,7 +95,7 @@ Tensor bf16_pack_weight(const Tensor& weight) {
   STD_TORCH_CHECK(bf16_units() != Bf16Units::none, "bf16_pack: the processor has no units for bfloat16");
   const int64_t out = weight.size(0), in = weight.size(1);
   Tensor packed = empty(weight, {column_blocks(out), (in + 31) / 32, 16, 32}, ScalarType::BFloat16);
-  pack(transposed(float32(weight), in), out, in, static_cast<uint16_t*>(packed.mutable_data_ptr()));
+  pack({float32(weight), 1, in}, out, in, static_cast<uint16_t*>(packed.mutable_data_ptr()));
   return packed;
 }
 
@@ -84,14 +108,14 @@ Tensor bf16_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tens
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = out;
   Tensor y = empty(x, sizes);
-  Product product{rows, out, in, by_rows(float32(x), in), nullptr, nullptr, numbers(y), nullptr};
+  Product product{rows, out, in, {float32(x), in, 1}, nullptr, nullptr, nullptr, numbers(y)};
   if (bias.has_value()) product.bias = float32(*bias);
   if (!packed.has_value()) {
-    multiply(product, transposed(float32(weight), in));
+    multiply(product, {float32(weight), 1, in});
     return y;
   }
   check_packed(*packed, out, in);
-  product.b = static_cast<const uint16_t*>(packed->const_data_ptr());
+  product.b_packed = static_cast<const uint16_t*>(packed->const_data_ptr());
   run(product);
   return y;
 }
@@ -110,13 +134,10 @@ std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, 
   Tensor of_bias = empty(x, {need_bias ? out : 0});
   const float* y = float32(grad);
   if (need_x)
-    multiply({rows, in, out, by_rows(y, out), nullptr, nullptr, numbers(of_x), nullptr},
-             by_rows(float32(weight), in));
+    multiply({rows, in, out, {y, out, 1}, nullptr, nullptr, nullptr, numbers(of_x)}, {float32(weight), in, 1});
   STD_TORCH_CHECK(need_weight || !need_bias, "bf16_linear: the gradient of the bias comes with that of the weight");
   if (need_weight)
-    multiply({out, in, rows, transposed(y, out), nullptr, nullptr, numbers(of_weight),
-              need_bias ? numbers(of_bias) : nullptr},
-             by_rows(float32(x), in));
+    multiply_transposed(y, float32(x), rows, out, in, numbers(of_weight), need_bias ? numbers(of_bias) : nullptr);
   return {of_x, of_weight, of_bias};
 }
 
@@ -135,16 +156,18 @@ void check_packed(const Tensor& packed, int64_t out, int64_t in) {
 
 void pack(const Matrix& b, int64_t N, int64_t K, uint16_t* packed) {
 #if defined(__x86_64__)
-  torch::stable::parallel_for(0, column_blocks(N), 1 + 65536 / (16 * K + 1), [&](int64_t begin, int64_t end) {
-    bf16_pack(b, N, K, packed, begin, end);
-  });
+  if (b.row == 1)
+    in_parts(column_blocks(N), 16 * K,
+             [&](int64_t begin, int64_t end) { bf16_pack_columns(b, N, K, packed, begin, end); });
+  else
+    in_parts(tiles(K), 32 * N, [&](int64_t begin, int64_t end) { bf16_pack_rows(b, N, K, packed, begin, end); });
 #endif
 }
 
 void run(const Product& product) {
 #if defined(__x86_64__)
   const Bf16Units units = bf16_units();
-  const int64_t rows = (product.M + 31) / 32, columns = column_blocks(product.N);
+  const int64_t rows = row_blocks(product.M), columns = column_blocks(product.N);
   const bool by_rows = rows >= 2 * torch::stable::get_num_threads();
   // few rows take as long as 32: their time is that of reading B
   const int64_t across = by_rows ? product.N : std::max<int64_t>(product.M, 32);

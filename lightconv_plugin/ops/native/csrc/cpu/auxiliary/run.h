@@ -20,7 +20,7 @@ inline void run(const Search& search) {
 }
 
 inline void run(const Linear& l) {
-  if (l.packed != nullptr) return run(Product{l.rows, l.out, l.in, {l.x, l.in, 1}, l.packed, l.bias, l.y, nullptr});
+  if (l.packed != nullptr) return run(Product{l.rows, l.out, l.in, {l.x, l.in, 1}, nullptr, l.packed, l.bias, l.y});
   on_threads(l.out, std::max<int64_t>(4, kWorth / 2 / (l.in + 1)), 0,
              [&](void*, int64_t begin, int64_t end) { auxiliary_kernels().linear(l, begin, end); });
 }
