@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerNorm
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
@@ -195,12 +196,12 @@ class DecoderBlock(Block):
         self.need_attn = bool(need_attn)
 
 
-class ForGeneration(nn.Module):
+class ForGeneration(BaseFairseqModel):
     """The part of a model that fairseq calls before it generates. It refuses to train the model after that."""
 
     def make_generation_fast_(self, **options: Any) -> None:
         """Do as fairseq does, and pack the weights for products in bfloat16."""
-        super().make_generation_fast_(**options)  # type: ignore[misc]
+        super().make_generation_fast_(**options)
         pack_weights(self)
 
 

@@ -20,7 +20,7 @@ def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Line
     return layer
 
 
-def apply_linear(layer: Any, x: Tensor) -> Tensor:
+def apply_linear(layer: Any, x: Any) -> Tensor:
     """layer(x); a plain ``nn.Linear`` takes the few rows of a decoder's step at the speed of the memory.
 
     The layers stay PyTorch's own class, which tools that replace them look for: quantisation, adapters.

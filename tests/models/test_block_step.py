@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from lightconv_plugin import ops
 from lightconv_plugin.models import block_step
 from lightconv_plugin.models.layers import KNOWN_PARTS
+from lightconv_plugin.modules import pack_weights
 from tests.models import common
-from tests.ops.conftest import vector_bits  # noqa: F401  a fixture
+from tests.ops.conftest import matmul_precision, vector_bits  # noqa: F401  a fixture
 from tests.tolerances import assert_close
 
 S = 5  # source positions
@@ -140,6 +141,28 @@ def test_many_rows_run_part_by_part_and_few_at_once(calls):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
+def test_packed_for_products_in_bfloat16_many_rows_run_at_once(conv, calls, monkeypatch):
+    """And give what the parts give one after the other, whose products have the same operands."""
+    rows = [0] * 70
+    with matmul_precision("bf16"):
+        block = decoder_block(decoder_conv_type=conv)
+        pack_weights(block)
+        steps = [torch.randn(1, len(rows), 16) for _ in range(3)]
+        source = torch.randn(S, 1, 16)
+
+        def outputs() -> torch.Tensor:
+            state: dict = {}
+            return torch.cat([block(x, source, None, state)[0] for x in steps])
+
+        at_once = outputs()
+        assert calls == [70] * 2
+        monkeypatch.setattr(block_step.BlockStep, "of", lambda *_: None)
+        assert_close(at_once, outputs())
+        assert calls == [70] * 2
+
+
+@torch.no_grad()
 def test_who_looks_at_the_attention_gets_it(calls):
     block = decoder_block(decoder_conv_type="dynamic")
     state: dict = {}
@@ -175,9 +198,9 @@ def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
 
     weights = step.parameters()
 
-    def arguments(x=x, parameters=weights):
+    def arguments(x=x, parameters=weights, packed=()):
         states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
-        return (x, parameters, *states, 4, True, True, False, 1e-5)
+        return (x, parameters, packed, *states, 4, True, True, False, 1e-5)
 
     torch.library.opcheck(operator.default, arguments(), test_utils=("test_schema", "test_faketensor"))
     before = inputs["position"].item()
@@ -188,6 +211,7 @@ def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
         ("a weight is not", arguments(x=torch.randn(1, 2, 15))),
         ("a bias or norm has another size", arguments(parameters=weights[:1] * 2 + weights[2:])),
         (r"expected x \(1, N, C\)", arguments(x=x.double())),
+        ("packed weight is not", arguments(packed=[weights[0].bfloat16()])),
         (r"expected sentence \(N,\)", arguments(x=torch.randn(1, 1, 16))),
     ):
         with pytest.raises(RuntimeError, match=message):

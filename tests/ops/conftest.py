@@ -1,6 +1,7 @@
 """Fixtures that several tests of the operators share."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
+from lightconv_plugin.ops.native.operators import MATMUL
 
 WIDTHS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
@@ -36,3 +38,14 @@ def gate() -> Iterator[None]:
         library.impl("glu_mask", reference.glu_mask, "CPU")
         library.impl("glu_mask_backward", backward, "CPU")
         yield
+
+
+@contextmanager
+def matmul_precision(chosen: str) -> Iterator[None]:
+    """PyTorch's switch for products on processors: ieee, bf16 or none."""
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = chosen
+    try:
+        yield
+    finally:
+        MATMUL.fp32_precision = before

@@ -48,7 +48,7 @@ def block(dynamic: bool) -> tuple[Any, ...]:
     parameters = [draw(2 * C, C), draw(2 * C), kernel, draw(C, C), draw(C), *norm, draw(C, C), draw(C)]
     parameters += [draw(C, C), draw(C), *norm, draw(2 * C, C), draw(2 * C), draw(C, 2 * C), draw(C), *norm]
     source = draw(2, T, C), draw(2, T, C), None, torch.tensor([0, 0, 1])
-    return (draw(1, B, C), parameters, *state(K, C), *source, 2, True, dynamic, not dynamic, 1e-5)
+    return (draw(1, B, C), parameters, [], *state(K, C), *source, 2, True, dynamic, not dynamic, 1e-5)
 
 
 def loss() -> tuple[Tensor, Tensor, int]:
@@ -87,6 +87,15 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (draw(2, V), None, 1, 3, 0.5, 0, 1, 0.5, 2, -1),
     ],
     "few_rows_linear": lambda: [(draw(1, B, C), draw(V, C), draw(V)), (draw(B, C), draw(V, C), None)],
+    "bf16_pack": lambda: [(draw(V, C),)],
+    "bf16_linear": lambda: [
+        (draw(T, B, C), draw(V, C), draw(V), None),
+        (draw(C, B).T, draw(V, C), None, torch.ops.lightconv.bf16_pack(draw(V, C))),
+    ],
+    "bf16_linear_backward": lambda: [
+        (draw(T, V), draw(T, C), draw(V, C), *need)
+        for need in ((True, True, True), (True, False, False), (False, True, False))
+    ],
     "decoder_block": lambda: [block(dynamic=False), block(dynamic=True)],
 }
 

@@ -15,25 +15,26 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import dispatch, native, reference
 from lightconv_plugin.ops.native import cuda, library
 from lightconv_plugin.ops.native.operators import FEW_ROWS, OPERATORS
+from tests.ops.conftest import matmul_precision
 
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
-NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_fma", "cuda_configure"}
+NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure"}
 # the definition is all there is
 WITHOUT_KERNEL = {
     ("glu_mask", "cpu"),
     *((name, "cuda") for name in ("dropout", "reorder_ancestors", "attend", "beam_candidates")),
-    *((name, "cuda") for name in ("few_rows_linear", "decoder_block")),
+    *((name, "cuda") for name in ("few_rows_linear", "decoder_block", "bf16_linear", "bf16_pack")),
 }
 
 
 @pytest.fixture(autouse=True)
 def toolkit(monkeypatch):
-    """A machine that could compile for GPUs, and no say of the environment's."""
+    """A machine that could compile for GPUs, products in bfloat16 on its CPU, and no say of the environment's."""
     assert library.load() is None
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(cuda, "unusable", lambda: None)
     native.operators._cached_reason_of_kind.cache_clear()
-    with torch.no_grad():
+    with torch.no_grad(), matmul_precision("bf16"):
         yield
     native.operators._cached_reason_of_kind.cache_clear()
 
@@ -86,7 +87,7 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch)
         (lambda x, w: (x, w.t()), "contiguous"),
         (lambda x, w: (x, w.requires_grad_()), "gradients"),
         (lambda x, w: (x.repeat(1, FEW_ROWS, 1), w), "it takes 1 to 24 contiguous rows"),
-        (lambda x, w: (x[:, :0], w), "it takes 1 to 24 contiguous rows"),
+        (lambda x, w: (x[:, :0], w), "(it takes 1 to 24 contiguous rows|it has numbers to multiply)"),
     ],
     ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows"],
 )
@@ -99,7 +100,7 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request):
         "strides": not takes.contiguous,
         "gradients": takes.gradient is not None,
         "many rows": not takes.few_rows,
-        "no rows": not takes.few_rows,
+        "no rows": not takes.few_rows and not takes.bf16,
     }
     with torch.set_grad_enabled(kind == "gradients"):
         if operator == "glu_mask" and kind != "device":  # no kernel, whatever the tensors
@@ -112,8 +113,8 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request):
             ops.choose_backend(operator, "native", *tensors)
 
 
-@pytest.mark.parametrize("operator", ["few_rows_linear", "decoder_block"])
-def test_under_autocast_products_of_few_rows_are_pytorchs(operator):
+@pytest.mark.parametrize("operator", ["few_rows_linear", "decoder_block", "bf16_linear"])
+def test_under_autocast_products_are_pytorchs(operator):
     with torch.autocast("cpu"):
         assert ops.choose_backend(operator, "auto", *call(operator, "cpu")) is reference
 

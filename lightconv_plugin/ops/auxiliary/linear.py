@@ -46,7 +46,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
 
 def pack_weight(weight: Tensor) -> Tensor | None:
     """weight (out, in) in bfloat16, in the order in which products read it; None where they are computed in float32."""
-    return torch.ops.lightconv.bf16_pack(weight.detach()) if takes("bf16_linear", weight, weight) else None
+    weight = weight.detach()
+    return torch.ops.lightconv.bf16_pack(weight) if takes("bf16_pack", weight, weight) else None
 
 
 @functools.cache

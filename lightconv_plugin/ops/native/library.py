@@ -70,9 +70,11 @@ def _register_fakes() -> None:
     def bf16_linear_backward(
         grad: Tensor, x: Tensor, weight: Tensor, need_x: bool, need_weight: bool, need_bias: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        empty = x.new_empty(0)
-        of_bias = x.new_empty(weight.shape[0]) if need_bias else empty
-        return like(x) if need_x else empty, like(weight) if need_weight else empty, of_bias
+        return (
+            like(x) if need_x else x.new_empty(0),
+            like(weight) if need_weight else x.new_empty(0),
+            x.new_empty(weight.shape[0] if need_bias else 0),
+        )
 
     def bf16_pack(weight: Tensor) -> Tensor:
         blocks, tiles = (-(-size // of) for size, of in zip(weight.shape, (16, 32), strict=True))

@@ -43,6 +43,11 @@ class Operator(NamedTuple):
     bf16: bool = False
     transforms: bool = False
 
+    @property
+    def replaces(self) -> bool:
+        """True for PyTorch's own products, which serve as well for what is not taken."""
+        return self.few_rows or self.bf16
+
 
 OPERATORS = {
     "light_conv": Operator("light_conv_backward", casts=True, transforms=True),
@@ -55,6 +60,7 @@ OPERATORS = {
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
     "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
+    "bf16_pack": Operator(types=(torch.float32,), contiguous=True, bf16=True),
     "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, bf16=True),
     "decoder_block": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
 }
@@ -76,8 +82,8 @@ _DECODES = UnsupportedReason("it records no gradients; decode under torch.no_gra
 _STRIDED = UnsupportedReason("its tensors must be contiguous")
 _TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
 _FLOAT32 = UnsupportedReason(
-    "torch.backends.mkldnn.matmul.fp32_precision is not 'bf16', the processor has no units for it, or torch compiles "
-    "or casts",
+    "it has numbers to multiply, in bfloat16, where torch.backends.mkldnn.matmul.fp32_precision says so, the processor "
+    "has AMX or AVX512-BF16, and torch neither compiles nor casts",
     True,
 )
 _PRODUCT = UnsupportedReason(
@@ -118,9 +124,9 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         if t is None:
             continue
         if t.device != device:
-            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", takes.few_rows)
+            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", takes.replaces)
         if t.dtype != dtype and not takes.casts:
-            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.few_rows)
+            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.replaces)
         if takes.contiguous and not t.is_contiguous():
             return _PRODUCT if takes.few_rows else _STRIDED
         if takes.widest is not None and device.type == "cuda" and t.shape[-1] > takes.widest:
@@ -158,15 +164,15 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Un
     takes = OPERATORS[operator]
     missing = library.load()
     if missing is not None:
-        return UnsupportedReason(missing, takes.few_rows)
+        return UnsupportedReason(missing, takes.replaces)
     if device not in TYPES:
-        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", takes.few_rows)
+        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", takes.replaces)
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {MACHINES[device]}", True)
     types = takes.types or TYPES[device]
     if dtype not in types:
         names = [str(t).removeprefix("torch.") for t in types]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        return UnsupportedReason(f"on a {MACHINES[device]} it takes {listed}; got {dtype}", takes.few_rows)
+        return UnsupportedReason(f"on a {MACHINES[device]} it takes {listed}; got {dtype}", takes.replaces)
     unusable = cuda.unusable() if device == "cuda" else None
-    return None if unusable is None else UnsupportedReason(unusable, takes.few_rows)
+    return None if unusable is None else UnsupportedReason(unusable, takes.replaces)

@@ -19,7 +19,7 @@ namespace {
 Bf16Units units_of_processor() {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (kernels().vector_bits < 512 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return Bf16Units::none;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return Bf16Units::none;
   const bool tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
   constexpr long kRequest = 0x1023, kTileData = 18;  // of Linux: without it the first use of a tile ends the process
   if (tiles && syscall(SYS_arch_prctl, kRequest, kTileData) == 0) return Bf16Units::amx;
@@ -145,6 +145,7 @@ std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, 
 
 Bf16Units bf16_units() {
   static const Bf16Units found = units_of_processor();
+  if (kernels().vector_bits < 512) return Bf16Units::none;  // what AVX-512 the operating system lets be used
   return static_cast<Bf16Units>(std::min(static_cast<int>(found), allowed.load()));
 }
 

@@ -1,0 +1,204 @@
+"""Linear maps whose products are computed in bfloat16, against products of the rounded operands in float64."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules import apply_linear, pack_weights, packed_weight
+from lightconv_plugin.ops.auxiliary import autograd
+from lightconv_plugin.ops.auxiliary.linear import UNITS
+from lightconv_plugin.ops.native import library
+from tests.ops.conftest import matmul_precision
+from tests.tolerances import assert_close
+
+assert library.load() is None
+BEST = torch.ops.lightconv.cpu_bf16_units(-1)
+NUMBERS = list(range(1, BEST + 1))  # of the units that this processor has, in UNITS
+
+
+@pytest.fixture(autouse=True)
+def bf16() -> Iterator[None]:
+    with matmul_precision("bf16"):
+        yield
+    torch.ops.lightconv.cpu_bf16_units(BEST)
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.bfloat16().double()
+
+
+def draw(rows: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, weight, bias and the gradient of what they give; products of the order of 1."""
+    g = torch.Generator().manual_seed(rows + 7 * width + 11 * out)
+    x, weight = torch.randn(rows, width, generator=g), torch.randn(out, width, generator=g) / width**0.5
+    return x, weight, torch.randn(out, generator=g), torch.randn(rows, out, generator=g) / max(rows, out) ** 0.5
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 140), width=st.integers(1, 140), out=st.integers(1, 140), bias=st.booleans())
+@example(rows=16, width=32, out=16, bias=True)
+@example(rows=2100, width=33, out=40, bias=True)  # more of the depth than a pass takes
+@example(rows=40, width=2080, out=530, bias=True)
+@example(rows=1, width=1030, out=1100, bias=False)
+def test_products_and_gradients_are_those_of_the_rounded_operands(rows, width, out, bias):
+    x, weight, shift, grad = draw(rows, width, out)
+    given = [t.requires_grad_() for t in (x, weight, *([shift] if bias else []))]
+    expected = (
+        F.linear(rounded(x), rounded(weight), shift.double() if bias else None).detach(),
+        rounded(grad) @ rounded(weight),
+        rounded(grad).T @ rounded(x),
+        grad.double().sum(dim=0),
+    )
+    for units in NUMBERS:
+        torch.ops.lightconv.cpu_bf16_units(units)
+        y = ops.linear(x, weight, shift if bias else None)
+        gradients = torch.autograd.grad(y, given, grad)
+        for got, wanted in zip((y.detach(), *gradients), expected, strict=False):
+            assert_close(got, wanted)
+        with torch.no_grad():
+            packed = ops.linear(x, weight, shift if bias else None, ops.pack_weight(weight))
+        assert torch.equal(packed, y)
+
+
+@pytest.mark.parametrize("needs", [(0,), (1,), (2,), (1, 2), (0, 2)])
+def test_only_the_gradients_that_are_asked_for(needs):
+    tensors = list(draw(30, 20, 10)[:3])
+    for place in needs:
+        tensors[place].requires_grad_()
+    everything = [t.detach().requires_grad_() for t in tensors]
+    grad = torch.randn(30, 10)
+    got = torch.autograd.grad(ops.linear(*tensors), [tensors[place] for place in needs], grad)
+    wanted = torch.autograd.grad(ops.linear(*everything), everything, grad)
+    for place, gradient in zip(needs, got, strict=True):
+        assert_close(gradient, wanted[place])
+
+
+def test_other_layouts_and_shapes():
+    _, weight, bias, _ = draw(1, 24, 9)
+    x = torch.randn(24, 5, 8).permute(2, 1, 0)
+    with torch.no_grad():
+        y = ops.linear(x, weight, bias)
+    assert y.shape == (8, 5, 9)
+    assert_close(y, F.linear(rounded(x), rounded(weight), bias.double()))
+
+
+def test_derivatives_of_derivatives_are_pytorchs():
+    x, weight, bias, grad = (t.requires_grad_() for t in draw(6, 5, 4))
+
+    def penalty(linear) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(linear(x, weight, bias).tanh(), (x, weight, bias), grad, create_graph=True)
+        return torch.autograd.grad(torch.cat([t.flatten() for t in first]).square().sum(), (x, weight, grad))
+
+    for got, wanted in zip(penalty(ops.linear), penalty(F.linear), strict=True):
+        assert_close(got, wanted, torch.bfloat16)
+
+
+@pytest.mark.parametrize("units", NUMBERS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_a_number_stays_visible(units, value):
+    torch.ops.lightconv.cpu_bf16_units(units)
+    x, weight, bias, _ = draw(40, 70, 30)
+    x[33, 65] = value
+    with torch.no_grad():
+        y = ops.linear(x, weight, bias)
+    assert not y[33].isfinite().any()
+    assert y[torch.arange(40) != 33].isfinite().all()
+
+
+def test_threads_change_nothing():
+    x, weight, bias, grad = draw(700, 130, 250)
+    raw, threads = torch.ops.lightconv, torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            gradients = raw.bf16_linear_backward(grad, x, weight, True, True, True)
+            results.append([raw.bf16_linear(x, weight, bias, None), *gradients])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["ieee", "none"])
+def test_without_the_switch_products_are_in_float32(precision, monkeypatch):
+    monkeypatch.setattr(autograd, "bf16_linear", None)
+    x, weight, bias, _ = draw(40, 70, 30)
+    with matmul_precision(precision):
+        assert_close(ops.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
+        assert ops.pack_weight(weight) is None
+
+
+def test_pytorchs_own_switch_is_the_switch():
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert ops.pack_weight(torch.randn(3, 4)) is not None
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert ops.pack_weight(torch.randn(3, 4)) is None
+
+
+def test_packed_weights_are_used_until_the_weight_changes():
+    layer = nn.Linear(40, 20)
+    pack_weights(nn.Sequential(layer))
+    assert packed_weight(layer) is None  # where gradients are recorded, weights change
+    with torch.no_grad():
+        assert packed_weight(layer) is not None
+        x = torch.randn(3, 40)
+        before = apply_linear(layer, x)
+        assert_close(before, F.linear(rounded(x), rounded(layer.weight), layer.bias.double()))
+        layer.weight.add_(1)
+        assert packed_weight(layer) is None
+        assert_close(apply_linear(layer, x), F.linear(x.double(), layer.weight.double(), layer.bias.double()))
+    assert layer.state_dict().keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        (r"expected x \(\.\.\., in\)", (torch.zeros(2, 5), torch.zeros(3, 4), None, None)),
+        (r"expected bias \(out,\)", (torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(4), None)),
+        ("expected contiguous float32", (torch.zeros(2, 4), torch.zeros(4, 3).T, None, None)),
+        ("packed weight is not", (torch.zeros(2, 4), torch.zeros(3, 4), None, torch.zeros(3, 4).bfloat16())),
+    ],
+)
+def test_what_does_not_fit_is_refused(message, arguments):
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.lightconv.bf16_linear(*arguments)
+
+
+SHOW = (
+    "import logging; logging.basicConfig(); from lightconv_plugin import ops; import torch; "
+    "packs = ops.pack_weight(torch.ones(2, 2)) is not None; "
+    "print(ops.bf16_units(), torch.backends.mkldnn.matmul.fp32_precision, packs)"
+)
+
+
+def show(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", SHOW], env=os.environ | environment, capture_output=True, text=True)
+
+
+def test_the_environment_switches_it_on():
+    done = show(LIGHTCONV_MATMUL="bf16")
+    assert done.stdout == f"{UNITS[BEST]} bf16 True\n"
+    assert done.stderr == ""
+
+
+def test_a_processor_without_the_units_is_told_and_computes_in_float32():
+    done = show(LIGHTCONV_MATMUL="bf16", ONEDNN_MAX_CPU_ISA="AVX2")
+    assert done.stdout == "none ieee False\n"
+    assert "this processor has no units for it that may be used" in done.stderr
+    assert show(LIGHTCONV_MATMUL="fp32", ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16").stdout.startswith("AVX512-BF16 ieee")
+
+
+def test_another_word_is_refused():
+    done = show(LIGHTCONV_MATMUL="int8")
+    assert "ValueError: $LIGHTCONV_MATMUL is 'int8'; expected bf16 or fp32" in done.stderr
