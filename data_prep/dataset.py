@@ -159,9 +159,6 @@ class Dataset:
 
         Args:
             codes: BPE merges of the source and of the target that were learnt elsewhere, to be applied.
-
-        Raises:
-            UserError: the test set is made from other splits, or there is no BPE to be given.
         """
         splits = {name: sources for name, sources in self.splits.items() if name in ("test", "raw_test")}
         if "test" not in splits:
@@ -197,11 +194,7 @@ class Dataset:
 
 
 def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
-    """Read the dataset of that name in datasets/, or the YAML file of that path; ``invalid`` overrides its key.
-
-    Raises:
-        UserError: there is none, or it does not say what a dataset must say; the message names file and key.
-    """
+    """Read the dataset of that name in datasets/, or the YAML file of that path; ``invalid`` overrides its key."""
     file = FOLDER / f"{name}.yaml"
     if "/" in name or name.endswith((".yaml", ".yml")):
         file = Path(name)

@@ -9,15 +9,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.steps.finish import LONGEST
-from scripts.common.files import atomic_file, read_json, write_lines
+from scripts.common.figure import open_figure
+from scripts.common.files import read_json, write_lines
+from scripts.common.terminal import markdown_table
 
 FILES = ("report.md", "lengths.png")
 EXAMPLES = 5
@@ -43,9 +40,8 @@ def write_report(dataset: Dataset, out: Path) -> Path:
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """A Markdown table and an empty line; numbers with thousands marked, to the right."""
     body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    rule = ["---:" if body and row_is_number(column) else "---" for column in zip(*body, strict=True)] if body else []
-    rows_of_text = [list(header), rule or ["---"] * len(header), *body]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows_of_text] + [""]
+    right = [place for place, column in enumerate(zip(*body, strict=True)) if row_is_number(column)]
+    return [*markdown_table([header, *body], right=right), ""]
 
 
 def row_is_number(column: Sequence[str]) -> bool:
@@ -146,19 +142,18 @@ def _draw(histograms: Mapping[tuple[str, str], Counter[int]], languages: Sequenc
     longest = max(_quantile(histogram, 0.99) for histogram in histograms.values())
     width = -(-(longest + 1) // BARS)
     edges = range(0, longest + 1 + width, width)
-    figure, axes = pyplot.subplots(1, len(SPLITS), figsize=(12, 3.2), layout="constrained", sharex=True, sharey=True)
-    for axis, split in zip(axes, SPLITS, strict=True):
-        for language in languages:
-            histogram = histograms[split, language]
-            shares = [100 * count / sum(histogram.values()) for count in histogram.values()]
-            axis.hist(list(histogram), bins=edges, weights=shares, histtype="step", label=language)
-        axis.set_title(split)
-        axis.set_xlabel("tokens a line" if width == 1 else f"tokens a line, {width} to a bar")
-        axis.legend()
-    axes[0].set_ylabel("% of lines")
-    with atomic_file(path, "wb") as f:
-        figure.savefig(f, format="png", dpi=100, metadata={"Software": None})
-    pyplot.close(figure)
+    with open_figure(path, width=12, height=3.2, dpi=100) as figure:
+        axes = figure.subplots(1, len(SPLITS), sharex=True, sharey=True)
+        for axis, split in zip(axes, SPLITS, strict=True):
+            for language in languages:
+                histogram = histograms[split, language]
+                shares = [100 * count / sum(histogram.values()) for count in histogram.values()]
+                axis.hist(list(histogram), bins=edges, weights=shares, histtype="step", label=language)
+            axis.set_title(split)
+            axis.set_xlabel("tokens a line" if width == 1 else f"tokens a line, {width} to a bar")
+            axis.legend()
+        axes[0].set_ylabel("% of lines")
+        figure.set_layout_engine("constrained")
     return edges[-1]
 
 

@@ -100,11 +100,7 @@ class Built:
 
 
 def build(config: Config, args: Namespace, data: Path | None) -> Built:
-    """Build task, model, criterion, optimizer and scheduler as fairseq-train does.
-
-    Raises:
-        UserError: fairseq cannot.
-    """
+    """Build task, model, criterion, optimizer and scheduler as fairseq-train does."""
     import torch
     from fairseq import optim, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf

@@ -39,11 +39,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in some folders, each with a name of its own, as short as it can be.
-
-    Raises:
-        UserError: there is no record in a folder, or it was given twice.
-    """
+    """The runs in some folders, each with a name of its own, as short as it can be."""
     places = [folder.parent if folder.name == "record.json" else folder for folder in folders]
     if len({place.resolve() for place in places}) < len(places):
         raise UserError("the same run was given twice; give each run once")

@@ -71,11 +71,7 @@ class Side:
         return found
 
     def check(self) -> None:
-        """Refuse text that is not in the language's script.
-
-        Raises:
-            UserError: less than a tenth of the letters are.
-        """
+        """Refuse text that is not in the language's script."""
         found = self.scripts()
         wanted = _SCRIPTS.get(re.split("[-_]", self.language)[0])
         if not found:
@@ -88,11 +84,7 @@ class Side:
 
 
 def look(sides: tuple[Side, Side]) -> None:
-    """Read both files, the first ``_SAMPLE`` pairs closely.
-
-    Raises:
-        UserError: a file is no text, they have other numbers of lines, or are in the wrong script.
-    """
+    """Read both files, the first ``_SAMPLE`` pairs closely."""
     texts = [SuppliedText(side.path, invalid="replace") for side in sides]
     for number, rows in enumerate(zip_longest(*texts)):
         for side, row in zip(sides, rows, strict=True):
@@ -217,19 +209,6 @@ train:
 """
 
 
-def write(path: Path, text: str) -> None:
-    """Write a new file.
-
-    Raises:
-        UserError: it is there already.
-    """
-    if path.exists():
-        raise UserError(f"{path} is there already; choose another NAME, or remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as f:
-        f.write(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", metavar="NAME", help="what the dataset is to be called: letters, digits, _ and -")
@@ -248,10 +227,8 @@ def main() -> None:
     for path in (arguments.src, arguments.tgt):
         if not path.is_file():
             raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
-    dataset, config = (
-        CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml",
-        CHECKOUT / "configs" / name / "dynamicconv.yaml",
-    )
+    dataset = CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml"
+    config = CHECKOUT / "configs" / name / "dynamicconv.yaml"
     for path in (dataset, config):
         if path.exists():
             raise UserError(f"{path} is there already; choose another NAME, or remove it")
@@ -265,8 +242,9 @@ def main() -> None:
         script = ", ".join(name.title() for name, _ in each.scripts().most_common(2))
         rows.append([each.language, f"{each.lines:,}", mean, script, f"{len(each.letters):,}"])
     print("\n".join(aligned(rows, left=1, rule=True)))
-    write(dataset, dataset_text(name, sides, chosen))
-    write(config, config_text(name, chosen))
+    for path, text in ((dataset, dataset_text(name, sides, chosen)), (config, config_text(name, chosen))):
+        with atomic_file(path) as f:
+            f.write(text)
     files = f"--src {shlex.quote(str(arguments.src))} --tgt {shlex.quote(str(arguments.tgt))}"
     print(
         f"\nwritten, for training on {devices}: {dataset.relative_to(CHECKOUT)}, {config.relative_to(CHECKOUT)}\n\n"

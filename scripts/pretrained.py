@@ -14,7 +14,6 @@ records the SHA-256 of what came, and fetching into the same DIR again refuses a
 """
 
 import argparse
-import hashlib
 import re
 import shutil
 import subprocess
@@ -24,15 +23,15 @@ from typing import Any
 from data_prep.fetch import RemoteFile, fetch, iterate_members
 from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import atomic_folder, copy_file, open_own, read_json, write_json
+from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json
 from scripts.common.process import environment, interruptible, python_module
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.published import FILE, Shelf, check_model, read_shelf
 from scripts.reproduce.published import score
 
 WORK = CHECKOUT / "work" / "pretrained"
-# a small archive can hold what fills a disk. A checkpoint, dictionaries and codes are ten files; the published models have
-# fewer than 300 million parameters, 3.6 GB each with an optimiser's state.
+# A small archive can hold what fills a disk. A checkpoint, dictionaries and codes are ten files; the published models
+# have fewer than 300 million parameters, 3.6 GB each with an optimiser's state.
 MOST_BYTES, MOST_MEMBERS = 20_000_000_000, 1_000
 
 
@@ -49,9 +48,6 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
 
     From an ``origin`` on the network it comes into ``folder``, where a later call goes on with what an earlier one got.
     In an ``origin`` that is a folder it is used where it lies.
-
-    Raises:
-        UserError: it cannot be had.
     """
     if re.match(r"(https?|ftp)://", origin):
         url = origin.rstrip("/") + "/" + archive
@@ -63,11 +59,6 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
             f"there is no {path}; --from takes the folder with {archive} in it, or its address (https://...)"
         )
     return path, str(path)
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -92,11 +83,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def convert(source: Path, out: Path) -> str:
-    """Run the plugin's converter in a process of its own; gives what it says.
-
-    Raises:
-        UserError: it refused, with its sentence.
-    """
+    """Run the plugin's converter in a process of its own; gives what it says."""
     done = subprocess.run(
         [*python_module("lightconv_plugin.convert"), str(source), str(out)],
         env=environment(),
@@ -127,7 +114,7 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
         "from": url,
         "archive": model.archive,
         "bytes": archive.stat().st_size,
-        "sha256": sha256(archive),
+        "sha256": digest([archive]),
     }
     if before.get("archive") == manifest["archive"] and before["sha256"] != manifest["sha256"]:
         ownership.remove(fetched)

@@ -74,11 +74,7 @@ def untrained_system(config: Config, data: Path, out: Path) -> System:
 
 
 def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained: bool) -> list[System]:
-    """The model of a configuration, then its baseline if it has one; trained ones unless ``untrained``.
-
-    Raises:
-        UserError: the model has not been trained.
-    """
+    """The model of a configuration, then its baseline if it has one; trained ones unless ``untrained``."""
     other = baseline_config(config)
     if untrained:
         return [untrained_system(each, data, out / "untrained" / each.name) for each in (config, other) if each]

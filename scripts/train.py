@@ -85,11 +85,7 @@ def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
-    """Return what the checkpoints of a folder were made from; None if it has none (then there is nothing to protect).
-
-    Raises:
-        UserError: it does not say, so that the checkpoints are somebody else's.
-    """
+    """Return what the checkpoints of a folder were made from; None if it has none: then nothing is to be protected."""
     if not (found := sorted(folder.glob("checkpoint*.pt"))):
         return None
     if not (folder / STARTED).exists():
@@ -154,11 +150,7 @@ class Reporter:
 
 
 def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a finished training, from its log; ``train`` is the section of the configuration.
-
-    Raises:
-        UserError: fairseq ended without having trained, or before the end that was asked for.
-    """
+    """The facts of a finished training, from its log; ``train`` is the section of the configuration."""
     log = read_log_file(out / LOG)
     if log.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / 'train.log'}")

@@ -57,11 +57,7 @@ class Preprocessor:
         self._process = process
 
     def __call__(self, line: str) -> str:
-        """One line through the steps.
-
-        Raises:
-            UserError: they ended, and have said why.
-        """
+        """One line through the steps."""
         source, answers = self._process.stdin, self._process.stdout
         assert source is not None
         assert answers is not None

@@ -50,8 +50,8 @@ def iterate_members(
             total += member.size
             if most_bytes is not None and total > most_bytes:
                 raise UserError(
-                    f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is what "
-                    "there is room for or far more than such files need; make room, or see where it comes from"
+                    f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, for which "
+                    "there is room or which is far more than such files need; make room, or see where it comes from"
                 )
             with _content(archive, member) as stream:
                 yield member.name, stream
@@ -61,9 +61,6 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
     """Exactly these members, in the archive's order, in one pass that ends with the last of them.
 
     Of a member that occurs twice this is the first: what comes after the last of ``names`` is not looked at.
-
-    Raises:
-        UserError: as ``iterate_members``, and when one is missing, with the names that are nearest to it.
     """
     missing = set(names)
     bases = {PurePosixPath(name).name for name in names}

@@ -83,11 +83,7 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
 
 
 def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
-    """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives.
-
-    Raises:
-        UserError: an archive or a list cannot be read, or too many stories are unusable.
-    """
+    """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives."""
     counts: Counter[str] = Counter()
     with _store(raw) as store:
         for name in dataset.files:

@@ -62,11 +62,7 @@ class SuppliedText:
         self._broken: tuple[int, int] | None = None  # the first line that is not UTF-8, and the byte
 
     def __iter__(self) -> Iterator[bytes | None]:
-        """The lines without their ends, in UTF-8. None: one that is not UTF-8, to be left out with its pair.
-
-        Raises:
-            UserError: the file is no text in UTF-8 with one sentence a line; the message says what it is.
-        """
+        """The lines without their ends, in UTF-8. None: one that is not UTF-8, to be left out with its pair."""
         with _opened(self.path) as stream:
             while line := stream.readline(_LONGEST + 1):
                 self.lines += 1
@@ -75,11 +71,7 @@ class SuppliedText:
             raise UserError(f"{self.path} is empty; give text with one sentence a line")
 
     def check(self) -> None:
-        """Say what is not UTF-8, after the last line.
-
-        Raises:
-            UserError: something was not, and ``invalid`` is ``error``.
-        """
+        """Say what is not UTF-8, after the last line."""
         if self._broken is None or self._invalid != "error":
             return
         number, byte = self._broken

@@ -59,11 +59,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
 
 
 def _copy(texts: dict[str, SuppliedText], out: Path) -> int:
-    """Write the sides of a split, by their names in ``out``; returns how many pairs were dropped.
-
-    Raises:
-        UserError: a file is no text in UTF-8, or one has more lines than another.
-    """
+    """Write the sides of a split, by their names in ``out``; returns how many pairs were dropped."""
     ended = b"\n"  # no line holds it
     kept = 0
     with ExitStack() as stack:
@@ -137,11 +133,7 @@ def _splits(raw: Path, present: set[str]) -> list[str]:
 
 
 def _find(raw: Path, name: str) -> Path | None:
-    """The file of that name, or of that name and a suffix of compression in either case.
-
-    Raises:
-        UserError: there are several.
-    """
+    """The file of that name, or of that name and a suffix of compression in either case."""
     found = [raw / (name + suffix) for suffix in dict.fromkeys((*SUFFIXES, *map(str.upper, SUFFIXES)))]
     found = [path for path in found if path.is_file()]
     if len(found) > 1:

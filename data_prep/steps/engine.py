@@ -22,10 +22,10 @@ from data_prep.steps.context import Context
 from data_prep.steps.extract import Piece, extract, write_rows
 from data_prep.steps.plan import CORPUS_STEPS, Pass, plan
 from data_prep.steps.pool import Pool
-from data_prep.steps.shards import Text, digest
+from data_prep.steps.shards import Text
 from scripts.common import scratch
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
+from scripts.common.files import digest, read_json, write_json
 from scripts.common.terminal import clock
 
 READ = "00-read"

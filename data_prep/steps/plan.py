@@ -41,11 +41,7 @@ class Pass:
 
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
-    """The passes, in order.
-
-    Raises:
-        UserError: a step or reader is unknown, lacks a parameter, or has one it does not know; file and key are named.
-    """
+    """The passes, in order."""
     _check_readers(dataset)
     groups: list[tuple[bool, list[Step]]] = []
 

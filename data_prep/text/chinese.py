@@ -30,9 +30,6 @@ def script_filter(*, chinese: int) -> Callable[[str, str], str | None]:
 
     Args:
         chinese: which side is Chinese: 0 the source, 1 the target.
-
-    Raises:
-        UserError: there is no such side.
     """
     if chinese not in (0, 1):
         raise UserError(f"script filter: chinese: got {chinese!r}, expected 0 (the source) or 1 (the target)")
@@ -51,9 +48,6 @@ def segmenter(*, guess: bool = True) -> Callable[[str], str]:
 
     Args:
         guess: words that jieba's dictionary lacks are found too, by its hidden Markov model (``HMM``).
-
-    Raises:
-        UserError: jieba is not installed.
     """
     try:
         import jieba

@@ -136,11 +136,7 @@ class Evidence:
             self.misplaced[unit] += tokens_at(story, spans, unit=unit)[1]
 
     def unit(self, corpus: str) -> str:
-        """The reading that fits; bytes where every story is ASCII, and both are the same.
-
-        Raises:
-            UserError: neither fits.
-        """
+        """The reading that fits; bytes where every story is ASCII, and both are the same."""
         best = min(UNITS, key=lambda unit: self.misplaced[unit])
         if self.misplaced[best] > TOLERANCE * self.tokens:
             got = " and ".join(f"{self.misplaced[unit]:,} of {self.tokens:,} as {unit}" for unit in UNITS)

@@ -36,9 +36,13 @@ def output_lock(out: Path) -> Iterator[None]:
     Raises:
         UserError: another run is making it.
     """
-    lock = out.with_name(f"{LEDGER}.{out.name}.lock")
-    with file_lock(lock, at_work=f"in {out}", instead="choose another folder"):
+    with file_lock(lock_beside(out), at_work=f"in {out}", instead="choose another folder"):
         yield
+
+
+def lock_beside(path: Path) -> Path:
+    """Return the lock of those who write ``path``."""
+    return path.with_name(f"{LEDGER}.{path.name}.lock")
 
 
 @contextmanager
@@ -53,9 +57,6 @@ def file_lock(
         instead: what can be done other than waiting.
         shared: many may hold it together.
         patience: seconds to wait for another run.
-
-    Raises:
-        UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
     deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
     descriptor = _open(path)
@@ -93,11 +94,7 @@ def _open(path: Path) -> int:
 
 
 def _holder(path: Path, descriptor: int) -> str:
-    """The process that the lock names.
-
-    Raises:
-        UserError: the file holds something else, so that it is no lock of ours.
-    """
+    """The process that the lock names."""
     content = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
     if not content.isdecimal() and content:
         raise UserError(f"{path} is not a lock of this project, which keeps one under that name; move it away")

@@ -44,15 +44,19 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def available_cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine() -> dict[str, Any]:
     """The processor, how many cores this process may use, and the GPUs, without importing torch."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus: list[str] = []
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, check=False)
         gpus = answer.stdout.split("\n")[:-1] if answer.returncode == 0 else []
-    return {"cpu": processor(), "cores": cores, "gpus": gpus}
+    return {"cpu": processor(), "cores": available_cores(), "gpus": gpus}
 
 
 def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:

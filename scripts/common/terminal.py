@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,3 +134,9 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int, rule: bool = False) -> 
         "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip()
         for line in lines
     ]
+
+
+def markdown_table(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list[str]:
+    """Rows of cells as the lines of a Markdown table, the first row its header; figures go to the ``right``."""
+    rule = ["---:" if column in right else "---" for column in range(len(rows[0]))]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (rows[0], rule, *rows[1:])]

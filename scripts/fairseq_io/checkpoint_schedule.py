@@ -70,9 +70,6 @@ def check_checkpoints(config: Config, args: Namespace, updates_in: UpdatesIn | N
 
     Returns:
         what a person should know about the last of them, as a sentence, or None.
-
-    Raises:
-        UserError: they will not; the message says what is asked, how many there will be, and what to set.
     """
     for key, why in (
         ("no_save", "the training would leave nothing behind"),

@@ -53,9 +53,6 @@ class Reader:
     Args:
         path: a checkpoint.
         data: the binarised data, for the dictionaries.
-
-    Raises:
-        UserError: the checkpoint cannot be loaded, or does not fit the dictionaries.
     """
 
     def __init__(self, path: Path, data: Path) -> None:
@@ -92,11 +89,7 @@ class Reader:
         return self._checked(numbers, self.encode(target, self.dictionaries[1]))
 
     def line(self, number: int, subset: str) -> Sentence:
-        """The sentence, with its reference, on line ``number`` (from 1 on) of a binarised subset.
-
-        Raises:
-            UserError: there is no such subset or line.
-        """
+        """The sentence, with its reference, on line ``number`` (from 1 on) of a binarised subset."""
         from fairseq.data import data_utils
 
         if self.language_model:
@@ -121,11 +114,7 @@ class Reader:
         return [dictionary[number] for number in numbers.tolist()]
 
     def kernels(self, sentence: Sentence) -> list[Kernels]:
-        """The kernels of all convolutions while the model reads the sentence, in the order of its layers.
-
-        Raises:
-            UserError: the model has none.
-        """
+        """The kernels of all convolutions while the model reads the sentence, in the order of its layers."""
         import torch
 
         found: list[Kernels] = []

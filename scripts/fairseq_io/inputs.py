@@ -9,18 +9,12 @@ from scripts.common.errors import UserError
 from scripts.common.process import child, python_module
 from scripts.pipeline.config import Config
 
-
-def user_dir() -> Path:
-    """The plugin, for --user-dir: absolute, since fairseq looks for a relative one in the current folder first."""
-    return CHECKOUT / "lightconv_plugin"
+USER_DIR = CHECKOUT / "lightconv_plugin"
+"""The plugin, for --user-dir: absolute, since fairseq looks for a relative one in the current folder first."""
 
 
 def check_binarised(data: Path) -> None:
-    """Refuse a folder that is not what data_prep.binarise writes, or that fairseq would misread.
-
-    Raises:
-        UserError: see above.
-    """
+    """Refuse a folder that is not what data_prep.binarise writes, or that fairseq would misread."""
     if not data.is_dir() or not any(data.glob("dict*.txt")) or not any(data.glob("*.idx")):
         raise UserError(
             f"{data} is not a folder of binarised data (dict*.txt and *.idx); run python -m data_prep.binarise first, "
@@ -30,11 +24,7 @@ def check_binarised(data: Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path in which fairseq would see several.
-
-    Raises:
-        UserError: it holds the character that parts paths.
-    """
+    """Refuse a path in which fairseq would see several."""
     if os.pathsep in str(path.resolve()):
         raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
 

@@ -25,11 +25,7 @@ def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
 
 
 def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what tuning chose, once data and model are known to be there.
-
-    Raises:
-        UserError: they are not, or not what they should be.
-    """
+    """Return what tuning chose, once data and model are known to be there."""
     check_binarised(arguments.data)
     if not arguments.model.is_file():
         raise UserError(f"no model {arguments.model}; expected a checkpoint that scripts.train or average.py wrote")

@@ -94,11 +94,7 @@ def _raising() -> Iterator[None]:
 
 
 def parse(asked: Asked) -> argparse.Namespace:
-    """Parse the flags with fairseq's parser for the command. ``load_plugin`` comes first.
-
-    Raises:
-        UserError: the parser refuses a flag or a value, or a number makes no sense.
-    """
+    """Parse the flags with fairseq's parser for the command. ``load_plugin`` comes first."""
     from fairseq import options
 
     parser = getattr(options, PARSERS[asked.module])()

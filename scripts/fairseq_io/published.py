@@ -56,11 +56,7 @@ class Shelf:
     models: dict[str, Published]
 
     def model(self, name: str) -> Published:
-        """Return the model of that name.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the model of that name."""
         if name not in self.models:
             raise UserError(f"there is no published model {name}; choose one of: {', '.join(self.models)}")
         return self.models[name]
@@ -77,11 +73,7 @@ class Shelf:
 
 
 def read_shelf(file: Path = FILE) -> Shelf:
-    """Read the table. Paths of configurations and datasets in it start from its folder.
-
-    Raises:
-        UserError: something in it cannot be used; the message names the place.
-    """
+    """Read the table. Paths of configurations and datasets in it start from its folder."""
     content = read_yaml(file)
     models = {}
     try:
@@ -107,11 +99,7 @@ def read_shelf(file: Path = FILE) -> Shelf:
 
 
 def check_model(published: Published, folder: Path) -> None:
-    """Compare a converted model and its dictionaries with what its name says it is.
-
-    Raises:
-        UserError: it is another model, or the dictionaries are another's.
-    """
+    """Compare a converted model and its dictionaries with what its name says it is."""
     state = checkpoints.load(folder / "model.pt")
     found = state["cfg"]["model"]
     dataset = load_dataset(published.dataset)

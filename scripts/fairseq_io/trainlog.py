@@ -90,11 +90,7 @@ class TrainLog:
 
 
 def read_log_file(path: Path) -> TrainLog:
-    """Everything in the training log that is a file.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Everything in the training log that is a file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
             return read_log(f)

@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.commands import FASTER_TASKS
-from scripts.fairseq_io.inputs import check_path, user_dir
+from scripts.fairseq_io.inputs import USER_DIR, check_path
 from scripts.fairseq_io.models import load_plugin
 from scripts.pipeline.config import flags
 
@@ -27,9 +27,6 @@ class Translator:
         dictionaries: the folder of dict.<language>.txt.
         languages: source and target, as the dictionaries' names have them.
         generate: fairseq-generate's flags, without dashes.
-
-    Raises:
-        UserError: a file is missing, it is not a model that translates, or flags do not go together.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class Translator:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         section = {key: value for key, value in (DEFAULTS | dict(generate)).items() if key not in _NOT_HERE}
         source, target = languages
-        where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
+        where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={USER_DIR}"]
         arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
         cfg = _parsed(arguments)
         self._task = tasks.setup_task(cfg.task)
@@ -80,9 +77,6 @@ class Translator:
         """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
 
         Lines are cut after ``longest`` tokens.
-
-        Raises:
-            UserError: the model gives nothing that is a number.
         """
         import torch
 

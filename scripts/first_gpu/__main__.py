@@ -39,11 +39,7 @@ def parse() -> argparse.Namespace:
 
 
 def facts(device: str) -> tuple[str, list[str]]:
-    """Return the machine in a line, and the lines at the head of the page.
-
-    Raises:
-        UserError: torch sees no such device.
-    """
+    """Return the machine in a line, and the lines at the head of the page."""
     import torch
 
     from scripts.benchmarks.timing import machine

@@ -5,6 +5,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from scripts.common.terminal import markdown_table
+
 Record = dict[str, Any]
 PASSED, FAILED, ABSENT = "passed", "failed", "not run"
 
@@ -72,8 +74,7 @@ def tests(found: dict[str, Any]) -> list[str]:
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Write a Markdown table, figures to the right."""
-    lines = [header, ["---", *("--:" for _ in header[1:])], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(markdown_table([header, *rows], right=range(1, len(header))))
 
 
 def block(lines: list[str]) -> str:

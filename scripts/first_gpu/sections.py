@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scripts.common.process import python_module
+from scripts.common.provenance import available_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL_MINUTES = 15
@@ -48,7 +49,7 @@ def sections(device: str) -> list[Section]:
 
 def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     yield Section("info", "Self-test", 1, (*python_module("lightconv_plugin.info"),), "Python ")
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = min(MOST_PROCESSES, available_cores())
     tests = _pytest("tests/gpu", device, f"--numprocesses={processes}", "--dist=worksteal")
     yield Section("tests", "Tests", 9, tests, tests=True)
     for tool in ("memcheck", "racecheck"):

@@ -7,27 +7,19 @@ made from, its commands, its stamp (stamp.py).
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from scripts.common import ownership
 from scripts.common.errors import INTERRUPTED, UserError
+from scripts.common.files import write_json
 from scripts.common.process import child
 from scripts.common.provenance import git_state
 from scripts.common.terminal import clock
 from scripts.pipeline.stamp import NAME as STAMP
-from scripts.pipeline.stamp import (
-    Stamp,
-    fingerprint,
-    missing_files,
-    new_id,
-    read_stamp,
-    remove_stamp,
-    sizes,
-    write_stamp,
-)
+from scripts.pipeline.stamp import Stamp, fingerprint, missing_files, read_stamp, sizes
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,7 @@ class Pipeline:
                 continue
             made_from, given, git = self.fingerprint(key), stage.given(), git_state()
             print(f"== {stage.title}: {reason}", flush=True)
-            remove_stamp(stage.folder)  # from here on the folder is not complete
+            ownership.remove(stage.folder / STAMP)  # from here on the folder is not complete
             start = time.monotonic()
             for command in stage.commands:
                 _run_command(stage, command)
@@ -101,7 +93,7 @@ class Pipeline:
                 files = {name: files[name] for name in stage.key_files}
             seconds = round(time.monotonic() - start, 1)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            write_stamp(stage.folder, Stamp(new_id(), made_from, given, seconds, finished, git, files))
+            write_json(stage.folder / STAMP, asdict(Stamp(made_from, given, seconds, finished, git, files)))
             print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
             ran = True
         return ran
@@ -123,11 +115,7 @@ class Pipeline:
         return None
 
     def fingerprint(self, key: str) -> str:
-        """Return what the stage would be made from now.
-
-        Raises:
-            UserError: a stage that it builds on is not complete.
-        """
+        """Return what the stage would be made from now."""
         stage = self.stages[key]
         ids = []
         for before in map(self.stages.__getitem__, stage.before):
@@ -154,11 +142,7 @@ class Pipeline:
         return reasons
 
     def check_places(self, keys: Collection[str]) -> None:
-        """Refuse files that are in the way of a stage, before the first stage runs.
-
-        Raises:
-            UserError: see ownership.py.
-        """
+        """Refuse files that are in the way of a stage, before the first stage runs."""
         for key, reason in self.to_do(keys).items():
             stage = self.stages[key]
             if stage.replaces and reason:

@@ -47,11 +47,7 @@ from scripts.reproduce.record import build_record, seed_facts
 
 
 def choose_stages(first: str, last: str) -> list[str]:
-    """The names of the stages from ``first`` to ``last``.
-
-    Raises:
-        UserError: a name is unknown, or they stand in the wrong order.
-    """
+    """The names of the stages from ``first`` to ``last``."""
     for name in (first, last):
         if name not in NAMES:
             raise UserError(f"unknown stage `{name}`; the stages are {', '.join(NAMES)}")

@@ -85,11 +85,7 @@ def _multi_bleu() -> BLEU:
 
 
 def check_sides(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Refuse what cannot be compared line by line.
-
-    Raises:
-        UserError: unequal numbers of lines, or none.
-    """
+    """Refuse what cannot be compared line by line."""
     if len(hypotheses) != len(references):
         raise UserError(
             f"{len(hypotheses)} hypotheses and {len(references)} references; expected equal numbers. "
@@ -103,9 +99,6 @@ def evaluate(found: Mapping[str, Measure], hypotheses: Side, references: Side) -
     """Each measure's score, and under the same keys what it was made of, its signature above all.
 
     A measure that a side has no lines for is left out.
-
-    Raises:
-        UserError: see ``check_sides``.
     """
     scores: dict[str, float] = {}
     details: dict[str, dict[str, Any]] = {}

@@ -72,11 +72,7 @@ class Runs:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A run record.
-
-    Raises:
-        UserError: the file cannot be read, or is something else.
-    """
+    """A run record."""
     record = read_json(path)
     if not isinstance(record, dict) or not record.keys() >= NEEDED:
         raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")

@@ -236,7 +236,7 @@ def test_an_archive_for_which_there_is_no_room(shelf, tmp_path, monkeypatch):
 @pytest.mark.parametrize("cut", [0, 20, 3000])
 def test_broken_archives(shelf, tmp_path, cut):
     (tmp_path / ARCHIVE).write_bytes((shelf / ARCHIVE).read_bytes()[:cut])
-    with pytest.raises(UserError, match="is damaged or cut short .*; delete the archive, fetch it again"):
+    with pytest.raises(UserError, match=r"is damaged or cut short .*; delete the archive, fetch it again"):
         pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
     assert not (tmp_path / "model").exists()
 
