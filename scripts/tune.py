@@ -11,7 +11,6 @@ DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was c
 a killed run had generated is used again.
 """
 
-import argparse
 import csv
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,7 @@ from scripts.fairseq_io.generation import (
     write_hypotheses,
 )
 from scripts.fairseq_io.inputs import check_binarised, check_path
-from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.perplexity import run_evaluation
 from scripts.scoring.score_names import NAMES
@@ -177,11 +176,8 @@ def write_sweep(out: Path, what: str, tried: list[Tried], best: Tried) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__, data=True, out="the folder for the sweep and the model")
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
-    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the sweep and the model")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     arguments = parser.parse_args()
     interruptible()

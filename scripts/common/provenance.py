@@ -32,6 +32,12 @@ def git_state() -> dict[str, Any] | None:
         return None
 
 
+def commit() -> str:
+    """The checkout's commit in short, with a mark where files have changed since."""
+    state = git_state()
+    return state["commit"][:10] + ("+changes" if state["changed"] else "") if state else "unknown"
+
+
 def versions() -> dict[str, str | None]:
     """The versions of Python and of the packages that take part."""
     return {"python": platform.python_version(), **package_versions(PACKAGES)}
@@ -61,12 +67,11 @@ def machine() -> dict[str, Any]:
 
 def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
     """Describe what a score was measured with, beside its own definition: ``settings``, then the versions."""
-    commit = git_state()
     parts = {
         "model": model,
         "data": dataset,
         **settings,
-        "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
+        "commit": commit(),
         "torch": version("torch"),
         "fairseq": version(FAIRSEQ),
     }

@@ -15,7 +15,6 @@ the training on all of them:
   reproduce.py CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
 """
 
-import argparse
 import functools
 import shlex
 from pathlib import Path
@@ -29,7 +28,7 @@ from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible, python_module
 from scripts.fairseq_io.devices import check_count, reserve_gpus
 from scripts.fairseq_io.inputs import check_first
-from scripts.pipeline.config import add_arguments, given_config
+from scripts.pipeline.config import config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 from scripts.pipeline.stamp import fingerprint_files
 from scripts.reproduce import show
@@ -140,8 +139,7 @@ def write_record(run: Run, seeds: list[int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__)
     parser.add_argument("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
     parser.add_argument(
         "--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)"
