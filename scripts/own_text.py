@@ -30,8 +30,7 @@ from scripts.common.terminal import aligned
 from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.layout import RESERVED
 
-_SAMPLE = 100_000
-"""Pairs that are looked at closely; all are counted."""
+_SAMPLE = 100_000  # pairs that are looked at closely; all are counted
 _SCRIPTS = {
     **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
     **dict.fromkeys(("be", "bg", "mk", "ru", "uk"), ("CYRILLIC",)),
@@ -48,19 +47,13 @@ _SCRIPTS = {
 
 @dataclass
 class Side:
-    """Facts about one file.
-
-    Attributes:
-        lines: of the whole file.
-        letters: how often each letter stands in the sample.
-        words: of each line of the sample; see ``count_words``.
-    """
+    """Facts about one file."""
 
     path: Path
     language: str
-    lines: int = 0
-    letters: Counter[str] = field(default_factory=Counter)
-    words: list[int] = field(default_factory=list)
+    lines: int = 0  # of the whole file
+    letters: Counter[str] = field(default_factory=Counter)  # how often each stands in the sample
+    words: list[int] = field(default_factory=list)  # of each line of the sample; see ``count_words``
 
     def scripts(self) -> Counter[str]:
         """Return how many letters there are of each script, by its name in Unicode."""

@@ -34,8 +34,7 @@ class Member:
     name: str
     size: int
     open: Callable[[], IO[bytes] | None]
-    odd: str | None = None
-    """The kind of thing that it is, if it is no plain file."""
+    odd: str | None = None  # the kind of thing that it is, if it is no plain file
 
 
 def tar_packing(name: str) -> str | None:

@@ -12,8 +12,7 @@ from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 
-Changes = dict[str, dict[str, dict[str, int]]]
-"""By file: what was found in it, how many times, and where first."""
+Changes = dict[str, dict[str, dict[str, int]]]  # by file: what was found in it, how many times, and where first
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:

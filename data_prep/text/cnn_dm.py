@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from scripts.common.errors import UserError
 
 Pair = tuple[str, str]
-Span = tuple[int, int]
-"""First character, and the one after the last."""
+Span = tuple[int, int]  # first character, and the one after the last
 
 SEPARATOR = "\N{PILCROW SIGN}"
 """Stands between the sentences of a summary, which ROUGE-L counts one by one; one in the text itself is left out.

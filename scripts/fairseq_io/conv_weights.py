@@ -19,21 +19,13 @@ BEAM = 5
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of one convolution over one sentence.
+    """The kernels of one convolution over one sentence."""
 
-    Attributes:
-        side: encoder or decoder.
-        layer: from 1 on.
-        weights: normalised, numpy; (T, H, K) where each position predicts its own, (H, K) where they are learnt.
-        offsets: where the K inputs lie, from the position that is computed: -K + 1 to 0 in a decoder.
-        normalization: by which they were normalised.
-    """
-
-    side: str
-    layer: int
-    weights: Any
-    offsets: range
-    normalization: str
+    side: str  # encoder or decoder
+    layer: int  # from 1 on
+    weights: Any  # normalised, numpy; (T, H, K) where each position predicts its own, (H, K) where they are learnt
+    offsets: range  # where the K inputs lie, from the position that is computed: -K + 1 to 0 in a decoder
+    normalization: str  # by which they were normalised
 
     @property
     def predicted(self) -> bool:

@@ -19,25 +19,15 @@ CHECKED = "test_convolutions and (31-30 or 65-64) and (1- or 64-) and not float6
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """A part of the page."""
 
-    Attributes:
-        name: of its record and log.
-        title: on the page.
-        minutes: after which its command is ended.
-        command: to run; empty where it cannot be.
-        begins: the first words of its results, among all that the command prints.
-        tests: the command is pytest.
-        absent: the reason why it cannot be run here.
-    """
-
-    name: str
-    title: str
-    minutes: float
-    command: tuple[str, ...] = ()
-    begins: str = ""
-    tests: bool = False
-    absent: str | None = None
+    name: str  # of its record and log
+    title: str  # on the page
+    minutes: float  # after which its command is ended
+    command: tuple[str, ...] = ()  # to run; empty where it cannot be
+    begins: str = ""  # the first words of its results, among all that the command prints
+    tests: bool = False  # the command is pytest
+    absent: str | None = None  # the reason why it cannot be run here
 
 
 def sections(device: str) -> list[Section]:

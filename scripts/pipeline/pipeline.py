@@ -24,33 +24,21 @@ from scripts.pipeline.stamp import Stamp, fingerprint, missing_files, read_stamp
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, of one seed or of all.
+    """One stage, of one seed or of all."""
 
-    Attributes:
-        name: its name, without the seed.
-        folder: what it makes.
-        inputs: what decides its result beside the stages before, as plain data.
-        commands: each Python's arguments: ``-m``, a module and its own.
-        before: keys of the stages that it builds on.
-        seed: None where it serves all seeds.
-        key_files: those of its files that must still be there for it to count as done; None: all. (Checkpoints may be
-            cleared away.)
-        replaces: the folder is made as a whole, in place of an older one.
-        prefix: goes before each command, such as srun and its flags.
-        given: gives the fingerprint of files from outside, or None.
-        fairseq: gives the commands of fairseq that it comes down to, for people to read.
-    """
-
-    name: str
-    folder: Path
-    inputs: dict[str, Any]
-    commands: list[list[str]]
-    before: tuple[str, ...] = ()
-    seed: int | None = None
+    name: str  # without the seed
+    folder: Path  # what it makes
+    inputs: dict[str, Any]  # what decides its result beside the stages before, as plain data
+    commands: list[list[str]]  # each Python's arguments: ``-m``, a module and its own
+    before: tuple[str, ...] = ()  # keys of the stages that it builds on
+    seed: int | None = None  # None where it serves all seeds
+    # those of its files that must still be there for it to count as done (checkpoints may be cleared away); None: all
     key_files: tuple[str, ...] | None = None
-    replaces: bool = False
-    prefix: tuple[str, ...] = ()
+    replaces: bool = False  # the folder is made as a whole, in place of an older one
+    prefix: tuple[str, ...] = ()  # goes before each command, such as srun and its flags
+    # gives the fingerprint of files from outside, or None
     given: Callable[[], str | None] = field(default=lambda: None, compare=False)
+    # gives the commands of fairseq that it comes down to, for people to read
     fairseq: Callable[[], list[list[str]]] = field(default=lambda: [], compare=False)
 
     @property

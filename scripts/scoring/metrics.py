@@ -40,8 +40,7 @@ class Side:
     """Hypotheses or references: as the preparation tokenises (BPE undone), and as people write."""
 
     tokenised: Sequence[str]
-    text: Sequence[str] | None
-    """None: there is no untouched text."""
+    text: Sequence[str] | None  # None: there is no untouched text
 
 
 @dataclass(frozen=True)
