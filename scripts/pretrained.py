@@ -106,7 +106,8 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
     """
     shelf = shelf or read_shelf()
     model = shelf.model(name)
-    before = _manifest_before(out)
+    ownership.check_replaceable(out)
+    before = read_json(out / "manifest.json") if (out / "manifest.json").exists() else {}
     fetched = scratch.work_path(out.with_name(f"{model.archive}.fetched"))
     archive, url = fetch_archive(model.archive, origin or shelf.url, fetched)
     manifest = {
@@ -139,16 +140,6 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
         raise
     ownership.remove(fetched)
     return manifest
-
-
-def _manifest_before(out: Path) -> dict[str, Any]:
-    """The manifest of the model that is there; empty if there is none.
-
-    Raises:
-        UserError: something else is there.
-    """
-    ownership.check_replaceable(out)
-    return dict(read_json(out / "manifest.json")) if (out / "manifest.json").exists() else {}
 
 
 def main() -> None:

@@ -117,13 +117,10 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
         if sys.stdin.isatty():
             print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
         for batch in answers(lines, steps, model, arguments.batch_size):
-            _show((" ".join(as_written(each.replace(SENTENCE_SEPARATOR, " ")).split()) for each in batch), out)
-
-
-def _show(lines: Iterable[str], out: IO[bytes]) -> None:
-    for line in lines:
-        out.write(line.encode() + b"\n")
-    out.flush()
+            for each in batch:
+                text = as_written(each.replace(SENTENCE_SEPARATOR, " "))
+                out.write(" ".join(text.split()).encode() + b"\n")
+            out.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

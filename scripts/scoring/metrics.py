@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sacrebleu.metrics.base import Metric, Score
+from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -108,12 +108,9 @@ def evaluate(found: Mapping[str, Measure], hypotheses: Side, references: Side) -
         check_sides(ours, theirs)
         result = measure.metric.corpus_score(list(ours), [list(theirs)])
         scores[key] = result.score
-        details[key] = {**_facts(result), "signature": str(measure.metric.get_signature())}
+        facts = {ours: getattr(result, theirs) for theirs, ours in _FACTS.items() if hasattr(result, theirs)}
+        details[key] = {**facts, "signature": str(measure.metric.get_signature())}
     return scores, details
-
-
-def _facts(result: Score) -> dict[str, Any]:
-    return {ours: getattr(result, theirs) for theirs, ours in _FACTS.items() if hasattr(result, theirs)}
 
 
 def metric(config: Config) -> Callable[[Sequence[str], Sequence[str]], float]:
