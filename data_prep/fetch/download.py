@@ -43,10 +43,7 @@ def fetch(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file.name
-    with (
-        closing(StatusLine()) as status,
-        file_lock(lock_beside(path), at_work=f"fetching {path}"),
-    ):
+    with closing(StatusLine()) as status, file_lock(lock_beside(path), at_work=f"fetching {path}"):
         given = _find(file.name, raw)
         if given is None and not path.exists():
             place = f"a folder that you give with {option} DIR"

@@ -32,16 +32,7 @@ from scripts.pipeline.config import config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 from scripts.pipeline.stamp import fingerprint_files
 from scripts.reproduce import show
-from scripts.reproduce.layout import (
-    DATA_STAGES,
-    MODEL_STAGES,
-    NAMES,
-    SEED_STAGES,
-    Launch,
-    Run,
-    build_run,
-    seed_root,
-)
+from scripts.reproduce.layout import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
 from scripts.reproduce.record import build_record, seed_facts
 
 
@@ -148,9 +139,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go")
     parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
     parser.add_argument(
-        "--untrained",
-        action="store_true",
-        help="train nothing: measure the speed of random weights (Tables 3, 7)",
+        "--untrained", action="store_true", help="train nothing: measure the speed of random weights (Tables 3, 7)"
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
