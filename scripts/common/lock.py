@@ -51,12 +51,8 @@ def file_lock(
 ) -> Iterator[None]:
     """Hold a lock that is the file ``path``, made if need be, with its folder, and left behind.
 
-    Args:
-        path: the lock.
-        at_work: on what the other run is at work, for the message: "in work/x", "fetching a.tgz".
-        instead: what can be done other than waiting.
-        shared: many may hold it together.
-        patience: seconds to wait for another run.
+    Many may hold it together (``shared``). Another run is waited for, ``patience`` seconds; then the message says that
+    it is ``at_work`` (such as "in work/x") and what can be done ``instead`` of waiting.
     """
     deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
     descriptor = _open(path)

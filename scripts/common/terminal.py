@@ -50,9 +50,7 @@ def make_streams_usable(*, unread: bool) -> None:
     """Let what is printed never fail for its letters, nor for a stream that was closed (``>&-``).
 
     Files that are opened later must not get the number of a closed stream: what a library prints would go into them.
-
-    Args:
-        unread: what nobody reads any more goes nowhere, without an error.
+    ``unread``: what nobody reads any more goes nowhere, without an error.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -64,10 +64,7 @@ def kept_epochs(args: Namespace, last: int) -> list[int]:
 def check_checkpoints(config: Config, args: Namespace, updates_in: UpdatesIn | None = None) -> str | None:
     """Check that the checkpoints will be there that the stages after the training take.
 
-    Args:
-        config: the configuration.
-        args: what fairseq's parser made of its section ``train``.
-        updates_in: the updates of each epoch, once the data are known.
+    ``args`` is what fairseq's parser made of the section ``train``; ``updates_in`` is known once the data are.
 
     Returns:
         what a person should know about the last of them, as a sentence, or None.

@@ -40,12 +40,7 @@ class Sentence(NamedTuple):
 
 
 class Reader:
-    """A trained model, its task and its dictionaries.
-
-    Args:
-        path: a checkpoint.
-        data: the binarised data, for the dictionaries.
-    """
+    """A trained model, its task and its dictionaries: a checkpoint and the binarised data."""
 
     def __init__(self, path: Path, data: Path) -> None:
         from fairseq import checkpoint_utils

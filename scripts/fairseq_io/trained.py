@@ -40,12 +40,8 @@ class Trained:
 def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
     """Find what belongs to a run's folder in work/ or one of its seeds', a folder of pretrained.py's, or a checkpoint.
 
-    Of a run's seeds the one that is best on validation is taken.
-
-    Args:
-        path: see above.
-        dataset: whose steps the text goes through, where it does not follow from the path.
-        dictionaries: the folder of dict.*.txt, likewise.
+    Of a run's seeds the one that is best on validation is taken. ``dataset``, whose steps the text goes through, and
+    ``dictionaries``, the folder of dict.*.txt, are given where they do not follow from the path.
     """
     if not path.exists():
         raise UserError(f"there is no {path}; give a run's folder in work/, a folder of pretrained.py, or a checkpoint")

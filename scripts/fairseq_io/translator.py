@@ -22,11 +22,8 @@ DEFAULTS = {"post-process": "subword_nmt"}
 class Translator:
     """Loads a model at once; then ``translate`` any number of times.
 
-    Args:
-        model: a checkpoint.
-        dictionaries: the folder of dict.<language>.txt.
-        languages: source and target, as the dictionaries' names have them.
-        generate: fairseq-generate's flags, without dashes.
+    ``languages`` are source and target, ``dictionaries`` the folder of dict.<language>.txt, ``generate`` the flags of
+    fairseq-generate without dashes.
     """
 
     def __init__(

@@ -41,11 +41,8 @@ def grid(table: Table, cells: Sequence[Sequence[Cell]]) -> list[list[str]]:
 
 
 def remarks(table: Table, cells: Sequence[Sequence[Cell]], compared: str | None, options: str) -> list[str]:
-    """The rows' notes, what speeds are compared with, how much has been run, and the commands of what is missing.
-
-    Args:
-        compared: the model that speeds are compared with.
-        options: of the commands, beside the configuration.
+    """The rows' notes, the model that speeds are ``compared`` with, how much has been run, and the commands of what is
+    missing, with ``options`` beside the configuration.
     """
     notes = [f"[{number}] {note}" for number, note in enumerate(_notes(table), 1)]
     if compared and any(column.value == RATIOS_OF for column in table.columns):
