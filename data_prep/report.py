@@ -14,7 +14,6 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.steps.finish import LONGEST
 from scripts.common.figure import open_figure
 from scripts.common.files import read_json, write_lines
-from scripts.common.terminal import markdown_table
 
 FILES = ("report.md", "lengths.png")
 EXAMPLES = 5
@@ -40,8 +39,9 @@ def write_report(dataset: Dataset, out: Path) -> Path:
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """A Markdown table and an empty line; numbers with thousands marked, to the right."""
     body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    right = [place for place, column in enumerate(zip(*body, strict=True)) if row_is_number(column)]
-    return [*markdown_table([header, *body], right=right), ""]
+    rule = ["---:" if body and row_is_number(column) else "---" for column in zip(*body, strict=True)] if body else []
+    rows_of_text = [list(header), rule or ["---"] * len(header), *body]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows_of_text] + [""]
 
 
 def row_is_number(column: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from sacremoses.corpus import NonbreakingPrefixes
 
-from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACE, UNICODE, classes
+from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACE, UNICODE, Classes
 from data_prep.text.moses import check_version, moses_language
 from data_prep.text.word_cache import WordCache
 
@@ -71,8 +71,8 @@ class Rules:
         self._parts_last_dot = check_version(moses) >= "2018-11"
         self._escape = escape
         self._prefixes, self._numeric_prefixes = _prefixes(language, moses)
-        self._separate_ascii = _Separation(classes(ASCII), language, aggressive)
-        self._separate_16_bits = _Separation(classes(SIXTEEN_BITS), language, aggressive)
+        self._separate_ascii = _Separation(Classes.up_to(ASCII), language, aggressive)
+        self._separate_16_bits = _Separation(Classes.up_to(SIXTEEN_BITS), language, aggressive)
         self._options = language, aggressive
 
     def __call__(self, line: str) -> str:
@@ -94,7 +94,7 @@ class Rules:
 
     @cached_property
     def _separate_any(self) -> "_Separation":
-        return _Separation(classes(UNICODE), *self._options)
+        return _Separation(Classes.up_to(UNICODE), *self._options)
 
     def with_dot(self, word: str, following: str | None) -> str:
         """A word that ends in a dot as it is or as two tokens, given the next word of the line (None: it has none)."""
@@ -125,15 +125,15 @@ class Rules:
 class _Separation:
     """The rules that put spaces between tokens, with given classes of characters."""
 
-    def __init__(self, of: dict[str, str], language: str, aggressive: bool) -> None:
-        alnum, alpha, number = of["alnum"], of["alpha"], of["number"]
+    def __init__(self, classes: Classes, language: str, aggressive: bool) -> None:
+        alnum, alpha, number = classes.alnum, classes.alpha, classes.number
         self._of_hyphens: list[Rule] = []
         if aggressive:
             self._of_hyphens.append((re.compile(f"([{alnum}])-(?=[{alnum}])"), r"\1 @-@ "))
         if language in ("fi", "sv"):  # USA:n, 20:een
             self._of_specials = [
                 (re.compile(f"([^{alnum} .'`,\\-:])"), r" \1 "),
-                (re.compile(f"(:)(?=\\Z|[^{of['lowercase_letter']}])"), r" \1 "),
+                (re.compile(f"(:)(?=\\Z|[^{classes.lowercase_letter}])"), r" \1 "),
             ]
         else:
             self._of_specials = [(re.compile(f"([^{alnum} .'`,\\-])"), r" \1 ")]
@@ -241,12 +241,12 @@ def _kind(following: str) -> int:
 
 @cache
 def _any_letter() -> re.Pattern[str]:
-    return re.compile(f"[{classes(UNICODE)['alpha']}]")
+    return re.compile(f"[{Classes.up_to(UNICODE).alpha}]")
 
 
 @cache
 def _any_lower() -> re.Pattern[str]:
-    return re.compile(f"[{classes(UNICODE)['lower']}]")
+    return re.compile(f"[{Classes.up_to(UNICODE).lower}]")
 
 
 def _prefixes(language: str, moses: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,7 +134,7 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int, rule: bool = False) -> 
     ]
 
 
-def markdown_table(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list[str]:
-    """Rows of cells as the lines of a Markdown table, the first row its header; figures go to the ``right``."""
-    rule = ["---:" if column in right else "---" for column in range(len(rows[0]))]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (rows[0], rule, *rows[1:])]
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, figures to the right."""
+    lines = [header, ["---", *("--:" for _ in header[1:])], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -9,7 +9,7 @@ from typing import Any
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.fairseq_io.devices import Devices, batch_per_device, launcher, take_precision
-from scripts.fairseq_io.inputs import USER_DIR
+from scripts.fairseq_io.inputs import user_dir
 from scripts.pipeline.config import Config, flags
 
 LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
@@ -46,7 +46,7 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
         "-m",
         "fairseq_cli.train",
         str(data.resolve()),
-        f"--user-dir={USER_DIR}",
+        f"--user-dir={user_dir()}",
         f"--save-dir={out.resolve()}",
         f"--seed={seed}",
         "--log-format=json",
@@ -118,7 +118,7 @@ def _model_command(
     return [
         *python_module(module),
         str(data.resolve()),
-        f"--user-dir={USER_DIR}",
+        f"--user-dir={user_dir()}",
         f"--path={model.resolve()}",
         f"--gen-subset={subset}",
         "--log-format=none",

@@ -9,8 +9,10 @@ from scripts.common.errors import UserError
 from scripts.common.process import child, python_module
 from scripts.pipeline.config import Config
 
-USER_DIR = CHECKOUT / "lightconv_plugin"
-"""The plugin, for --user-dir: absolute, since fairseq looks for a relative one in the current folder first."""
+
+def user_dir() -> Path:
+    """The plugin, for --user-dir: absolute, since fairseq looks for a relative one in the current folder first."""
+    return CHECKOUT / "lightconv_plugin"
 
 
 def check_binarised(data: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from scripts.common.errors import UserError
-from scripts.fairseq_io.inputs import USER_DIR
+from scripts.fairseq_io.inputs import user_dir
 
 
 def load_plugin() -> None:
@@ -22,7 +22,7 @@ def load_plugin() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="fairseq")
     from fairseq.utils import import_user_module
 
-    import_user_module(Namespace(user_dir=str(USER_DIR)))
+    import_user_module(Namespace(user_dir=str(user_dir())))
 
 
 class NoWords(AttributeError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.commands import FASTER_TASKS
-from scripts.fairseq_io.inputs import USER_DIR, check_path
+from scripts.fairseq_io.inputs import check_path, user_dir
 from scripts.fairseq_io.models import load_plugin
 from scripts.pipeline.config import flags
 
@@ -43,7 +43,7 @@ class Translator:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         section = {key: value for key, value in (DEFAULTS | dict(generate)).items() if key not in _NOT_HERE}
         source, target = languages
-        where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={USER_DIR}"]
+        where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
         arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
         cfg = _parsed(arguments)
         self._task = tasks.setup_task(cfg.task)

@@ -66,8 +66,8 @@ def as_text(table: Table, cells: Sequence[Sequence[Cell]], below: Sequence[str])
 
 def as_markdown(table: Table, cells: Sequence[Sequence[Cell]], below: Sequence[str], picture: str) -> str:
     """The table as a Markdown page with its picture."""
-    rows = grid(table, cells)
-    lines = [f"# Table {table.number}", "", f"{table.title}.", "", *markdown_table(rows, right=range(1, len(rows[0])))]
+    header, *rows = grid(table, cells)
+    lines = [f"# Table {table.number}", "", f"{table.title}.", "", markdown_table(header, rows)]
     lines += ["", f"![Table {table.number}]({picture})", "", "```", *below, "```"]
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,7 @@ from scripts import train
 from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.fairseq_io import checkpoints
-from scripts.fairseq_io.inputs import USER_DIR, check_binarised
+from scripts.fairseq_io.inputs import check_binarised, user_dir
 from scripts.pipeline.config import load_config
 
 CONFIG = "dataset: toy\nseeds: [3, 4]\ntrain: {arch: a, max-update: 4, lr: 0.1}\n"
@@ -86,7 +86,7 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place, monkeypa
     given = json.loads(log.split("arguments: ")[1].splitlines()[0])
     assert "--seed=3" in given
     assert "--lr=0.1" in given
-    assert f"--user-dir={USER_DIR}" in given
+    assert f"--user-dir={user_dir()}" in given
 
 
 def test_a_training_that_dies_on_its_way_goes_on_by_itself(place, monkeypatch, capsys):
