@@ -1,10 +1,10 @@
 """Options that the three commands have in common."""
 
 import argparse
-import os
 from pathlib import Path
 
 from data_prep.dataset import INVALID
+from scripts.common.provenance import available_cores
 
 
 def command_parser(description: str | None) -> argparse.ArgumentParser:
@@ -17,7 +17,7 @@ def command_parser(description: str | None) -> argparse.ArgumentParser:
 
 def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of preparation, wherever it is started from."""
-    cores = available_processors()
+    cores = available_cores()
     parser.add_argument(
         "--workers", metavar="N", type=positive, default=cores, help=f"processes (default: one a core, {cores} here)"
     )
@@ -36,11 +36,6 @@ def add_invalid_option(parser: argparse.ArgumentParser) -> None:
         choices=INVALID,
         help="own text: refuse bytes that are not UTF-8 (the default), replace them by U+FFFD, or drop such pairs",
     )
-
-
-def available_processors() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def positive(text: str) -> int:

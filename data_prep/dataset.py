@@ -26,8 +26,7 @@ class Debian:
     components: tuple[str, ...] = ("main", "universe")
     task: str = "translation"
     """``translation``; ``summarization``, English descriptions to their synopses; ``language_modeling``, English."""
-    min_words: int = 30
-    """Of a description that is summarised."""
+    min_words: int = 30  # of a description that is summarised
     max_words: int = 150
     """A description that is summarised is cut after so many; longer lines for a language model are left out."""
     valid_percent: int = 2
@@ -57,10 +56,8 @@ class Source:
     file: str
     members: dict[str, str]
     """Language to member. With ``numbers``, ``{n}`` (or ``{n:05}``) in them stands for each number in turn."""
-    reader: str = "plain"
-    """The reader that finds lines in the members; all are in steps/registry.py."""
-    numbers: tuple[int, ...] = ()
-    """First and last of the numbers: as many sources, one after the other."""
+    reader: str = "plain"  # the reader that finds lines in the members; all are in steps/registry.py
+    numbers: tuple[int, ...] = ()  # first and last of the numbers: as many sources, one after the other
     invalid: str = "error"
     """The treatment of lines that are not UTF-8: ``error``, ``replace`` (with U+FFFD) or ``drop`` (the pair)."""
 
@@ -78,8 +75,7 @@ class Step:
     """A step of preparation: its name in steps/registry.py and its parameters."""
 
     name: str
-    splits: tuple[str, ...] = ()
-    """The splits it applies to; none named: all there are when it runs."""
+    splits: tuple[str, ...] = ()  # the splits it applies to; none named: all there are when it runs
     languages: tuple[str, ...] = ()
     """For steps that work on lines: the languages it applies to; none named: all."""
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -92,8 +88,7 @@ class Binarise:
     joined_dictionary: bool = False
     threshold_source: int = 0
     threshold_target: int = 0
-    nwords_source: int | None = None
-    """fairseq counts its 4 special types in; none given: all types."""
+    nwords_source: int | None = None  # fairseq counts its 4 special types in; none given: all types
     nwords_target: int | None = None
     expected_vocab_size: dict[str, int] = field(default_factory=dict)
     """The size of each language's dictionary, fairseq's 4 special types included."""
@@ -103,13 +98,11 @@ class Binarise:
 class Expected:
     """The numbers of lines that splits must have after a step."""
 
-    after: str
-    """The step's name; where it stands several times, its last time. ``end``: what is binarised."""
+    after: str  # the step's name; where it stands several times, its last time. ``end``: what is binarised.
     lines: dict[str, int]
     tolerance: float = 0.0
     """The fraction of itself that a count may be off: for a corpus that moves, or another tool's rounding."""
-    status: str
-    """The source of the numbers, for the report: published, third party, measured here, ..."""
+    status: str  # the source of the numbers, for the report: published, third party, measured here, ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +111,12 @@ class Dataset:
 
     name: str
     file: Path
-    kind: str
-    """The source of the text; the kinds are in sources/__init__.py."""
+    kind: str  # the source of the text; the kinds are in sources/__init__.py
     source: str
-    target: str | None = None
-    """None: text of one language, for a language model."""
-    about: str = ""
-    """A paragraph for --list and the report."""
-    licence: str = ""
-    """Licence and terms of the text, as far as known."""
-    invalid: str = "error"
-    """For ``kind: text``: as ``Source.invalid``."""
+    target: str | None = None  # None: text of one language, for a language model
+    about: str = ""  # a paragraph for --list and the report
+    licence: str = ""  # licence and terms of the text, as far as known
+    invalid: str = "error"  # for ``kind: text``: as ``Source.invalid``
     debian: Debian = field(default_factory=Debian)
     files: dict[str, File] = field(default_factory=dict)
     splits: dict[str, tuple[Source, ...]] = field(default_factory=dict)
@@ -159,9 +147,6 @@ class Dataset:
 
         Args:
             codes: BPE merges of the source and of the target that were learnt elsewhere, to be applied.
-
-        Raises:
-            UserError: the test set is made from other splits, or there is no BPE to be given.
         """
         splits = {name: sources for name, sources in self.splits.items() if name in ("test", "raw_test")}
         if "test" not in splits:
@@ -197,11 +182,7 @@ class Dataset:
 
 
 def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
-    """Read the dataset of that name in datasets/, or the YAML file of that path; ``invalid`` overrides its key.
-
-    Raises:
-        UserError: there is none, or it does not say what a dataset must say; the message names file and key.
-    """
+    """Read the dataset of that name in datasets/, or the YAML file of that path; ``invalid`` overrides its key."""
     file = FOLDER / f"{name}.yaml"
     if "/" in name or name.endswith((".yaml", ".yml")):
         file = Path(name)

@@ -24,9 +24,6 @@ def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], 
         dataset: whose steps.
         language: of the line.
         codes: the BPE merges or the SentencePiece model of that language.
-
-    Raises:
-        UserError: the dataset has no such language or does nothing to its lines, or the codes cannot be read.
     """
     if language not in dataset.languages:
         raise UserError(f"{dataset.name} has no language {language!r}; expected {' or '.join(dataset.languages)}")

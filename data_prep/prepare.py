@@ -41,7 +41,8 @@ def prepare(
     ownership.check_replaceable(out)
     files = listing(raw)
     kind = kind_of(dataset)
-    used = _versions()
+    # Python's version without its last number: a mended Python makes the same text
+    used = {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
     with output_lock(out), Pool(workers) as pool:
         # what of the dataset decides the text
         made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used}
@@ -56,11 +57,6 @@ def prepare(
         else:
             scratch.remove_leftover(work)
     return counts
-
-
-def _versions() -> dict[str, str | None]:
-    """The versions of what takes part, Python's without its last number: a mended Python makes the same text."""
-    return {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
 
 
 def main() -> None:

@@ -9,15 +9,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.steps.finish import LONGEST
-from scripts.common.files import atomic_file, read_json, write_lines
+from scripts.common.figure import open_figure
+from scripts.common.files import read_json, write_lines
 
 FILES = ("report.md", "lengths.png")
 EXAMPLES = 5
@@ -146,19 +142,18 @@ def _draw(histograms: Mapping[tuple[str, str], Counter[int]], languages: Sequenc
     longest = max(_quantile(histogram, 0.99) for histogram in histograms.values())
     width = -(-(longest + 1) // BARS)
     edges = range(0, longest + 1 + width, width)
-    figure, axes = pyplot.subplots(1, len(SPLITS), figsize=(12, 3.2), layout="constrained", sharex=True, sharey=True)
-    for axis, split in zip(axes, SPLITS, strict=True):
-        for language in languages:
-            histogram = histograms[split, language]
-            shares = [100 * count / sum(histogram.values()) for count in histogram.values()]
-            axis.hist(list(histogram), bins=edges, weights=shares, histtype="step", label=language)
-        axis.set_title(split)
-        axis.set_xlabel("tokens a line" if width == 1 else f"tokens a line, {width} to a bar")
-        axis.legend()
-    axes[0].set_ylabel("% of lines")
-    with atomic_file(path, "wb") as f:
-        figure.savefig(f, format="png", dpi=100, metadata={"Software": None})
-    pyplot.close(figure)
+    with open_figure(path, width=12, height=3.2, dpi=100) as figure:
+        axes = figure.subplots(1, len(SPLITS), sharex=True, sharey=True)
+        for axis, split in zip(axes, SPLITS, strict=True):
+            for language in languages:
+                histogram = histograms[split, language]
+                shares = [100 * count / sum(histogram.values()) for count in histogram.values()]
+                axis.hist(list(histogram), bins=edges, weights=shares, histtype="step", label=language)
+            axis.set_title(split)
+            axis.set_xlabel("tokens a line" if width == 1 else f"tokens a line, {width} to a bar")
+            axis.legend()
+        axes[0].set_ylabel("% of lines")
+        figure.set_layout_engine("constrained")
     return edges[-1]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
@@ -37,34 +38,17 @@ def data_stages(
     binarise = facts.pop("binarise")
     folders = {stage: root / folder for stage, folder in zip(NAMES, ("raw", "prepared", "binarised"), strict=True)}
 
-    def command(stage: str, *arguments: object) -> list[list[str]]:
-        return [["-m", f"data_prep.{stage}", name, *map(str, arguments), "--out", str(folders[stage])]]
+    def stage(key: str, inputs: dict[str, Any], *arguments: object, replaces: bool = True, **more: Any) -> Stage:
+        command = ["-m", f"data_prep.{key}", name, *map(str, arguments), "--out", str(folders[key])]
+        return Stage(key, folders[key], inputs, [command], replaces=replaces, **more)
 
+    fetched = {key: facts[key] for key in _FETCHED if key in facts}
+    given_by_hand = ["--raw", raw] if raw else []
+    replaces = not kind_of(dataset).resumes
     return [
-        Stage(
-            "download",
-            folders["download"],
-            {key: facts[key] for key in _FETCHED if key in facts},
-            command("download", *(["--raw", raw] if raw else []), *fetching),
-            replaces=not kind_of(dataset).resumes,
-            given=given,
-        ),
-        Stage(
-            "prepare",
-            folders["prepare"],
-            facts,
-            command("prepare", "--raw", folders["download"], *preparing),
-            ("download",),
-            replaces=True,
-        ),
-        Stage(
-            "binarise",
-            folders["binarise"],
-            binarise,
-            command("binarise", "--prepared", folders["prepare"], *binarising),
-            ("prepare",),
-            replaces=True,
-        ),
+        stage("download", fetched, *given_by_hand, *fetching, replaces=replaces, given=given),
+        stage("prepare", facts, "--raw", folders["download"], *preparing, before=("download",)),
+        stage("binarise", binarise, "--prepared", folders["prepare"], *binarising, before=("prepare",)),
     ]
 
 

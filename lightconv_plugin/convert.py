@@ -105,9 +105,6 @@ def convert_parameters(theirs: Tensors, *, shared_output: bool, sides: Iterable[
         theirs: fairseq's, in any of its layouts.
         shared_output: the decoder's output is its embedding, and may be missing in ``theirs``.
         sides: "encoder", "decoder".
-
-    Raises:
-        ConversionError: two parameters would get one name.
     """
     result: Tensors = {}
     dropped = []
@@ -164,11 +161,7 @@ def layout_of(keys: Iterable[str]) -> str:
 
 
 def find_kind(model: argparse.Namespace) -> Kind:
-    """Return which model the settings are of.
-
-    Raises:
-        ConversionError: none that can be converted.
-    """
+    """Return which model the settings are of."""
     name = str(getattr(model, "_name", None) or getattr(model, "arch", None))
     cls = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
     for kind in KINDS:
@@ -188,9 +181,6 @@ def convert_options(kind: Kind, model: argparse.Namespace, parameters: Iterable[
     Args:
         model: fairseq's settings, which its own architecture completes.
         parameters: names of the parameters under our names.
-
-    Raises:
-        ConversionError: options that no model of ours has.
     """
     theirs = argparse.Namespace(**vars(model))
     name = str(getattr(theirs, "_name", None) or theirs.arch)
@@ -252,11 +242,7 @@ def _numbers(theirs: argparse.Namespace, name: str) -> list[int] | None:
 
 
 def check(kind: Kind, options: dict[str, Any], parameters: Tensors) -> None:
-    """Compare the parameters with those of our model of these options, built without memory.
-
-    Raises:
-        ConversionError: missing or unknown parameters, other shapes, or options that our model refuses.
-    """
+    """Compare the parameters with those of our model of these options, built without memory."""
     dictionaries = {side: _dictionary(parameters, side) for side in kind.sides}
     target = dictionaries["decoder"]
     source = target if options.get("share_all_embeddings") else dictionaries[kind.sides[0]]
@@ -333,11 +319,7 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
 
 
 def save(state: dict[str, Any], out: Path) -> None:
-    """Write a checkpoint, whole or not at all; see also ``write_state``.
-
-    Raises:
-        ConversionError: something stands there that was not written by this.
-    """
+    """Write a checkpoint, whole or not at all; see also ``write_state``."""
     if os.path.lexists(out) and not _is_ours(out):
         raise ConversionError(f"{out} exists, and is no checkpoint that this command wrote: give another name for OUT")
     write_state(state, out)

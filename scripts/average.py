@@ -18,11 +18,7 @@ KEPT = ("args", "cfg", "task_state", "optimizer_history", "criterion")
 
 
 def choose(folder: Path, last: int, by: str) -> list[Path]:
-    """The newest ``last`` checkpoints, oldest first.
-
-    Raises:
-        UserError: the folder is missing or holds fewer.
-    """
+    """The newest ``last`` checkpoints, oldest first."""
     if last < 1:
         raise UserError(f"--last is {last}, expected a whole number from 1 on")
     if not folder.is_dir():

@@ -5,7 +5,6 @@ lengths of all lines are compared with what the model reads. That the checkpoint
 `tune` ask for is computed. scripts.reproduce and scripts.train do this first.
 """
 
-import argparse
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from scripts.fairseq_io.devices import Devices, check_precision, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries
 from scripts.fairseq_io.parsers import Asked, parse
-from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 from scripts.reproduce.layout import baseline_config
 from scripts.tune import combinations
@@ -100,11 +99,7 @@ class Built:
 
 
 def build(config: Config, args: Namespace, data: Path | None) -> Built:
-    """Build task, model, criterion, optimizer and scheduler as fairseq-train does.
-
-    Raises:
-        UserError: fairseq cannot.
-    """
+    """Build task, model, criterion, optimizer and scheduler as fairseq-train does."""
     import torch
     from fairseq import optim, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -243,8 +238,7 @@ def check_valid_and_test(config: Config, built: Built, args: Namespace, generati
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__)
     parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
     parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines")

@@ -16,7 +16,7 @@ from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import TrainLog, read_log_file
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.tables.measured import lookup, read_record
-from scripts.tables.records import EMPTY, best_seed, metric, spread, tested
+from scripts.tables.records import EMPTY, best_seed, metric, number, spread, tested
 
 # what may explain a difference between runs, beside their configurations
 _CIRCUMSTANCES = ("backend", "versions", "machine", "git.commit")
@@ -39,11 +39,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in some folders, each with a name of its own, as short as it can be.
-
-    Raises:
-        UserError: there is no record in a folder, or it was given twice.
-    """
+    """The runs in some folders, each with a name of its own, as short as it can be."""
     places = [folder.parent if folder.name == "record.json" else folder for folder in folders]
     if len({place.resolve() for place in places}) < len(places):
         raise UserError("the same run was given twice; give each run once")
@@ -65,13 +61,9 @@ def figures(runs: Sequence[Run]) -> list[list[str]]:
         if any(cell != EMPTY for cell in cells):
             lines.append([title, *cells])
 
-    def number(path: str, form: str, record: Mapping[str, Any] | None) -> str:
-        value = lookup(record, path)
-        return EMPTY if value is None else format(value, form)
-
     records = [run.record for run in runs]
     line("data", [record["dataset"] for record in records])
-    line("parameters", [number("parameters", ",d", record) for record in records])
+    line("parameters", [number(record, "parameters", ",d") for record in records])
     line("seeds", [str(len(record["seeds"])) for record in records])
     for key in dict.fromkeys(key for kind in KEYS for key in KEYS[kind] if any(metric(r) == kind for r in records)):
         note = ", lower is better" if key in LOWER_IS_BETTER else ""
@@ -80,9 +72,9 @@ def figures(runs: Sequence[Run]) -> list[list[str]]:
     for rate in ("sentences", "tokens"):
         path = f"{rate}_per_second"
         line(f"speed, {rate}/s", [spread(lookup(record, f"speed.{path}"), ".1f") for record in records])
-        line(f"test set, {rate}/s", [number(f"generation.{path}", ".1f", best_seed(record)) for record in records])
-    line("speed, x baseline", [number("speed.ratio", ".2f", record) for record in records])
-    line("training, tokens/s", [number("training.tokens_per_second", ",.0f", best_seed(record)) for record in records])
+        line(f"test set, {rate}/s", [number(best_seed(record), f"generation.{path}", ".1f") for record in records])
+    line("speed, x baseline", [number(record, "speed.ratio", ".2f") for record in records])
+    line("training, tokens/s", [number(best_seed(record), "training.tokens_per_second", ",.0f") for record in records])
     seconds = [lookup(best_seed(record), "training.seconds") for record in records]
     line("training, time", [EMPTY if value is None else clock(value) for value in seconds])
     return lines

@@ -162,11 +162,7 @@ def write_numbers(kernels: Sequence[Kernels], words: Words, path: Path) -> None:
 
 
 def choose(kernels: Sequence[Kernels], side: str | None, layers: Sequence[int] | None) -> list[Kernels]:
-    """Those of one side and of some layers.
-
-    Raises:
-        UserError: none is left.
-    """
+    """Those of one side and of some layers."""
     chosen = [k for k in kernels if side in (None, k.side) and (layers is None or k.layer in layers)]
     if not chosen:
         there = ", ".join(f"{k.side} {k.layer}" for k in kernels)

@@ -30,8 +30,7 @@ from scripts.common.terminal import aligned
 from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.layout import RESERVED
 
-_SAMPLE = 100_000
-"""Pairs that are looked at closely; all are counted."""
+_SAMPLE = 100_000  # pairs that are looked at closely; all are counted
 _SCRIPTS = {
     **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
     **dict.fromkeys(("be", "bg", "mk", "ru", "uk"), ("CYRILLIC",)),
@@ -48,19 +47,13 @@ _SCRIPTS = {
 
 @dataclass
 class Side:
-    """Facts about one file.
-
-    Attributes:
-        lines: of the whole file.
-        letters: how often each letter stands in the sample.
-        words: of each line of the sample; see ``count_words``.
-    """
+    """Facts about one file."""
 
     path: Path
     language: str
-    lines: int = 0
-    letters: Counter[str] = field(default_factory=Counter)
-    words: list[int] = field(default_factory=list)
+    lines: int = 0  # of the whole file
+    letters: Counter[str] = field(default_factory=Counter)  # how often each stands in the sample
+    words: list[int] = field(default_factory=list)  # of each line of the sample; see ``count_words``
 
     def scripts(self) -> Counter[str]:
         """Return how many letters there are of each script, by its name in Unicode."""
@@ -71,11 +64,7 @@ class Side:
         return found
 
     def check(self) -> None:
-        """Refuse text that is not in the language's script.
-
-        Raises:
-            UserError: less than a tenth of the letters are.
-        """
+        """Refuse text that is not in the language's script."""
         found = self.scripts()
         wanted = _SCRIPTS.get(re.split("[-_]", self.language)[0])
         if not found:
@@ -88,11 +77,7 @@ class Side:
 
 
 def look(sides: tuple[Side, Side]) -> None:
-    """Read both files, the first ``_SAMPLE`` pairs closely.
-
-    Raises:
-        UserError: a file is no text, they have other numbers of lines, or are in the wrong script.
-    """
+    """Read both files, the first ``_SAMPLE`` pairs closely."""
     texts = [SuppliedText(side.path, invalid="replace") for side in sides]
     for number, rows in enumerate(zip_longest(*texts)):
         for side, row in zip(sides, rows, strict=True):
@@ -217,19 +202,6 @@ train:
 """
 
 
-def write(path: Path, text: str) -> None:
-    """Write a new file.
-
-    Raises:
-        UserError: it is there already.
-    """
-    if path.exists():
-        raise UserError(f"{path} is there already; choose another NAME, or remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as f:
-        f.write(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", metavar="NAME", help="what the dataset is to be called: letters, digits, _ and -")
@@ -248,10 +220,8 @@ def main() -> None:
     for path in (arguments.src, arguments.tgt):
         if not path.is_file():
             raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
-    dataset, config = (
-        CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml",
-        CHECKOUT / "configs" / name / "dynamicconv.yaml",
-    )
+    dataset = CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml"
+    config = CHECKOUT / "configs" / name / "dynamicconv.yaml"
     for path in (dataset, config):
         if path.exists():
             raise UserError(f"{path} is there already; choose another NAME, or remove it")
@@ -265,8 +235,9 @@ def main() -> None:
         script = ", ".join(name.title() for name, _ in each.scripts().most_common(2))
         rows.append([each.language, f"{each.lines:,}", mean, script, f"{len(each.letters):,}"])
     print("\n".join(aligned(rows, left=1, rule=True)))
-    write(dataset, dataset_text(name, sides, chosen))
-    write(config, config_text(name, chosen))
+    for path, text in ((dataset, dataset_text(name, sides, chosen)), (config, config_text(name, chosen))):
+        with atomic_file(path) as f:
+            f.write(text)
     files = f"--src {shlex.quote(str(arguments.src))} --tgt {shlex.quote(str(arguments.tgt))}"
     print(
         f"\nwritten, for training on {devices}: {dataset.relative_to(CHECKOUT)}, {config.relative_to(CHECKOUT)}\n\n"

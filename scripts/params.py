@@ -29,8 +29,7 @@ class Vocabulary:
 
     source: int
     target: int | None
-    known: bool
-    """Known from the data; otherwise inferred from the paper's counts."""
+    known: bool  # known from the data; otherwise inferred from the paper's counts
     why: str
 
 

@@ -14,25 +14,25 @@ records the SHA-256 of what came, and fetching into the same DIR again refuses a
 """
 
 import argparse
-import hashlib
 import re
+import shutil
 import subprocess
-import tarfile
-import zlib
 from pathlib import Path
 from typing import Any
 
-from data_prep.fetch import RemoteFile, fetch
+from data_prep.fetch import RemoteFile, fetch, iterate_members
 from scripts.common import CHECKOUT, ownership, scratch
-from scripts.common.archive import check_size
 from scripts.common.errors import UserError, run_command
-from scripts.common.files import atomic_folder, copy_file, read_json, write_json
+from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json
 from scripts.common.process import environment, interruptible, python_module
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.published import FILE, Shelf, check_model, read_shelf
 from scripts.reproduce.published import score
 
 WORK = CHECKOUT / "work" / "pretrained"
+# A small archive can hold what fills a disk. A checkpoint, dictionaries and codes are ten files; the published models
+# have fewer than 300 million parameters, 3.6 GB each with an optimiser's state.
+MOST_BYTES, MOST_MEMBERS = 20_000_000_000, 1_000
 
 
 def listing(shelf: Shelf) -> list[str]:
@@ -48,9 +48,6 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
 
     From an ``origin`` on the network it comes into ``folder``, where a later call goes on with what an earlier one got.
     In an ``origin`` that is a folder it is used where it lies.
-
-    Raises:
-        UserError: it cannot be had.
     """
     if re.match(r"(https?|ftp)://", origin):
         url = origin.rstrip("/") + "/" + archive
@@ -64,28 +61,19 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
     return path, str(path)
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack into ``folder``; gives the checkpoint in it.
 
     Raises:
-        UserError: a broken archive, one that is far too large or writes outside its folder, or one without a single
-            checkpoint.
+        UserError: a broken archive, one that is far too large, one that holds links or would write outside its folder,
+            or one without a single checkpoint.
     """
-    try:
-        check_size(archive, folder)
-        with tarfile.open(archive, "r:*") as tar:
-            tar.extractall(folder, filter="data")
-    except tarfile.FilterError as error:
-        raise UserError(f"{archive} is refused: {error}; an archive of a model only holds plain files") from error
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ArithmeticError, LookupError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # a full disk, no permission
-            raise
-        raise UserError(f"{archive} is not a whole .tar.gz archive ({error}); delete it and fetch it again") from error
+    room = min(MOST_BYTES, shutil.disk_usage(folder).free)
+    for number, (name, stream) in enumerate(iterate_members(archive, lambda name: True, most_bytes=room), 1):
+        if number > MOST_MEMBERS:
+            raise UserError(f"{archive} holds more than {MOST_MEMBERS:,} files, and no published model is near that")
+        with open_own(folder / name, "wb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
     found = sorted(folder.rglob("*.pt"))
     named = [path for path in found if path.name == "model.pt"]
     if len(named or found) == 1:
@@ -95,11 +83,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def convert(source: Path, out: Path) -> str:
-    """Run the plugin's converter in a process of its own; gives what it says.
-
-    Raises:
-        UserError: it refused, with its sentence.
-    """
+    """Run the plugin's converter in a process of its own; gives what it says."""
     done = subprocess.run(
         [*python_module("lightconv_plugin.convert"), str(source), str(out)],
         env=environment(),
@@ -122,7 +106,8 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
     """
     shelf = shelf or read_shelf()
     model = shelf.model(name)
-    before = _manifest_before(out)
+    ownership.check_replaceable(out)
+    before = read_json(out / "manifest.json") if (out / "manifest.json").exists() else {}
     fetched = scratch.work_path(out.with_name(f"{model.archive}.fetched"))
     archive, url = fetch_archive(model.archive, origin or shelf.url, fetched)
     manifest = {
@@ -130,7 +115,7 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
         "from": url,
         "archive": model.archive,
         "bytes": archive.stat().st_size,
-        "sha256": sha256(archive),
+        "sha256": digest([archive]),
     }
     if before.get("archive") == manifest["archive"] and before["sha256"] != manifest["sha256"]:
         ownership.remove(fetched)
@@ -142,7 +127,6 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
         contents = out.with_name(f"{out.name}.unpacked")
         scratch.clear_for(contents)
         with atomic_folder(out) as folder, scratch.folder(contents) as unpacked:
-            ownership.claim_pattern(unpacked, "*")
             checkpoint = unpack(archive, unpacked)
             for path in sorted(checkpoint.parent.glob("[!.]*")):
                 if path.is_file() and path.suffix != ".pt":
@@ -156,16 +140,6 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
         raise
     ownership.remove(fetched)
     return manifest
-
-
-def _manifest_before(out: Path) -> dict[str, Any]:
-    """The manifest of the model that is there; empty if there is none.
-
-    Raises:
-        UserError: something else is there.
-    """
-    ownership.check_replaceable(out)
-    return dict(read_json(out / "manifest.json")) if (out / "manifest.json").exists() else {}
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ DIR gets scores.json and hypotheses.detok. With --baseline, significance.json an
 system is better than another on the same test set, by paired bootstrap.
 """
 
-import argparse
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.provenance import signature
 from scripts.common.terminal import aligned
-from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.scoring.detokenise import detokenise, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
 from scripts.scoring.perl_rouge import perl_rouge, why_not
@@ -88,11 +87,9 @@ def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__, out="the folder for scores.json")
     parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts.generate wrote")
     parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep.prepare wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for scores.json")
     parser.add_argument(
         "--subset", choices=("valid", "test"), default="test", help="what was generated (default: test)"
     )

@@ -9,7 +9,6 @@ with --untrained, so is the model itself. Such a model does not know when to end
 one fixed length, the mean length of the references. speed.json says which it was.
 """
 
-import argparse
 import shlex
 import statistics
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from scripts.fairseq_io.commands import generate_command, speed_settings, train_
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.reproduce.layout import baseline_config, model_file, seed_root, tuning_file
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
@@ -74,11 +73,7 @@ def untrained_system(config: Config, data: Path, out: Path) -> System:
 
 
 def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained: bool) -> list[System]:
-    """The model of a configuration, then its baseline if it has one; trained ones unless ``untrained``.
-
-    Raises:
-        UserError: the model has not been trained.
-    """
+    """The model of a configuration, then its baseline if it has one; trained ones unless ``untrained``."""
     other = baseline_config(config)
     if untrained:
         return [untrained_system(each, data, out / "untrained" / each.name) for each in (config, other) if each]
@@ -117,11 +112,8 @@ def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__, data=True, out="the folder for speed.json")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, selected")
-    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for speed.json")
     parser.add_argument("--untrained", action="store_true", help="of models without training, whatever there is")
     arguments = parser.parse_args()
     interruptible()

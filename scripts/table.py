@@ -41,11 +41,7 @@ def paper_table(table: Table, runs: Runs, options: str, out: Path | None) -> str
 
 
 def choose(given: Sequence[str]) -> Table | None:
-    """The table that was asked for by its number; None where records were.
-
-    Raises:
-        UserError: there is no such table.
-    """
+    """The table that was asked for by its number; None where records were."""
     if len(given) != 1 or not given[0].isdecimal():
         return None
     tables = read_tables()

@@ -10,7 +10,6 @@ Several GPUs of a machine are all used. For several machines that share DIR, run
 configuration (`batch`), also where a training goes on with another number of devices.
 """
 
-import argparse
 import hashlib
 import math
 import os
@@ -31,7 +30,7 @@ from scripts.fairseq_io.devices import Devices, batch_per_device, check_precisio
 from scripts.fairseq_io.inputs import check_binarised, check_first
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
-from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 
 STARTED = "started.json"
@@ -85,11 +84,7 @@ def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
-    """Return what the checkpoints of a folder were made from; None if it has none (then there is nothing to protect).
-
-    Raises:
-        UserError: it does not say, so that the checkpoints are somebody else's.
-    """
+    """Return what the checkpoints of a folder were made from; None if it has none: then nothing is to be protected."""
     if not (found := sorted(folder.glob("checkpoint*.pt"))):
         return None
     if not (folder / STARTED).exists():
@@ -154,11 +149,7 @@ class Reporter:
 
 
 def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a finished training, from its log; ``train`` is the section of the configuration.
-
-    Raises:
-        UserError: fairseq ended without having trained, or before the end that was asked for.
-    """
+    """The facts of a finished training, from its log; ``train`` is the section of the configuration."""
     log = read_log_file(out / LOG)
     if log.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / 'train.log'}")
@@ -249,12 +240,7 @@ def describe_batch(config: Config, devices: Devices) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the folder for checkpoints, log and curve"
-    )
+    parser = config_parser(__doc__, data=True, out="the folder for checkpoints, log and curve")
     parser.add_argument("--seed", type=int, metavar="N", help="(default: the first of the CONFIG's)")
     parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
     parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines, each started by itself")

@@ -21,6 +21,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
+from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from scripts.common.blanks import BLANK
 from scripts.common.errors import UserError, run_command
@@ -57,11 +58,7 @@ class Preprocessor:
         self._process = process
 
     def __call__(self, line: str) -> str:
-        """One line through the steps.
-
-        Raises:
-            UserError: they ended, and have said why.
-        """
+        """One line through the steps."""
         source, answers = self._process.stdin, self._process.stdout
         assert source is not None
         assert answers is not None
@@ -120,20 +117,10 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
         if sys.stdin.isatty():
             print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
         for batch in answers(lines, steps, model, arguments.batch_size):
-            _show((" ".join(as_written(each.replace(SENTENCE_SEPARATOR, " ")).split()) for each in batch), out)
-
-
-def _show(lines: Iterable[str], out: IO[bytes]) -> None:
-    for line in lines:
-        out.write(line.encode() + b"\n")
-    out.flush()
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+            for each in batch:
+                text = as_written(each.replace(SENTENCE_SEPARATOR, " "))
+                out.write(" ".join(text.split()).encode() + b"\n")
+            out.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -144,8 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dataset", metavar="NAME", help="whose steps to take, where MODEL does not say it")
     parser.add_argument("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, likewise")
     parser.add_argument("--codes", type=Path, metavar="FILE", help="the source's BPE merges or SentencePiece model")
-    parser.add_argument("--batch-size", type=_positive, default=1, metavar="N", help="lines at a time (default: 1)")
-    parser.add_argument("--beam", type=_positive, metavar="N", help="(default: as the run's test set, or 5)")
+    parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
+    parser.add_argument("--beam", type=positive, metavar="N", help="(default: as the run's test set, or 5)")
     parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: likewise, or 1)")
     arguments = parser.parse_args(argv)
     for stream, name, sign in ((sys.__stdin__, "input", "<"), (sys.__stdout__, "output", ">")):

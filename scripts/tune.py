@@ -11,7 +11,6 @@ DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was c
 a killed run had generated is used again.
 """
 
-import argparse
 import csv
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -25,19 +24,12 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_file, read_json, work_folder, write_json
 from scripts.common.process import interruptible
 from scripts.common.terminal import aligned
+from scripts.fairseq_io import generation
 from scripts.fairseq_io.commands import averaged, evaluate_command, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.generation import (
-    HYPOTHESES,
-    REFERENCE,
-    SOURCE,
-    Hypothesis,
-    best_text,
-    run_generation,
-    write_hypotheses,
-)
+from scripts.fairseq_io.generation import Hypothesis, best_text, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import check_binarised, check_path
-from scripts.pipeline.config import Config, add_arguments, given_config
+from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.perplexity import run_evaluation
 from scripts.scoring.score_names import NAMES
@@ -106,7 +98,9 @@ class Sweep:
             print(f"tune: {label}generating valid", flush=True)
             output = run_generation(command, "valid", kept.with_suffix(".log"), nbest=beam, label=label)
             lines = output.in_corpus_order()
-            hypotheses = [[asdict(one) for one in output.hypotheses[number]] for number in range(len(lines[SOURCE]))]
+            hypotheses = [
+                [asdict(one) for one in output.hypotheses[number]] for number in range(len(lines[generation.SOURCE]))
+            ]
             write_json(kept, {"lines": lines, "hypotheses": hypotheses, "facts": output.facts})
         return read_json(kept)
 
@@ -140,7 +134,7 @@ def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]
         found = sweep.search(candidate)
         for lenpen in lenpens:
             settings = generation_settings(config, candidate)
-            score = metric(rescored(found, reordering(settings, lenpen)), found["lines"][REFERENCE])
+            score = metric(rescored(found, reordering(settings, lenpen)), found["lines"][generation.REFERENCE])
             tried.append(Tried(candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
     return tried
 
@@ -157,7 +151,7 @@ def write_valid(sweep: Sweep, best: Candidate, seed: int | None) -> None:
     config = sweep.config
     found = sweep.search({key: value for key, value in best.items() if key != "lenpen"})
     settings = generation_settings(config, best)
-    lines = found["lines"] | {HYPOTHESES: rescored(found, reordering(settings, best.get("lenpen")))}
+    lines = found["lines"] | {generation.HYPOTHESES: rescored(found, reordering(settings, best.get("lenpen")))}
     noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **settings}
     facts = {key: value for key, value in found["facts"].items() if key != "fairseq_bleu"}  # of another order
     write_hypotheses(sweep.out / "valid", lines, facts | {"settings": noted})
@@ -177,11 +171,8 @@ def write_sweep(out: Path, what: str, tried: list[Tried], best: Tried) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__, data=True, out="the folder for the sweep and the model")
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
-    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the sweep and the model")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     arguments = parser.parse_args()
     interruptible()

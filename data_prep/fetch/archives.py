@@ -24,7 +24,9 @@ from scripts.common.errors import UserError
 _NAMES_KEPT = 10_000  # of an archive's names, for the message about one that is missing
 
 
-def iterate_members(archive: Path, wanted: Callable[[str], bool]) -> Generator[tuple[str, BinaryIO], None, None]:
+def iterate_members(
+    archive: Path, wanted: Callable[[str], bool], *, most_bytes: int | None = None
+) -> Generator[tuple[str, BinaryIO], None, None]:
     """The members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
     Names have no leading ``./`` and ``/`` as separator. Folders are not members. A stream is closed when the next
@@ -33,9 +35,11 @@ def iterate_members(archive: Path, wanted: Callable[[str], bool]) -> Generator[t
 
     Raises:
         UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted,
-            occurs twice, or its name leads out of the folder it would be unpacked into.
+            occurs twice, or its name leads out of the folder it would be unpacked into; the wanted ones have together
+            more than ``most_bytes`` by their headers.
     """
     seen: set[str] = set()
+    total = 0
     with closing(_members(archive)) as members:
         for member in members:
             if not wanted(member.name):
@@ -43,6 +47,12 @@ def iterate_members(archive: Path, wanted: Callable[[str], bool]) -> Generator[t
             if member.name in seen:
                 raise UserError(f"{archive} has two members {member.name}; pack it anew with the one that is meant")
             seen.add(member.name)
+            total += member.size
+            if most_bytes is not None and total > most_bytes:
+                raise UserError(
+                    f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, for which "
+                    "there is room or which is far more than such files need; make room, or see where it comes from"
+                )
             with _content(archive, member) as stream:
                 yield member.name, stream
 
@@ -51,9 +61,6 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
     """Exactly these members, in the archive's order, in one pass that ends with the last of them.
 
     Of a member that occurs twice this is the first: what comes after the last of ``names`` is not looked at.
-
-    Raises:
-        UserError: as ``iterate_members``, and when one is missing, with the names that are nearest to it.
     """
     missing = set(names)
     bases = {PurePosixPath(name).name for name in names}
@@ -108,7 +115,7 @@ def _members(archive: Path) -> Generator[Member, None, None]:
     elif packing is not None:
         found = tar_members(archive, packing)
     else:
-        yield Member(archive.name, lambda: archive.open("rb"))
+        yield Member(archive.name, archive.stat().st_size, lambda: archive.open("rb"))
         return
     with closing(found):
         for member in found:
@@ -127,9 +134,8 @@ def _zip_members(archive: Path) -> Generator[Member, None, None]:
             name = info.filename.replace("\\", "/")  # as some programs on Windows write it
             if not name.endswith("/"):
                 kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip was not made on Unix
-                yield Member(
-                    name, partial(file.open, info), None if kind in (0, stat.S_IFREG) else "a link or a device"
-                )
+                odd = None if kind in (0, stat.S_IFREG) else "a link or a device"
+                yield Member(name, info.file_size, partial(file.open, info), odd)
 
 
 def _content(archive: Path, member: Member) -> BinaryIO:

@@ -55,8 +55,7 @@ class Body:
 
     chunks: Iterator[bytes]
     start: int
-    bytes: int | None
-    """Of the whole file, if the server tells."""
+    bytes: int | None  # of the whole file, if the server tells
     validator: str | None
     """A text that the server changes when the file changes: an ETag, or the time of the last change."""
 

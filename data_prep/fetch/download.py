@@ -11,8 +11,7 @@ from data_prep.fetch.transfer import Patience, Transfer
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file
-from scripts.common.lock import file_lock
-from scripts.common.ownership import LEDGER
+from scripts.common.lock import file_lock, lock_beside
 from scripts.common.terminal import StatusLine
 
 
@@ -44,10 +43,7 @@ def fetch(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file.name
-    with (
-        closing(StatusLine()) as status,
-        file_lock(folder / f"{LEDGER}.{file.name}.lock", at_work=f"fetching {path}"),
-    ):
+    with closing(StatusLine()) as status, file_lock(lock_beside(path), at_work=f"fetching {path}"):
         given = _find(file.name, raw)
         if given is None and not path.exists():
             place = f"a folder that you give with {option} DIR"

@@ -11,8 +11,7 @@ from data_prep.fetch.packed import damage_told
 from data_prep.fetch.remote import HEAD, RemoteFile, other_kind
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
-from scripts.common.lock import file_lock
-from scripts.common.ownership import LEDGER
+from scripts.common.lock import file_lock, lock_beside
 
 Found = dict[str, Any]  # the bytes and sha256 of a file that is here
 _KEYS = {"url", "bytes", "sha256", "date", "trusted"}
@@ -58,7 +57,7 @@ def examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[Found, str | No
 
 def write_down(ledger: Path, file: RemoteFile, *, url: str, found: Found) -> None:
     """Enter a file that was found right, unless the same bytes are in the ledger already."""
-    with file_lock(ledger.with_name(f"{LEDGER}.{ledger.name}.lock"), at_work=f"writing {ledger}"):
+    with file_lock(lock_beside(ledger), at_work=f"writing {ledger}"):
         entries = _read(ledger)
         if file.name in entries and entries[file.name]["sha256"] == found["sha256"]:
             return

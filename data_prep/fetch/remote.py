@@ -18,8 +18,7 @@ _MAGIC = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ\x00", ".zip": b"
 class RemoteFile:
     """A file by its name, where it is to be had and what is published about it."""
 
-    name: str
-    """Its name here, whose ending says what kind of file it is."""
+    name: str  # its name here, whose ending says what kind of file it is
     urls: tuple[str, ...]
     """http, https, ftp or file addresses of the same file, the preferred one first. None: it comes by hand alone."""
     bytes: int | None = None

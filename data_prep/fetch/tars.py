@@ -32,9 +32,9 @@ class Member:
     """A member of an archive of any kind. It must be opened and read before the next one is asked for."""
 
     name: str
+    size: int
     open: Callable[[], IO[bytes] | None]
-    odd: str | None = None
-    """The kind of thing that it is, if it is no plain file."""
+    odd: str | None = None  # the kind of thing that it is, if it is no plain file
 
 
 def tar_packing(name: str) -> str | None:
@@ -58,7 +58,7 @@ def tar_members(archive: Path, packing: str) -> Generator[Member, None, None]:
         while (info := _next(what, tar, data, packing)) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
             if not info.isdir():
-                yield Member(info.name, partial(tar.extractfile, info), _link_or_device(info))
+                yield Member(info.name, info.size, partial(tar.extractfile, info), _link_or_device(info))
         _see_the_end(what, data)
 
 

@@ -23,16 +23,11 @@ _SECONDS_BETWEEN_UPDATES = 0.2
 class Patience:
     """Limits of patience with a server, in seconds."""
 
-    attempts: int = 7
-    """In a row that bring nothing to go on with."""
-    timeout: float = 60.0
-    """Without a byte, until a connection counts as stalled."""
-    first_delay: float = 1.0
-    """Before the second attempt; doubled before each further one,"""
-    longest_delay: float = 60.0
-    """up to this."""
-    longest_wait: float = 600.0
-    """That a server may ask for with Retry-After."""
+    attempts: int = 7  # in a row that bring nothing to go on with
+    timeout: float = 60.0  # without a byte, until a connection counts as stalled
+    first_delay: float = 1.0  # before the second attempt; doubled before each further one,
+    longest_delay: float = 60.0  # up to this
+    longest_wait: float = 600.0  # that a server may ask for with Retry-After
 
 
 class Transfer:

@@ -10,8 +10,7 @@ from data_prep.sources import archives, cnn_dm, debian, text
 from data_prep.steps.extract import Piece
 from scripts.common.schema import require
 
-Rows = Iterator[tuple[str, Sequence[str]]]
-"""The split, and a line a language."""
+Rows = Iterator[tuple[str, Sequence[str]]]  # the split, and a line a language
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,11 +37,7 @@ Dir::Cache "{folder}/cache";
 def fetch_translations(
     languages: Sequence[str], *, origins: Sequence[str], components: Sequence[str], out: Path
 ) -> dict[str, Any]:
-    """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line.
-
-    Raises:
-        UserError: there is no apt, or it brought no file for a language.
-    """
+    """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line."""
     if shutil.which("apt-get") is None:
         raise UserError(f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; {_WITHOUT}")
     helper = _find_helper()

@@ -40,8 +40,7 @@ from scripts.common.terminal import StatusLine
 CORPORA = ("cnn", "dailymail")
 MAX_UNUSABLE = 0.01
 """Share of the listed stories that may be missing, empty or unlike their offsets; published counts differ by 0.1%."""
-ENOUGH = 1000
-"""Stories with letters beyond ASCII that are looked at to tell how offsets count."""
+ENOUGH = 1000  # stories with letters beyond ASCII that are looked at to tell how offsets count
 
 _MEMBER = re.compile(r"(?:.*/)?(cnn|dailymail)/(stories|tokens|entities)/([0-9a-f]{40})\.(?:story|txt)")
 _LIST = re.compile(r"(?:.*/)?(cnn|dailymail)/wayback_(training|validation|test)_urls\.txt")
@@ -83,11 +82,7 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
 
 
 def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
-    """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives.
-
-    Raises:
-        UserError: an archive or a list cannot be read, or too many stories are unusable.
-    """
+    """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives."""
     counts: Counter[str] = Counter()
     with _store(raw) as store:
         for name in dataset.files:

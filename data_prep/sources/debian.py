@@ -21,11 +21,7 @@ _PAIRS = {"en-de": "debian_en_de", "en-fr": "debian_en_fr", "en-zh": "debian_en_
 
 
 def dataset_name(*, pair: str | None = None, task: str | None = None) -> str:
-    """The file of datasets/ that ``DESCRIPTIONS`` stands for with ``--pair`` or ``--task``.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The file of datasets/ that ``DESCRIPTIONS`` stands for with ``--pair`` or ``--task``."""
     task = task or "translation"
     if task not in TASKS:
         raise UserError(f"--task {task}: expected one of {', '.join(TASKS)}")

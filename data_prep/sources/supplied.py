@@ -16,11 +16,9 @@ from data_prep.fetch.packed import BUFFER, OPENERS, damage_told, packed_suffix, 
 from scripts.common.blanks import BLANK, BYTE_ORDER_MARK, name
 from scripts.common.errors import UserError
 
-_LONGEST = 1 << 24
-"""Bytes of a line: a file without line ends would fill the memory."""
+_LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the memory
 
-EMPTY = "empty line, kept"
-"""The only thing in ``SuppliedText.changes`` that changes nothing."""
+EMPTY = "empty line, kept"  # the only thing in ``SuppliedText.changes`` that changes nothing
 
 _HEAD = 1 << 14  # bytes by which a file's kind is told
 _MEND = "unpack it by hand to see what is left of it, or give another copy"
@@ -52,8 +50,7 @@ class SuppliedText:
 
     def __init__(self, path: Path, *, invalid: str) -> None:
         self.path = path.resolve() if path.is_symlink() else path
-        self.lines = 0
-        """Lines read so far."""
+        self.lines = 0  # lines read so far
         self.changes: dict[str, dict[str, int]] = {}
         """Counts by what was found: how many ``times``, and the number of the ``first line`` with it."""
         self.name = os.fsencode(self.path.name).decode(errors="backslashreplace")
@@ -62,11 +59,7 @@ class SuppliedText:
         self._broken: tuple[int, int] | None = None  # the first line that is not UTF-8, and the byte
 
     def __iter__(self) -> Iterator[bytes | None]:
-        """The lines without their ends, in UTF-8. None: one that is not UTF-8, to be left out with its pair.
-
-        Raises:
-            UserError: the file is no text in UTF-8 with one sentence a line; the message says what it is.
-        """
+        """The lines without their ends, in UTF-8. None: one that is not UTF-8, to be left out with its pair."""
         with _opened(self.path) as stream:
             while line := stream.readline(_LONGEST + 1):
                 self.lines += 1
@@ -75,11 +68,7 @@ class SuppliedText:
             raise UserError(f"{self.path} is empty; give text with one sentence a line")
 
     def check(self) -> None:
-        """Say what is not UTF-8, after the last line.
-
-        Raises:
-            UserError: something was not, and ``invalid`` is ``error``.
-        """
+        """Say what is not UTF-8, after the last line."""
         if self._broken is None or self._invalid != "error":
             return
         number, byte = self._broken

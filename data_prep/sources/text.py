@@ -12,8 +12,7 @@ from data_prep.steps.extract import Piece
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 
-Changes = dict[str, dict[str, dict[str, int]]]
-"""By file: what was found in it, how many times, and where first."""
+Changes = dict[str, dict[str, dict[str, int]]]  # by file: what was found in it, how many times, and where first
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
@@ -59,11 +58,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
 
 
 def _copy(texts: dict[str, SuppliedText], out: Path) -> int:
-    """Write the sides of a split, by their names in ``out``; returns how many pairs were dropped.
-
-    Raises:
-        UserError: a file is no text in UTF-8, or one has more lines than another.
-    """
+    """Write the sides of a split, by their names in ``out``; returns how many pairs were dropped."""
     ended = b"\n"  # no line holds it
     kept = 0
     with ExitStack() as stack:
@@ -137,11 +132,7 @@ def _splits(raw: Path, present: set[str]) -> list[str]:
 
 
 def _find(raw: Path, name: str) -> Path | None:
-    """The file of that name, or of that name and a suffix of compression in either case.
-
-    Raises:
-        UserError: there are several.
-    """
+    """The file of that name, or of that name and a suffix of compression in either case."""
     found = [raw / (name + suffix) for suffix in dict.fromkeys((*SUFFIXES, *map(str.upper, SUFFIXES)))]
     found = [path for path in found if path.is_file()]
     if len(found) > 1:

@@ -13,11 +13,9 @@ from data_prep.steps.shards import Shard, Text, read_chunks, select
 from scripts.common import ownership
 from scripts.common.files import atomic_file, read_json, write_json
 
-Blocks = tuple[list[bytes], ...]
-"""Some lines of a shard: a list a language, of equal lengths."""
+Blocks = tuple[list[bytes], ...]  # some lines of a shard: a list a language, of equal lengths
 
-EXAMPLES = 3
-"""Pairs that are shown of a step that drops many."""
+EXAMPLES = 3  # pairs that are shown of a step that drops many
 _SHOWN = 60  # letters of each side
 
 
@@ -34,10 +32,8 @@ class ShardWriter:
     def __init__(self, task: "ShardTask", stack: ExitStack) -> None:
         self._task, self._stack = task, stack
         self._files: dict[str, list[IO[bytes]]] = {}
-        self.lines: Counter[str] = Counter()
-        """By split."""
-        self.words: Counter[str] = Counter()
-        """By ``<split>.<language>``."""
+        self.lines: Counter[str] = Counter()  # by split
+        self.words: Counter[str] = Counter()  # by ``<split>.<language>``
 
     def write(self, split: str, columns: Sequence[Sequence[bytes]]) -> None:
         """Append lines, a column a language, to a split."""
@@ -107,12 +103,10 @@ class Context:
     """The place and the tools of a step."""
 
     work: Path
-    folder: str
-    """The step's own folder in ``work``."""
+    folder: str  # the step's own folder in ``work``
     languages: tuple[str, ...]
     pool: Pool
-    keep: bool
-    """Keep the shards that a step has read."""
+    keep: bool  # keep the shards that a step has read
 
     @property
     def path(self) -> Path:

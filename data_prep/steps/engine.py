@@ -22,15 +22,14 @@ from data_prep.steps.context import Context
 from data_prep.steps.extract import Piece, extract, write_rows
 from data_prep.steps.plan import CORPUS_STEPS, Pass, plan
 from data_prep.steps.pool import Pool
-from data_prep.steps.shards import Text, digest
+from data_prep.steps.shards import Text
 from scripts.common import scratch
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
+from scripts.common.files import digest, read_json, write_json
 from scripts.common.terminal import clock
 
 READ = "00-read"
-MANY = 0.1
-"""A step that drops more than this share of a split's lines says so."""
+MANY = 0.1  # a step that drops more than this share of a split's lines says so
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,10 @@ class State:
     text: Text
     log: list[dict[str, Any]]
     """For each step and split of this pass: lines in and out, and how many were dropped why."""
-    words: dict[str, int]
-    """By ``<split>.<language>``; since when a pass has counted them."""
-    sha256: dict[str, str]
-    """By ``<split>.<language>``: of all its lines, as sha256sum says it."""
+    words: dict[str, int]  # by ``<split>.<language>``; since when a pass has counted them
+    sha256: dict[str, str]  # by ``<split>.<language>``: of all its lines, as sha256sum says it
     seconds: float
-    report: dict[str, Any]
-    """Findings of the source on the way (the first pass)."""
+    report: dict[str, Any]  # findings of the source on the way (the first pass)
 
 
 class Engine:

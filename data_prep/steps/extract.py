@@ -129,10 +129,8 @@ def _extract(task: _Task) -> dict[str, int]:
 class _Found:
     """The facts that reading a piece brought out."""
 
-    undecodable: int = 0
-    """Lines that are not UTF-8."""
-    first: int = 0
-    """The number of the first of them."""
+    undecodable: int = 0  # lines that are not UTF-8
+    first: int = 0  # the number of the first of them
     md5: Any = field(default_factory=lambda: hashlib.md5(usedforsecurity=False))
     """Of all bytes, if it is to be checked."""
 

@@ -19,9 +19,6 @@ def hold_out(*, into: str, every: int) -> CorpusStep:
     """Move lines ``every``, 2 * ``every``, ... of a split (counted from 1, over all its sources) to the split ``into``.
 
     As awk's ``NR % every == 0`` does in the published scripts.
-
-    Raises:
-        UserError: it would take no line, or all of them.
     """
     if every < 2:
         raise UserError(f"hold_out: every: got {every}, expected a number above 1")
@@ -50,9 +47,6 @@ def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> CorpusSt
     No sentence, whatever its case, is in two splits: the hash sees to that for one side. Of the other side, where two
     sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes a worker
     for each line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
-
-    Raises:
-        UserError: a split would be left empty.
     """
     if not (min(valid_percent, test_percent) > 0 and valid_percent + test_percent < 100):
         raise UserError(

@@ -5,19 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import deduplicate, hold_out, raw, units
-from data_prep.steps.registry import (
-    CLEAN_CORPUS,
-    CORPUS,
-    DECODE,
-    LINE,
-    PAIR,
-    READERS,
-    SQUEEZE,
-    STEPS,
-    Registered,
-    without_parameters,
-)
+from data_prep.steps import deduplicate, hold_out, raw, registry, units
+from data_prep.steps.registry import CORPUS, STEPS, Registered, without_parameters
 from scripts.common.errors import UserError
 from scripts.common.schema import check_type, require
 
@@ -41,11 +30,7 @@ class Pass:
 
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
-    """The passes, in order.
-
-    Raises:
-        UserError: a step or reader is unknown, lacks a parameter, or has one it does not know; file and key are named.
-    """
+    """The passes, in order."""
     _check_readers(dataset)
     groups: list[tuple[bool, list[Step]]] = []
 
@@ -55,15 +40,15 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         groups[-1][1].append(step)
 
     if any(source.invalid == "drop" for sources in dataset.splits.values() for source in sources):
-        add(Step(name=DECODE), corpus=False)
+        add(Step(name=registry.DECODE), corpus=False)
     for place, step in enumerate(dataset.steps):
         known = {**STEPS, **CORPUS_STEPS}
         key = f"{dataset.file}: steps[{place}]"
         if step.name not in known:
             raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
         _check_step(key, step, known[step.name], dataset)
-        if step.name == CLEAN_CORPUS:  # which changes text, too: Moses leaves one space between tokens, and no |
-            add(Step(name=SQUEEZE, splits=step.splits), corpus=False)
+        if step.name == registry.CLEAN_CORPUS:  # it changes text, too: one space between tokens, and no |
+            add(Step(name=registry.SQUEEZE, splits=step.splits), corpus=False)
         add(step, corpus=step.name in CORPUS_STEPS)
         if (then := known[step.name].then) is not None:
             for apply in then(step, dataset.languages, work):
@@ -76,7 +61,7 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
 def _check_readers(dataset: Dataset) -> None:
     for split, sources in dataset.splits.items():
         for place, source in enumerate(sources):
-            known = ["plain", *sorted(READERS)]
+            known = ["plain", *sorted(registry.READERS)]
             key = f"splits.{split}[{place}].reader"
             require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
 
@@ -96,9 +81,9 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
     for split in step.splits:
         expected = f"some of {', '.join(sorted(filter(None, splits)))}"
         require(key, split in splits, f"{step.name}.splits", split, expected)
-    if step.languages and registered.kind != LINE:
+    if step.languages and registered.kind != registry.LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
-    if registered.kind == PAIR and dataset.target is None:
+    if registered.kind == registry.PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
     by, one = step.parameters.get("by"), step.name != "hold_out" or len(step.splits) == 1
     there = by is None or by in dataset.languages

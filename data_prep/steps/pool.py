@@ -84,9 +84,6 @@ class Pool:
             function: what to do with a task, in a worker; importable by name.
             what: the step, for the progress line.
             lines: how many lines there are in all, if known; ``done`` of them by an earlier run.
-
-        Raises:
-            UserError: a worker process was killed.
         """
         global _on_tick
         with self._counter.get_lock():

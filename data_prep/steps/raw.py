@@ -10,8 +10,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 
 FOLDER = "raw"
-PREFIX = "raw_"
-"""Of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``."""
+PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``
 
 
 def save(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:

@@ -7,17 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.text import (
-    bpe,
-    characters,
-    chinese,
-    clean,
-    moses,
-    punctuation,
-    readers,
-    sentencepiece,
-    tokenise,
-)
+from data_prep.text import bpe, characters, chinese, clean, moses, punctuation, readers, sentencepiece, tokenise
 
 LINE, PAIR, CORPUS = "line", "pair", "corpus"
 

@@ -5,7 +5,6 @@ numbers, one after the other, are the split. Numbers may have gaps. Lines are UT
 thing that ends a line: carriage returns and the like inside a line stay there.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
@@ -98,13 +97,3 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[list[bytes]]:
 def select(columns: Sequence[Sequence[Line]], keep: Sequence[bool]) -> list[list[Line]]:
     """Of each language's lines, those that are kept."""
     return [[line for line, stays in zip(column, keep, strict=True) if stays] for column in columns]
-
-
-def digest(paths: Iterable[Path]) -> str:
-    """The SHA-256 of files as if they were one: what sha256sum says of the whole split."""
-    total = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as f:
-            while block := f.read(1 << 20):
-                total.update(block)
-    return total.hexdigest()

@@ -30,9 +30,6 @@ def learn_bpe(
     """Learn ``merges`` merges on train: of all languages together, or of each (not ``joint``).
 
     What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges.
-
-    Raises:
-        UserError: there are no merges to learn, or as ``check_options``.
     """
     if merges < 1:
         raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
@@ -48,11 +45,7 @@ def learn_bpe(
 
 
 def learn_sentencepiece(*, units: int, joint: bool = True) -> CorpusStep:
-    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``).
-
-    Raises:
-        UserError: there are no units to learn, or sentencepiece is not installed.
-    """
+    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``)."""
     if units < 1:
         raise UserError(f"sentencepiece: units: got {units}, expected a number above 0")
     sentencepiece.package()
@@ -113,11 +106,7 @@ def _count_words(context: Context, shards: Sequence[Shard], languages: Sequence[
 
 
 def count_group(paths: Sequence[Path]) -> Counter[bytes]:
-    """The words of some shards.
-
-    Raises:
-        UserError: a line holds a carriage return.
-    """
+    """The words of some shards."""
     counts: Counter[bytes] = Counter()
     for path in paths:
         for chunk in read_chunks(path):

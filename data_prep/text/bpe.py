@@ -33,9 +33,6 @@ def learn_from_counts(counts: Iterable[tuple[str, int]], *, merges: int) -> str:
     Args:
         counts: how often each word occurs. The order matters to nothing; memory grows with the number of words, not
             with the text they come from.
-
-    Raises:
-        UserError: not one merge can be learnt.
     """
     codes = io.StringIO()
     # subword-nmt draws a progress bar, which fills a log with repeats; and fails where no word has two characters
@@ -73,11 +70,7 @@ def without_glossaries(counts: Iterable[tuple[str, int]], glossaries: Sequence[s
 
 
 def check_options(*, glossaries: Sequence[str], engine: str) -> None:
-    """Refuse what ``encoder`` cannot use.
-
-    Raises:
-        UserError: a glossary is no regular expression; the engine is unknown, or not installed.
-    """
+    """Refuse what ``encoder`` cannot use."""
     for glossary in glossaries:
         try:
             re.compile(glossary)
@@ -96,9 +89,6 @@ def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str
         codes: file of merges that subword-nmt wrote.
         glossaries: regular expressions; what they match is never segmented, ``@entity[0-9]+`` for example.
         engine: subword-nmt, or fastBPE, which must be installed.
-
-    Raises:
-        UserError: the file cannot be read or holds something else, or as ``check_options``.
     """
     try:
         text = Path(codes).read_bytes().decode()
@@ -156,11 +146,7 @@ def _segment_with(segmenter: Callable[[str], list[str]], glossaries: Sequence[st
 
 
 def _fastbpe() -> Any:
-    """The class of the package fastBPE.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The class of the package fastBPE."""
     try:
         from fastBPE import fastBPE
     except ImportError as error:
@@ -172,11 +158,7 @@ def _fastbpe() -> Any:
 
 
 def _fastbpe_segmenter(codes: str) -> Callable[[str], list[str]]:
-    """The units of a word, by subword-nmt's codes.
-
-    Raises:
-        UserError: the codes are of a version that fastBPE does not know.
-    """
+    """The units of a word, by subword-nmt's codes."""
     version, *merges = codes.strip("\n").split("\n")
     if version.split() != ["#version:", "0.2"]:
         raise UserError(f"bpe: codes begin with {version!r}, expected '#version: 0.2'; use the engine subword-nmt")

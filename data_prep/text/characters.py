@@ -33,16 +33,11 @@ def properties(last: int = UNICODE) -> dict[str, str]:
 class Classes:
     """Perl's classes of characters, for use between the brackets of a regular expression."""
 
-    alpha: str
-    """``\\p{IsAlpha}``: letters, letter-like numbers and the vowel signs of many scripts."""
-    alnum: str
-    """``\\p{IsAlnum}``: these and decimal digits, but no other number, such as ``²``."""
-    number: str
-    """``\\p{IsN}``: any number."""
-    lower: str
-    """``\\p{IsLower}``"""
-    lowercase_letter: str
-    """``\\p{Ll}``"""
+    alpha: str  # ``\p{IsAlpha}``: letters, letter-like numbers and the vowel signs of many scripts
+    alnum: str  # ``\p{IsAlnum}``: these and decimal digits, but no other number, such as ``²``
+    number: str  # ``\p{IsN}``: any number
+    lower: str  # ``\p{IsLower}``
+    lowercase_letter: str  # ``\p{Ll}``
 
     @staticmethod
     @cache

@@ -28,11 +28,7 @@ def strip_control(line: str) -> str:
 def script_filter(*, chinese: int) -> Callable[[str, str], str | None]:
     """Return why a pair is dropped whose Chinese side has no Chinese character, or whose other side has one.
 
-    Args:
-        chinese: which side is Chinese: 0 the source, 1 the target.
-
-    Raises:
-        UserError: there is no such side.
+    ``chinese`` says which side it is: 0 the source, 1 the target.
     """
     if chinese not in (0, 1):
         raise UserError(f"script filter: chinese: got {chinese!r}, expected 0 (the source) or 1 (the target)")
@@ -47,14 +43,7 @@ def script_filter(*, chinese: int) -> Callable[[str, str], str | None]:
 
 
 def segmenter(*, guess: bool = True) -> Callable[[str], str]:
-    """jieba's words, parted by one space.
-
-    Args:
-        guess: words that jieba's dictionary lacks are found too, by its hidden Markov model (``HMM``).
-
-    Raises:
-        UserError: jieba is not installed.
-    """
+    """jieba's words, parted by one space; ``guess``: also those that its dictionary lacks, by its HMM."""
     try:
         import jieba
     except ImportError as error:

@@ -42,9 +42,6 @@ def pair_filter(
 ) -> Callable[[str, str], str | None]:
     """Return why a pair is dropped, if it has not ``min_words`` to ``max_words`` words a side and a length ratio below
     ``max_ratio``; words as ``count_words`` counts them.
-
-    Raises:
-        UserError: no pair could meet these.
     """
     if not (0 < min_words <= max_words and max_ratio > 1):
         raise UserError(
@@ -73,11 +70,7 @@ def straighten_apostrophes(line: str) -> str:
 
 
 def truncater(*, tokens: int) -> Callable[[str], str]:
-    """The first ``tokens`` tokens of a tokenised line: 400 of a news article in the paper (section 6.4).
-
-    Raises:
-        UserError: not one would be left.
-    """
+    """The first ``tokens`` tokens of a tokenised line: 400 of a news article in the paper (section 6.4)."""
     if tokens < 1:
         raise UserError(f"truncate: tokens: got {tokens}, expected a number above 0")
     return lambda line: " ".join(line.split(" ")[:tokens])

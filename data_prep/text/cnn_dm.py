@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from scripts.common.errors import UserError
 
 Pair = tuple[str, str]
-Span = tuple[int, int]
-"""First character, and the one after the last."""
+Span = tuple[int, int]  # first character, and the one after the last
 
 SEPARATOR = "\N{PILCROW SIGN}"
 """Stands between the sentences of a summary, which ROUGE-L counts one by one; one in the text itself is left out.
@@ -136,11 +135,7 @@ class Evidence:
             self.misplaced[unit] += tokens_at(story, spans, unit=unit)[1]
 
     def unit(self, corpus: str) -> str:
-        """The reading that fits; bytes where every story is ASCII, and both are the same.
-
-        Raises:
-            UserError: neither fits.
-        """
+        """The reading that fits; bytes where every story is ASCII, and both are the same."""
         best = min(UNITS, key=lambda unit: self.misplaced[unit])
         if self.misplaced[best] > TOLERANCE * self.tokens:
             got = " and ".join(f"{self.misplaced[unit]:,} of {self.tokens:,} as {unit}" for unit in UNITS)

@@ -19,11 +19,7 @@ VERSIONS = ("2018-10", "2018-11", "2019-11")
 
 
 def check_version(moses: str) -> str:
-    """The version, if there is one of that name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The version, if there is one of that name."""
     if moses not in VERSIONS:
         raise UserError(f"moses: got {moses!r}, expected one of {', '.join(VERSIONS)} (quoted, in YAML)")
     return moses
@@ -56,9 +52,6 @@ def moses_filter(
         min_tokens, max_tokens: a side, both included.
         ratio: the longer side has at most this many times the tokens of the shorter.
         max_characters: of a token.
-
-    Raises:
-        UserError: no pair could meet these.
     """
     if not (1 <= min_tokens <= max_tokens and ratio >= 1 and max_characters >= 1):
         raise UserError(

@@ -12,11 +12,7 @@ from scripts.common.errors import UserError
 
 
 def learn(lines: Iterator[str], *, units: int) -> bytes:
-    """A unigram model of ``units`` units, as the bytes of its file; all lines are kept in memory.
-
-    Raises:
-        UserError: sentencepiece is not installed, or it cannot make so many units of this text.
-    """
+    """A unigram model of ``units`` units, as the bytes of its file; all lines are kept in memory."""
     model = io.BytesIO()
     try:
         package().SentencePieceTrainer.train(
@@ -32,11 +28,7 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
 
 
 def encoder_from_file(*, codes: str) -> Callable[[str], str]:
-    """Segments lines by the model in the file ``codes``; fairseq's ``--remove-bpe sentencepiece`` undoes it.
-
-    Raises:
-        UserError: sentencepiece is not installed, or the file is no model.
-    """
+    """Segments lines by the model in the file ``codes``; fairseq's ``--remove-bpe sentencepiece`` undoes it."""
     try:
         processor = package().SentencePieceProcessor(model_proto=Path(codes).read_bytes())
     except (RuntimeError, OSError) as error:
@@ -45,11 +37,7 @@ def encoder_from_file(*, codes: str) -> Callable[[str], str]:
 
 
 def package() -> Any:
-    """The package.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The package."""
     try:
         import sentencepiece
     except ImportError as error:

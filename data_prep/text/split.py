@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from data_prep.text.debian import Description
 
-SENTENCE_WORDS = 12
-"""From this length on, a shared sentence is no coincidence."""
+SENTENCE_WORDS = 12  # from this length on, a shared sentence is no coincidence
 LARGEST = 0.05
 """A family trains where it would be more than this share of valid or test, if they were as large as they should be."""
 ONE_SOURCE = 4

@@ -39,8 +39,11 @@ def score_translations() -> None:
                 f"a translation's score needs its source and itself: hub.score(sources, targets=translations); got "
                 f"{len(sentences)} sources and {'no' if targets is None else len(targets)} translations"
             )
-        pairs = [[self.encode(sentence) for sentence in sentences], [_encode_target(self, t) for t in targets]]
-        sizes = [[words.numel() for words in side] for side in pairs]
+        # a translation is tokenised and cut up as a source is
+        units = [self.apply_bpe(self.tokenize(translation)) for translation in targets]
+        words = [self.tgt_dict.encode_line(line, add_if_not_exist=False).long() for line in units]
+        pairs = [[self.encode(sentence) for sentence in sentences], words]
+        sizes = [[each.numel() for each in side] for side in pairs]
         dataset = LanguagePairDataset(pairs[0], sizes[0], self.src_dict, pairs[1], sizes[1], self.tgt_dict)
         batches = self.task.get_batch_iterator(
             dataset=dataset,
@@ -55,11 +58,6 @@ def score_translations() -> None:
             scored = SequenceScorer(self.tgt_dict, **kwargs).generate(self.models, batch)
             found.update(zip(batch["id"].tolist(), (best for best, *_ in scored), strict=True))
         return [found[i] for i in range(len(sentences))]
-
-
-def _encode_target(hub: Any, sentence: str) -> Any:
-    """A translation as tokens; it is tokenised and cut up as a source is."""
-    return hub.tgt_dict.encode_line(hub.apply_bpe(hub.tokenize(sentence)), add_if_not_exist=False).long()
 
 
 def align_when_asked() -> None:

@@ -133,7 +133,8 @@ def _explained(error: OSError, path: Path) -> Exception:
     if error.errno not in FULL:
         return error
     # the newest stays: it may be all that training can go on from
-    older = sorted((each for each in path.parent.glob("checkpoint*[0-9].pt") if each != path), key=_age)[:-1]
+    others = [each for each in path.parent.glob("checkpoint*[0-9].pt") if each != path]
+    older = sorted(others, key=lambda each: each.stat().st_mtime_ns)[:-1]
     megabytes = sum(each.stat().st_size for each in older) / 1e6
     names = ", ".join(each.name for each in older[:3]) + (", ..." if len(older) > 3 else "")
     removable = (
@@ -145,7 +146,3 @@ def _explained(error: OSError, path: Path) -> Exception:
         f"{path}: cannot be written: {error.strerror}; nothing of it was left behind. {removable}. Then the same "
         "command goes on from checkpoint_last.pt, if that is there."
     )
-
-
-def _age(path: Path) -> int:
-    return path.stat().st_mtime_ns

@@ -164,13 +164,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DecodeError(f"{folder} is an export of version {version}, expected {FORMAT}; export again")
     for name, known in files.items():
         try:
-            with open(folder / name, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = digest(folder / name)
         except OSError as error:
             raise DecodeError(f"{error.filename}: {error.strerror}; export again") from error
         if found != known:
             raise DecodeError(f"{folder / name} is not as it was written: it is damaged or was changed; export again")
     return manifest
+
+
+def digest(path: Path) -> str:
+    """Return a file's SHA-256."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def search(model: Model, sources: list[list[int]], options: Options) -> list[list[Hypothesis]]:
@@ -268,12 +273,17 @@ def main(arguments: list[str] | None = None) -> None:
     )
     here = Path(__file__).parent
     parser.add_argument("out", metavar="OUT", type=Path, nargs="?", default=here, help="what the export wrote")
-    parser.add_argument("--beam", type=int, default=5, help="hypotheses of a sentence")
-    parser.add_argument("--lenpen", type=float, default=1.0, help="length penalty: above 1 for longer hypotheses")
-    parser.add_argument("--unkpen", type=float, default=0.0, help="penalty of the unknown word")
-    parser.add_argument("--max-len-a", type=float, default=0.0, help="at most a * source's length + b words")
-    parser.add_argument("--max-len-b", type=int, default=200, help="see --max-len-a")
-    parser.add_argument("--min-len", type=int, default=1, help="at least so many words")
+    meanings = {
+        "beam": "hypotheses of a sentence",
+        "lenpen": "length penalty: above 1 for longer hypotheses",
+        "unkpen": "penalty of the unknown word",
+        "max_len_a": "at most a * source's length + b words",
+        "max_len_b": "see --max-len-a",
+        "min_len": "at least so many words",
+    }
+    for name, meaning in meanings.items():
+        default = getattr(Options, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=meaning)
     parser.add_argument("--batch", type=int, default=32, help="sentences searched together")
     parser.add_argument("--threads", type=int, default=0, help="threads of onnxruntime (default: one a core)")
     parser.add_argument("--scores", action="store_true", help="the score and a tab before each translation")
@@ -281,7 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("beam", "batch"):
         if getattr(given, name) < 1:
             parser.error(f"--{name} is {getattr(given, name)}; expected 1 or more")
-    options = Options(given.beam, given.lenpen, given.unkpen, given.max_len_a, given.max_len_b, given.min_len)
+    options = Options(**{name: getattr(given, name) for name in meanings})
     try:
         model = Model(given.out, given.threads)
         sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]

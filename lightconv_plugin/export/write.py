@@ -1,7 +1,6 @@
 """Export a trained model to a folder: graphs, dictionaries, a manifest; and prove that they compute the same."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -142,7 +141,7 @@ def export(model: Any, task: Any, out: Path, *, form: str, checkpoint: str) -> d
             (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in words.symbols), encoding="utf-8")
         shutil.copyfile(decode.__file__, folder / "decode.py")
         manifest = _manifest(model, task, graphs, form, checkpoint)
-        manifest["files"] = {file.name: _digest(file) for file in sorted(folder.iterdir())}
+        manifest["files"] = {file.name: decode.digest(file) for file in sorted(folder.iterdir())}
         (folder / decode.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         compare(model, (decode.Model if form == "onnx" else Program)(folder))
     return manifest
@@ -215,9 +214,6 @@ def compare(
     """Compare an exported model's steps with the model's log-probabilities of whole targets.
 
     Words are drawn; the first source ends in padding; hypotheses change places at every step.
-
-    Raises:
-        ExportError: they differ by more than rounding explains, or are not numbers.
     """
     draw = np.random.default_rng(1)
     manifest = exported.manifest
@@ -252,11 +248,6 @@ def compare(
                 f"at position {position} its exported step is {error:.1e} of the largest log-probability away from the "
                 f"model; expected at most {LIMIT:.0e}. Nothing was written; this is a fault of the export, report it"
             )
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -37,11 +37,7 @@ class StepByStep(nn.Module):
             self.set_incremental_state(incremental_state, ops.reorder_state(saved, new_order))
 
     def check_step(self, x: Tensor) -> None:
-        """Refuse what cannot be one step of decoding.
-
-        Raises:
-            ValueError: more than one position at once, or a module that also looks to the right.
-        """
+        """Refuse what cannot be one step of decoding."""
         if x.shape[0] != 1 or not self.causal:
             raise ValueError(
                 f"incremental decoding takes one position at a time from a causal module; "
@@ -62,11 +58,7 @@ class InputWindow(StepByStep):
         self.window_size = size
 
     def push(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
-        """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= size.
-
-        Raises:
-            ValueError: see ``check_step``.
-        """
+        """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= size."""
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
         window, kept = ops.window.push(x, saved, self.window_size)

@@ -14,7 +14,10 @@ INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
 
 
 class UserError(Exception):
-    """Something the user can mend. The message says what was got, what was expected and what to do."""
+    """Something the user can mend. The message says what was got, what was expected and what to do.
+
+    Any function may raise it. A docstring says so where that does not show in the function itself.
+    """
 
 
 @contextmanager

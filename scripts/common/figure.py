@@ -19,9 +19,6 @@ def open_figure(path: Path, *, width: float, height: float, dpi: int = 120) -> I
     """Yield a figure of so many inches, to be drawn on; it is written to ``path`` if no error comes.
 
     A name that ends in .svg gives an SVG file with text as text, any other a PNG file.
-
-    Raises:
-        UserError: the figure would be too large to be looked at.
     """
     if max(width, height) * dpi > _LARGEST:
         raise UserError(

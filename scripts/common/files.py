@@ -1,5 +1,6 @@
 """Reading text that people supply, and writing files and folders that exist whole or not at all."""
 
+import hashlib
 import json
 import os
 import re
@@ -95,11 +96,7 @@ def copy_file(source: Path, path: Path) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, parted at LF only, so that two sides of a corpus never drift apart.
-
-    Raises:
-        UserError: the file is missing, unreadable or holds bytes that are not UTF-8 (with the line's number).
-    """
+    """The lines of a UTF-8 text file, parted at LF only, so that two sides of a corpus never drift apart."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -120,16 +117,22 @@ def read_lines(path: Path) -> list[str]:
 
 
 def count_lines(path: Path) -> int:
-    """Return how many lines a file has, in memory that does not grow with it.
-
-    Raises:
-        UserError: the file is missing or unreadable.
-    """
+    """Return how many lines a file has, in memory that does not grow with it."""
     try:
         with open(path, "rb") as f:
             return sum(block.count(b"\n") for block in iter(lambda: f.read(1 << 20), b""))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """The SHA-256 of files as if they were one: what sha256sum says of them one after the other."""
+    total = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as f:
+            while block := f.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
@@ -143,11 +146,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file that a command of this project wrote.
-
-    Raises:
-        UserError: the file is missing, unreadable or not JSON.
-    """
+    """The content of a JSON file that a command of this project wrote."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -36,9 +36,13 @@ def output_lock(out: Path) -> Iterator[None]:
     Raises:
         UserError: another run is making it.
     """
-    lock = out.with_name(f"{LEDGER}.{out.name}.lock")
-    with file_lock(lock, at_work=f"in {out}", instead="choose another folder"):
+    with file_lock(lock_beside(out), at_work=f"in {out}", instead="choose another folder"):
         yield
+
+
+def lock_beside(path: Path) -> Path:
+    """Return the lock of those who write ``path``."""
+    return path.with_name(f"{LEDGER}.{path.name}.lock")
 
 
 @contextmanager
@@ -47,15 +51,8 @@ def file_lock(
 ) -> Iterator[None]:
     """Hold a lock that is the file ``path``, made if need be, with its folder, and left behind.
 
-    Args:
-        path: the lock.
-        at_work: on what the other run is at work, for the message: "in work/x", "fetching a.tgz".
-        instead: what can be done other than waiting.
-        shared: many may hold it together.
-        patience: seconds to wait for another run.
-
-    Raises:
-        UserError: another run holds it and did not let go of it in ``patience`` seconds.
+    Many may hold it together (``shared``). Another run is waited for, ``patience`` seconds; then the message says that
+    it is ``at_work`` (such as "in work/x") and what can be done ``instead`` of waiting.
     """
     deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
     descriptor = _open(path)
@@ -93,11 +90,7 @@ def _open(path: Path) -> int:
 
 
 def _holder(path: Path, descriptor: int) -> str:
-    """The process that the lock names.
-
-    Raises:
-        UserError: the file holds something else, so that it is no lock of ours.
-    """
+    """The process that the lock names."""
     content = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
     if not content.isdecimal() and content:
         raise UserError(f"{path} is not a lock of this project, which keeps one under that name; move it away")

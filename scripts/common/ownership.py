@@ -135,11 +135,7 @@ def _is_mark(path: Path) -> bool:
 
 
 def check_writable(*paths: Path) -> None:
-    """Refuse files that are there and are not ours, before the work whose result they are to hold.
-
-    Raises:
-        UserError: one of them is somebody else's.
-    """
+    """Refuse files that are there and are not ours, before the work whose result they are to hold."""
     for path in paths:
         if os.path.lexists(path) and not _is_mark(path) and not _read(path.parent).has(path):
             raise UserError(
@@ -195,11 +191,7 @@ def foreign(folder: Path) -> list[Path]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse to replace a folder in which anything is not ours.
-
-    Raises:
-        UserError: it is a file, or holds something that this project did not write there.
-    """
+    """Refuse to replace a folder in which anything is not ours."""
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_dir():
@@ -273,11 +265,7 @@ def set_aside(path: Path) -> Path:
 
 
 def take_back(aside: Path, path: Path) -> None:
-    """Undo ``set_aside``.
-
-    Raises:
-        UserError: something has the name by now.
-    """
+    """Undo ``set_aside``."""
     if os.path.lexists(path):
         raise UserError(f"{path} is there, so {aside} cannot be taken back; move one of them away")
     os.rename(aside, path)

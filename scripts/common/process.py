@@ -99,9 +99,6 @@ def run_logged(
 
     Standard output and standard error come through pipes of their own and are put together by whole lines, so that a
     warning never lands in the middle of a line of output. (fairseq reports on either, by the order of its imports.)
-
-    Raises:
-        UserError: the command ended with a status that is not 0; the message has its last lines and the log's path.
     """
     # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
     passive = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}

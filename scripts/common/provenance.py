@@ -32,6 +32,12 @@ def git_state() -> dict[str, Any] | None:
         return None
 
 
+def commit() -> str:
+    """The checkout's commit in short, with a mark where files have changed since."""
+    state = git_state()
+    return state["commit"][:10] + ("+changes" if state["changed"] else "") if state else "unknown"
+
+
 def versions() -> dict[str, str | None]:
     """The versions of Python and of the packages that take part."""
     return {"python": platform.python_version(), **package_versions(PACKAGES)}
@@ -44,25 +50,28 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def available_cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine() -> dict[str, Any]:
     """The processor, how many cores this process may use, and the GPUs, without importing torch."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus: list[str] = []
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, check=False)
         gpus = answer.stdout.split("\n")[:-1] if answer.returncode == 0 else []
-    return {"cpu": processor(), "cores": cores, "gpus": gpus}
+    return {"cpu": processor(), "cores": available_cores(), "gpus": gpus}
 
 
 def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
     """Describe what a score was measured with, beside its own definition: ``settings``, then the versions."""
-    commit = git_state()
     parts = {
         "model": model,
         "data": dataset,
         **settings,
-        "commit": commit["commit"][:10] + ("+changes" if commit["changed"] else "") if commit else "unknown",
+        "commit": commit(),
         "torch": version("torch"),
         "fairseq": version(FAIRSEQ),
     }

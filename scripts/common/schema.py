@@ -35,11 +35,7 @@ def require_known(file: Path | str, names: Iterable[object], known: Collection[s
 
 
 def build(cls: type, data: Any, *, file: Path | str, key: str = "", given: dict[str, Any] | None = None) -> Any:
-    """An instance of a dataclass from a mapping, nested ones included; ``given`` holds fields the file may not set.
-
-    Raises:
-        UserError: a key is unknown, missing or of another type; the message names file and key.
-    """
+    """An instance of a dataclass from a mapping, nested ones included; ``given`` holds fields the file may not set."""
     values = dict(given or {})
     require(file, isinstance(data, dict), key or "the file", data, "keys with values")
     hints = typing.get_type_hints(cls)
@@ -55,11 +51,7 @@ def build(cls: type, data: Any, *, file: Path | str, key: str = "", given: dict[
 
 
 def check_type(file: Path | str, key: str, hint: Any, data: Any) -> Any:
-    """Return the value of a key, lists as tuples and mappings as the dataclass that ``hint`` may be.
-
-    Raises:
-        UserError: it has another type than ``hint``.
-    """
+    """Return the value of a key, lists as tuples and mappings as the dataclass that ``hint`` may be."""
     if isinstance(hint, types.UnionType):  # X | None: leaving the key out is the way to say None
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     if dataclasses.is_dataclass(hint):

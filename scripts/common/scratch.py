@@ -96,11 +96,7 @@ def work_path(path: Path) -> Path:
 
 
 def replace_folder(scratch: Path, path: Path) -> None:
-    """Give a scratch folder that is complete its final name, in place of an older folder of ours.
-
-    Raises:
-        UserError: see ``check_replaceable``.
-    """
+    """Give a scratch folder that is complete its final name, in place of an older folder of ours."""
     ownership.seal(scratch)
     ownership.check_replaceable(path)
     old = ownership.scratch_path(path, "old")

@@ -50,9 +50,7 @@ def make_streams_usable(*, unread: bool) -> None:
     """Let what is printed never fail for its letters, nor for a stream that was closed (``>&-``).
 
     Files that are opened later must not get the number of a closed stream: what a library prints would go into them.
-
-    Args:
-        unread: what nobody reads any more goes nowhere, without an error.
+    ``unread``: what nobody reads any more goes nowhere, without an error.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -134,3 +132,9 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int, rule: bool = False) -> 
         "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip()
         for line in lines
     ]
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, figures to the right."""
+    lines = [header, ["---", *("--:" for _ in header[1:])], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
@@ -63,16 +64,10 @@ def kept_epochs(args: Namespace, last: int) -> list[int]:
 def check_checkpoints(config: Config, args: Namespace, updates_in: UpdatesIn | None = None) -> str | None:
     """Check that the checkpoints will be there that the stages after the training take.
 
-    Args:
-        config: the configuration.
-        args: what fairseq's parser made of its section ``train``.
-        updates_in: the updates of each epoch, once the data are known.
+    ``args`` is what fairseq's parser made of the section ``train``; ``updates_in`` is known once the data are.
 
     Returns:
         what a person should know about the last of them, as a sentence, or None.
-
-    Raises:
-        UserError: they will not; the message says what is asked, how many there will be, and what to set.
     """
     for key, why in (
         ("no_save", "the training would leave nothing behind"),
@@ -117,26 +112,25 @@ def _check_average(config: Config, args: Namespace, asked: int, last: int | None
     kept, interval = (kept_updates, "save_interval_updates") if by == "update" else (kept_epochs, "save_interval")
     # while its length is not known, a training is taken to be long enough
     until = asked * (getattr(args, interval) or _INTERVAL) if last is None else last
-    there = kept(args, until)
+
+    def kept_with(changes: dict[str, Any]) -> list[int]:
+        return kept(Namespace(**vars(args) | changes), until)
+
+    there = kept_with({})
     if len(there) >= asked:
         return
-    changes = {
+    changes: dict[str, Any] = {
         "no_epoch_checkpoints": False,
         "validate_after_updates": 0,
         "keep_interval_updates": asked,
         "keep_last_epochs": asked,
         interval: max(1, until // asked),
     }
-
-    def enough(names: list[str]) -> bool:
-        return len(kept(Namespace(**vars(args) | {name: changes[name] for name in names}), until)) >= asked
-
-    needed = list(changes)
-    if enough(needed):
-        for name in changes:  # leave out what is not to blame
-            others = [other for other in needed if other != name]
-            needed = others if enough(others) else needed
-        remedy = f"set {' and '.join(f'train.{_flag(name)}: {str(changes[name]).lower()}' for name in needed)}"
+    if len(kept_with(changes)) >= asked:
+        for name in list(changes):  # leave out what is not to blame
+            others = {other: value for other, value in changes.items() if other != name}
+            changes = others if len(kept_with(others)) >= asked else changes
+        remedy = f"set {' and '.join(f'train.{_flag(name)}: {str(value).lower()}' for name, value in changes.items())}"
     else:
         remedy = "train for longer" if by == "update" else "train for longer, or average by update"
     key = "tune.last" if "last" in config.tune else "average.last"

@@ -112,9 +112,6 @@ def repair_last(folder: Path) -> str | None:
 
     Returns:
         what was done, as a sentence, or None if there was nothing to do.
-
-    Raises:
-        UserError: there are checkpoints, but none of them is whole.
     """
     last = folder / "checkpoint_last.pt"
     others = [path for path in folder.glob("checkpoint*.pt") if path != last]

@@ -19,21 +19,13 @@ BEAM = 5
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of one convolution over one sentence.
+    """The kernels of one convolution over one sentence."""
 
-    Attributes:
-        side: encoder or decoder.
-        layer: from 1 on.
-        weights: normalised, numpy; (T, H, K) where each position predicts its own, (H, K) where they are learnt.
-        offsets: where the K inputs lie, from the position that is computed: -K + 1 to 0 in a decoder.
-        normalization: by which they were normalised.
-    """
-
-    side: str
-    layer: int
-    weights: Any
-    offsets: range
-    normalization: str
+    side: str  # encoder or decoder
+    layer: int  # from 1 on
+    weights: Any  # normalised, numpy; (T, H, K) where each position predicts its own, (H, K) where they are learnt
+    offsets: range  # where the K inputs lie, from the position that is computed: -K + 1 to 0 in a decoder
+    normalization: str  # by which they were normalised
 
     @property
     def predicted(self) -> bool:
@@ -48,15 +40,7 @@ class Sentence(NamedTuple):
 
 
 class Reader:
-    """A trained model, its task and its dictionaries.
-
-    Args:
-        path: a checkpoint.
-        data: the binarised data, for the dictionaries.
-
-    Raises:
-        UserError: the checkpoint cannot be loaded, or does not fit the dictionaries.
-    """
+    """A trained model, its task and its dictionaries: a checkpoint and the binarised data."""
 
     def __init__(self, path: Path, data: Path) -> None:
         from fairseq import checkpoint_utils
@@ -92,11 +76,7 @@ class Reader:
         return self._checked(numbers, self.encode(target, self.dictionaries[1]))
 
     def line(self, number: int, subset: str) -> Sentence:
-        """The sentence, with its reference, on line ``number`` (from 1 on) of a binarised subset.
-
-        Raises:
-            UserError: there is no such subset or line.
-        """
+        """The sentence, with its reference, on line ``number`` (from 1 on) of a binarised subset."""
         from fairseq.data import data_utils
 
         if self.language_model:
@@ -121,11 +101,7 @@ class Reader:
         return [dictionary[number] for number in numbers.tolist()]
 
     def kernels(self, sentence: Sentence) -> list[Kernels]:
-        """The kernels of all convolutions while the model reads the sentence, in the order of its layers.
-
-        Raises:
-            UserError: the model has none.
-        """
+        """The kernels of all convolutions while the model reads the sentence, in the order of its layers."""
         import torch
 
         found: list[Kernels] = []

@@ -92,11 +92,7 @@ class GenerationOutput:
         raise UserError(f"fairseq-generate gave sentence {kind}-{number} {often}; expected each exactly once")
 
     def complete(self) -> None:
-        """Check that fairseq came to its end and left nothing out.
-
-        Raises:
-            UserError: a sentence is missing, or fairseq did not come to its end.
-        """
+        """Check that fairseq came to its end and left nothing out."""
         if "sentences" not in self.facts or self.expected is None:
             raise UserError(f"fairseq-generate did not report on the subset `{self.subset}` to the end; see its log")
         every = set(range(self.expected))
@@ -111,11 +107,7 @@ class GenerationOutput:
                 )
 
     def in_corpus_order(self) -> dict[str, list[str]]:
-        """The lines of each file, by its name, with the hypotheses that fairseq put first.
-
-        Raises:
-            UserError: see ``complete``.
-        """
+        """The lines of each file, by its name, with the hypotheses that fairseq put first."""
         self.complete()
         numbers = range(self.expected or 0)
         return {

@@ -16,11 +16,7 @@ def user_dir() -> Path:
 
 
 def check_binarised(data: Path) -> None:
-    """Refuse a folder that is not what data_prep.binarise writes, or that fairseq would misread.
-
-    Raises:
-        UserError: see above.
-    """
+    """Refuse a folder that is not what data_prep.binarise writes, or that fairseq would misread."""
     if not data.is_dir() or not any(data.glob("dict*.txt")) or not any(data.glob("*.idx")):
         raise UserError(
             f"{data} is not a folder of binarised data (dict*.txt and *.idx); run python -m data_prep.binarise first, "
@@ -30,11 +26,7 @@ def check_binarised(data: Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path in which fairseq would see several.
-
-    Raises:
-        UserError: it holds the character that parts paths.
-    """
+    """Refuse a path in which fairseq would see several."""
     if os.pathsep in str(path.resolve()):
         raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
 

@@ -41,11 +41,7 @@ def too_long(dataset: Any, limits: Limits) -> Any:
 
 
 def skipped_in_training(config: Path, dataset: Any, limits: Limits) -> str | None:
-    """Describe what fairseq leaves out of the training data for its length; None where it takes all.
-
-    Raises:
-        UserError: it would leave out everything.
-    """
+    """Describe what fairseq leaves out of the training data for its length; None where it takes all."""
     gone, all_of_it = len(too_long(dataset, limits)), len(dataset)
     if not gone:
         return None
@@ -63,11 +59,7 @@ def skipped_in_training(config: Path, dataset: Any, limits: Limits) -> str | Non
 
 
 def check_split(dataset: Any, part: str, limits: Limits, place: Place) -> None:
-    """Check that no sample of a part that must be read whole is too long.
-
-    Raises:
-        UserError: one is; the message has its line number and length, the limit, and what to set.
-    """
+    """Check that no sample of a part that must be read whole is too long."""
     gone = [int(number) for number in too_long(dataset, limits)]
     if not gone:
         return

@@ -11,11 +11,7 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def draw_losses(runs: Mapping[str, Mapping[int, TrainLog]], out: Path) -> None:
-    """Draw the losses of some runs, for each its logs by seed: a colour a run, a style a seed.
-
-    Raises:
-        UserError: none of the logs has a loss.
-    """
+    """Draw the losses of some runs, for each its logs by seed: a colour a run, a style a seed."""
     if not any(log.train_loss or log.valid_loss for seeds in runs.values() for log in seeds.values()):
         raise UserError(
             f"nothing to draw: no losses in seed<N>/checkpoints/train.log of {', '.join(runs)}; "

@@ -7,17 +7,14 @@ from typing import Any
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
 from scripts.fairseq_io.inputs import check_binarised, check_path
-from scripts.pipeline.config import add_arguments
+from scripts.pipeline.config import config_parser
 from scripts.pipeline.schema import SUBSETS
 
 
 def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
     """Their options; ``out`` says what --out is for."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
+    parser = config_parser(doc, data=True, out=out)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
     parser.add_argument("--subset", choices=SUBSETS, default="test", help="(default: test)")
     parser.add_argument("--tuned", type=Path, metavar="FILE", help="tune.json: what it chose goes before the CONFIG's")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
@@ -25,11 +22,7 @@ def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
 
 
 def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what tuning chose, once data and model are known to be there.
-
-    Raises:
-        UserError: they are not, or not what they should be.
-    """
+    """Return what tuning chose, once data and model are known to be there."""
     check_binarised(arguments.data)
     if not arguments.model.is_file():
         raise UserError(f"no model {arguments.model}; expected a checkpoint that scripts.train or average.py wrote")

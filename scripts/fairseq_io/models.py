@@ -6,12 +6,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from scripts.common.errors import UserError
-
-PLUGIN = Path(__file__).resolve().parents[2] / "lightconv_plugin"
+from scripts.fairseq_io.inputs import user_dir
 
 
 def load_plugin() -> None:
@@ -24,7 +22,7 @@ def load_plugin() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="fairseq")
     from fairseq.utils import import_user_module
 
-    import_user_module(Namespace(user_dir=str(PLUGIN)))
+    import_user_module(Namespace(user_dir=str(user_dir())))
 
 
 class NoWords(AttributeError):
@@ -73,11 +71,7 @@ def stand_in_dictionaries(vocab_size: int, *, joined: bool) -> Iterator[None]:
 
 
 def training_arguments(flags: list[str], *, task: str = "translation") -> Namespace:
-    """Parse flags as fairseq-train does. ``load_plugin`` comes first for the architectures of the plugin.
-
-    Raises:
-        UserError: flags that fairseq-train does not take.
-    """
+    """Parse flags as fairseq-train does. ``load_plugin`` comes first for the architectures of the plugin."""
     from fairseq import options
 
     def refuse(message: str) -> NoReturn:

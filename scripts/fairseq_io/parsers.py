@@ -94,11 +94,7 @@ def _raising() -> Iterator[None]:
 
 
 def parse(asked: Asked) -> argparse.Namespace:
-    """Parse the flags with fairseq's parser for the command. ``load_plugin`` comes first.
-
-    Raises:
-        UserError: the parser refuses a flag or a value, or a number makes no sense.
-    """
+    """Parse the flags with fairseq's parser for the command. ``load_plugin`` comes first."""
     from fairseq import options
 
     parser = getattr(options, PARSERS[asked.module])()
@@ -144,7 +140,7 @@ def _explained(asked: Asked, refused: _Refused) -> UserError:
 
 
 def _check_numbers(asked: Asked, flag: str, value: Any) -> None:
-    values = [_number(one) for one in (value if isinstance(value, list) else [value])]
+    values = [as_number(one) for one in (value if isinstance(value, list) else [value])]
     numbers = [number for number in values if number is not None]
     if any(not math.isfinite(number) for number in numbers):
         raise asked.refusal(flag, "a finite number")
@@ -154,7 +150,8 @@ def _check_numbers(asked: Asked, flag: str, value: Any) -> None:
         raise asked.refusal(flag, above if most == math.inf else f"a number from {least} to less than {most}")
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """Return a number, or a text that is one; None for anything else."""
     if isinstance(value, bool):
         return None
     try:  # fairseq's parser leaves some numbers as text

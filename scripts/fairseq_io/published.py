@@ -18,9 +18,13 @@ OPERATORS = {"lightconv": ("LightConv", "lightweight"), "dynamicconv": ("Dynamic
 
 @dataclass(frozen=True)
 class Published:
-    """One model; its name says its operator and whether it has GLUs."""
+    """One model; its name says its operator, whether it has GLUs, and what it translates."""
 
     name: str
+    operator: str  # as the paper writes it
+    conv_type: str  # as the options name it
+    glu: bool
+    of: str  # what it translates
     archive: str
     config: Path
     dataset: str
@@ -29,21 +33,6 @@ class Published:
     measure: str
     figure: float | None = None
     stands: str = ""
-
-    @property
-    def operator(self) -> str:
-        """Its operator as the paper writes it."""
-        return OPERATORS[self.name.split(".")[0]][0]
-
-    @property
-    def glu(self) -> bool:
-        """Return True if it has GLUs."""
-        return self.name.split(".")[1] == "glu"
-
-    @property
-    def of(self) -> str:
-        """The end of its name: what it translates."""
-        return self.name.split(".", 2)[2]
 
 
 @dataclass(frozen=True)
@@ -56,11 +45,7 @@ class Shelf:
     models: dict[str, Published]
 
     def model(self, name: str) -> Published:
-        """Return the model of that name.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the model of that name."""
         if name not in self.models:
             raise UserError(f"there is no published model {name}; choose one of: {', '.join(self.models)}")
         return self.models[name]
@@ -77,19 +62,21 @@ class Shelf:
 
 
 def read_shelf(file: Path = FILE) -> Shelf:
-    """Read the table. Paths of configurations and datasets in it start from its folder.
-
-    Raises:
-        UserError: something in it cannot be used; the message names the place.
-    """
+    """Read the table. Paths of configurations and datasets in it start from its folder."""
     content = read_yaml(file)
     models = {}
     try:
         for name, given in content["models"].items():
-            test_set = content["test_sets"][name.split(".", 2)[2]]
+            kind, glu, of = name.split(".", 2)
+            operator, conv_type = OPERATORS[kind]
+            test_set = content["test_sets"][of]
             dataset = test_set["dataset"]
             models[name] = Published(
                 name=name,
+                operator=operator,
+                conv_type=conv_type,
+                glu=glu == "glu",
+                of=of,
                 archive=given["archive"],
                 config=file.parent / given["config"],
                 dataset=dataset if (FOLDER / f"{dataset}.yaml").is_file() else str(file.parent / dataset),
@@ -99,25 +86,20 @@ def read_shelf(file: Path = FILE) -> Shelf:
                 figure=given.get("figure"),
                 stands=given.get("stands", ""),
             )
-            if name.split(".")[0] not in OPERATORS or models[name].measure not in SCORES:
-                raise UserError(f"{file}: {name}: unknown operator, or unknown measure {models[name].measure}")
+            if models[name].measure not in SCORES:
+                raise UserError(f"{file}: {name}: unknown measure {models[name].measure}")
         return Shelf(file, content["url"], float(content["tolerance"]), models)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: models and test_sets lack {error}; see configs/published.yaml") from error
 
 
 def check_model(published: Published, folder: Path) -> None:
-    """Compare a converted model and its dictionaries with what its name says it is.
-
-    Raises:
-        UserError: it is another model, or the dictionaries are another's.
-    """
+    """Compare a converted model and its dictionaries with what its name says it is."""
     state = checkpoints.load(folder / "model.pt")
     found = state["cfg"]["model"]
     dataset = load_dataset(published.dataset)
-    kind = OPERATORS[published.name.split(".")[0]][1]
     for side, language in zip(("encoder", "decoder"), dataset.languages, strict=True):
-        expected = {f"{side}_conv_type": kind, f"{side}_glu": published.glu}
+        expected = {f"{side}_conv_type": published.conv_type, f"{side}_glu": published.glu}
         for key, value in expected.items():
             if found.get(key) != value:
                 raise UserError(

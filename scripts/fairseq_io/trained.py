@@ -28,11 +28,7 @@ class Trained:
     generate: dict[str, Any]
 
     def codes(self, language: str) -> Path:
-        """The BPE merges or the SentencePiece model of a language.
-
-        Raises:
-            UserError: there are none.
-        """
+        """The BPE merges or the SentencePiece model of a language."""
         for name in _CODES:
             if (path := self.codes_folder / name.format(language)).is_file():
                 return path
@@ -44,15 +40,8 @@ class Trained:
 def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
     """Find what belongs to a run's folder in work/ or one of its seeds', a folder of pretrained.py's, or a checkpoint.
 
-    Of a run's seeds the one that is best on validation is taken.
-
-    Args:
-        path: see above.
-        dataset: whose steps the text goes through, where it does not follow from the path.
-        dictionaries: the folder of dict.*.txt, likewise.
-
-    Raises:
-        UserError: there is no model, or something about it cannot be found.
+    Of a run's seeds the one that is best on validation is taken. ``dataset``, whose steps the text goes through, and
+    ``dictionaries``, the folder of dict.*.txt, are given where they do not follow from the path.
     """
     if not path.exists():
         raise UserError(f"there is no {path}; give a run's folder in work/, a folder of pretrained.py, or a checkpoint")

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from scripts.common.errors import UserError
+from scripts.fairseq_io.parsers import as_number
 
 _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (?P<logger>[\w.]+) \| (?P<text>.*)$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
@@ -90,11 +90,7 @@ class TrainLog:
 
 
 def read_log_file(path: Path) -> TrainLog:
-    """Everything in the training log that is a file.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Everything in the training log that is a file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
             return read_log(f)
@@ -123,15 +119,8 @@ def parse_progress(line: str) -> Progress | None:
         return None
     prefix = "" if found["logger"] == "train_inner" else found["logger"] + "_"
     values = {
-        key.removeprefix(prefix): number for key, value in content.items() if (number := _number(value)) is not None
+        key.removeprefix(prefix): number for key, value in content.items() if (number := as_number(value)) is not None
     }
     if "num_updates" not in values or "loss" not in values:
         return None
     return Progress(found["logger"], int(values["num_updates"]), values)
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None

@@ -22,14 +22,8 @@ DEFAULTS = {"post-process": "subword_nmt"}
 class Translator:
     """Loads a model at once; then ``translate`` any number of times.
 
-    Args:
-        model: a checkpoint.
-        dictionaries: the folder of dict.<language>.txt.
-        languages: source and target, as the dictionaries' names have them.
-        generate: fairseq-generate's flags, without dashes.
-
-    Raises:
-        UserError: a file is missing, it is not a model that translates, or flags do not go together.
+    ``languages`` are source and target, ``dictionaries`` the folder of dict.<language>.txt, ``generate`` the flags of
+    fairseq-generate without dashes.
     """
 
     def __init__(
@@ -80,9 +74,6 @@ class Translator:
         """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
 
         Lines are cut after ``longest`` tokens.
-
-        Raises:
-            UserError: the model gives nothing that is a number.
         """
         import torch
 

@@ -7,7 +7,6 @@ leaves the others as they are; the page says so, and so does the exit status, 1.
 import argparse
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from scripts.common.errors import UserError, run_command
 from scripts.common.files import atomic_file, read_json, write_json
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible, run_logged
-from scripts.common.provenance import FAIRSEQ, package_versions
+from scripts.common.provenance import FAIRSEQ, commit, package_versions
 from scripts.common.terminal import StatusLine, clock
 from scripts.first_gpu import page
 from scripts.first_gpu.sections import ROOT, Section, sections
@@ -39,11 +38,7 @@ def parse() -> argparse.Namespace:
 
 
 def facts(device: str) -> tuple[str, list[str]]:
-    """Return the machine in a line, and the lines at the head of the page.
-
-    Raises:
-        UserError: torch sees no such device.
-    """
+    """Return the machine in a line, and the lines at the head of the page."""
     import torch
 
     from scripts.benchmarks.timing import machine
@@ -67,13 +62,6 @@ def facts(device: str) -> tuple[str, list[str]]:
     peers = package_versions([FAIRSEQ, "ctranslate2", "causal-conv1d", "triton"])
     installed = ", ".join(f"{package} {version or 'not installed'}" for package, version in peers.items())
     return name, [f"`scripts/first_gpu.sh --device {device}` on {name}; {installed}.", *about]
-
-
-def commit() -> str:
-    """Return the checkout's commit, with a mark where files have changed since."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 def run(section: Section, log: Path, said: StatusLine) -> dict[str, Any]:

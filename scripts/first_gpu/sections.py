@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scripts.common.process import python_module
+from scripts.common.provenance import available_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL_MINUTES = 15
@@ -18,25 +19,15 @@ CHECKED = "test_convolutions and (31-30 or 65-64) and (1- or 64-) and not float6
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """A part of the page."""
 
-    Attributes:
-        name: of its record and log.
-        title: on the page.
-        minutes: after which its command is ended.
-        command: to run; empty where it cannot be.
-        begins: the first words of its results, among all that the command prints.
-        tests: the command is pytest.
-        absent: the reason why it cannot be run here.
-    """
-
-    name: str
-    title: str
-    minutes: float
-    command: tuple[str, ...] = ()
-    begins: str = ""
-    tests: bool = False
-    absent: str | None = None
+    name: str  # of its record and log
+    title: str  # on the page
+    minutes: float  # after which its command is ended
+    command: tuple[str, ...] = ()  # to run; empty where it cannot be
+    begins: str = ""  # the first words of its results, among all that the command prints
+    tests: bool = False  # the command is pytest
+    absent: str | None = None  # the reason why it cannot be run here
 
 
 def sections(device: str) -> list[Section]:
@@ -48,7 +39,7 @@ def sections(device: str) -> list[Section]:
 
 def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     yield Section("info", "Self-test", 1, (*python_module("lightconv_plugin.info"),), "Python ")
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = min(MOST_PROCESSES, available_cores())
     tests = _pytest("tests/gpu", device, f"--numprocesses={processes}", "--dist=worksteal")
     yield Section("tests", "Tests", 9, tests, tests=True)
     for tool in ("memcheck", "racecheck"):

@@ -52,7 +52,7 @@ class Config:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments by which a command reads this configuration (``add_arguments``)."""
+        """The arguments by which a command reads this configuration (``config_parser``)."""
         return [str(self.path), *(["--dataset", self.other_dataset] if self.other_dataset else [])]
 
     @property
@@ -80,12 +80,23 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that ``given_config`` reads."""
+def config_parser(doc: str | None, *, data: bool = False, out: str | None = None) -> argparse.ArgumentParser:
+    """A parser that shows a command's docstring and takes the arguments that ``given_config`` reads.
+
+    ``data``: it takes the binarised data, too; ``out``: and a folder to write, for this.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
     parser.add_argument(
         "--dataset", metavar="NAME", help="a file of data_prep/datasets in place of the configuration's `dataset`"
     )
+    if data:
+        parser.add_argument(
+            "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote"
+        )
+    if out is not None:
+        parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
+    return parser
 
 
 def given_config(arguments: argparse.Namespace, precision: str | None = None) -> Config:

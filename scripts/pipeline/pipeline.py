@@ -7,58 +7,38 @@ made from, its commands, its stamp (stamp.py).
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from scripts.common import ownership
 from scripts.common.errors import INTERRUPTED, UserError
+from scripts.common.files import write_json
 from scripts.common.process import child
 from scripts.common.provenance import git_state
 from scripts.common.terminal import clock
 from scripts.pipeline.stamp import NAME as STAMP
-from scripts.pipeline.stamp import (
-    Stamp,
-    fingerprint,
-    missing_files,
-    new_id,
-    read_stamp,
-    remove_stamp,
-    sizes,
-    write_stamp,
-)
+from scripts.pipeline.stamp import Stamp, fingerprint, missing_files, read_stamp, sizes
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, of one seed or of all.
+    """One stage, of one seed or of all."""
 
-    Attributes:
-        name: its name, without the seed.
-        folder: what it makes.
-        inputs: what decides its result beside the stages before, as plain data.
-        commands: each Python's arguments: ``-m``, a module and its own.
-        before: keys of the stages that it builds on.
-        seed: None where it serves all seeds.
-        key_files: those of its files that must still be there for it to count as done; None: all. (Checkpoints may be
-            cleared away.)
-        replaces: the folder is made as a whole, in place of an older one.
-        prefix: goes before each command, such as srun and its flags.
-        given: gives the fingerprint of files from outside, or None.
-        fairseq: gives the commands of fairseq that it comes down to, for people to read.
-    """
-
-    name: str
-    folder: Path
-    inputs: dict[str, Any]
-    commands: list[list[str]]
-    before: tuple[str, ...] = ()
-    seed: int | None = None
+    name: str  # without the seed
+    folder: Path  # what it makes
+    inputs: dict[str, Any]  # what decides its result beside the stages before, as plain data
+    commands: list[list[str]]  # each Python's arguments: ``-m``, a module and its own
+    before: tuple[str, ...] = ()  # keys of the stages that it builds on
+    seed: int | None = None  # None where it serves all seeds
+    # those of its files that must still be there for it to count as done (checkpoints may be cleared away); None: all
     key_files: tuple[str, ...] | None = None
-    replaces: bool = False
-    prefix: tuple[str, ...] = ()
+    replaces: bool = False  # the folder is made as a whole, in place of an older one
+    prefix: tuple[str, ...] = ()  # goes before each command, such as srun and its flags
+    # gives the fingerprint of files from outside, or None
     given: Callable[[], str | None] = field(default=lambda: None, compare=False)
+    # gives the commands of fairseq that it comes down to, for people to read
     fairseq: Callable[[], list[list[str]]] = field(default=lambda: [], compare=False)
 
     @property
@@ -92,7 +72,7 @@ class Pipeline:
                 continue
             made_from, given, git = self.fingerprint(key), stage.given(), git_state()
             print(f"== {stage.title}: {reason}", flush=True)
-            remove_stamp(stage.folder)  # from here on the folder is not complete
+            ownership.remove(stage.folder / STAMP)  # from here on the folder is not complete
             start = time.monotonic()
             for command in stage.commands:
                 _run_command(stage, command)
@@ -101,7 +81,7 @@ class Pipeline:
                 files = {name: files[name] for name in stage.key_files}
             seconds = round(time.monotonic() - start, 1)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            write_stamp(stage.folder, Stamp(new_id(), made_from, given, seconds, finished, git, files))
+            write_json(stage.folder / STAMP, asdict(Stamp(made_from, given, seconds, finished, git, files)))
             print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
             ran = True
         return ran
@@ -123,11 +103,7 @@ class Pipeline:
         return None
 
     def fingerprint(self, key: str) -> str:
-        """Return what the stage would be made from now.
-
-        Raises:
-            UserError: a stage that it builds on is not complete.
-        """
+        """Return what the stage would be made from now."""
         stage = self.stages[key]
         ids = []
         for before in map(self.stages.__getitem__, stage.before):
@@ -154,11 +130,7 @@ class Pipeline:
         return reasons
 
     def check_places(self, keys: Collection[str]) -> None:
-        """Refuse files that are in the way of a stage, before the first stage runs.
-
-        Raises:
-            UserError: see ownership.py.
-        """
+        """Refuse files that are in the way of a stage, before the first stage runs."""
         for key, reason in self.to_do(keys).items():
             stage = self.stages[key]
             if stage.replaces and reason:

@@ -8,13 +8,12 @@ which the next stage's fingerprint takes in: a stage that ran again makes all th
 import hashlib
 import json
 import uuid
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.files import write_json
+from scripts.common.files import digest
 
 NAME = "stamp.json"
 
@@ -23,13 +22,13 @@ NAME = "stamp.json"
 class Stamp:
     """The record that a completed stage leaves behind."""
 
-    id: str
     fingerprint: str
     given: str | None  # fingerprint of files the user gave from outside, if any
     seconds: float
     finished: str
     git: dict[str, Any] | None
     files: dict[str, int]  # what the stage wrote, with sizes
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # which no other run of a stage has
 
 
 def fingerprint(content: Any) -> str:
@@ -38,23 +37,11 @@ def fingerprint(content: Any) -> str:
 
 
 def fingerprint_files(folder: Path) -> str:
-    """A digest of the names and the content of all files in a folder.
-
-    Raises:
-        UserError: the folder is missing or empty.
-    """
-    digests = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(path, "rb") as f:
-            digests[str(path.relative_to(folder))] = hashlib.file_digest(f, "sha256").hexdigest()
-    if not digests:
+    """A digest of the names and the content of all files in a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not paths:
         raise UserError(f"{folder} is not a folder with files in it; give --raw the folder that holds the raw text")
-    return fingerprint(digests)
-
-
-def new_id() -> str:
-    """An id that no other run of a stage has."""
-    return uuid.uuid4().hex
+    return fingerprint({str(path.relative_to(folder)): digest([path]) for path in paths})
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -67,19 +54,9 @@ def read_stamp(folder: Path) -> Stamp | None:
     """The stamp of a stage's folder; None if it has none or one that cannot be read, which is as good as none."""
     try:
         content = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        return Stamp(**{field.name: content[field.name] for field in fields(Stamp)})
+        return Stamp(**{each.name: content[each.name] for each in fields(Stamp)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def write_stamp(folder: Path, stamp: Stamp) -> None:
-    """Declare a stage's folder complete."""
-    write_json(folder / NAME, asdict(stamp))
-
-
-def remove_stamp(folder: Path) -> None:
-    """Declare a stage's folder incomplete, before work on it begins."""
-    ownership.remove(folder / NAME)
 
 
 def missing_files(folder: Path, stamp: Stamp) -> list[str]:

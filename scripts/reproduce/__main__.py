@@ -15,7 +15,6 @@ the training on all of them:
   reproduce.py CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
 """
 
-import argparse
 import functools
 import shlex
 from pathlib import Path
@@ -29,29 +28,16 @@ from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible, python_module
 from scripts.fairseq_io.devices import check_count, reserve_gpus
 from scripts.fairseq_io.inputs import check_first
-from scripts.pipeline.config import add_arguments, given_config
+from scripts.pipeline.config import config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 from scripts.pipeline.stamp import fingerprint_files
 from scripts.reproduce import show
-from scripts.reproduce.layout import (
-    DATA_STAGES,
-    MODEL_STAGES,
-    NAMES,
-    SEED_STAGES,
-    Launch,
-    Run,
-    build_run,
-    seed_root,
-)
+from scripts.reproduce.layout import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
 from scripts.reproduce.record import build_record, seed_facts
 
 
 def choose_stages(first: str, last: str) -> list[str]:
-    """The names of the stages from ``first`` to ``last``.
-
-    Raises:
-        UserError: a name is unknown, or they stand in the wrong order.
-    """
+    """The names of the stages from ``first`` to ``last``."""
     for name in (first, last):
         if name not in NAMES:
             raise UserError(f"unknown stage `{name}`; the stages are {', '.join(NAMES)}")
@@ -144,8 +130,7 @@ def write_record(run: Run, seeds: list[int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__)
     parser.add_argument("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
     parser.add_argument(
         "--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)"
@@ -154,9 +139,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go")
     parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
     parser.add_argument(
-        "--untrained",
-        action="store_true",
-        help="train nothing: measure the speed of random weights (Tables 3, 7)",
+        "--untrained", action="store_true", help="train nothing: measure the speed of random weights (Tables 3, 7)"
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")

@@ -53,11 +53,7 @@ def tuning_file(config: Config, root: Path) -> Path | None:
 
 
 def baseline_config(config: Config) -> Config | None:
-    """The configuration whose speed is measured beside this one's; None if there is none, or it is this one.
-
-    Raises:
-        UserError: it cannot be read, or is of another dataset.
-    """
+    """The configuration whose speed is measured beside this one's; None if there is none, or it is this one."""
     if "baseline" not in config.speed:
         return None
     path = config.path.parent / config.speed["baseline"]
@@ -177,37 +173,24 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         gpu = find_devices().gpu
         return [evaluate_command(config, data / "binarised", model, subset, gpu=gpu) for subset in subsets]
 
-    train = script("train", "--seed", str(seed), "--data", binarised, "--out", checkpoints, *launch.arguments)
-    stages = [
-        Stage(
-            "train",
-            checkpoints,
-            config.training(seed),
-            [train],
-            ("binarise",),
-            seed,
-            key_files=("train.json",),
-            prefix=launch.prefix,
-            fairseq=trained,
-        )
-    ]
+    stages: list[Stage] = []
 
     def add(name: str, folder: Path, inputs: dict[str, Any], *commands: list[str], **more: Any) -> None:
-        stages.append(Stage(name, folder, inputs, list(commands), (stages[-1].key,), seed, **more))
+        before = stages[-1].key if stages else "binarise"
+        stages.append(Stage(name, folder, inputs, list(commands), (before,), seed, **more))
 
+    train = script("train", "--seed", str(seed), "--data", binarised, "--out", checkpoints, *launch.arguments)
+    where: dict[str, Any] = {"key_files": ("train.json",), "prefix": launch.prefix, "fairseq": trained}
+    add("train", checkpoints, config.training(seed), train, **where)
     of_seed = ["--seed", str(seed), *(["--tuned", str(tuned)] if tuned else [])]
     if tuned:
         inputs = {"generate": config.generate, "average": config.average, "tune": config.tune, "metric": config.metric}
-        where = ["--checkpoints", checkpoints, "--data", binarised, "--out", tuned.parent]
-        add("tune", tuned.parent, inputs, script("tune", "--seed", str(seed), *where))
+        of_model = ["--checkpoints", checkpoints, "--data", binarised, "--out", tuned.parent]
+        add("tune", tuned.parent, inputs, script("tune", "--seed", str(seed), *of_model))
     elif config.average:
-        how = ["--last", str(config.average["last"]), "--by", config.average["by"]]
-        add(
-            "average",
-            model.parent,
-            config.average,
-            ["-m", "scripts.average", "--checkpoints", str(checkpoints), "--out", str(model), *how],
-        )
+        how = ["--last", str(config.average["last"]), "--by", config.average["by"], "--out", str(model)]
+        average = ["-m", "scripts.average", "--checkpoints", str(checkpoints), *how]
+        add("average", model.parent, config.average, average)
     given = ["--data", binarised, "--model", model, *of_seed]
     scores = root / "scores"
     if config.metric == "perplexity":

@@ -56,11 +56,7 @@ class Outcome:
 
 
 def score(shelf: Shelf, models: Sequence[Published], root: Path, origin: str) -> None:
-    """Score the models one after the other and print the table; one that fails keeps none of the others from its score.
-
-    Raises:
-        UserError: a model has no score, or one outside of the tolerance.
-    """
+    """Score the models one after the other, whichever of them fail, and print the table."""
     outcomes = []
     for model in models:
         print(f"==== {model.name}", flush=True)
@@ -124,30 +120,22 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     trained = find_trained(root / model.name, dataset=model.dataset)
     codes = [str(trained.codes(language)) for language in dataset.languages]
     facts = dataset.facts("binarise")
-    stages = [
-        Stage(
-            "download",
-            raw,
-            {"files": facts["files"]},
-            [["-m", "data_prep.download", model.dataset, "--test-only", "--out", str(raw)]],
-        )
-    ]
+    prepared, binarised, hypotheses = (folder / name for name in ("prepared", "binarised", "hypotheses"))
+    stages = []
 
-    def add(name: str, inputs: dict[str, Any], *before: str, command: list[object], replaces: bool = False) -> Path:
-        out = folder / {"prepare": "prepared", "binarise": "binarised", "generate": "hypotheses"}.get(name, "scores")
+    def add(name: str, out: Path, inputs: dict[str, Any], before: tuple[str, ...], *command: object) -> None:
         words = ["-m", *map(str, command), "--out", str(out)]
-        stages.append(Stage(name, out, inputs, [words], before, replaces=replaces))
-        return out
+        stages.append(Stage(name, out, inputs, [words], before, replaces=name in ("prepare", "binarise")))
 
-    prepare: list[object] = ["data_prep.prepare", model.dataset, "--raw", raw, "--codes", *codes]
-    prepared = add("prepare", facts, "model", "download", command=prepare, replaces=True)
-    binarise: list[object] = ["data_prep.binarise", model.dataset, "--prepared", prepared]
-    binarise += ["--dictionaries", trained.dictionaries]
-    binarised = add("binarise", {}, "prepare", command=binarise, replaces=True)
-    generate: list[object] = ["scripts.generate", config, "--data", binarised, "--model", trained.model]
-    hypotheses = add("generate", model.generate, "binarise", command=generate)
-    score: list[object] = ["scripts.score", config, "--dataset", model.dataset, "--hypotheses", hypotheses]
-    add("score", {"measure": model.measure}, "generate", command=[*score, "--prepared", prepared])
+    add("download", raw, {"files": facts["files"]}, (), "data_prep.download", model.dataset, "--test-only")
+    prepare = ("data_prep.prepare", model.dataset, "--raw", raw, "--codes", *codes)
+    add("prepare", prepared, facts, ("model", "download"), *prepare)
+    binarise = ("data_prep.binarise", model.dataset, "--prepared", prepared, "--dictionaries", trained.dictionaries)
+    add("binarise", binarised, {}, ("prepare",), *binarise)
+    generate = ("scripts.generate", config, "--data", binarised, "--model", trained.model)
+    add("generate", hypotheses, model.generate, ("binarise",), *generate)
+    score = ("scripts.score", config, "--dataset", model.dataset, "--hypotheses", hypotheses, "--prepared", prepared)
+    add("score", folder / "scores", {"measure": model.measure}, ("generate",), *score)
     return stages
 
 

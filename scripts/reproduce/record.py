@@ -11,12 +11,7 @@ from scripts.scoring.selection import numbers, summarise
 
 
 def seed_facts(root: Path, done: Collection[str]) -> dict[str, Any]:
-    """Return what a seed's stages left behind; what has not been done yet is null.
-
-    Args:
-        root: the folder of the seed.
-        done: the names of its complete stages.
-    """
+    """Return what the stages of a seed that are ``done`` left behind in its folder; what has not been done is null."""
 
     def facts(stage: str, name: str) -> Any:
         path = root / name
@@ -40,11 +35,8 @@ def build_record(
 ) -> dict[str, Any]:
     """The record of a run so far.
 
-    Args:
-        config: the merged configuration.
-        seeds: of each seed, its ``seed_facts``.
-        speed: what scripts.speed measured, if it has.
-        stages: for each completed stage, when, how long and from which commit it was run.
+    ``seeds`` has each one's ``seed_facts``, ``speed`` what scripts.speed measured, ``stages`` of each completed stage
+    when, how long and from which commit it was run.
     """
     known = [facts["training"] for facts in seeds.values() if facts["training"]]
 

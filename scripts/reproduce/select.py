@@ -4,23 +4,20 @@ DIR gets selection.json: the best seed, and of each score on valid and test the 
 seeds, and the best seed's figure.
 """
 
-import argparse
 from pathlib import Path
 
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import write_json
 from scripts.common.terminal import aligned
-from scripts.pipeline.config import add_arguments, given_config
+from scripts.pipeline.config import config_parser, given_config
 from scripts.reproduce.layout import SEED_STAGES, seed_root
 from scripts.reproduce.record import seed_facts
 from scripts.scoring.selection import summarise
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = config_parser(__doc__, out="the folder for selection.json")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, with all seeds")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for selection.json")
     arguments = parser.parse_args()
     config = given_config(arguments)
     seeds = {seed: seed_facts(seed_root(arguments.run, seed), SEED_STAGES) for seed in config.seeds}

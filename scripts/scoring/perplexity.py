@@ -39,11 +39,7 @@ class EvaluationOutput:
             self.facts |= {"loss_base2": float(found[1]), "perplexity": float(found[2])}
 
     def sentences(self) -> list[float]:
-        """The perplexity of each sentence, its end included, in the order of the corpus.
-
-        Raises:
-            UserError: fairseq-eval-lm did not come to its end.
-        """
+        """The perplexity of each sentence, its end included, in the order of the corpus."""
         if "perplexity" not in self.facts or not self._samples:
             raise UserError("fairseq-eval-lm did not report a perplexity; see its log")
         found, current = [], []

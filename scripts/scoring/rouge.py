@@ -14,8 +14,7 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
-TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}
-"""Our names and rouge-score's."""
+TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}  # our names and rouge-score's
 
 
 class RougeScore(Score):

@@ -20,24 +20,16 @@ RATIOS_OF = "speed.sentences_per_second.mean"
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of the paper and ours.
-
-    Attributes:
-        published: as printed; None where the paper has none.
-        ours: None where nothing was measured.
-        run: the configuration that measures it, <folder>/<model>; None for the literature's figures and empty cells.
-        has_record: whether the run has been begun.
-        seeds: how many were trained, and of how many; (0, 0) without a record.
-        ratio: to the speed of the baseline, (the paper's, ours); None each where there is none.
-    """
+    """One figure of the paper and ours."""
 
     column: Column
-    published: Figure | None
-    ours: Figure | None = None
+    published: Figure | None  # as printed; None where the paper has none
+    ours: Figure | None = None  # None where nothing was measured
+    # the configuration that measures it, <folder>/<model>; None for the literature's figures and empty cells
     run: str | None = None
-    has_record: bool = False
-    seeds: tuple[int, int] = (0, 0)
-    ratio: tuple[float | None, float | None] = (None, None)
+    has_record: bool = False  # whether the run has been begun
+    seeds: tuple[int, int] = (0, 0)  # how many were trained, and of how many; (0, 0) without a record
+    ratio: tuple[float | None, float | None] = (None, None)  # to the speed of the baseline, the paper's and ours
 
     @property
     def missing(self) -> bool:
@@ -72,11 +64,7 @@ class Runs:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A run record.
-
-    Raises:
-        UserError: the file cannot be read, or is something else.
-    """
+    """A run record."""
     record = read_json(path)
     if not isinstance(record, dict) or not record.keys() >= NEEDED:
         raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")

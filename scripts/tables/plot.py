@@ -112,10 +112,9 @@ def draw(table: Table, cells: Sequence[Sequence[Cell]], out: Path) -> None:
         left = (width - key) / width
         for number, name in enumerate(names):
             figure.text(left, 1 - (top + _LINE * (number + 0.7)) / height, name, fontsize=8, parse_math=False)
-        _, colours, markers = zip(*_SERIES, strict=True)
-        for number, (colour, marker) in enumerate(zip(colours, markers, strict=True)):
+        for number, (whose, colour, marker) in enumerate(_SERIES):
             y = 1 - (top + _LINE * (len(names) + 0.9 + number)) / height
-            figure.text(left, y, f"{'●' if marker == 'o' else '◆'} {_SERIES[number][0]}", fontsize=8, color=colour)
+            figure.text(left, y, f"{'●' if marker == 'o' else '◆'} {whose}", fontsize=8, color=colour)
 
 
 def draw_panel(axes: Any, panel: Panel) -> None:
@@ -152,6 +151,11 @@ def _logarithmic(axes: Any, xs: Sequence[float]) -> None:
 
 def _number(axes: Any, panel: Panel) -> None:
     """The rows' numbers, where they hide nothing; points that coincide share one, and distant ones have a line."""
+    from matplotlib.transforms import Bbox
+
+    def box(x: float, y: float, wide: float, tall: float) -> Any:
+        return Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
+
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # settles where a point is
     series = [(points, colour) for points, (_, colour, _) in zip((panel.paper, panel.ours), _SERIES, strict=True)]
     pixel = axes.figure.dpi / 72
@@ -159,7 +163,7 @@ def _number(axes: Any, panel: Panel) -> None:
     for point in (*panel.paper, *panel.ours):
         x, y = axes.transData.transform((point.x, point.y))
         bar = axes.transData.transform((point.x, point.y + (point.std or 0.0)))[1] - y
-        taken += [_box((x, y), 8 * pixel, 8 * pixel), _box((x, y), 2 * pixel, 2 * bar)]
+        taken += [box(x, y, 8 * pixel, 8 * pixel), box(x, y, 2 * pixel, 2 * bar)]
     for points, colour in series:
         labels: dict[tuple[float, float], list[str]] = {}
         for point in points:
@@ -171,8 +175,8 @@ def _number(axes: Any, panel: Panel) -> None:
                 (dx * (far * pixel + wide / 2 - 4), dy * far * pixel) for far in _DISTANCES for dx, dy in _DIRECTIONS
             ]
             x, y = axes.transData.transform(place)
-            boxes = [_box((x + dx, y + dy), wide, tall) for dx, dy in shifts]
-            best = min(range(len(boxes)), key=lambda i: sum(_overlap(boxes[i], other) for other in taken))
+            boxes = [box(x + dx, y + dy, wide, tall) for dx, dy in shifts]
+            best = min(range(len(boxes)), key=lambda i: boxes[i].count_overlaps(taken))
             taken.append(boxes[best])
             line = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 0, "shrinkB": 2}
             axes.annotate(
@@ -186,17 +190,3 @@ def _number(axes: Any, panel: Panel) -> None:
                 va="center",
                 arrowprops=line if best >= len(_DIRECTIONS) else None,
             )
-
-
-Box = tuple[float, float, float, float]
-
-
-def _box(centre: Sequence[float], wide: float, tall: float) -> Box:
-    return centre[0] - wide / 2, centre[1] - tall / 2, centre[0] + wide / 2, centre[1] + tall / 2
-
-
-def _overlap(one: Box, other: Box) -> float:
-    """The area that two boxes share."""
-    wide = min(one[2], other[2]) - max(one[0], other[0])
-    tall = min(one[3], other[3]) - max(one[1], other[1])
-    return max(0.0, wide) * max(0.0, tall)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
+from scripts.common.schema import build, require, require_known
 from scripts.common.strict_yaml import read_yaml
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -82,22 +82,20 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
 
 
 def _table(place: str, number: int, content: Mapping[str, Any]) -> Table:
-    _only(place, content, ("title", "columns", "rows"))
+    require_known(place, content, ("title", "columns", "rows"))
     columns = [_column(f"{place}, column {key}", key, given) for key, given in content["columns"].items()]
     keys = [column.key for column in columns]
     return Table(number, content["title"], columns, [_row(place, given, keys) for given in content["rows"]])
 
 
 def _column(place: str, key: str, given: Mapping[str, Any]) -> Column:
-    _only(place, given, ("heading", "dataset", "value", "std", "scale", "digits", "better"))
-    column = Column(key=key, **given)
-    if column.better not in BETTER:
-        raise UserError(f"{place}: `better` is {column.better!r}, expected one of {', '.join(BETTER)}")
+    column: Column = build(Column, given, file=place, given={"key": key})
+    require(place, column.better in BETTER, "better", column.better, f"one of {', '.join(BETTER)}")
     return column
 
 
 def _row(place: str, given: Mapping[str, Any], columns: list[str]) -> Row:
-    _only(f"{place}, row {given.get('name')}", given, ("name", "config", "note", *columns))
+    require_known(f"{place}, row {given.get('name')}", given, ("name", "config", "note", *columns))
     figures = {key: _figure(given[key]) for key in columns if key in given}
     return Row(given["name"], figures, given.get("config"), given.get("note"))
 
@@ -107,9 +105,3 @@ def _figure(given: Any) -> Figure:
         return Figure(None, word=given)
     value, std = given if isinstance(given, list) else (given, None)
     return Figure(float(value), None if std is None else float(std))
-
-
-def _only(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise UserError(f"{place}: unknown key `{unknown[0]}`; expected one of {', '.join(known)}")

@@ -37,6 +37,12 @@ def tested(values: Mapping[str, Any] | None) -> str:
     return f"{values['best']:.2f}" + (f" ({spread(values)})" if values.get("n") != 1 else "")
 
 
+def number(record: Mapping[str, Any] | None, path: str, form: str) -> str:
+    """Return the figure at a dotted path; a dash where there is none."""
+    value = lookup(record, path)
+    return EMPTY if value is None else format(value, form)
+
+
 def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Header and rows of records of one metric: those of its scores that any of them has."""
     keys = KEYS[metric(records[0])]
@@ -50,24 +56,19 @@ def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     header += ["speed, sentences/s", "x baseline"] if timed else []
     lines = [header]
     for record in records:
-        parameters = record["parameters"]
         line = [
             record["model"],
             record["dataset"],
-            EMPTY if parameters is None else f"{parameters:,d}",
+            number(record, "parameters", ",d"),
             str(len(record["seeds"])),
             spread(lookup(record, f"summary.valid.{chosen}")),
             *(tested(lookup(record, f"summary.test.{key}")) for key in shown),
         ]
         if metric(record) != "perplexity":
-            rate = lookup(best_seed(record), "generation.sentences_per_second")
-            line.append(EMPTY if rate is None else f"{rate:.1f}")
+            line.append(number(best_seed(record), "generation.sentences_per_second", ".1f"))
         if timed:
-            ratio = lookup(record, "speed.ratio")
-            line += [
-                spread(lookup(record, "speed.sentences_per_second"), ".1f"),
-                EMPTY if ratio is None else f"{ratio:.2f}",
-            ]
+            line.append(spread(lookup(record, "speed.sentences_per_second"), ".1f"))
+            line.append(number(record, "speed.ratio", ".2f"))
         lines.append(line)
     return lines
 

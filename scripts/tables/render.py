@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from scripts.common.terminal import aligned
+from scripts.common.terminal import aligned, markdown_table
 from scripts.tables.measured import RATIOS_OF, Cell
 from scripts.tables.published import Figure, Table
 
@@ -41,11 +41,8 @@ def grid(table: Table, cells: Sequence[Sequence[Cell]]) -> list[list[str]]:
 
 
 def remarks(table: Table, cells: Sequence[Sequence[Cell]], compared: str | None, options: str) -> list[str]:
-    """The rows' notes, what speeds are compared with, how much has been run, and the commands of what is missing.
-
-    Args:
-        compared: the model that speeds are compared with.
-        options: of the commands, beside the configuration.
+    """The rows' notes, the model that speeds are ``compared`` with, how much has been run, and the commands of what is
+    missing, with ``options`` beside the configuration.
     """
     notes = [f"[{number}] {note}" for number, note in enumerate(_notes(table), 1)]
     if compared and any(column.value == RATIOS_OF for column in table.columns):
@@ -69,10 +66,8 @@ def as_text(table: Table, cells: Sequence[Sequence[Cell]], below: Sequence[str])
 
 def as_markdown(table: Table, cells: Sequence[Sequence[Cell]], below: Sequence[str], picture: str) -> str:
     """The table as a Markdown page with its picture."""
-    header, *rows = [[text.replace("|", "\\|") for text in line] for line in grid(table, cells)]
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    lines = [f"# Table {table.number}", "", f"{table.title}.", ""]
-    lines += ["| " + " | ".join(line) + " |" for line in (header, rule, *rows)]
+    header, *rows = grid(table, cells)
+    lines = [f"# Table {table.number}", "", f"{table.title}.", "", markdown_table(header, rows)]
     lines += ["", f"![Table {table.number}]({picture})", "", "```", *below, "```"]
     return "\n".join(lines) + "\n"
 

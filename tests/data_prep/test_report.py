@@ -12,7 +12,7 @@ from data_prep import report
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lengths: dict[int, int]) -> tuple[int, dict[float, float]]:
     """Up to which length, and the height of the line over each bar of train."""
     figures: list[Any] = []
-    monkeypatch.setattr(report.pyplot, "close", figures.append)
+    monkeypatch.setattr("matplotlib.pyplot.close", figures.append)
     histograms = {(split, "en"): Counter(lengths) for split in ("train", "valid", "test")}
     longest = report._draw(histograms, ("en",), tmp_path / "lengths.png")
     (outline,) = figures[0].axes[0].patches

@@ -16,7 +16,7 @@ import lightconv_plugin.register  # noqa: F401  registers the models
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from scripts import params
 from scripts.common.errors import UserError
-from scripts.fairseq_io.models import PLUGIN
+from scripts.fairseq_io.inputs import user_dir
 from scripts.pipeline.config import load_config
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -144,7 +144,7 @@ def test_no_model_of_cnn_dailymail_with_d_1024_has_the_printed_count():
 
 def run(*arguments):
     command = [sys.executable, "-m", "scripts.params", *arguments]
-    return subprocess.run(command, cwd=PLUGIN.parent, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=user_dir().parent, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow

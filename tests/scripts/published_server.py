@@ -286,8 +286,7 @@ def published(
                 print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
             of = each
             if how == "model":
-                operator = {"LightConv": "dynamicconv", "DynamicConv": "lightconv"}[each.operator]
-                of = replace(each, name=f"{operator}.{each.name.split('.', 1)[1]}")
+                of = replace(each, operator={"LightConv": "DynamicConv", "DynamicConv": "LightConv"}[each.operator])
                 model, args = make_model(of, test_set, 0)
             packed_model = archive(of, model, args, test_set, form, how, folder / "model.pt")
             site.add(f"/models/{each.archive}", packed_model)
