@@ -9,7 +9,7 @@ import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from data_prep.dataset import load_dataset
 from scripts.common.errors import UserError, run_command
 from scripts.fairseq_io import commands, lengths
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
-from scripts.fairseq_io.devices import Devices, check_precision, find_devices
+from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries
 from scripts.fairseq_io.parsers import Asked, parse
+from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 from scripts.reproduce.layout import baseline_config
@@ -64,6 +65,8 @@ def check_settings(config: Config, devices: Devices) -> list[str]:
 
 def asked_training(config: Config, data: Path, devices: Devices) -> Asked:
     """The command of fairseq-train."""
+    if not devices.gpu:
+        config = replace(config, precision="fp32")  # no flag depends on it there, and auto would measure
     try:
         command = commands.train_command(config, config.seeds[0], data, NOWHERE, devices)
     except UserError as error:  # there are more devices than tokens, or they have not the precision

@@ -8,16 +8,19 @@ from scripts.common import ownership
 from scripts.common.errors import run_command
 from scripts.common.process import interruptible
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
-from scripts.fairseq_io.devices import check_precision, find_devices
+from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
 from scripts.fairseq_io.model_arguments import chosen_settings, model_parser
+from scripts.fairseq_io.precision import take_search_precision
 from scripts.pipeline.config import given_config
 from scripts.pipeline.schema import PRECISIONS
 
 
 def main() -> None:
     parser = model_parser(__doc__, out="the folder for the translations")
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="fp32 (the default) or, on a GPU, fp16")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32", help="bf16 on a CPU, fp16 on a GPU, or auto (default: fp32)"
+    )
     arguments = parser.parse_args()
     interruptible()
     config = given_config(arguments)
@@ -26,15 +29,16 @@ def main() -> None:
 
     ownership.check_writable(*(arguments.out / name for name in (LOG, HYPOTHESES, REFERENCE, SOURCE)))
     ownership.remove(arguments.out / FACTS)
-    gpu, precision = find_devices().gpu, arguments.precision
-    check_precision(precision, gpu=gpu)
-    command = generate_command(
-        config, settings, arguments.data, arguments.model, arguments.subset, gpu=gpu, precision=precision
-    )
+    devices = find_devices()
+    taken = take_search_precision(arguments.precision, devices, config.train, settings)
+    if taken.reason:
+        print(f"generate: {taken.reason}", flush=True)
+    what = (config, settings, arguments.data, arguments.model, arguments.subset)
+    command = generate_command(*what, gpu=devices.gpu, precision=taken.precision)
     output = run_generation(command, arguments.subset, arguments.out / LOG)
     facts = output.facts
     noted = {"seed": arguments.seed, "subset": arguments.subset, "averaged": averaged(config, chosen)}
-    noted |= {"precision": precision, **settings}
+    noted |= {"precision": taken.precision, "precision_reason": taken.reason, **settings}
     write_hypotheses(arguments.out, output.in_corpus_order(), facts | {"settings": noted})
     print(
         f"translated {facts['sentences']:,} sentences in {facts['seconds']:.1f} s "

@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,16 @@ from scripts.common.process import interruptible, run_logged
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
-from scripts.fairseq_io.devices import Devices, batch_per_device, check_precision, find_devices, take_precision
+from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
 from scripts.fairseq_io.inputs import check_binarised, check_first
 from scripts.fairseq_io.loss_curve import draw_losses
+from scripts.fairseq_io.precision import CHOSEN_HERE, Taken, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 
 STARTED = "started.json"
+TAKEN = "taken"  # in it, beside what the checkpoints were made from: the precision
 DIVERGED = "diverged.json"
 LOG = "train.log"
 HALF_WRITTEN = ("checkpoint*.pt.tmp", ".checkpoint*.pt.*.partial")  # by fairseq, and by the plugin
@@ -79,7 +82,8 @@ def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
     ownership.claim_pattern(out, "checkpoint*.pt", *HALF_WRITTEN)
     for left in (path for pattern in HALF_WRITTEN for path in out.glob(pattern)):
         ownership.remove(left)  # a full disk, or a kill, left it
-    write_json(out / STARTED, identity)
+    if _identity(out) != identity:
+        write_json(out / STARTED, identity)
     return "; ".join(said) or None
 
 
@@ -92,7 +96,17 @@ def _identity(folder: Path) -> dict[str, Any] | None:
             f"{found[0]} was not written by this command (there is no {STARTED} beside it); move the checkpoints away, "
             "or choose another folder"
         )
-    return dict(read_json(folder / STARTED))
+    return {key: value for key, value in read_json(folder / STARTED).items() if key != TAKEN}
+
+
+def take_recorded(config: Config, out: Path, devices: Devices) -> Taken:
+    """Choose the precision of a training; one that goes on keeps that in which it began, whatever is faster by now."""
+    started = read_json(out / STARTED) if (out / STARTED).exists() else {}
+    if TAKEN not in started or started.get("precision") != config.precision:
+        return take_training_precision(config, devices)
+    began = Taken(**started[TAKEN])
+    found = take_training_precision(replace(config, precision=began.precision), devices)
+    return began if found.precision == began.precision else found
 
 
 class Diverged(UserError):
@@ -178,17 +192,18 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     """Train in the folder ``out``, as the first of the machines that take part."""
     out.parent.mkdir(parents=True, exist_ok=True)
     identity = config.training(seed) | {"data": digest_data(data)}
-    precision, other = take_precision(config.precision, gpu=devices.gpu, bf16=devices.bf16)
     for said in (
         prepare_folder(out, identity),
         checkpoints.repair_last(out),
         checkpoints.move_position(out, devices.total),
-        other,
+        (taken := take_recorded(config, out, devices)).reason,
     ):
         if said:
             print(f"train: {said}", flush=True)
-    command = train_command(config, seed, data, out, devices)
-    print(f"train: on {devices} in {precision}{describe_batch(config, devices)}", flush=True)
+    if config.precision in CHOSEN_HERE and TAKEN not in read_json(out / STARTED):
+        write_json(out / STARTED, identity | {TAKEN: asdict(taken)})
+    command = train_command(replace(config, precision=taken.precision), seed, data, out, devices)
+    print(f"train: on {devices} in {taken.precision}{describe_batch(config, devices)}", flush=True)
     reporter = Reporter(config.train.get("max-update"))
     log = out / LOG
     ownership.remove(out / DIVERGED)
@@ -200,7 +215,8 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
             write_json(out / DIVERGED, {"update": reporter.update})
         raise
     reporter.status.close()
-    facts = summary(out, config.train) | {"devices": str(devices), "precision": precision, "command": command}
+    facts = summary(out, config.train) | {"devices": str(devices), "command": command}
+    facts |= {"precision": taken.precision, "precision_reason": taken.reason}
     draw_losses({config.name: {seed: read_log_file(log)}}, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
@@ -272,6 +288,8 @@ def main() -> None:
         check_first(config, f"--data={arguments.data}", *shared)
         train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes
+        taken = take_recorded(config, arguments.out, devices)
+        config = replace(config, precision=taken.precision)
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"
         run_training(command, log, lambda line: None, arguments.out)

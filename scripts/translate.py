@@ -26,6 +26,8 @@ from data_prep.dataset import load_dataset
 from scripts.common.blanks import BLANK
 from scripts.common.errors import UserError, run_command
 from scripts.common.process import environment, python_module
+from scripts.fairseq_io.devices import find_devices
+from scripts.fairseq_io.precision import Taken, take_search_precision
 from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.scoring.detokenise import detokeniser
@@ -111,9 +113,15 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     codes = arguments.codes or trained.codes(source)
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     generate = trained.generate | {key: value for key, value in chosen.items() if value is not None}
+    taken = Taken("fp32")
+    if arguments.precision != "fp32":
+        searched = generate | {"batch-size": arguments.batch_size}
+        taken = take_search_precision(arguments.precision, find_devices(), trained.train, searched)
+    if taken.reason:
+        print(taken.reason, file=sys.stderr, flush=True)
     as_written = detokeniser(target, dataset)
     with preprocessor(trained.dataset, source, codes) as steps:
-        model = Translator(trained.model, trained.dictionaries, (source, target), generate)
+        model = Translator(trained.model, trained.dictionaries, (source, target), generate, taken.precision)
         if sys.stdin.isatty():
             print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
         for batch in answers(lines, steps, model, arguments.batch_size):
@@ -134,6 +142,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
     parser.add_argument("--beam", type=positive, metavar="N", help="(default: as the run's test set, or 5)")
     parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: likewise, or 1)")
+    parser.add_argument(
+        "--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)"
+    )
     arguments = parser.parse_args(argv)
     for stream, name, sign in ((sys.__stdin__, "input", "<"), (sys.__stdout__, "output", ">")):
         if stream is None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
 from scripts.common.process import python_module
-from scripts.fairseq_io.devices import Devices, batch_per_device, launcher, take_precision
+from scripts.fairseq_io.devices import Devices, batch_per_device, launcher
 from scripts.fairseq_io.inputs import user_dir
+from scripts.fairseq_io.precision import matmul_precision, take_training_precision
 from scripts.pipeline.config import Config, flags
 
 LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
@@ -35,13 +35,14 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
     """
     max_update = config.train.get("max-update")
     interval = max(1, max_update // LINES_OF_PROGRESS) if max_update else 100
-    precision, _ = take_precision(config.precision, gpu=devices.gpu, bf16=devices.bf16)
-    section = config.train | _precision_flag(precision)
+    precision = take_training_precision(config, devices).precision
+    section = config.train | _precision_flag(precision, gpu=devices.gpu)
     if (criterion := section.get("criterion")) in FASTER_CRITERIONS:
         section["criterion"] = FASTER_CRITERIONS[criterion]
     if config.batch:
         section |= batch_per_device(config.batch, devices.total)
     return [
+        *matmul_precision(precision, gpu=devices.gpu),
         *launcher(devices),
         "-m",
         "fairseq_cli.train",
@@ -55,8 +56,8 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
     ]
 
 
-def _precision_flag(precision: str) -> dict[str, bool]:
-    return {} if precision == "fp32" else {precision: True}
+def _precision_flag(precision: str, *, gpu: bool) -> dict[str, bool]:
+    return {precision: True} if gpu and precision != "fp32" else {}
 
 
 def _device_flags(devices: Devices) -> list[str]:
@@ -91,38 +92,33 @@ def generate_command(
     gpu: bool,
     precision: str = "fp32",
 ) -> list[str]:
-    """fairseq-generate with the flags ``settings``.
-
-    Raises:
-        UserError: fairseq-generate does not compute in the precision; its --bf16 changes nothing.
-    """
-    if precision == "bf16":
-        raise UserError("--precision is bf16, and fairseq-generate computes in fp32 or fp16; take one of these")
+    """fairseq-generate with the flags ``settings``, in a precision that the device has."""
     task = config.train.get("task", "translation")
     positions = {key: config.train[key] for key in POSITIONS if key in config.train}
-    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **positions, **settings, **_precision_flag(precision)}
-    return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu)
+    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **positions, **settings}
+    return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu, precision=precision)
 
 
 def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gpu: bool) -> list[str]:
     """fairseq-eval-lm, which also says each word's probability."""
     task = {key: config.train[key] for key in LM_TASK if key in config.train}
     section = WHOLE | task | config.generate | {"output-word-probs": True}
-    return _model_command("fairseq_cli.eval_lm", section, data, model, subset, gpu=gpu)
+    return _model_command("fairseq_cli.eval_lm", section, data, model, subset, gpu=gpu, precision="fp32")
 
 
 def _model_command(
-    module: str, section: Mapping[str, Any], data: Path, model: Path, subset: str, *, gpu: bool
+    module: str, section: Mapping[str, Any], data: Path, model: Path, subset: str, *, gpu: bool, precision: str
 ) -> list[str]:
     """A command of fairseq's that runs a model over a subset."""
     return [
+        *matmul_precision(precision, gpu=gpu),
         *python_module(module),
         str(data.resolve()),
         f"--user-dir={user_dir()}",
         f"--path={model.resolve()}",
         f"--gen-subset={subset}",
         "--log-format=none",
-        *flags(section),
+        *flags({**section, **_precision_flag(precision, gpu=gpu)}),
         *([] if gpu else ["--cpu"]),
     ]
 
@@ -130,6 +126,7 @@ def _model_command(
 def shell(command: Sequence[str], *, indent: str = "") -> str:
     """A command as people type it: by the names that pip installs, an argument a line where it is long."""
     words = list(command)
+    variables, words = (words[1:2], words[2:]) if words[:1] == ["env"] else ([], words)
     start = [sys.executable, "-P"]
     if words[:4] == [*start, "-m", "torch.distributed.run"]:
         words[:4] = ["torchrun"]
@@ -137,7 +134,9 @@ def shell(command: Sequence[str], *, indent: str = "") -> str:
         words[:4] = ["fairseq-" + words[3].removeprefix("fairseq_cli.").replace("_", "-")]
     elif words[:2] == start:
         words[:2] = ["python"]
+    words = [*variables, *words]
     text = indent + shlex.join(words)
     if len(text) <= 120:
         return text
-    return f" \\\n{indent}  ".join([indent + shlex.join(words[:2]), *(shlex.quote(word) for word in words[2:])])
+    first = len(variables) + 2
+    return f" \\\n{indent}  ".join([indent + shlex.join(words[:first]), *map(shlex.quote, words[first:])])

@@ -1,4 +1,4 @@
-"""The devices that training runs on, the tokens of an update on each, and the precision."""
+"""The devices that training runs on, and the tokens of an update on each."""
 
 import functools
 import os
@@ -137,32 +137,6 @@ def batch_per_device(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
     if tokens < devices * steps:
         raise UserError(f"batch.tokens is {tokens}, too few for {devices} devices; take fewer with --devices")
     return {"max-tokens": tokens // (devices * steps), "update-freq": steps}
-
-
-def take_precision(asked: str, *, gpu: bool, bf16: bool) -> tuple[str, str | None]:
-    """Return the precision to train in, and, as a sentence, why it is not the one that the configuration asks for.
-
-    The paper trains in fp16 (section 5.3), which is kept on every GPU: bf16, which needs no loss scaling, rounds to 8
-    bits where fp16 rounds to 11, so a GPU that has both does not take it by itself. fairseq has no fp16 on a CPU.
-
-    Raises:
-        UserError: bf16 is asked for on GPUs that do not compute in it.
-    """
-    if asked == "bf16" and gpu and not bf16:
-        raise UserError("precision is bf16, which these GPUs do not compute in; take fp16 or fp32")
-    if asked == "fp16" and not gpu:
-        return "fp32", "fp16 is for GPUs, and torch sees none: trained in fp32"
-    return asked, None
-
-
-def check_precision(given: str | None, *, gpu: bool) -> None:
-    """Refuse a precision that the command line asks for and the devices do not have.
-
-    Raises:
-        UserError: it is fp16 and there is no GPU.
-    """
-    if given == "fp16" and not gpu:
-        raise UserError("--precision is fp16, which is for GPUs, and torch sees none; take fp32 or bf16")
 
 
 def launcher(devices: Devices) -> list[str]:

@@ -14,7 +14,8 @@ _CODES = (
     *("codes.{}", "codes", "sentencepiece.model.{}", "sentencepiece.model"),
     *("code", "bpecodes", "bpecodes.{}", "code.{}"),
 )
-_NOTES = ("seed", "subset", "averaged", "last", "precision")  # what stands beside the flags of generation
+# what stands beside the flags of generation
+_NOTES = ("seed", "subset", "averaged", "last", "precision", "precision_reason")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Trained:
     dataset: str
     codes_folder: Path
     generate: dict[str, Any]
+    train: dict[str, Any]
 
     def codes(self, language: str) -> Path:
         """The BPE merges or the SentencePiece model of a language."""
@@ -63,7 +65,8 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = data / "prepared" if data is not None and not beside else dictionaries
-    return Trained(model, dictionaries, dataset, codes, _generation(root))
+    settings = _recorded(root)
+    return Trained(model, dictionaries, dataset, codes, _generation(root, settings), settings.get("train", {}))
 
 
 def _published(folder: Path) -> str | None:
@@ -73,12 +76,15 @@ def _published(folder: Path) -> str | None:
     return None if model is None else model.dataset
 
 
-def _generation(root: Path) -> dict[str, Any]:
+def _recorded(root: Path) -> dict[str, Any]:
+    """The run's configuration; empty where it is not known."""
+    records = [folder / "record.json" for folder in (root, root.parent)]
+    return next((dict(read_json(record)["config"]) for record in records if record.is_file()), {})
+
+
+def _generation(root: Path, config: dict[str, Any]) -> dict[str, Any]:
     """fairseq-generate's flags as the run's test set was generated with; none where that is not known."""
-    settings: dict[str, Any] = {}
-    for folder in (root.parent, root):
-        if (folder / "record.json").is_file():
-            settings = read_json(folder / "record.json")["config"]["generate"]
+    settings = config.get("generate", {})
     if (root / "hypotheses" / "generation.json").is_file():
         settings = read_json(root / "hypotheses" / "generation.json").get("settings") or settings
     return {key: value for key, value in settings.items() if key not in _NOTES}

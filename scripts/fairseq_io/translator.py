@@ -22,12 +22,24 @@ DEFAULTS = {"post-process": "subword_nmt"}
 class Translator:
     """Loads a model at once; then ``translate`` any number of times.
 
-    ``languages`` are source and target, ``dictionaries`` the folder of dict.<language>.txt, ``generate`` the flags of
-    fairseq-generate without dashes.
+    Args:
+        model: a checkpoint.
+        dictionaries: the folder of dict.<language>.txt.
+        languages: source and target, as the dictionaries' names have them.
+        generate: fairseq-generate's flags, without dashes.
+        precision: fp32, or bf16 on a CPU.
+
+    Raises:
+        UserError: a file is missing, it is not a model that translates, or flags do not go together.
     """
 
     def __init__(
-        self, model: Path, dictionaries: Path, languages: tuple[str, str], generate: Mapping[str, Any]
+        self,
+        model: Path,
+        dictionaries: Path,
+        languages: tuple[str, str],
+        generate: Mapping[str, Any],
+        precision: str = "fp32",
     ) -> None:
         for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
             if not path.is_file():
@@ -41,6 +53,8 @@ class Translator:
         from fairseq import checkpoint_utils, tasks, utils
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self._device == "cpu":  # for the process, whatever its environment says
+            torch.set_float32_matmul_precision("medium" if precision == "bf16" else "highest")
         section = {key: value for key, value in (DEFAULTS | dict(generate)).items() if key not in _NOT_HERE}
         source, target = languages
         where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]

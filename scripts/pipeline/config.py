@@ -3,7 +3,8 @@
 A file names the one it builds on with ``base:`` (a path relative to itself; chains are allowed).
 
   dataset: a file of data_prep/datasets, without .yaml
-  precision: fp16    of the training: fp32 (the default), bf16, or fp16 with fairseq's loss scaling
+  precision: fp16    of the training: fp32 (the default), fp16 with fairseq's loss scaling on GPUs, bf16, or auto: on a
+                     CPU bf16 where the processor has the units and a measurement says that it is faster, on GPUs fp16
   seeds: [1, 2, 3]   a model is trained with each; the best of them on validation is tested
   train: {...}       fairseq-train's flags without the dashes: true is a bare flag, null and false leave the flag out,
                      so that a file can take back what its base sets; a list is joined with commas
@@ -48,6 +49,7 @@ class Config:
     score: dict[str, Any] = field(default_factory=dict)
     speed: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
+    published_precision: str = "fp16"  # what auto is on a GPU: the files' own where they name one
     other_dataset: str | None = None
 
     @property
@@ -124,6 +126,7 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
     merged: dict[str, Any] = {}
     for _, content in reversed(chain):
         merged = merge(merged, content)
+    published = merged.get("precision", "fp32")
     if precision is not None:
         merged["precision"] = precision
     for section in SECTIONS.keys() & merged.keys():
@@ -133,7 +136,8 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
     check_values(path, merged)
     if other_dataset:  # or the path of one, which gives no folder a name
         merged["dataset"] = other_dataset
-    return Config(path=path, name=path.stem, other_dataset=other_dataset, **merged)
+    published = "fp16" if published == "auto" else published
+    return Config(path=path, name=path.stem, other_dataset=other_dataset, published_precision=published, **merged)
 
 
 def flags(section: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ SECTIONS: dict[str, frozenset[str] | None] = {
 }
 OWN = [name for name, keys in SECTIONS.items() if keys is not None] + ["tune"]
 TOP_LEVEL = ("base", "dataset", "seeds", "precision", *SECTIONS)
-PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
 SUBSETS = ("valid", "test")
 

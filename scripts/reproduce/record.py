@@ -50,6 +50,7 @@ def build_record(
         "parameters": of_any("parameters"),
         "backend": of_any("backend"),
         "precision": of_any("precision"),
+        "precision_reason": of_any("precision_reason"),
         "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in seeds.items()},
         **summarise(config.metric, seeds),
         "speed": speed,

@@ -57,7 +57,7 @@ def test_flags_of_each_kind_of_value():
         (GOOD + "batch: {tokens: 100}\n", "`batch.max-tokens` is None"),
         (GOOD.replace("lr: 0.1", "max-tokens: 9") + "batch: {tokens: 9, max-tokens: 9}\n", "`train.max-tokens` is 9"),
         (GOOD + "generate: {gen-subset: test}\n", "`generate.gen-subset`"),
-        (GOOD + "precision: fp8\n", "`precision` is 'fp8', expected one of fp32, fp16, bf16"),
+        (GOOD + "precision: fp8\n", "`precision` is 'fp8', expected one of auto, fp32, bf16, fp16"),
         (GOOD + "generate: {fp16: true}\n", "`generate.fp16` is set by scripts.generate --precision"),
         (
             GOOD.replace("train: {", "train: {bf16: true, "),

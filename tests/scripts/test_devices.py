@@ -1,4 +1,4 @@
-"""The tokens of an update, the precision and the launch on any number of devices."""
+"""The tokens of an update and the launch on any number of devices."""
 
 import os
 import sys
@@ -12,11 +12,9 @@ from scripts.fairseq_io import devices
 from scripts.fairseq_io.devices import (
     Devices,
     batch_per_device,
-    check_precision,
     find_devices,
     launcher,
     reserve_gpus,
-    take_precision,
 )
 
 
@@ -39,25 +37,6 @@ def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, 
     assert 0 <= tokens - parts * shared["max-tokens"] < parts
     assert shared["max-tokens"] <= most
     assert (shared["update-freq"] - 1) * count * most < tokens  # no step more than memory asks for
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-def test_on_a_gpu_the_paper_s_fp16_stays_fp16(bf16):
-    assert take_precision("fp16", gpu=True, bf16=bf16) == ("fp16", None)
-    assert take_precision("fp32", gpu=True, bf16=bf16) == ("fp32", None)
-
-
-def test_precisions_that_the_devices_do_not_have():
-    assert take_precision("bf16", gpu=True, bf16=True) == ("bf16", None)
-    assert take_precision("bf16", gpu=False, bf16=False) == ("bf16", None)  # fairseq's, on a CPU too
-    with pytest.raises(UserError, match="bf16, which these GPUs do not compute in; take fp16 or fp32"):
-        take_precision("bf16", gpu=True, bf16=False)
-    taken, said = take_precision("fp16", gpu=False, bf16=False)
-    assert (taken, said) == ("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
-    check_precision("fp16", gpu=True)
-    check_precision("bf16", gpu=False)
-    with pytest.raises(UserError, match="--precision is fp16, which is for GPUs"):
-        check_precision("fp16", gpu=False)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from scripts import train
 from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.fairseq_io import checkpoints
+from scripts.fairseq_io import checkpoints, precision
 from scripts.fairseq_io.inputs import check_binarised, user_dir
 from scripts.pipeline.config import load_config
 
@@ -26,6 +26,7 @@ last = out / "checkpoint_last.pt"
 start = [path.read_bytes() for path in ready].index(last.read_bytes()) if last.exists() else 0
 print("t t | INFO | x | num. shared model params: 1,000 (num. trained: 1,000)")
 print("arguments:", json.dumps(sys.argv[1:]))
+print("products:", os.environ.get("LIGHTCONV_MATMUL"))
 for update in range(start + 1, 5):
     if str(update) == os.environ.get("BREAK_AT"):
         sys.exit("broken")
@@ -56,6 +57,9 @@ def place(tmp_path, monkeypatch):
         (tmp_path / "data" / name).write_text(name)
     (tmp_path / "model.yaml").write_text(CONFIG)
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", precision.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(precision, "_processor_flags", lambda: {"amx_bf16"})
     return tmp_path
 
 
@@ -231,11 +235,34 @@ def test_fp16_without_a_gpu_becomes_float32(place, monkeypatch, capsys):
 def test_the_precision_of_the_command_line_goes_before_the_configuration_s(place, monkeypatch):
     (place / "model.yaml").write_text(CONFIG + "precision: fp16\n")
     out = run(place, monkeypatch, "--precision=bf16")
-    assert "--bf16" in (out / "train.log").read_text()
-    assert json.loads((out / "train.json").read_text())["precision"] == "bf16"
+    facts = json.loads((out / "train.json").read_text())
+    assert facts["precision"] == "bf16"
+    assert "LIGHTCONV_MATMUL=bf16" in facts["command"]
+    assert "products: bf16" in (out / "train.log").read_text()
     run(place, monkeypatch, "--precision=fp32")  # which is another training
-    assert "--bf16" not in (out / "train.log").read_text()
-    assert "--bf16" in (out.parent / f"{out.name}.1.old" / "train.log").read_text()
+    assert "products: None" in (out / "train.log").read_text()
+    assert "products: bf16" in (out.parent / f"{out.name}.1.old" / "train.log").read_text()
+
+
+def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatch, capsys):
+    def measured(ratio: float) -> None:
+        monkeypatch.setattr(precision, "measured_ratio", lambda products: ratio)
+
+    (place / "model.yaml").write_text(CONFIG + "precision: auto\n")
+    measured(2.0)
+    with pytest.raises(UserError, match="broken"):
+        run(place, monkeypatch, BREAK_AT="3")
+    measured(0.5)
+    out = run(place, monkeypatch)
+    facts = json.loads((out / "train.json").read_text())
+    assert facts["precision"] == "bf16"
+    assert "2.00 times as fast in bf16" in facts["precision_reason"]
+    assert "products: None" not in (out / "train.log").read_text()
+    assert capsys.readouterr().out.count("train: auto takes bf16") == 2
+    run(place, monkeypatch, "--seed=9")  # another training is measured anew
+    assert json.loads((out / "train.json").read_text())["precision"] == "fp32"
+    run(place, monkeypatch)  # the first one, taken back
+    assert json.loads((out / "train.json").read_text())["precision"] == "bf16"
 
 
 def test_a_path_that_fairseq_would_take_for_two_is_refused(place):

@@ -135,6 +135,20 @@ def test_batches_give_what_single_lines_give_in_their_order(work):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, whose products are not the CPU's")
+@pytest.mark.parametrize(("precision", "switch"), [("bf16", "medium"), ("fp32", "highest")])
+def test_products_are_in_the_precision_that_was_taken(work, precision, switch):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        model = Translator(*model_of(work), precision=precision)
+        assert torch.get_float32_matmul_precision() == switch
+        assert model.translate(["one two three ."])[0]
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.slow
 def test_a_model_that_is_no_number_is_named(work, tmp_path):
     checkpoint, dictionaries, languages, generate = model_of(work)
     state = torch.load(checkpoint, weights_only=False)
