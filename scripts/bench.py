@@ -11,7 +11,9 @@ the machine's; ratios are from turns taken in one process and hold better.
 """
 
 import argparse
+import functools
 import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -36,6 +38,13 @@ def number(text: str) -> int:
 def numbers(text: str) -> list[int]:
     """A list of whole numbers, as in 32,128."""
     return [number(part) for part in text.split(",")]
+
+
+def multiples(text: str, of: int) -> list[int]:
+    """A list of multiples of a number."""
+    if any(each % of for each in numbers(text)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected multiples of {of}")
+    return numbers(text)
 
 
 def device(text: str) -> str:
@@ -75,6 +84,9 @@ def parse() -> argparse.Namespace:
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
             command.add_argument("--length", type=number, default=30, help="words of a source and of a hypothesis")
+            rows, channels = (functools.partial(multiples, of=each) for each in (4, 64))
+            command.add_argument("--rows", type=rows, default=[128, 1024], help="hypotheses of a step alone")
+            command.add_argument("--channels", type=channels, default=[512, 1024], help="C of a step alone")
             command.add_argument("--onnx", action="store_true", help="also our models in onnxruntime, on the CPU")
         if name == "train":
             command.add_argument("--tokens", type=number, default=2048, help="words of a batch, padding included")
@@ -143,7 +155,8 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     else:
         if args.onnx and (absent := onnx.missing()):
             raise UserError(f"--onnx needs what is not installed here; run: pip install {' '.join(absent)}")
-        steps = decoding.measure_steps(getattr(torch, args.dtype), device, seconds=args.seconds)
+        sizes = list(itertools.product(args.rows, args.channels))
+        steps = decoding.measure_steps(sizes, getattr(torch, args.dtype), device, seconds=args.seconds)
         yield Table(decoding.STEP_COLUMNS, steps)
         found = decoding.measure_search(
             args.sentences,

@@ -15,7 +15,6 @@ from scripts.common.process import environment
 from tests.forks import executable
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
-BEFORE = dict(os.environ)
 
 settings.register_profile("untimed", deadline=None)  # nothing is timed: machines are busy
 settings.load_profile("untimed")
@@ -75,17 +74,6 @@ def loggers_as_new() -> None:
     """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
     for name in ("fairseq", "hydra", "lightconv_plugin", "matplotlib"):
         logging.getLogger(name).setLevel(logging.NOTSET)
-
-
-@pytest.fixture(autouse=True)
-def environment_as_new() -> Iterator[None]:
-    """Undo what libraries add to the environment: fairseq's iterators of batches, torch.compile."""
-    yield
-    for name in ("PYTHONWARNINGS", "TORCHINDUCTOR_CACHE_DIR"):
-        if name in BEFORE:
-            os.environ[name] = BEFORE[name]
-        else:
-            os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -10,17 +11,26 @@ import sys
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
+def inherited() -> list[int]:
+    """Numbers of the files that the caller left open, in order."""
+    files = []
+    for file in sorted(map(int, os.listdir("/dev/fd"))):
+        with contextlib.suppress(OSError):  # the listing's own
+            os.fstat(file)
+            files.append(file)
+    return files
+
+
 def forked(address: str, words: list[str]) -> int | None:
     """Return the status of a process that the server forked; None if the server leaves it to Python itself."""
-    try:
-        for file in (0, 1, 2):
-            os.fstat(file)
-    except OSError:  # closed by the caller, which nothing that is sent to the server can say
+    files = inherited()
+    if files[:3] != [0, 1, 2]:  # closed by the caller, which nothing that is sent to the server can say
         return None
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        request = json.dumps({"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}).encode()
-        socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+        asked = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ), "files": files}
+        request = json.dumps({**asked, "file_size": resource.getrlimit(resource.RLIMIT_FSIZE)}).encode()
+        socket.send_fds(server, [len(request).to_bytes(8, "big")], files)
         server.sendall(request)
         process = int.from_bytes(server.recv(8), "big")
         if process == 0:

@@ -1,19 +1,22 @@
 """Python processes forked from one that has imported torch and fairseq, which takes them seconds each otherwise.
 
 The fixture ``forks`` puts a command in place of ``sys.executable``, here and in the processes that the command starts.
-It hands its arguments, folder, environment and standard files to a server, which forks, and ends as the fork ends.
-Signals are passed on, and the fork is killed with the command. No module of this project is imported before the fork.
+It hands its arguments, folder, environment, open files and their largest size to a server, which forks, and ends as the
+fork ends. Signals are passed on, and the fork is killed with the command. What multiprocessing spawns is forked too. No
+module of this project is imported before the fork.
 
-Not for tests of how processes start, share open files or are killed: a fork has not the command's parent, process group
-or limits. What asks for another start of Python (options, variables of Python's or OpenMP's) gets Python itself.
+Not for tests of how processes start and end: a fork has not the command's parent and process group. What asks for
+another start of Python (options, variables of Python's or OpenMP's) gets Python itself.
 """
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import selectors
 import shlex
@@ -24,32 +27,42 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# third-party packages that the commands of this project import
-PRELOADED = ("fairseq", "torch._dynamo", "matplotlib.figure", "sacrebleu", "yaml")
+# what the commands of this project import of others'
+EVERYTHING = ("fairseq", "torch._dynamo", "matplotlib.figure", "sacrebleu", "yaml")
 # what is read when Python, or a library, starts; of these a fork's may be others
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "CUDA_", "LC_", "LANG")
-HARMLESS = ("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_WAIT_POLICY", "LC_CTYPE")  # Python itself sets the last
+HARMLESS = (
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONUTF8=1", "OMP_WAIT_POLICY", "TORCHELASTIC_", "TORCH_NCCL_"),
+    "LC_CTYPE",  # Python itself sets it
+    "TORCHINDUCTOR_CACHE_DIR=",  # torch.compile does
+    "PYTHONWARNINGS=ignore:semaphore_tracker:UserWarning",  # fairseq's iterators of batches do
+)
+FILES = 512  # numbers of files that a command may have
 
 
 @contextlib.contextmanager
-def executable() -> Iterator[str]:
-    """The path of a command that stands in for Python's executable; its server ends with the block."""
+def executable(modules: Sequence[str] = EVERYTHING) -> Iterator[str]:
+    """The path of a command that stands in for Python's executable, with ``modules`` imported.
+
+    Its server ends with the block.
+    """
     with tempfile.TemporaryDirectory(prefix="forks-") as folder:  # a socket's path is 107 bytes long at most
-        yield from _executable(Path(folder))
+        yield from _executable(Path(folder), modules)
 
 
-def _executable(folder: Path) -> Iterator[str]:
+def _executable(folder: Path, modules: Sequence[str]) -> Iterator[str]:
     address, path = folder / "socket", folder / "python"
     client = [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_client.py")), sys.executable, str(address)]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
     path.chmod(0o755)
-    command = [sys.executable, "-P", __file__, str(address), str(path)]
+    command = [sys.executable, "-P", __file__, str(address), str(path), *modules]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as server:
+    options = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL, "env": {**os.environ, "PYTHONUTF8": "1"}}
+    with subprocess.Popen(command, text=True, **options) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
@@ -58,7 +71,11 @@ def _executable(folder: Path) -> Iterator[str]:
 
 
 def deciding(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(AT_START) and name not in HARMLESS}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(AT_START) and not f"{name}={value}".startswith(HARMLESS)
+    }
 
 
 def target(words: list[str]) -> tuple[str, str, list[str]] | None:
@@ -108,20 +125,20 @@ class Server:
                     selector.unregister(key.fileobj)
 
     def begin(self, command: socket.socket, selector: selectors.BaseSelector) -> dict[str, Any] | None:
-        size, files, _, _ = socket.recv_fds(command, 8, 3)
+        size, files, _, _ = socket.recv_fds(command, 8, 250)
         text = b""
         while len(text) < int.from_bytes(size, "big"):
             text += command.recv(1 << 20)
         request: dict[str, Any] = json.loads(text)
-        if target(request["words"]) is None or deciding(request["environment"]) != self.started:
+        other_start = target(request["words"]) is None or deciding(request["environment"]) != self.started
+        if other_start or request["files"][-1] >= FILES:
             command.sendall(bytes(8))
             command.close()
         elif (process := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number, file in enumerate(files):
-                os.dup2(file, number)
-            os.closerange(3, 1 << 12)
+            _take(files, request["files"])
+            resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
             return request
         else:
             command.sendall(process.to_bytes(8, "big"))
@@ -143,9 +160,19 @@ class Server:
                 del self.processes[process]
 
 
+def _take(files: list[int], numbers: list[int]) -> None:
+    """Give ``files`` the numbers that they have in the command, and close all others."""
+    beyond = [fcntl.fcntl(file, fcntl.F_DUPFD, FILES) for file in files]
+    os.closerange(3, FILES)
+    for file, number in zip(beyond, numbers, strict=True):
+        os.dup2(file, number)
+    os.closerange(FILES, 1 << 12)
+
+
 def become(request: dict[str, Any], python: str) -> None:
     """Run what the command line says, as the main program of this process."""
     import logging
+    import multiprocessing
 
     import numpy
 
@@ -164,6 +191,8 @@ def become(request: dict[str, Any], python: str) -> None:
     sys.path[:] = [*first, *(os.path.abspath(each) for each in theirs if each), *(p for p in sys.path if p not in ours)]
     importlib.invalidate_caches()
     sys.executable = python
+    multiprocessing.set_executable(python)
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]  # to which the path of the program is relative
     sys.argv = [kind or what, *arguments]
     unbuffered = "-u" in given or "PYTHONUNBUFFERED" in os.environ
     sys.stdin = os.fdopen(0, closefd=False)
@@ -206,7 +235,7 @@ def end(error: BaseException | None) -> NoReturn:
 
 if __name__ == "__main__":
     started = deciding(dict(os.environ))  # torch's import adds to it
-    for module in PRELOADED:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     gc.freeze()  # a collection would touch, and so copy, all of it
     server = Server(sys.argv[1], started)

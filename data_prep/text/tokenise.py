@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from itertools import pairwise
 
-from sacremoses.corpus import NonbreakingPrefixes
-
 from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACE, UNICODE, Classes
 from data_prep.text.moses import check_version, moses_language
 from data_prep.text.word_cache import WordCache
@@ -251,6 +249,8 @@ def _any_lower() -> re.Pattern[str]:
 
 def _prefixes(language: str, moses: str) -> tuple[frozenset[str], frozenset[str]]:
     """Words after which a dot is no end: always, and before digits."""
+    from sacremoses.corpus import NonbreakingPrefixes  # half a second, which most commands do without
+
     always: set[str] = set()
     before_digits: set[str] = set()
     for line in NonbreakingPrefixes().words(language):

@@ -1,6 +1,7 @@
 """``bench.py decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,33 +25,34 @@ BASELINE = ("transformer_iwslt_de_en", "translation")
 EXPORTED = ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en")
 
 
-def measure_steps(dtype: torch.dtype, device: torch.device, *, seconds: float) -> Iterator[dict[str, Any]]:
-    """The operator alone (kernels given), K = 31, state full, re-ordered after every step."""
-    for operator in ("light", "dynamic"):
-        for rows, channels in ((128, 512), (128, 1024), (1024, 512), (1024, 1024)):
-            heads = channels // 64
-            x = torch.randn(1, rows, channels, device=device, dtype=dtype)
-            shape = (heads, WIDTH) if operator == "light" else (1, rows, heads, WIDTH)
-            logits = torch.randn(shape, device=device, dtype=dtype)
-            order = torch.arange(0, rows, BEAM).repeat_interleave(BEAM) + torch.randint(BEAM, (rows,))
-            cases = {
-                "ours": _our_step(x, logits, order.to(device)),
-                "fairseq": _fairseq_step(operator, x, logits, order.to(device)),
-            }
-            with torch.no_grad():
-                for _ in range(WIDTH):
-                    for case in cases.values():
-                        case()
-                times = interleaved(cases, device, seconds=seconds)
-            yield {
-                "operator": operator,
-                "rows": rows,
-                "channels": channels,
-                "ours_ms": times["ours"] * 1e3,
-                "fairseq_ms": times["fairseq"] * 1e3,
-                "ratio": times["fairseq"] / times["ours"],
-                "gbytes": WIDTH * x.numel() * x.element_size() / times["ours"] / 1e9,
-            }
+def measure_steps(
+    sizes: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device, *, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """The operator alone (kernels given) at (rows, channels), K = 31, state full, re-ordered after every step."""
+    for operator, (rows, channels) in itertools.product(("light", "dynamic"), sizes):
+        heads = channels // 64
+        x = torch.randn(1, rows, channels, device=device, dtype=dtype)
+        shape = (heads, WIDTH) if operator == "light" else (1, rows, heads, WIDTH)
+        logits = torch.randn(shape, device=device, dtype=dtype)
+        order = torch.arange(0, rows, BEAM).repeat_interleave(BEAM) + torch.randint(BEAM, (rows,))
+        cases = {
+            "ours": _our_step(x, logits, order.to(device)),
+            "fairseq": _fairseq_step(operator, x, logits, order.to(device)),
+        }
+        with torch.no_grad():
+            for _ in range(WIDTH):
+                for case in cases.values():
+                    case()
+            times = interleaved(cases, device, seconds=seconds)
+        yield {
+            "operator": operator,
+            "rows": rows,
+            "channels": channels,
+            "ours_ms": times["ours"] * 1e3,
+            "fairseq_ms": times["fairseq"] * 1e3,
+            "ratio": times["fairseq"] / times["ours"],
+            "gbytes": WIDTH * x.numel() * x.element_size() / times["ours"] / 1e9,
+        }
 
 
 def _our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:

@@ -55,7 +55,9 @@ def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     yield _bench("kernels", "kernels", device, *(["--tokens=256", "--channels=64"] if rehearsal else []), minutes=2)
     train = ["--tokens=64", "--vocab-size=60"] if rehearsal else ["--tokens=8192"]
     yield _bench("train", "train", device, *train, minutes=3)
-    decode = ["--sentences=2,1", "--length=3", "--vocab-size=60"] if rehearsal else ["--sentences=128,32,1"]
+    decode = ["--sentences=128,32,1"]
+    if rehearsal:
+        decode = ["--sentences=2,1", "--length=3", "--vocab-size=60", "--rows=128", "--channels=64"]
     yield _bench("decode", "decode", device, *decode, minutes=4)
 
 

@@ -21,6 +21,8 @@ from lightconv_plugin import compat
 
 from .conftest import RECIPE, REPO, TINY, unwrapped
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 # Dynamic convolutions: a parameter without a gradient would make pytorch_ddp fail.
 DYNAMIC = """
     --arch pla_dynamicconv_small --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-layers 1

@@ -25,6 +25,8 @@ from scripts.common.ownership import LEDGER
 from scripts.common.process import python_module
 from tests.data_prep.samples import block, dataset_file, fake_apt, refuse, run, translations
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 PARTS = ("train", "valid", "test")
 LANGUAGES = ("en", "de")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_cli.preprocess  # noqa: F401  once, not in every process
+import matplotlib.pyplot  # noqa: F401
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -27,9 +28,10 @@ from scripts.fairseq_io import devices
 from scripts.fairseq_io import generation as generation_log
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import read_log_file
+from scripts.pipeline import pipeline
 from scripts.reproduce import select
 from scripts.scoring import perplexity
-from tests.data_prep.test_pipeline import preprocess
+from tests.data_prep.test_pipeline import preprocess, stage
 
 REFUSED = 3
 CONFIG = "dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 3}\naverage: {by: update, last: 2}\n"
@@ -207,6 +209,7 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
         train.check_first = lambda *_: None  # of an architecture that there is not
         # to ask torch takes seconds
         devices._installed = lambda: (0, False)  # type: ignore[assignment]
+        pipeline._run_command = stage  # so that the commands of a pipeline are killed too
         for module in (binarise, train, generation_log, perplexity):
             module.run_logged = fake_run_logged  # type: ignore[attr-defined]
         try:

@@ -10,6 +10,8 @@ from scripts.common import ownership
 from tests.data_prep.samples import ROOT
 from tests.end_to_end.small_disk import small_disk
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 DATASET = """\
 kind: text
 source: en

@@ -8,7 +8,7 @@ import pytest
 from scripts.common.process import environment, python_module
 from tests.scripts.published_server import published
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 GOOD, DAMAGED = "dynamicconv.no_glu.iwslt14.de-en", "lightconv.no_glu.iwslt14.de-en"
 
 

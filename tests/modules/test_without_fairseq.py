@@ -1,10 +1,12 @@
 """The operators and modules in a process that has torch and nothing of fairseq's."""
 
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forks import executable
 
 ROOT = Path(__file__).resolve().parents[2]
 NONE = "import sys\nfor name in ('fairseq', 'hydra', 'omegaconf'): sys.modules[name] = None\n"
@@ -58,8 +60,14 @@ assert hasattr(utils.torch_persistent_save, "_compat_shim")
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+Run = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Run code in a process that has torch alone."""
+    with executable(["torch"]) as python:
+        yield lambda code: subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +81,12 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["operator", "module", "info", "a model of one's own", "the README's"],
 )
-def test_neither_operators_nor_modules_need_fairseq(code):
+def test_neither_operators_nor_modules_need_fairseq(run, code):
     done = run(NONE + code)
     assert done.returncode == 0, done.stderr
 
 
-def test_what_can_be_imported_is_not():
+def test_what_can_be_imported_is_not(run):
     done = run(
         "import sys\nfrom lightconv_plugin.modules import DynamicConv\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'fairseq', 'hydra', 'omegaconf'}))"
@@ -96,6 +104,6 @@ def test_what_can_be_imported_is_not():
     ],
     ids=["fairseq first", "user-dir", "operators first"],
 )
-def test_fairseq_finds_everything_registered(first):
+def test_fairseq_finds_everything_registered(run, first):
     done = run(first + REGISTERED)
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,8 @@ from lightconv_plugin.ops.native import cuda, library
 from tests.ops import cuda_on_cpu
 from tests.ops.cuda_on_cpu import Machine, fake_driver
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 X, WEIGHT = torch.randn(33, 2, 6), torch.randn(2, 3)
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """

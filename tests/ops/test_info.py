@@ -10,6 +10,8 @@ import pytest
 from lightconv_plugin import info
 from lightconv_plugin.ops import native
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from lightconv_plugin.ops.native import build
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 RUN = """

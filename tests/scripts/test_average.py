@@ -21,6 +21,8 @@ from scripts.common.files import write_lines
 from scripts.common.ownership import LEDGER
 from scripts.fairseq_io import checkpoints
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 SCRIPT = Path(average.__file__)
 
 

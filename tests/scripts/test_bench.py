@@ -17,6 +17,8 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.models import load_plugin
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
 CPU = torch.device("cpu")
 
@@ -76,7 +78,10 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
             "ops",
             ["--no-peers", "--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"],
         ),
-        ("decode", ["--vocab-size", "40", "--sentences", "1", "--length", "3"]),
+        (
+            "decode",
+            ["--vocab-size", "40", "--sentences", "1", "--length", "3", "--rows", "8,16", "--channels", "64,128"],
+        ),
         ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
     ],
 )
@@ -126,7 +131,9 @@ def test_arguments_that_cannot_run_are_refused_in_a_sentence(monkeypatch, argume
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("arguments", ["ops --heads 0", "ops --lengths 3,", "ops --device tpu", "decode --length -1"])
+@pytest.mark.parametrize(
+    "arguments", ["ops --heads 0", "ops --lengths 3,", "ops --device tpu", "decode --length -1", "decode --rows 6"]
+)
 def test_arguments_that_are_none_are_refused_with_the_usage(monkeypatch, capsys, arguments):
     monkeypatch.setattr(sys, "argv", ["bench.py", *arguments.split()])
     with pytest.raises(SystemExit):

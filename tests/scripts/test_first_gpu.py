@@ -121,16 +121,20 @@ def test_no_gpu_is_said_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_rehearsal(tmp_path):
+def test_the_rehearsal(tmp_path, forking_python):
     """Every line of a run on a GPU, on the CPU; a stand-in for compute-sanitizer runs what it is given."""
     sanitizer = tmp_path / "bin" / "compute-sanitizer"
     sanitizer.parent.mkdir()
     sanitizer.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n')
     sanitizer.chmod(0o755)
     path = f"{sanitizer.parent}:{os.environ['PATH']}"
+    venv = tmp_path / "venv"  # this one, whose Python is forked
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(forking_python)
+    (venv / ".lightconv-setup").symlink_to(Path(sys.prefix) / ".lightconv-setup")
     out = tmp_path / "out"
     command = [str(ROOT / "scripts" / "first_gpu.sh"), str(out), "--device", "cpu"]
-    done = subprocess.run(command, env={**os.environ, "VENV": sys.prefix, "PATH": path}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "VENV": str(venv), "PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     written = (out / "first_gpu.md").read_text()
     for each in sections("cpu"):

@@ -1,6 +1,8 @@
 """A process that is forked (tests/forks.py) does what Python does with the same command line."""
 
+import functools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +12,13 @@ from pathlib import Path
 import pytest
 
 SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), sys.path[0], sys.stdin.read()); "
+
+ADDED = {
+    "PYTHONUTF8": "1",
+    "PYTHONWARNINGS": "ignore:semaphore_tracker:UserWarning",
+    "TORCHINDUCTOR_CACHE_DIR": "/nowhere",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -36,16 +45,35 @@ def test_it_says_and_ends_as_python_does(words, forking_python, tmp_path):
     assert forked.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
 
 
-def test_what_libraries_add_to_the_environment_does_not_reach_the_next_test():
-    os.environ["PYTHONWARNINGS"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = "ignore"  # as fairseq's iterators do
-
-
-def test_what_the_server_imported_is_there_and_nothing_of_this_project(forking_python):
+@pytest.mark.parametrize("added", [{}, ADDED], ids=["", "with what libraries add to the environment"])
+def test_what_the_server_imported_is_there_and_nothing_of_this_project(forking_python, added):
     code = (
         "import sys; print('fairseq' in sys.modules, {'lightconv_plugin', 'scripts', 'data_prep'} & set(sys.modules))"
     )
-    done = subprocess.run([forking_python, "-P", "-c", code], capture_output=True, text=True)
+    done = subprocess.run([forking_python, "-P", "-c", code], env=os.environ | added, capture_output=True, text=True)
     assert done.stdout == "True set()\n"
+
+
+def test_open_files_and_the_limit_of_their_size_are_the_commands(forking_python, tmp_path):
+    code = "import os, sys; file = int(sys.argv[1]); os.write(file, b'1234'); os.write(file, b'5678')"
+    with (tmp_path / "file").open("wb") as file:
+        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (6, resource.RLIM_INFINITY))
+        command = [forking_python, "-c", code, str(file.fileno())]
+        subprocess.run(command, pass_fds=[file.fileno()], preexec_fn=limit)
+    assert (tmp_path / "file").read_bytes() == b"123456"
+
+
+def test_what_multiprocessing_spawns_is_forked(forking_python, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing, sys\n"
+        "def tell(): print('fairseq' in sys.modules, sys.executable)\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=tell)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    done = subprocess.run([forking_python, "program.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"True {forking_python}\n", done.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
