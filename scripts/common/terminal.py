@@ -134,3 +134,9 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int, rule: bool = False) -> 
         "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip()
         for line in lines
     ]
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, figures to the right."""
+    lines = [header, ["---", *("--:" for _ in header[1:])], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

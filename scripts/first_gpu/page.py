@@ -5,6 +5,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from scripts.common.terminal import markdown_table
+
 Record = dict[str, Any]
 PASSED, FAILED, ABSENT = "passed", "failed", "not run"
 
@@ -42,7 +44,7 @@ HEADERS = {
 def markdown(title: str, facts: list[str], records: list[Record]) -> str:
     """Write the page: facts about the machine, a table of all sections, and each section's results."""
     rows = [[f"[{r['title']}](#{anchor(r['title'])})", r["result"], r["time"], r["commit"]] for r in records]
-    parts = [f"# {title}", *facts, table(["section", "result", "time", "commit"], rows)]
+    parts = [f"# {title}", *facts, markdown_table(["section", "result", "time", "commit"], rows)]
     for record in records:
         parts.append(f"## {record['title']}")
         if record["command"]:
@@ -61,19 +63,13 @@ def markdown(title: str, facts: list[str], records: list[Record]) -> str:
 def tests(found: dict[str, Any]) -> list[str]:
     """Write the results of pytest."""
     rows = [[file, *(str(number) for number in counts.values())] for file, counts in sorted(found["counts"].items())]
-    parts = [table(["file", PASSED, FAILED, "skipped"], rows)]
+    parts = [markdown_table(["file", PASSED, FAILED, "skipped"], rows)]
     if found["failures"]:
         parts.append("Failed:\n\n" + "\n".join(f"- `{each[:300]}`" for each in found["failures"]))
     if found["skips"]:
         parts.append("Skipped:\n\n" + "\n".join(f"- {each}" for each in found["skips"]))
-    parts += [table(HEADERS[name], sorted(rows)) for name, rows in found["tables"].items()]
+    parts += [markdown_table(HEADERS[name], sorted(rows)) for name, rows in found["tables"].items()]
     return parts
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Write a Markdown table, figures to the right."""
-    lines = [header, ["---", *("--:" for _ in header[1:])], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def block(lines: list[str]) -> str:

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from scripts.common.terminal import aligned
+from scripts.common.terminal import aligned, markdown_table
 from scripts.tables.measured import RATIOS_OF, Cell
 from scripts.tables.published import Figure, Table
 
@@ -69,10 +69,8 @@ def as_text(table: Table, cells: Sequence[Sequence[Cell]], below: Sequence[str])
 
 def as_markdown(table: Table, cells: Sequence[Sequence[Cell]], below: Sequence[str], picture: str) -> str:
     """The table as a Markdown page with its picture."""
-    header, *rows = [[text.replace("|", "\\|") for text in line] for line in grid(table, cells)]
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    lines = [f"# Table {table.number}", "", f"{table.title}.", ""]
-    lines += ["| " + " | ".join(line) + " |" for line in (header, rule, *rows)]
+    header, *rows = grid(table, cells)
+    lines = [f"# Table {table.number}", "", f"{table.title}.", "", markdown_table(header, rows)]
     lines += ["", f"![Table {table.number}]({picture})", "", "```", *below, "```"]
     return "\n".join(lines) + "\n"
 
