@@ -6,7 +6,7 @@ of the corpus) and generation.json with the speed that fairseq measured, the BLE
 
 from scripts.common import ownership
 from scripts.common.errors import run_command
-from scripts.common.process import interruptible
+from scripts.common.process import interruptible, peak_mb
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
@@ -36,7 +36,7 @@ def main() -> None:
     what = (config, settings, arguments.data, arguments.model, arguments.subset)
     command = generate_command(*what, gpu=devices.gpu, precision=taken.precision)
     output = run_generation(command, arguments.subset, arguments.out / LOG)
-    facts = output.facts
+    facts = output.facts | {"peak_mb": peak_mb()}
     noted = {"seed": arguments.seed, "subset": arguments.subset, "averaged": averaged(config, chosen)}
     noted |= {"precision": taken.precision, "precision_reason": taken.reason, **settings}
     write_hypotheses(arguments.out, output.in_corpus_order(), facts | {"settings": noted})

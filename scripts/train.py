@@ -23,7 +23,7 @@ from typing import Any
 from scripts.common import ownership
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import read_json, write_json
-from scripts.common.process import interruptible, run_logged
+from scripts.common.process import interruptible, peak_mb, run_logged
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
@@ -216,7 +216,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         raise
     reporter.status.close()
     facts = summary(out, config.train) | {"devices": str(devices), "command": command}
-    facts |= {"precision": taken.precision, "precision_reason": taken.reason}
+    facts |= {"precision": taken.precision, "precision_reason": taken.reason, "peak_mb": peak_mb()}
     draw_losses({config.name: {seed: read_log_file(log)}}, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -90,6 +91,11 @@ def _signal_group(process: subprocess.Popen, signum: int) -> None:
         os.killpg(process.pid, signum)
     except ProcessLookupError:
         process.send_signal(signum)
+
+
+def peak_mb() -> int:
+    """Return the most memory that any program that this process ran and that has ended held, in MB."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
 
 
 def run_logged(

@@ -4,14 +4,17 @@ Koehn (2004), as sacreBLEU does it: 1,000 test sets of the same size are drawn f
 p is the share of them in which the difference strays from its mean by more than what was measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
 from scripts.scoring.metrics import Measure, Side, check_sides
 
 SAMPLES = 1000
+SEED = 12345  # sacreBLEU's
 
 
 def paired_bootstrap(
@@ -55,3 +58,37 @@ def paired_bootstrap(
             "signature": str(signature),
         }
     return results
+
+
+def p_value(
+    metric: Metric, ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], test_type: str
+) -> tuple[float, str]:
+    """Return p of the difference as sacreBLEU's command prints it, and its signature.
+
+    Args:
+        test_type: ``bs``, paired bootstrap of 1,000 resamples, or ``ar``, approximate randomisation of 10,000 trials.
+    """
+    systems: list[tuple[str, Sequence[str]]] = [("baseline", list(theirs)), ("system", list(ours))]
+    signatures, scores = PairedTest(systems, {"score": metric}, [list(references)], test_type=test_type)()
+    [(name, signature)] = signatures.items()
+    result = scores[name][1]
+    assert isinstance(result, Result)
+    assert result.p_value is not None
+    return result.p_value, str(signature)
+
+
+def standard_error(
+    metric: Metric, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]], references: Sequence[str]
+) -> float:
+    """Return the deviation of the difference of two systems over resamples of the test set, by paired bootstrap.
+
+    Each system has the hypotheses of one or more seeds. A sentence that is drawn brings those of all seeds, whose
+    errors are alike.
+    """
+    drawn = np.random.default_rng(SEED).choice(len(references), size=(SAMPLES, len(references)))
+    scores = []
+    for side in (ours, theirs):
+        by_seed = [metric._extract_corpus_statistics(list(lines), [list(references)]) for lines in side]
+        of_sentences = np.sum(np.array(by_seed, dtype=float), axis=0)
+        scores.append([metric._compute_score_from_stats(of_sentences[some].sum(0)).score for some in drawn])
+    return float(np.std(np.diff(scores, axis=0), ddof=1))

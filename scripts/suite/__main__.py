@@ -1,0 +1,125 @@
+"""Run a comparison from its suite file, and write its page.
+
+The trials come first, then the runs in the order of the file, each by scripts.reproduce, which passes over what is done
+and goes on where it was interrupted: the same command again goes on. A training that diverges is a result, and is not
+tried again. At the end generation is timed (scripts.suite.speed) and the page is written from the records; --page-only
+writes it from what there is.
+
+--sweep runs the trials, then the runs, by Snakemake, on several GPUs or a cluster (scripts/sweep/Snakefile):
+  --sweep "snakemake --cores all --resources gpu=8"      --sweep "snakemake --executor slurm --jobs 20"
+"""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.common import CHECKOUT
+from scripts.common.errors import INTERRUPTED, UserError, run_command
+from scripts.common.process import child, interruptible, python_module
+from scripts.common.terminal import aligned
+from scripts.suite import archive, page
+from scripts.suite.plan import Job, Suite, read_suite, run_jobs, trial_jobs
+
+SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
+
+
+def reproduce(job: Job, options: Sequence[str]) -> list[str]:
+    """The command of a job."""
+    command = [*python_module("scripts.reproduce"), str(job.config.path), "--work", str(job.work), *options]
+    return [*command, "--to", job.last]
+
+
+def run_here(jobs: Sequence[Job], options: Sequence[str]) -> None:
+    """Run jobs one after another; a failure does not keep the others from being run.
+
+    Raises:
+        KeyboardInterrupt: one was interrupted.
+    """
+    for job in jobs:
+        print(f"= {job.name}", flush=True)
+        with child(reproduce(job, options)) as process:
+            if process.wait() in (INTERRUPTED, *range(-64, 0)):
+                raise KeyboardInterrupt
+
+
+def run_by_snakemake(jobs: Sequence[Job], sweep: str, options: Sequence[str]) -> None:
+    """Run jobs of one kind by the rules of scripts/sweep."""
+    settings = {"configs": " ".join(str(job.config.path) for job in jobs), "work": jobs[0].work, "to": jobs[0].last}
+    given = [f"{key}={value}" for key, value in (settings | {"options": shlex.join(options)}).items()]
+    with child([*shlex.split(sweep), "--keep-going", "-s", str(SNAKEFILE), "--config", *given]) as process:
+        process.wait()
+
+
+def state(job: Job | None) -> str:
+    """Return how far a job has come."""
+    if job is None:
+        return "waits for the trials"
+    if job.diverged:
+        return "diverged"
+    if job.done:
+        return f"done, loss {job.loss():.3f}" if job.last == "train" else "done"
+    return f"to do, {len(job.scored)} of {len(job.config.seeds)} seeds done" if job.scored else "to do"
+
+
+def overview(suite: Suite, work: Path) -> list[str]:
+    """A line for each trial and run."""
+    trials = [[job.name, state(job)] for job, _ in trial_jobs(suite, work)]
+    runs = [[f"{dataset}/{Path(model).name}", state(job)] for dataset, model, job in run_jobs(suite, work)]
+    return aligned([*trials, *runs], left=2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", type=Path, metavar="FILE", help="a suite file, such as configs/compare/two_cores.yaml")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="where all results go (default: work/<FILE's name>)")
+    parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
+    parser.add_argument("--devices", type=int, metavar="N", help="passed to scripts.reproduce")
+    parser.add_argument("--sweep", metavar="COMMAND", help="run the jobs by Snakemake; see above")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: RESULTS.md in DIR)")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="put what the page rests on into this .tar.gz")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
+    shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")
+    arguments = parser.parse_args()
+    interruptible()
+    suite = read_suite(arguments.suite)
+    work = arguments.work or CHECKOUT / "work" / arguments.suite.stem
+    if arguments.dry_run:
+        print("\n".join(overview(suite, work)))
+        return
+    failed = [] if arguments.page_only else run(suite, work, arguments)
+    out = arguments.out or work / "RESULTS.md"
+    page.write(suite, work, out)
+    print(f"the page: {out}")
+    if arguments.archive:
+        archive.write(suite, work, out, arguments.archive)
+        print(f"the archive: {arguments.archive}")
+    if failed:
+        raise UserError(f"failed: {', '.join(failed)}; each has said why above. The same command goes on from there")
+
+
+def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
+    """Run what is missing; return what failed."""
+    given = {"--raw": arguments.raw, "--devices": arguments.devices}
+    options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
+
+    def all_of(jobs: Sequence[Job]) -> list[str]:
+        if (to_do := [job for job in jobs if not job.diverged]) and arguments.sweep:
+            run_by_snakemake(to_do, arguments.sweep, options)
+        else:
+            run_here(to_do, options)
+        return [job.name for job in jobs if not job.done]
+
+    failed = all_of([job for job, _ in trial_jobs(suite, work)])
+    failed += all_of([job for _, _, job in run_jobs(suite, work) if job])
+    for dataset in suite.datasets:
+        command = [*python_module("scripts.suite.speed"), str(suite.file), "--work", str(work), "--dataset", dataset]
+        with child(command) as process:
+            if process.wait():
+                failed.append(f"the speed of {dataset}")
+    return failed
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,305 @@
+"""The page of a suite: claims with their verdicts, tables, pictures, and what all of it was measured with."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from scripts.common.figure import open_figure
+from scripts.common.files import atomic_file
+from scripts.common.terminal import clock, markdown_table
+from scripts.fairseq_io.loss_curve import draw_losses
+from scripts.fairseq_io.trainlog import read_log_file
+from scripts.reproduce.layout import seed_root
+from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
+from scripts.suite import archive, overlap, speed
+from scripts.suite.plan import Suite, chosen, trial_jobs
+from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, Model, collect, findings, overall
+from scripts.tables.measured import lookup
+
+EMPTY = "-"
+HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
+FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
+"""The form of a claim's figure, and its unit."""
+
+
+def write(suite: Suite, work: Path, out: Path) -> None:
+    """Write the page and, in a folder of its name, its pictures."""
+    datasets = collect(suite, work)
+    pictures = {each.name: draw(each, out.with_suffix("")) for each in datasets}
+    parts = [f"# {suite.about}", introduction(suite), "## The claims", *claims(suite, datasets)]
+    for dataset in datasets:
+        shown = [f"![{name}]({out.stem}/{path.name})" for name, path in pictures[dataset.name].items()]
+        parts += [f"## {dataset.name}", *of_dataset(dataset), *shown]
+    parts += [*trials(suite, work), *provenance(datasets), *checks(suite, work, datasets)]
+    with atomic_file(out) as f:
+        f.write("\n\n".join(parts) + "\n")
+
+
+def introduction(suite: Suite) -> str:
+    """The sentences that a reader of the tables needs."""
+    name = Path(suite.baseline).name
+    return (
+        f"Written by `python -m scripts.suite {_short(suite.file)}` from the records of its runs; with `--page-only` "
+        "from what there is, without running anything.\n\n"
+        "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, "
+        "with a 95% interval that counts the choice of the test set (paired bootstrap over its sentences) and seeds "
+        "(their deviation; a model of one seed has that of the models of several). p is sacreBLEU's, of the hypotheses "
+        f"of all seeds that the model and {name} share, one after another: it takes the same sentence under several "
+        "seeds for several sentences, and so is too small where there are several. Verdicts go by the intervals."
+    )
+
+
+def _short(path: Path) -> str:
+    parts = path.resolve().parts
+    return "/".join(parts[parts.index("configs") :]) if "configs" in parts else path.name
+
+
+def claims(suite: Suite, datasets: Sequence[Dataset]) -> list[str]:
+    """A paragraph for each claim."""
+    found = []
+    for claim in suite.claims:
+        results = findings(claim, datasets)
+        model, than, (form, unit) = Path(claim.model).name, Path(claim.than).name, FORMS[claim.of]
+        what = f"{model} {'minus' if claim.of == 'score' else 'to'} {than}, at least {claim.at_least:g}{unit}"
+        figures = "; ".join(f"{each.dataset}: {finding(each, form)}" for each in results)
+        found.append(f"**{claim.says}**: {overall(results)}. {what}; {figures or ABSENT}.")
+    return found
+
+
+def finding(found: Finding, form: str) -> str:
+    """A figure with its interval and verdict."""
+    words = [interval(found.figure, form)] if found.figure else []
+    return ", ".join([*words, *([found.note] if found.note else []), found.verdict])
+
+
+def interval(figure: Interval, form: str = FORMS["score"][0]) -> str:
+    """A figure with its interval in brackets."""
+    about = "" if figure.low is None else f" [{figure.low:{form}}, {figure.high:{form}}]"
+    return f"{figure.value:{form}}{about}"
+
+
+def of_dataset(dataset: Dataset) -> list[str]:
+    """The tables of a dataset and the sentences under them."""
+    parts = []
+    if dataset.models:
+        parts += [scores(dataset), costs(dataset)]
+        if dataset.speeds:
+            parts.append(speeds(dataset))
+        if dataset.measures and dataset.kind == "bleu":
+            parts += overlaps(dataset)
+    if dataset.diverged:
+        parts.append(f"Diverged: {', '.join(dataset.diverged)}.")
+    open_ = [name for name, job in dataset.jobs if job is None or not job.done]
+    if open_:
+        parts.append(f"Not run, or not to the end: {', '.join(open_)}.")
+    return parts
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and deviation."""
+    if not values:
+        return EMPTY
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def scores(dataset: Dataset) -> str:
+    """The table of scores and of what each model gains over the baseline."""
+    keys, baseline = SHOWN[dataset.kind], dataset.baseline
+    head = [f"{NAMES[key]}{' (lower is better)' if key in LOWER_IS_BETTER else ''}" for key in keys]
+    header = ["model", "parameters", "seeds", *head, f"gain over {baseline}", "p, bootstrap", "p, randomised"]
+    rows = []
+    for name, model in dataset.models.items():
+        row = [name, f"{model.record['parameters']:,}", ", ".join(map(str, model.seeds))]
+        row += [spread(model.scores(key)) for key in keys]
+        if name == baseline or baseline not in dataset.models:
+            row += [EMPTY] * 3
+        else:
+            found = dataset.compare(name, baseline, keys[0])
+            tests = [found.bootstrap, found.randomisation]
+            row += [interval(found.difference), *(EMPTY if p is None else f"{p:.4f}" for p in tests)]
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def costs(dataset: Dataset) -> str:
+    """The table of what training and generating took."""
+    header = ["model", "updates", "training", "training tokens/s", "MB in training", "MB in generating", "tuned"]
+    rows = []
+    for name, model in dataset.models.items():
+        tuned = [lookup(model.record, f"seeds.{seed}.tuned") or {} for seed in model.seeds]
+        rows.append(
+            [
+                name,
+                _mean(model.facts("training", "updates"), ",.0f"),
+                clock(fmean(seconds)) if (seconds := model.facts("training", "seconds")) else EMPTY,
+                _mean(model.facts("training", "tokens_per_second"), ",.0f"),
+                _mean(model.facts("training", "peak_mb"), ",.0f"),
+                _mean(model.facts("generation", "peak_mb"), ",.0f"),
+                "; ".join(dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in tuned)) or EMPTY,
+            ]
+        )
+    return markdown_table(header, rows)
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    return format(fmean(values), form) if values else EMPTY
+
+
+def _rate(dataset: Dataset, name: str, least: str) -> float:
+    found: Mapping[str, Any] = dataset.speeds or {}
+    return float(found["lines"][least] / median(found["seconds"][name][least]))
+
+
+def speeds(dataset: Dataset) -> str:
+    """The table of sentences a second by length, and their ratio to the baseline's."""
+    found: Mapping[str, Any] = dataset.speeds or {}
+    header = ["sentences/s (times the baseline), source tokens:", *(f"from {least}" for least in found["lines"])]
+    rows = []
+    for name in found["seconds"]:
+        cells = []
+        for least in found["lines"]:
+            ratio = dataset.speed(name, dataset.baseline, least)
+            cells.append(f"{_rate(dataset, name, least):.1f}" + (f" ({median(ratio):.2f})" if ratio else ""))
+        rows.append([name, *cells])
+    how = ", ".join(f"{key} {value}" for key, value in found["settings"].items())
+    below = f"Median of {speed.ROUNDS} rounds, the models in turns; {how}, at most {speed.LINES} sentences a batch."
+    return f"{markdown_table(header, rows)}\n\n{below}"
+
+
+def overlaps(dataset: Dataset) -> list[str]:
+    """How test and training text overlap, and the scores on the lines that do not."""
+    found = overlap.measure(dataset.name, dataset.root)
+    shared = found.lines - len(found.apart)
+    text = (
+        f"Overlap: of the {found.lines:,} lines of the test set {shared:,} ({shared / found.lines:.0%}) share a run of "
+        f"{overlap.RUN} words, on either side, with the training text"
+    )
+    if found.in_families is not None:
+        text += f"; {found.in_families:,} are of a family of packages of which other lines are trained on"
+    if not found.apart:
+        return [text + "."]
+    header = ["model", *(f"{NAMES[key]}, the {len(found.apart):,} lines apart" for key in dataset.measures)]
+    rows = [[name, *_apart(dataset, model, found.apart)] for name, model in dataset.models.items()]
+    return [text + ".", markdown_table(header, rows)]
+
+
+def _apart(dataset: Dataset, model: Model, numbers: Sequence[int]) -> list[str]:
+    references = [[dataset.references[number] for number in numbers]]
+    cells = []
+    for measure in dataset.measures.values():
+        lines = ([hypotheses[number] for number in numbers] for hypotheses in map(model.hypotheses, model.seeds))
+        cells.append(spread([measure.metric.corpus_score(each, references).score for each in lines]))
+    return cells
+
+
+def trials(suite: Suite, work: Path) -> list[str]:
+    """The table of the trials: the least loss on validation of each."""
+    if suite.trials is None:
+        return []
+    choices = suite.trials.combinations()
+    best = chosen(suite, work)
+    losses: dict[str, list[str]] = {}
+    for job, choice in trial_jobs(suite, work):
+        loss = job.loss()
+        mark = "**" if loss is not None and best.get(job.model) == choice else ""
+        losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
+    header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
+    over = ", ".join(f"{key} {value}" for key, value in suite.trials.train.items())
+    text = f"Trained on {suite.trials.dataset} with seed {suite.trials.seed} ({over}); the least loss on validation:"
+    like = [f"{Path(model).name} as {Path(other).name}" for model, other in suite.trials.like.items()]
+    below = [f"Trained with the values of another: {', '.join(like)}."] if like else []
+    rows = [[Path(model).name, *cells] for model, cells in losses.items()]
+    return ["## The trials", text, markdown_table(header, rows), *below]
+
+
+def provenance(datasets: Sequence[Dataset]) -> list[str]:
+    """Machines, commits and versions of all runs, each with the number of its runs."""
+    records = [model.record for dataset in datasets for model in dataset.models.values()]
+    lines = []
+    for title, paths in (("Machine", ["machine"]), ("Versions", ["versions"]), ("Precision", ["precision"])):
+        lines += _counted(title, [_words(lookup(record, path)) for record in records for path in paths])
+    stages = [stage for record in records for key, stage in record["stages"].items() if key.startswith("train:")]
+    commits = [stage["git"] for stage in stages]
+    lines += _counted("Commit of the trainings", [_commit(git) for git in commits])
+    return ["## What it was run with", "\n".join(f"- {line}" for line in lines)] if lines else []
+
+
+def _commit(git: Mapping[str, Any] | None) -> str:
+    return "unknown" if git is None else git["commit"][:12] + (" with changes" if git["changed"] else "")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items() if item)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _counted(title: str, values: Sequence[str]) -> list[str]:
+    counts = {value: values.count(value) for value in dict.fromkeys(values)}
+    return [f"{title} ({count}): {value}" for value, count in counts.items()]
+
+
+def checks(suite: Suite, work: Path, datasets: Sequence[Dataset]) -> list[str]:
+    """The archive's checksum, and sacreBLEU's commands on its files."""
+    files = archive.members(suite, work)
+    commands = [f"sha256sum --check {archive.SUMS}"]
+    for dataset in datasets:
+        base = dataset.baseline
+        if not dataset.measures or dataset.kind != "bleu" or base not in dataset.models:
+            continue
+        reference = f"{dataset.name}/test.{dataset.target}"
+        example = next(iter(dataset.models.values()))
+        hypotheses = f"{example.job.name}/seed{example.seeds[0]}/scores/test/hypotheses.detok"
+        commands.append(shlex.join(["sacrebleu", reference, "-i", hypotheses, *HOW]))
+        for name in dataset.models:
+            if name != base:
+                seeds = dataset.compare(name, base, SHOWN[dataset.kind][0]).seeds
+                texts = [archive.joined(dataset, each, seeds) for each in ("references", base, name)]
+                tests = ["sacrebleu", texts[0], "-i", *texts[1:], *HOW]
+                commands += [shlex.join([*tests, f"--paired-{kind}"]) for kind in ("bs", "ar")]
+    return [
+        "## To check it",
+        f"`python -m scripts.suite {_short(suite.file)} --page-only --archive FILE.tar.gz` puts the hypotheses, logs, "
+        f"records and averaged models into one archive of {len(files):,} files. The SHA-256 of its {archive.SUMS} is "
+        f"`{archive.digest(archive.checksums(files))}`. Unpacked, these commands give the figures above:",
+        "```\n" + "\n".join(commands) + "\n```",
+    ]
+
+
+def draw(dataset: Dataset, folder: Path) -> dict[str, Path]:
+    """The pictures of a dataset, by what they show."""
+    logs = {}
+    for name, model in dataset.models.items():
+        paths = {seed: seed_root(model.job.folder, seed) / "checkpoints" / "train.log" for seed in model.seeds}
+        found = {seed: read_log_file(path) for seed, path in paths.items()}
+        logs[name] = {seed: log for seed, log in found.items() if log.valid_loss}
+    pictures = {}
+    if any(logs.values()):
+        pictures["losses of all runs"] = folder / f"{dataset.name}.losses.svg"
+        draw_losses(logs, folder / f"{dataset.name}.losses.svg")
+    if dataset.speeds and len(dataset.models) > 1:
+        pictures["speed against quality"] = folder / f"{dataset.name}.speed.svg"
+        draw_speeds(dataset, folder / f"{dataset.name}.speed.svg")
+    return pictures
+
+
+def draw_speeds(dataset: Dataset, out: Path) -> None:
+    """The score of each model against its sentences a second over all lengths."""
+    found: Mapping[str, Any] = dataset.speeds or {}
+    key = SHOWN[dataset.kind][0]
+    with open_figure(out, width=7, height=4.5) as figure:
+        axes = figure.subplots()
+        for number, (name, model) in enumerate(dataset.models.items()):
+            if name in found["seconds"]:
+                taken = sum(median(rounds) for rounds in found["seconds"][name].values())
+                values = model.scores(key)
+                deviation = stdev(values) if len(values) > 1 else 0.0
+                rate = sum(found["lines"].values()) / taken
+                axes.errorbar(rate, fmean(values), yerr=deviation, fmt="o", color=f"C{number % 10}", markersize=5)
+                axes.annotate(name, (rate, fmean(values)), (4, 4), textcoords="offset points", fontsize=7)
+        axes.set_xlabel("sentences/s, all lengths together")
+        axes.set_ylabel(NAMES[key])
+        axes.grid(alpha=0.3)
+        axes.margins(0.15)

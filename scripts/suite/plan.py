@@ -1,0 +1,239 @@
+"""A suite file, and the configurations that its trials and runs are made with.
+
+  about: text          what the comparison is about, for the page
+  baseline: MODEL      whom the others are compared with; a MODEL is the path of a configuration beside the suite file,
+                       without .yaml
+  trials:              of each model in `models` every combination of the grid is trained; the least loss on validation
+                       gives the values that the model is trained with in all runs
+    {dataset: NAME, models: [MODEL, ...], seed: N, train: {...}, grid: {lr: [...], ...}, like: {MODEL: MODEL}}
+                       `train` goes over the configurations' own; `like` gives a model the values found for another
+  runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...]}, ...]   in this order
+  claims: [{says: text, model: MODEL, than: MODEL, at_least: X, of: score, datasets: [NAME, ...]}, ...]
+                       the model's figure minus the other's is at least X; of: score (sacreBLEU, ROUGE-1 or minus the
+                       perplexity), speed (ratios, at the longest sentences) or growth (that ratio over the one at the
+                       shortest)
+
+Each trial and each run gets a whole configuration in DIR/configs, which scripts.reproduce takes as it takes any other.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.common.errors import UserError
+from scripts.common.files import atomic_file
+from scripts.common.schema import build, require
+from scripts.common.strict_yaml import read_yaml
+from scripts.fairseq_io.trainlog import read_log_file
+from scripts.pipeline.config import Config, load_config, merge
+from scripts.pipeline.stamp import read_stamp
+from scripts.reproduce.layout import seed_root
+from scripts.tables.measured import diverged_after, read_record
+
+QUANTITIES = ("score", "speed", "growth")
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Trainings that choose the values of ``grid`` for each model."""
+
+    dataset: str
+    models: tuple[str, ...]
+    grid: dict[str, Any]
+    seed: int = 1
+    train: dict[str, Any] = field(default_factory=dict)
+    like: dict[str, str] = field(default_factory=dict)
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """Every choice of one value for each key."""
+        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Models of one dataset that are trained with the same seeds."""
+
+    dataset: str
+    models: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper's as a difference of two models that is at least so much."""
+
+    says: str
+    model: str
+    than: str
+    at_least: float
+    of: str = "score"
+    datasets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite file."""
+
+    file: Path
+    about: str
+    baseline: str
+    runs: tuple[Runs, ...]
+    trials: Trials | None = None
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """All models of all runs, each once."""
+        return list(dict.fromkeys(model for runs in self.runs for model in runs.models))
+
+    @property
+    def datasets(self) -> list[str]:
+        """All datasets of all runs, each once."""
+        return list(dict.fromkeys(runs.dataset for runs in self.runs))
+
+
+def read_suite(path: Path) -> Suite:
+    """Read a suite file.
+
+    Raises:
+        UserError: a key is unknown or of another type, or something is named that is not there.
+    """
+    suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path})
+    known = set(suite.models)
+    require(path, len(known) == len({Path(model).name for model in known}), "runs", sorted(known), "different names")
+    trials = suite.trials
+    named = [suite.baseline, *(name for claim in suite.claims for name in (claim.model, claim.than))]
+    if trials:
+        named += [*trials.models, *trials.like, *trials.like.values()]
+        for key, values in trials.grid.items():
+            require(path, isinstance(values, list) and values, f"trials.grid.{key}", values, "a list of values")
+        for model, other in trials.like.items():
+            require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
+    for name in named:
+        require(path, name in known, "models", name, f"a model of `runs`: {', '.join(sorted(known))}")
+    for claim in suite.claims:
+        require(path, claim.of in QUANTITIES, "claims.of", claim.of, f"one of {', '.join(QUANTITIES)}")
+    return suite
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call of scripts.reproduce: a configuration, up to a stage."""
+
+    config: Config
+    model: str
+    work: Path
+    last: str = "table"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its run."""
+        return self.work / self.config.dataset / self.config.name
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """The record of its run, if there is one with this configuration."""
+        path = self.folder / "record.json"
+        record = read_record(path) if path.exists() else None
+        return record if record and record["config"] == self.config.merged() else None
+
+    @property
+    def diverged(self) -> bool:
+        """Return True if a training diverged with this configuration, which is a result."""
+        return diverged_after(self.record) is not None
+
+    @property
+    def name(self) -> str:
+        """Dataset and run."""
+        return f"{self.config.dataset}/{self.config.name}"
+
+    @property
+    def scored(self) -> list[int]:
+        """The seeds that have their scores."""
+        stages = self.record["stages"] if self.record else {}
+        return [seed for seed in self.config.seeds if f"score:{seed}" in stages]
+
+    @property
+    def done(self) -> bool:
+        """Return True if there is nothing left to run."""
+        if self.last == "train":
+            return self.loss() is not None
+        return self.diverged or self.scored == self.config.seeds
+
+    def loss(self) -> float | None:
+        """The least loss on validation of the first seed; None before the training has ended."""
+        if self.diverged:
+            return float("inf")
+        root = seed_root(self.folder, self.config.seeds[0]) / "checkpoints"
+        if self.record is None or read_stamp(root) is None:
+            return None
+        return min(read_log_file(root / "train.log").valid_loss.values(), default=None)
+
+
+def trial_jobs(suite: Suite, work: Path) -> list[tuple[Job, dict[str, Any]]]:
+    """The trainings of the trials, each with its choice of values."""
+    if (trials := suite.trials) is None:
+        return []
+    found = []
+    for model in trials.models:
+        for choice in trials.combinations():
+            name = "-".join(["trial", Path(model).name, *(f"{key}{value}" for key, value in choice.items())])
+            over = {"train": trials.train | choice, "average": None, "tune": None, "speed": None}
+            config = _config(suite, work, model, trials.dataset, (trials.seed,), over, name)
+            found.append((Job(config, model, work, "train"), choice))
+    return found
+
+
+def chosen(suite: Suite, work: Path) -> dict[str, dict[str, Any]]:
+    """The values that the trials give each model, by model; a model is left out until all of its trials have ended."""
+    losses: dict[str, list[tuple[float | None, dict[str, Any]]]] = {}
+    for job, choice in trial_jobs(suite, work):
+        losses.setdefault(job.model, []).append((job.loss(), choice))
+    best = {}
+    for model, tried in losses.items():
+        if all(loss is not None for loss, _ in tried):
+            best[model] = min(tried, key=lambda one: one[0] or 0.0)[1]
+    like = suite.trials.like if suite.trials else {}
+    return best | {model: best[other] for model, other in like.items() if other in best}
+
+
+def run_jobs(suite: Suite, work: Path) -> Iterator[tuple[str, str, Job | None]]:
+    """Yield dataset, model and job of every run; no job where its trials have still to end."""
+    values = chosen(suite, work)
+    trials = suite.trials
+    waiting = {*trials.models, *trials.like} - values.keys() if trials else set()
+    for runs in suite.runs:
+        for model in runs.models:
+            if model in waiting:
+                yield runs.dataset, model, None
+                continue
+            over = {"train": values.get(model, {})}
+            config = _config(suite, work, model, runs.dataset, runs.seeds, over, Path(model).name)
+            yield runs.dataset, model, Job(config, model, work)
+
+
+def _config(
+    suite: Suite,
+    work: Path,
+    model: str,
+    dataset: str,
+    seeds: tuple[int, ...],
+    over: Mapping[str, Any],
+    name: str,
+) -> Config:
+    """Write a whole configuration, and read it as scripts.reproduce will."""
+    source = suite.file.parent / f"{model}.yaml"
+    if not source.is_file():
+        raise UserError(f"{suite.file}: there is no {source}; expected a configuration for the model {model}")
+    given = {key: value for key, value in load_config(source, dataset).merged().items() if value}
+    content = merge(given, {**over, "seeds": list(seeds)})
+    path = work / "configs" / dataset / f"{name}.yaml"
+    text = f"# {model}.yaml as {suite.file.name} trains it\n" + yaml.safe_dump(content, sort_keys=False)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        with atomic_file(path) as f:
+            f.write(text)
+    return load_config(path)

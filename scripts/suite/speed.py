@@ -1,0 +1,87 @@
+"""Measure how fast the models of a suite translate sentences of growing length, all in one process, in turns.
+
+The test set's lines are put into groups by their tokens; from each the same lines go through every model in one batch,
+beam and length penalty being the same for all, the models one after another in each round. The first round is not
+counted. The result stands in DIR/<dataset>/speed.json, and is kept while the models are the same.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import load_dataset
+from scripts.common.errors import run_command
+from scripts.common.files import read_json, read_lines, write_json
+from scripts.common.process import interruptible
+from scripts.fairseq_io.trained import find_trained
+from scripts.fairseq_io.translator import Translator
+from scripts.pipeline.stamp import read_stamp
+from scripts.suite.plan import Job, read_suite, run_jobs
+
+NAME = "speed.json"
+LENGTHS = (1, 17, 33, 65)
+"""The least tokens of each group of lines."""
+LINES = 32  # of each group, in a batch
+ROUNDS = 5  # beside the first
+SETTINGS: dict[str, Any] = {"beam": 4, "lenpen": 1.0}
+
+
+def groups(lines: list[str]) -> dict[int, list[str]]:
+    """Up to ``LINES`` lines of each group, spread over the test set, by the group's least tokens."""
+    found = {}
+    for number, least in enumerate(LENGTHS):
+        below = LENGTHS[number + 1] if number + 1 < len(LENGTHS) else float("inf")
+        some = [line for line in lines if least <= len(line.split()) < below]
+        if some:
+            found[least] = some[:: max(1, len(some) // LINES)][:LINES]
+    return found
+
+
+def measure(models: dict[str, Path], lines: list[str], languages: tuple[str, str]) -> dict[str, Any]:
+    """Seconds of every round, by model and group, and how many lines a group has."""
+    batches, loaded = groups(lines), {}
+    for name, folder in models.items():
+        trained = find_trained(folder)
+        loaded[name] = Translator(trained.model, trained.dictionaries, languages, SETTINGS)
+    seconds: dict[str, dict[str, list[float]]] = {name: {str(least): [] for least in batches} for name in models}
+    for number in range(ROUNDS + 1):
+        for least, batch in batches.items():
+            for name, translator in loaded.items():
+                start = time.perf_counter()
+                translator.translate(batch)
+                if number:
+                    seconds[name][str(least)].append(time.perf_counter() - start)
+        print(f"speed: round {number} of {ROUNDS}", flush=True)
+    return {"lines": {str(least): len(batch) for least, batch in batches.items()}, "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", type=Path, metavar="FILE", help="a suite file")
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where its results are")
+    parser.add_argument("--dataset", required=True, metavar="NAME", help="of which dataset")
+    arguments = parser.parse_args()
+    interruptible()
+    dataset, root = load_dataset(arguments.dataset), arguments.work / arguments.dataset
+    jobs: list[Job] = [
+        job
+        for name, _, job in run_jobs(read_suite(arguments.suite), arguments.work)
+        if job and name == arguments.dataset and job.done and not job.diverged
+    ]
+    if dataset.target is None or not jobs:
+        return
+    stamps = {job.config.name: read_stamp(job.folder / "selection") for job in jobs}
+    made_from = {"settings": SETTINGS, **{name: stamp.id for name, stamp in stamps.items() if stamp}}
+    path = root / NAME
+    if path.exists() and read_json(path)["made_from"] == made_from:
+        print(f"= speed of {arguments.dataset}: nothing has changed, skipped", flush=True)
+        return
+    lines = read_lines(root / "prepared" / f"test.{dataset.source}")
+    models = {job.config.name: job.folder for job in jobs}
+    found = measure(models, lines, (dataset.source, dataset.target))
+    write_json(path, {**found, "settings": SETTINGS, "made_from": made_from})
+
+
+if __name__ == "__main__":
+    run_command(main)

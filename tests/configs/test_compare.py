@@ -1,0 +1,62 @@
+"""The configurations of the comparison: equal sizes, equal budgets, and suite files whose models are there."""
+
+from pathlib import Path
+
+import pytest
+
+import lightconv_plugin.register  # noqa: F401  registers the models and tasks
+from scripts.params import Vocabulary, count
+from scripts.pipeline.config import load_config
+from scripts.suite.plan import Suite, read_suite, run_jobs, trial_jobs
+from scripts.tables.published import CONFIGS
+
+FOLDER = CONFIGS / "compare"
+SUITES = [FOLDER / "two_cores.yaml", FOLDER / "one_gpu.yaml"]
+TRANSLATION = Vocabulary(3216, None, True, "the dictionary of debian_en_de on Debian 12")
+WORDS = Vocabulary(51_288, None, True, "that of debian_lm")
+UNEQUAL = ("dynamicconv_dec1",)  # a short decoder is smaller
+CONTENDERS = sorted(path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("base") and path not in SUITES)
+# what the size, the model or its trials decide
+FREE = ("arch", "lr", "ffn-embed-dim", "conv", "kernel", "weight-", "query", "heads", "layers", "embed", "attention")
+
+
+def within(path: Path, base: Path, types: Vocabulary) -> bool:
+    return abs(count(path, types) / count(base, types) - 1) <= 0.02
+
+
+@pytest.mark.parametrize("path", CONTENDERS, ids=lambda path: path.stem)
+def test_a_contender_is_within_two_percent_of_self_attention(path):
+    assert within(path, FOLDER / "self_attention.yaml", TRANSLATION) == (path.stem not in UNEQUAL)
+
+
+@pytest.mark.parametrize(("folder", "types"), [("lm", WORDS), ("summaries", TRANSLATION)])
+def test_so_are_the_language_models_and_the_summarisers(folder, types):
+    one, two = sorted(path for path in (FOLDER / folder).glob("*.yaml") if path.stem != "base")
+    assert within(one, two, types)
+
+
+@pytest.mark.parametrize("path", CONTENDERS, ids=lambda path: path.stem)
+def test_a_contender_differs_from_self_attention_in_its_model_alone(path):
+    config, base = load_config(path), load_config(FOLDER / "self_attention.yaml")
+    for section in ("dataset", "seeds", "precision", "batch", "average", "generate", "tune", "score", "speed"):
+        assert getattr(config, section) == getattr(base, section), section
+    keys = [key for key in config.train.keys() | base.train.keys() if config.train.get(key) != base.train.get(key)]
+    assert [key for key in keys if not any(part in key for part in FREE)] == []
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_a_suite_file_has_configurations_for_all_of_its_jobs(path, tmp_path):
+    suite: Suite = read_suite(path)
+    assert suite.trials is not None
+    jobs = trial_jobs(suite, tmp_path)
+    assert len(jobs) == len(suite.trials.models) * 6
+    assert len({job.config.name for job, _ in jobs}) == len(jobs)
+    runs = list(run_jobs(suite, tmp_path))
+    waiting = {name for _, name, job in runs if job is None}
+    assert waiting == {*suite.trials.models, *suite.trials.like}
+    for model in suite.models:
+        load_config(path.parent / f"{model}.yaml")
+
+
+def test_every_contender_is_in_the_suite_of_two_cores():
+    assert {path.stem for path in CONTENDERS} <= set(read_suite(SUITES[0]).models)
