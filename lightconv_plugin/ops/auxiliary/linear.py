@@ -2,8 +2,8 @@
 
 With $LIGHTCONV_MATMUL=bf16, or after ``set_precision("bf16")``, the operands of a linear map's product are rounded to
 bfloat16, and the library computes it with AMX or AVX512-BF16. Its sums stay in float32, as do parameters, gradients
-and activations. PyTorch's switch, ``torch.set_float32_matmul_precision("medium")``, asks for the same, and has PyTorch's
-own products computed so too, by oneDNN, which prepares itself anew for every new shape.
+and activations. PyTorch's switch, ``torch.set_float32_matmul_precision("medium")``, asks for the same. It also has
+PyTorch's own products computed so, by oneDNN, which prepares itself anew for every new shape.
 """
 
 import functools
