@@ -23,7 +23,6 @@ from lightconv_plugin.ops import native, reference
 from lightconv_plugin.ops.auxiliary.linear import VARIABLE as MATMUL_VARIABLE
 from lightconv_plugin.ops.dispatch import VARIABLE
 from lightconv_plugin.ops.native import build
-from lightconv_plugin.ops.native.operators import MATMUL
 
 # the largest error, relative to the largest value, that rounding explains; weights and sums are of a type each
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -132,10 +131,7 @@ def main() -> None:
     print(f"\ncompiled files are kept in {build.cache_folder()} (set LIGHTCONV_CACHE to change it)")
     chosen = os.environ.get(VARIABLE)
     print(f"{VARIABLE} is {chosen or 'not set: native where it can, else reference'}")
-    print(
-        f"units for products in bfloat16: {ops.bf16_units()}; used where torch.set_float32_matmul_precision is medium, "
-        f"or with {MATMUL_VARIABLE}=bf16 (now: {MATMUL.fp32_precision})"
-    )
+    print(f"units for products in bfloat16 (set {MATMUL_VARIABLE}=bf16 to use them): {ops.bf16_units()}")
     print("\nreference  ready: plain PyTorch, any device")
     failed = 0
     for device in devices():

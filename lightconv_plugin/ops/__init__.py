@@ -36,9 +36,8 @@ __all__ = [
     "reference",
     "reorder_source",
     "reorder_state",
+    "set_precision",
     "smoothed_nll",
     "takes",
     "window",
 ]
-
-set_precision()

@@ -12,7 +12,7 @@ from lightconv_plugin.models import block_step
 from lightconv_plugin.models.layers import KNOWN_PARTS
 from lightconv_plugin.modules import pack_weights
 from tests.models import common
-from tests.ops.conftest import matmul_precision, vector_bits  # noqa: F401  a fixture
+from tests.ops.conftest import products_in_bf16, vector_bits  # noqa: F401  a fixture
 from tests.tolerances import assert_close
 
 S = 5  # source positions
@@ -145,7 +145,7 @@ def test_many_rows_run_part_by_part_and_few_at_once(calls):
 def test_packed_for_products_in_bfloat16_many_rows_run_at_once(conv, calls, monkeypatch):
     """And give what the parts give one after the other, whose products have the same operands."""
     rows = [0] * 70
-    with matmul_precision("bf16"):
+    with products_in_bf16():
         block = decoder_block(decoder_conv_type=conv)
         pack_weights(block)
         steps = [torch.randn(1, len(rows), 16) for _ in range(3)]

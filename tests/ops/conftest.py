@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.native.operators import MATMUL
 
 WIDTHS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
@@ -41,11 +40,10 @@ def gate() -> Iterator[None]:
 
 
 @contextmanager
-def matmul_precision(chosen: str) -> Iterator[None]:
-    """PyTorch's switch for products on processors: ieee, bf16 or none."""
-    before = MATMUL.fp32_precision
-    MATMUL.fp32_precision = chosen
+def products_in_bf16() -> Iterator[None]:
+    """Have linear maps multiply in bfloat16."""
+    ops.set_precision("bf16")
     try:
         yield
     finally:
-        MATMUL.fp32_precision = before
+        ops.set_precision("fp32")

@@ -17,7 +17,6 @@ from lightconv_plugin.modules import apply_linear, pack_weights, packed_weight
 from lightconv_plugin.ops.auxiliary import autograd
 from lightconv_plugin.ops.auxiliary.linear import UNITS
 from lightconv_plugin.ops.native import library
-from tests.ops.conftest import matmul_precision
 from tests.tolerances import assert_close
 
 assert library.load() is None
@@ -27,8 +26,9 @@ NUMBERS = list(range(1, BEST + 1))  # of the units that this processor has, in U
 
 @pytest.fixture(autouse=True)
 def bf16() -> Iterator[None]:
-    with matmul_precision("bf16"):
-        yield
+    ops.set_precision("bf16")
+    yield
+    ops.set_precision("fp32")
     torch.ops.lightconv.cpu_bf16_units(BEST)
 
 
@@ -128,16 +128,16 @@ def test_threads_change_nothing():
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("precision", ["ieee", "none"])
-def test_without_the_switch_products_are_in_float32(precision, monkeypatch):
+def test_unless_asked_for_products_are_in_float32(monkeypatch):
+    ops.set_precision("fp32")
     monkeypatch.setattr(autograd, "bf16_linear", None)
     x, weight, bias, _ = draw(40, 70, 30)
-    with matmul_precision(precision):
-        assert_close(ops.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
-        assert ops.pack_weight(weight) is None
+    assert_close(ops.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
+    assert ops.pack_weight(weight) is None
 
 
-def test_pytorchs_own_switch_is_the_switch():
+def test_pytorchs_switch_asks_for_it_too():
+    ops.set_precision("fp32")
     try:
         torch.set_float32_matmul_precision("medium")
         assert ops.pack_weight(torch.randn(3, 4)) is not None
@@ -177,8 +177,7 @@ def test_what_does_not_fit_is_refused(message, arguments):
 
 SHOW = (
     "import logging; logging.basicConfig(); from lightconv_plugin import ops; import torch; "
-    "packs = ops.pack_weight(torch.ones(2, 2)) is not None; "
-    "print(ops.bf16_units(), torch.backends.mkldnn.matmul.fp32_precision, packs)"
+    "print(ops.bf16_units(), ops.pack_weight(torch.ones(2, 2)) is not None, torch.get_float32_matmul_precision())"
 )
 
 
@@ -188,17 +187,17 @@ def show(**environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_environment_switches_it_on():
     done = show(LIGHTCONV_MATMUL="bf16")
-    assert done.stdout == f"{UNITS[BEST]} bf16 True\n"
+    assert done.stdout == f"{UNITS[BEST]} True highest\n"
     assert done.stderr == ""
 
 
 def test_a_processor_without_the_units_is_told_and_computes_in_float32():
     done = show(LIGHTCONV_MATMUL="bf16", ONEDNN_MAX_CPU_ISA="AVX2")
-    assert done.stdout == "none ieee False\n"
+    assert done.stdout == "none False highest\n"
     assert "this processor has no units for it that may be used" in done.stderr
-    assert show(LIGHTCONV_MATMUL="fp32", ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16").stdout.startswith("AVX512-BF16 ieee")
+    assert show(LIGHTCONV_MATMUL="fp32", ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16").stdout.startswith("AVX512-BF16 False")
 
 
 def test_another_word_is_refused():
     done = show(LIGHTCONV_MATMUL="int8")
-    assert "ValueError: $LIGHTCONV_MATMUL is 'int8'; expected bf16 or fp32" in done.stderr
+    assert "ValueError: the precision of products is 'int8'; expected bf16 or fp32" in done.stderr

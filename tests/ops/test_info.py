@@ -25,7 +25,7 @@ def test_with_a_compiler():
     assert done.returncode == 0, done.stderr
     assert "native, cpu  ready: vectors of" in done.stdout
     assert done.stdout.count(", ok") >= 9
-    assert "units for products in bfloat16: " in done.stdout
+    assert "units for products in bfloat16 (set LIGHTCONV_MATMUL=bf16 to use them): " in done.stdout
     assert "WRONG" not in done.stdout
 
 

@@ -15,7 +15,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import dispatch, native, reference
 from lightconv_plugin.ops.native import cuda, library
 from lightconv_plugin.ops.native.operators import FEW_ROWS, OPERATORS
-from tests.ops.conftest import matmul_precision
+from tests.ops.conftest import products_in_bf16
 
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure"}
@@ -34,7 +34,7 @@ def toolkit(monkeypatch):
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(cuda, "unusable", lambda: None)
     native.operators._cached_reason_of_kind.cache_clear()
-    with torch.no_grad(), matmul_precision("bf16"):
+    with torch.no_grad(), products_in_bf16():
         yield
     native.operators._cached_reason_of_kind.cache_clear()
 

@@ -1,8 +1,9 @@
 """Linear maps, and the type that their products are computed in on a processor.
 
-PyTorch's switch decides it: after ``torch.set_float32_matmul_precision("medium")``, or with $LIGHTCONV_MATMUL=bf16, the
-operands of a product are rounded to bfloat16 and its sums stay in float32. So do parameters, gradients and activations.
-The library then computes linear maps with AMX or AVX512-BF16; PyTorch computes all other products, by oneDNN.
+With $LIGHTCONV_MATMUL=bf16, or after ``set_precision("bf16")``, the operands of a linear map's product are rounded to
+bfloat16, and the library computes it with AMX or AVX512-BF16. Its sums stay in float32, as do parameters, gradients
+and activations. PyTorch's switch, ``torch.set_float32_matmul_precision("medium")``, asks for the same. It also has
+PyTorch's own products computed so, by oneDNN, which prepares itself anew for every new shape.
 """
 
 import functools
@@ -15,8 +16,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops.auxiliary import autograd
 from lightconv_plugin.ops.dispatch import takes
-from lightconv_plugin.ops.native import library
-from lightconv_plugin.ops.native.operators import MATMUL
+from lightconv_plugin.ops.native import library, operators
 
 logger = logging.getLogger(__name__)
 
@@ -59,22 +59,22 @@ def bf16_units() -> str:
     return UNITS[torch.ops.lightconv.cpu_bf16_units(most)]
 
 
-def set_precision() -> None:
-    """Do as $LIGHTCONV_MATMUL says, for products on processors alone.
+def set_precision(chosen: str) -> None:
+    """Compute the products of linear maps on processors in "bf16" or "fp32".
 
     Raises:
-        ValueError: it is neither bf16 nor fp32.
+        ValueError: another word.
     """
-    chosen = os.environ.get(VARIABLE)
-    if not chosen:
-        return
     if chosen not in ("bf16", "fp32"):
-        raise ValueError(f"${VARIABLE} is {chosen!r}; expected bf16 or fp32")
+        raise ValueError(f"the precision of products is {chosen!r}; expected bf16 or fp32")
     if chosen == "bf16" and bf16_units() == UNITS[0]:
         logger.warning(
-            "lightconv_plugin: $%s is bf16, and this processor has no units for it that may be used (AMX or "
-            "AVX512-BF16); products are computed in float32",
-            VARIABLE,
+            "lightconv_plugin: products are to be in bfloat16, and this processor has no units for it that may be used "
+            "(AMX or AVX512-BF16); they are computed in float32"
         )
         chosen = "fp32"
-    MATMUL.fp32_precision = "bf16" if chosen == "bf16" else "ieee"
+    operators.products_in_bf16 = chosen == "bf16"
+
+
+if os.environ.get(VARIABLE):
+    set_precision(os.environ[VARIABLE])

@@ -14,6 +14,7 @@ from lightconv_plugin.ops.native import autograd, cuda, library
 CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 TYPES = {"cpu": CPU_TYPES, "cuda": cuda.TYPES}
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
+products_in_bf16 = False  # see auxiliary.linear.set_precision
 MACHINES = {"cpu": "CPU", "cuda": "GPU"}
 
 # From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
@@ -30,7 +31,7 @@ class Operator(NamedTuple):
         contiguous: its other tensors must be contiguous.
         widest: weights of a kernel, at most, on a GPU, where they lie in shared memory.
         few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
-        bf16: it computes products in bfloat16, if PyTorch's switch says so and the processor has units for that.
+        bf16: it computes products in bfloat16, where that is asked for and the processor has units for it.
         transforms: it has rules for ``torch.func`` and for forward-mode derivatives.
     """
 
@@ -82,8 +83,8 @@ _DECODES = UnsupportedReason("it records no gradients; decode under torch.no_gra
 _STRIDED = UnsupportedReason("its tensors must be contiguous")
 _TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
 _FLOAT32 = UnsupportedReason(
-    "it has numbers to multiply, in bfloat16, where torch.backends.mkldnn.matmul.fp32_precision says so, the processor "
-    "has AMX or AVX512-BF16, and torch neither compiles nor casts",
+    "it has numbers to multiply, in bfloat16, where ops.set_precision or PyTorch's switch says so, the processor has "
+    "AMX or AVX512-BF16, and torch neither compiles nor casts",
     True,
 )
 _PRODUCT = UnsupportedReason(
@@ -138,7 +139,7 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
 
 def _multiplies_in_bf16(x: Tensor) -> bool:
     return (
-        MATMUL.fp32_precision == "bf16"
+        (products_in_bf16 or MATMUL.fp32_precision == "bf16")
         and torch.ops.lightconv.cpu_bf16_units(-1) > 0
         and x.numel() > 0
         and not torch.is_autocast_enabled(x.device.type)
