@@ -39,6 +39,7 @@ class Translator:
         dictionaries: Path,
         languages: tuple[str, str],
         generate: Mapping[str, Any],
+        *,
         precision: str = "fp32",
     ) -> None:
         for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
