@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from scripts.common.provenance import processor
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for CPUs
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -25,12 +26,12 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Have the products of float32 tensors on a CPU in ``precision``, fp32 or bf16."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision({"fp32": "highest", "bf16": "medium"}[precision])
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = {"fp32": "ieee", "bf16": "bf16"}[precision]
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        MATMUL.fp32_precision = before
 
 
 def interleaved(

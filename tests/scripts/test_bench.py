@@ -122,11 +122,11 @@ def test_both_precisions_take_turns():
 
 
 def test_the_switch_of_the_products_is_set_for_a_block_alone():
-    before = torch.get_float32_matmul_precision()
-    for precision, switch in (("bf16", "medium"), ("fp32", "highest")):
+    before = timing.MATMUL.fp32_precision
+    for precision, switch in (("bf16", "bf16"), ("fp32", "ieee")):
         with timing.products_in(precision):
-            assert torch.get_float32_matmul_precision() == switch
-        assert torch.get_float32_matmul_precision() == before
+            assert timing.MATMUL.fp32_precision == switch
+        assert timing.MATMUL.fp32_precision == before
 
 
 def test_models_of_other_depths():
