@@ -24,6 +24,7 @@ from typing import Any
 from scripts.common.errors import UserError, run_command
 from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
+from scripts.fairseq_io.precision import bf16_unsupported_reason
 
 OPERATORS = ["light", "dynamic", "dynamic module"]
 
@@ -81,6 +82,7 @@ def parse() -> argparse.Namespace:
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
         if name in ("train", "decode"):
             command.add_argument("--vocab-size", type=number, default=10_000, help="words of the dictionary")
+            command.add_argument("--precisions", help="of products on a CPU: fp32,bf16 unless it has no units, or fp32")
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
             command.add_argument("--length", type=number, default=30, help="words of a source and of a hypothesis")
@@ -91,7 +93,30 @@ def parse() -> argparse.Namespace:
         if name == "train":
             command.add_argument("--tokens", type=number, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
+            command.add_argument("--widths", type=numbers, default=[128], help="d, several by commas")
+            command.add_argument("--layers", type=numbers, default=[2, 2], help="blocks of encoder and decoder")
+            command.add_argument("--models", default="", help="those with one of these words, by commas, in their name")
+            command.add_argument("--shapes", type=number, default=1, help="batches of so many lengths, by turns")
     return parser.parse_args()
+
+
+def precisions(args: argparse.Namespace) -> list[str]:
+    """The precisions of products that are measured, fp32 first.
+
+    Raises:
+        UserError: one that is asked for is unknown, or the device does not have it.
+    """
+    on_cpu = "it is for products on a CPU; for a GPU take --flags=--bf16"
+    lacking = bf16_unsupported_reason() if args.device == "cpu" else on_cpu
+    if args.precisions is None:
+        if lacking and args.device == "cpu":
+            print(f"not measured in bf16: {lacking}")
+        return ["fp32"] if lacking else ["fp32", "bf16"]
+    if args.precisions not in ("fp32", "fp32,bf16"):
+        raise UserError(f"--precisions is {args.precisions}, expected fp32 or fp32,bf16")
+    if "bf16" in args.precisions and lacking:
+        raise UserError(f"--precisions has bf16: {lacking}")
+    return list(args.precisions.split(","))
 
 
 @dataclass(frozen=True)
@@ -111,7 +136,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     """Return what the command measures."""
     import torch
 
-    from scripts.benchmarks import decoding, memory, onnx, operators, peers, training
+    from scripts.benchmarks import ctranslate2, decoding, memory, onnx, operators, peers, training
 
     device = torch.device(args.device)
     if args.what in ("ops", "memory"):
@@ -143,19 +168,33 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
 
         yield Table(kernels.COLUMNS, kernels.measure(args.tokens, args.channels, device), left=2)
     elif args.what == "train":
-        found = training.measure(
-            training.small_models(),
-            vocab_size=args.vocab_size,
-            tokens=args.tokens,
-            device=device,
-            flags=shlex.split(args.flags),
-            seconds=args.seconds,
-        )
-        yield Table(training.COLUMNS, found)
+        if len(args.layers) != 2:
+            raise UserError(f"--layers has {len(args.layers)} numbers; give those of encoder and decoder, as in 7,6")
+        several = precisions(args)
+        for width in args.widths:
+            entries = training.models(width, (args.layers[0], args.layers[1]))
+            chosen = [entry for entry in entries if any(word in entry.label for word in args.models.split(","))]
+            if not chosen:
+                names = ", ".join(entry.label for entry in entries)
+                raise UserError(f"--models {args.models} names none of {names}")
+            found = training.measure(
+                training.in_precisions(chosen, several),
+                vocab_size=args.vocab_size,
+                tokens=args.tokens,
+                device=device,
+                flags=shlex.split(args.flags),
+                seconds=args.seconds,
+                width=width,
+                shapes=args.shapes,
+            )
+            yield Table(training.COLUMNS, found)
     else:
         if args.onnx and (absent := onnx.missing()):
             raise UserError(f"--onnx needs what is not installed here; run: pip install {' '.join(absent)}")
         sizes = list(itertools.product(args.rows, args.channels))
+        types = ctranslate2.compute_types(device)
+        if types and (absent := [name for name in ctranslate2.COMPUTE_TYPES if name not in types]):
+            print(f"not measured: CTranslate2 in {', '.join(absent)}, which it does not compute in on {device.type}")
         steps = decoding.measure_steps(sizes, getattr(torch, args.dtype), device, seconds=args.seconds)
         yield Table(decoding.STEP_COLUMNS, steps)
         found = decoding.measure_search(
@@ -164,9 +203,10 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             length=args.length,
             device=device,
             seconds=args.seconds,
+            precisions=precisions(args),
             export=args.onnx,
         )
-        yield Table(decoding.SEARCH_COLUMNS, found, left=2)
+        yield Table(decoding.SEARCH_COLUMNS, found, left=3)
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
         print(taken.reason, file=sys.stderr, flush=True)
     as_written = detokeniser(target, dataset)
     with preprocessor(trained.dataset, source, codes) as steps:
-        model = Translator(trained.model, trained.dictionaries, (source, target), generate, taken.precision)
+        model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
         if sys.stdin.isatty():
             print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
         for batch in answers(lines, steps, model, arguments.batch_size):

@@ -10,14 +10,21 @@ import torch
 
 from scripts.fairseq_io.models import Translation
 
-
-def installed() -> bool:
-    """Return True if ``pip install ctranslate2`` has been run here."""
-    return importlib.util.find_spec("ctranslate2") is not None
+COMPUTE_TYPES = ("float32", "int8", "int8_bfloat16")
 
 
-def translator(built: Translation, device: torch.device) -> Any:
-    """A fairseq Transformer in CTranslate2, in float32, on as many threads as torch uses."""
+def compute_types(device: torch.device) -> list[str]:
+    """The types that it computes in on the device; none unless ``pip install ctranslate2`` has been run here."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        return []
+    import ctranslate2
+
+    supported = ctranslate2.get_supported_compute_types(device.type)
+    return [name for name in COMPUTE_TYPES if name in supported]
+
+
+def translator(built: Translation, device: torch.device, compute_type: str) -> Any:
+    """A fairseq Transformer in CTranslate2, on as many threads as torch uses."""
     import ctranslate2
     from ctranslate2.converters import FairseqConverter
 
@@ -30,7 +37,7 @@ def translator(built: Translation, device: torch.device) -> Any:
         converter = FairseqConverter(str(model), folder, "src", "tgt", unsafe_deserialization=True)
         converter.convert(f"{folder}/converted")
         return ctranslate2.Translator(
-            f"{folder}/converted", device=device.type, compute_type="float32", intra_threads=torch.get_num_threads()
+            f"{folder}/converted", device=device.type, compute_type=compute_type, intra_threads=torch.get_num_threads()
         )
 
 

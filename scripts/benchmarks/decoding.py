@@ -1,14 +1,16 @@
 """``bench.py decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
 
 import itertools
+import statistics
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lightconv_plugin import ops
 from scripts.benchmarks import ctranslate2, onnx
-from scripts.benchmarks.timing import interleaved
+from scripts.benchmarks.timing import interleaved, products_in, spread, take_turns
 from scripts.fairseq_io.models import Translation, translation
 
 STEP_COLUMNS = [
@@ -16,12 +18,12 @@ STEP_COLUMNS = [
     ("fairseq ms", "fairseq_ms", "{:.2f}"), ("ratio", "ratio", "{:.1f}x"), ("GB/s", "gbytes", "{:.1f}"),
 ]  # fmt: skip
 SEARCH_COLUMNS = [
-    ("model", "model", "{}"), ("task", "task", "{}"), ("sentences", "sentences", "{}"),
-    ("sentences/s", "sentences_a_second", "{:.2f}"), ("ms a token", "token_ms", "{:.1f}"),
+    ("model", "model", "{}"), ("task", "task", "{}"), ("products", "precision", "{}"), ("sentences", "sentences", "{}"),
+    ("sentences/s", "sentences_a_second", "{:.2f}"), ("+-", "spread", "{:.0%}"), ("ms a token", "token_ms", "{:.1f}"),
     ("to fairseq's transformer", "to_transformer", "{:.2f}x"),
 ]  # fmt: skip
 WIDTH, BEAM = 31, 4
-BASELINE = ("transformer_iwslt_de_en", "translation")
+BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
 EXPORTED = ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en")
 
 
@@ -89,57 +91,78 @@ def _fairseq_step(operator: str, x: torch.Tensor, logits: torch.Tensor, order: t
 
 
 def measure_search(
-    batches: list[int], *, vocab_size: int, length: int, device: torch.device, seconds: float, export: bool = False
+    batches: list[int],
+    *,
+    vocab_size: int,
+    length: int,
+    device: torch.device,
+    seconds: float,
+    precisions: list[str],
+    export: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words.
 
-    ``export``: our models in onnxruntime too.
+    ``precisions``: fp32 first; of the products of fairseq's Transformer and of our own search. ``export``: our models
+    in onnxruntime too.
     """
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
-    entries: list[tuple[str, str, list[str]]] = [
-        (*BASELINE, []),
-        ("lightconv_iwslt_de_en", "translation", lightweight),
-        ("pla_lightconv_iwslt_de_en", "translation", []),
-        ("pla_lightconv_iwslt_de_en", "pla_translation", []),
-        ("pla_dynamicconv_iwslt_de_en", "translation", []),
-        ("pla_dynamicconv_iwslt_de_en", "pla_translation", []),
+    entries: list[tuple[str, str, list[str], list[str]]] = [
+        (*BASELINE[:2], [], precisions),
+        ("lightconv_iwslt_de_en", "translation", lightweight, ["fp32"]),
+        ("pla_lightconv_iwslt_de_en", "translation", [], ["fp32"]),
+        ("pla_lightconv_iwslt_de_en", "pla_translation", [], precisions),
+        ("pla_dynamicconv_iwslt_de_en", "translation", [], ["fp32"]),
+        ("pla_dynamicconv_iwslt_de_en", "pla_translation", [], precisions),
     ]
     searches = {
-        (arch, task): _search(translation(arch, vocab_size, flags, task=task), length, device)
-        for arch, task, flags in entries
+        (arch, task, precision): _search(translation(arch, vocab_size, flags, task=task), length, device, precision)
+        for arch, task, flags, several in entries
+        for precision in several
     }
-    built = searches[BASELINE][0]
-    peer = ctranslate2.translator(built, device) if ctranslate2.installed() else None
-    exported = {arch: onnx.translator(searches[arch, "pla_translation"][0]) for arch in EXPORTED if export}
+    built = searches[BASELINE].built
+    peers = {name: ctranslate2.translator(built, device, name) for name in ctranslate2.compute_types(device)}
+    exported = {arch: onnx.translator(searches[arch, "pla_translation", "fp32"].built) for arch in EXPORTED if export}
     for sentences in batches:
         source = _source(built, sentences, length)
         cases = {key: _run(search, source, length) for key, search in searches.items()}
-        if peer is not None:
-            cases[BASELINE[0], "CTranslate2"] = ctranslate2.run(peer, built, source, beam=BEAM, length=length)
+        for name, peer in peers.items():
+            cases[BASELINE[0], "CTranslate2", name] = ctranslate2.run(peer, built, source, beam=BEAM, length=length)
         for arch, graphs in exported.items():
-            cases[arch, "onnxruntime"] = onnx.run(graphs, source, beam=BEAM, length=length)
-        times = interleaved(cases, device, seconds=seconds)
-        for (arch, task), taken in times.items():
+            cases[arch, "onnxruntime", "fp32"] = onnx.run(graphs, source, beam=BEAM, length=length)
+        turns = take_turns(cases, device, seconds=seconds)
+        baseline = statistics.median(turns[BASELINE])
+        for (arch, task, precision), times in turns.items():
+            taken = statistics.median(times)
             yield {
                 "model": arch,
                 "task": task,
+                "precision": precision,
                 "sentences": sentences,
                 "sentences_a_second": sentences / taken,
+                "spread": spread(times),
                 "token_ms": taken / (length + 1) * 1e3,
-                "to_transformer": times[BASELINE] / taken,
+                "to_transformer": baseline / taken,
             }
 
 
-Search = tuple[Translation, Any, torch.device]
+@dataclass(frozen=True)
+class Search:
+    """A model that is ready to be searched."""
+
+    built: Translation
+    generator: Any
+    device: torch.device
+    precision: str
 
 
-def _search(built: Translation, length: int, device: torch.device) -> Search:
+def _search(built: Translation, length: int, device: torch.device, precision: str) -> Search:
     from argparse import Namespace
 
-    built.model.to(device).eval()
-    built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
-    return built, built.task.build_generator([built.model], options), device
+    built.model.to(device).eval()
+    with products_in(precision):
+        built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
+        return Search(built, built.task.build_generator([built.model], options), device, precision)
 
 
 def _source(built: Translation, sentences: int, length: int) -> torch.Tensor:
@@ -151,16 +174,15 @@ def _source(built: Translation, sentences: int, length: int) -> torch.Tensor:
 
 
 def _run(search: Search, source: torch.Tensor, length: int) -> Callable[[], None]:
-    built, generator, device = search
     lengths = torch.full((len(source),), length)
     sample = {
         "id": torch.arange(len(source)),
-        "net_input": {"src_tokens": source.to(device), "src_lengths": lengths.to(device)},
+        "net_input": {"src_tokens": source.to(search.device), "src_lengths": lengths.to(search.device)},
     }
 
     def run() -> None:
-        with torch.no_grad():
-            for hypotheses in generator.generate([built.model], sample):
+        with torch.no_grad(), products_in(search.precision):
+            for hypotheses in search.generator.generate([search.built.model], sample):
                 if len(hypotheses[0]["tokens"]) != length + 1:
                     raise RuntimeError(f"a hypothesis of {len(hypotheses[0]['tokens'])} words, not {length + 1}")
 

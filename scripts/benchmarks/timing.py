@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,6 +12,7 @@ from scripts.common.provenance import processor
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for CPUs
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -21,10 +23,34 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     return lambda: None
 
 
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Have the products of float32 tensors on a CPU in ``precision``, fp32 or bf16."""
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = {"fp32": "ieee", "bf16": "bf16"}[precision]
+    try:
+        yield
+    finally:
+        MATMUL.fp32_precision = before
+
+
 def interleaved(
     cases: Mapping[Name, Callable[[], object]], device: torch.device, *, seconds: float = 1.0
 ) -> dict[Name, float]:
-    """Seconds a call of each case: the median over turns that all cases take one after the other.
+    """Seconds a call of each case: the median over its turns; see ``take_turns``."""
+    return {name: statistics.median(times) for name, times in take_turns(cases, device, seconds=seconds).items()}
+
+
+def spread(times: Sequence[float]) -> float:
+    """Half of the distance between the quartiles of several times, over their median."""
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    return (high - low) / 2 / middle
+
+
+def take_turns(
+    cases: Mapping[Name, Callable[[], object]], device: torch.device, *, seconds: float = 1.0
+) -> dict[Name, list[float]]:
+    """Seconds a call of each case in each of the turns that all cases take one after the other.
 
     Args:
         cases: what to call, by name. A first call, unmeasured, warms each up.
@@ -50,7 +76,7 @@ def interleaved(
                 case()
             wait()
             turns[name].append((time.perf_counter() - start) / calls[name])
-    return {name: statistics.median(times) for name, times in turns.items()}
+    return turns
 
 
 def peak_bytes(device: torch.device) -> float:

@@ -1,23 +1,27 @@
 """``bench.py train``: updates as fairseq-train makes them, by model."""
 
+import itertools
 import shlex
+import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from lightconv_plugin.compat import SetupError
-from scripts.benchmarks.timing import interleaved
+from scripts.benchmarks.timing import products_in, spread, take_turns
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import Translation, translation
 
 COLUMNS = [
-    ("model", "model", "{}"), ("kernels", "kernels", "{}"), ("ms an update", "update_ms", "{:.0f}"),
-    ("words/s", "words_a_second", "{:,.0f}"), ("to fairseq's", "to_peer", "{:.2f}x"),
-    ("to its transformer", "to_transformer", "{:.2f}x"),
+    ("model", "model", "{}"), ("d", "width", "{}"), ("products", "precision", "{}"),
+    ("ms an update", "update_ms", "{:.0f}"), ("+-", "spread", "{:.0%}"), ("words/s", "words_a_second", "{:,.0f}"),
+    ("to fairseq's", "to_peer", "{:.2f}x"), ("to its transformer", "to_transformer", "{:.2f}x"),
+    ("to fp32", "to_fp32", "{:.2f}x"),
 ]  # fmt: skip
 LONGEST = 32  # words of a sentence
+LENGTHS = (8, 64)  # of the longest sentence, where the shapes differ
+TRANSFORMER = "fairseq transformer"
 
 
 @dataclass(frozen=True)
@@ -25,84 +29,128 @@ class Entry:
     """A model to train: its architecture and flags, and the peer it is compared with."""
 
     label: str
-    kernels: str
     arch: str
     flags: tuple[str, ...]
     peer: str | None = None
+    precision: str = "fp32"
 
 
-def small_models() -> list[Entry]:
-    """d = 128, two blocks a side, as two CPU cores can train; kernels 3,15 and 31,31."""
-    size: list[str] = []
-    for side in ("encoder", "decoder"):
-        size += [f"--{side}-layers", "2", f"--{side}-embed-dim", "128", f"--{side}-ffn-embed-dim", "256"]
-        size += [f"--{side}-attention-heads", "4"]
-    entries = [Entry("fairseq transformer", "", "transformer", tuple(size))]
-    for kernels in ("3,15", "31,31"):
-        conv = [*size]
-        for side in ("encoder", "decoder"):
-            conv += [f"--{side}-kernel-size-list", f"[{kernels}]", f"--{side}-conv-dim", "128"]
+def models(width: int = 128, layers: tuple[int, int] = (2, 2)) -> list[Entry]:
+    """Models of so many channels and blocks of encoder and decoder; kernels 3, 15, 31, ... and 31 throughout."""
+
+    def side(name: str, count: int, *more: str) -> list[str]:
+        size = [f"--{name}-layers", str(count), f"--{name}-embed-dim", str(width), *more]
+        return [*size, f"--{name}-ffn-embed-dim", str(2 * width), f"--{name}-attention-heads", "4"]
+
+    # of as many blocks on both sides, as the Transformers that the paper compares with
+    entries = [Entry(TRANSFORMER, "transformer", (*side("encoder", layers[1]), *side("decoder", layers[1])))]
+    for growing in (True, False):
+        conv, lists = [], []
+        for name, count in zip(("encoder", "decoder"), layers, strict=True):
+            lists.append(",".join(map(str, [3, 15, *[31] * count][:count] if growing else [31] * count)))
+            conv += side(name, count, f"--{name}-kernel-size-list", f"[{lists[-1]}]", f"--{name}-conv-dim", str(width))
         for operator in ("lightweight", "dynamic"):
             kind = ["--encoder-conv-type", operator, "--decoder-conv-type", operator]
             name = {"lightweight": "lightconv", "dynamic": "dynamicconv"}[operator]
-            theirs = f"fairseq {name} {kernels}"
+            theirs = f"fairseq {name} {lists[0]}"
             glu = ["--encoder-glu", "1", "--decoder-glu", "1"]
-            entries.append(Entry(theirs, kernels, "lightconv", (*conv, *kind, *glu)))
+            entries.append(Entry(theirs, "lightconv", (*conv, *kind, *glu)))
             faster = [*glu, "--criterion", "pla_label_smoothed_cross_entropy"]
-            ours = f"ours {name} {kernels}"
-            entries.append(Entry(ours, kernels, f"pla_{name}_wmt_en_de_big", (*conv, *faster), theirs))
+            entries.append(Entry(f"ours {name} {lists[0]}", f"pla_{name}_wmt_en_de_big", (*conv, *faster), theirs))
     return entries
 
 
+def in_precisions(entries: list[Entry], precisions: list[str]) -> list[Entry]:
+    """Have fairseq's Transformer and our models in every precision, and fairseq's other models in fp32."""
+    return [
+        replace(entry, precision=precision)
+        for entry in entries
+        for precision in precisions
+        if precision == "fp32" or entry.peer or entry.label == TRANSFORMER
+    ]
+
+
 def measure(
-    entries: list[Entry], *, vocab_size: int, tokens: int, device: torch.device, flags: list[str], seconds: float
+    entries: list[Entry],
+    *,
+    vocab_size: int,
+    tokens: int,
+    device: torch.device,
+    flags: list[str],
+    seconds: float,
+    width: int = 128,
+    shapes: int = 1,
 ) -> Iterator[dict[str, Any]]:
     """One record a model; the models take turns, an update each."""
-    if tokens < LONGEST:
-        raise UserError(f"--tokens {tokens} has no room for a sentence of {LONGEST} words; give at least {LONGEST}")
-    cases, words = {}, 0
+    least = LONGEST if shapes == 1 else LENGTHS[1]
+    if tokens < least:
+        raise UserError(f"--tokens {tokens} has no room for a sentence of {least} words; give at least {least}")
+    cases: dict[tuple[str, str], Callable[[], object]] = {}
+    words = 0.0
     for entry in entries:
         try:
-            built = translation(entry.arch, vocab_size, [*_recipe(tokens, device), *entry.flags, *flags])
-            cases[entry.label], words = updates(built, tokens)
-        except (SetupError, ValueError, AssertionError) as error:  # fairseq refuses by asserting
-            raise UserError(f"{entry.label} with --flags={shlex.join(flags)!r}: {error}") from error
-    times = interleaved(cases, device, seconds=seconds)
-    baseline = times.get("fairseq transformer")
+            built = translation(entry.arch, vocab_size, [*_recipe(tokens, device, flags), *entry.flags, *flags])
+            update, words = updates(built, tokens, shapes, entry.precision)
+            update()
+        except UserError:
+            raise
+        except Exception as error:  # fairseq refuses flags with errors of every kind
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{entry.label} with --flags={shlex.join(flags)!r}: {said}") from error
+        cases[entry.label, entry.precision] = update
+    turns = take_turns(cases, device, seconds=seconds)
+    medians = {key: statistics.median(times) for key, times in turns.items()}
     for entry in entries:
-        taken = times[entry.label]
+        taken = medians[entry.label, entry.precision]
+
+        def ratio(label: str, precision: str, taken: float = taken) -> float | None:
+            return medians[label, precision] / taken if (label, precision) in medians else None
+
         yield {
             "model": entry.label,
-            "kernels": entry.kernels,
+            "width": width,
+            "precision": entry.precision,
             "update_ms": taken * 1e3,
+            "spread": spread(turns[entry.label, entry.precision]),
             "words_a_second": words / taken,
-            "to_peer": times[entry.peer] / taken if entry.peer else None,
-            "to_transformer": baseline / taken if baseline else None,
+            "to_peer": ratio(entry.peer or "", entry.precision),
+            "to_transformer": ratio(TRANSFORMER, entry.precision),
+            "to_fp32": ratio(entry.label, "fp32") if entry.precision != "fp32" else None,
         }
 
 
-def updates(built: Translation, tokens: int) -> tuple[Callable[[], object], int]:
-    """A function that makes one update on a batch of its own, and how many target words a batch has."""
+def updates(
+    built: Translation, tokens: int, shapes: int = 1, precision: str = "fp32"
+) -> tuple[Callable[[], object], float]:
+    """A function that makes one update on the next of its batches, and how many target words they have on average."""
     from fairseq.trainer import Trainer
 
     criterion = built.task.build_criterion(built.cfg.criterion)
     trainer = Trainer(built.cfg, built.task, built.model, criterion)
     generator = torch.Generator().manual_seed(1)
-    batch = _batch(built, tokens, generator)
+    longest = [LONGEST] if shapes == 1 else torch.randint(*LENGTHS, (shapes,), generator=generator).tolist()
+    batches = [_batch(built, tokens, length, generator) for length in longest]
     trainer.begin_epoch(1)
-    return lambda: trainer.train_step([batch]), int(batch["ntokens"])
+    coming = itertools.cycle(batches)
+
+    def update() -> None:
+        with products_in(precision):
+            trainer.train_step([next(coming)])
+
+    return update, statistics.fmean(batch["ntokens"] for batch in batches)
 
 
-def _recipe(tokens: int, device: torch.device) -> list[str]:
-    # only what any optimiser takes, so that --flags may name another
-    flags = ["--optimizer", "adam", "--lr", "1e-5", "--lr-scheduler", "fixed"]
-    flags += ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--dropout", "0.1"]
+def _recipe(tokens: int, device: torch.device, given: list[str]) -> list[str]:
+    # only what any optimiser and loss takes, so that --flags may name another
+    flags = ["--optimizer", "adam", "--lr", "1e-5", "--lr-scheduler", "fixed", "--dropout", "0.1"]
+    if not any(flag.partition("=")[0] == "--criterion" for flag in given):
+        flags += ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"]
     flags += ["--max-tokens", str(tokens), "--share-all-embeddings", "--log-format", "none"]
     return flags + (["--cpu"] if device.type == "cpu" else [])
 
 
-def _batch(built: Translation, tokens: int, generator: torch.Generator) -> dict[str, Any]:
-    """Sentences of 24 to ``LONGEST`` words, as many as the batch takes, padded as fairseq pads them."""
+def _batch(built: Translation, tokens: int, longest: int, generator: torch.Generator) -> dict[str, Any]:
+    """Sentences of up to ``longest`` words, few much shorter, as many as the batch takes, padded as fairseq does."""
     from fairseq.data.language_pair_dataset import collate
 
     words = built.task.source_dictionary
@@ -112,7 +160,8 @@ def _batch(built: Translation, tokens: int, generator: torch.Generator) -> dict[
         ids[-1] = words.eos()
         return ids
 
-    lengths = torch.randint(24, LONGEST + 1, (tokens // LONGEST, 2), generator=generator).tolist()
+    shortest = longest * 3 // 4
+    lengths = torch.randint(shortest, longest + 1, (tokens // longest, 2), generator=generator).tolist()
     samples = [
         {"id": number, "source": sentence(source), "target": sentence(target)}
         for number, (source, target) in enumerate(lengths)

@@ -1,8 +1,8 @@
 """The precision of a training or a search: what is asked for, what the devices compute in, and what is faster.
 
 On a GPU fp16 and bf16 are fairseq's flags, which convert the model. On a CPU nothing is converted: in bf16 the operands
-of matrix products are rounded, and parameters, activations, sums and Adam stay in float32. The plugin does so where
-the environment has LIGHTCONV_MATMUL=bf16, by ``torch.set_float32_matmul_precision``.
+of matrix products are rounded, and parameters, activations, sums and Adam stay in float32. The plugin's models do so
+where the environment has LIGHTCONV_MATMUL=bf16; fairseq's own stay in float32.
 """
 
 import functools
@@ -21,6 +21,7 @@ from scripts.pipeline.config import Config
 
 VARIABLE = "LIGHTCONV_MATMUL"
 CHOSEN_HERE = ("auto", "bf16")  # they become another precision by the machine and by what it measures
+OURS = "pla_"  # begins the names of the plugin's architectures
 FASTER = 1.1  # less is noise
 _UNITS = {"amx_bf16", "avx512_bf16"}  # as Linux calls them
 # values of oneDNN's variable that forbid these units
@@ -31,12 +32,12 @@ import statistics, sys, time, torch
 from lightconv_plugin import ops
 rows, width, backward = map(int, sys.argv[1:])
 torch.set_grad_enabled(bool(backward))
-weight, times = torch.randn(width, width, requires_grad=True), {"highest": [], "medium": []}
+weight, times = torch.randn(width, width, requires_grad=True), {"ieee": [], "bf16": []}
 deadline, turn = time.perf_counter() + 1, -1
 while turn < 5 or time.perf_counter() < deadline:
     x = torch.randn(max(1, rows - turn), width, requires_grad=True)
     for precision, taken in times.items():
-        torch.set_float32_matmul_precision(precision)
+        torch.backends.mkldnn.matmul.fp32_precision = precision
         start = time.perf_counter()
         y = ops.linear(x, weight)
         if backward:
@@ -51,11 +52,14 @@ print(fp32 / bf16)
 
 @dataclass(frozen=True)
 class Products:
-    """The matrix products of a batch: ``rows`` of ``width`` channels; ``backward``: with those of the gradients."""
+    """The matrix products of a batch: ``rows`` of ``width`` channels; ``backward``: with those of the gradients.
+    ``ours``: the model is the plugin's.
+    """
 
     rows: int
     width: int
     backward: bool
+    ours: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,18 +73,25 @@ class Taken:
 def of_training(config: Config, devices: Devices) -> Products:
     """The products of an update; the most tokens of a batch stand for those that a real one has."""
     batch = batch_per_device(config.batch, devices.total) if config.batch else config.train
-    return Products(int(batch.get("max-tokens") or 4096), _width(config.train), backward=True)
+    return Products(
+        int(batch.get("max-tokens") or 4096), _width(config.train), backward=True, ours=_is_ours(config.train)
+    )
 
 
 def of_search(train: Mapping[str, Any], generate: Mapping[str, Any]) -> Products:
     """The products of a search's step, by the flags of fairseq-train and of fairseq-generate."""
     rows = int(generate.get("beam") or 5) * int(generate.get("batch-size") or 32)
-    return Products(rows, _width(train), backward=False)
+    return Products(rows, _width(train), backward=False, ours=_is_ours(train))
 
 
 def _width(train: Mapping[str, Any]) -> int:
     # an architecture's own width is fairseq's to know; most are as wide or wider
     return int(train.get("encoder-embed-dim") or train.get("decoder-embed-dim") or 512)
+
+
+def _is_ours(train: Mapping[str, Any]) -> bool:
+    # of a published model no flags are known: it was converted into one of the plugin's
+    return str(train.get("arch", OURS)).startswith(OURS)
 
 
 def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_gpu: str) -> Taken:
@@ -106,6 +117,8 @@ def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_
         return Taken("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     if asked == "fp32":
         return Taken("fp32")
+    if not products.ours:
+        return Taken("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
     if lacking := bf16_unsupported_reason():
         return Taken("fp32", f"{asked} takes fp32: {lacking}")
     if asked == "bf16":

@@ -11,6 +11,7 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.commands import FASTER_TASKS
 from scripts.fairseq_io.inputs import check_path, user_dir
 from scripts.fairseq_io.models import load_plugin
+from scripts.fairseq_io.precision import VARIABLE
 from scripts.pipeline.config import flags
 
 TASK = FASTER_TASKS["translation"]  # serves every translation model
@@ -27,7 +28,7 @@ class Translator:
         dictionaries: the folder of dict.<language>.txt.
         languages: source and target, as the dictionaries' names have them.
         generate: fairseq-generate's flags, without dashes.
-        precision: fp32, or bf16 on a CPU.
+        precision: of products on a CPU, fp32 or bf16; for the process, if it has not loaded the plugin before.
 
     Raises:
         UserError: a file is missing, it is not a model that translates, or flags do not go together.
@@ -39,6 +40,7 @@ class Translator:
         dictionaries: Path,
         languages: tuple[str, str],
         generate: Mapping[str, Any],
+        *,
         precision: str = "fp32",
     ) -> None:
         for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
@@ -48,13 +50,12 @@ class Translator:
         for name in ("hydra", "lightconv_plugin"):
             logging.getLogger(name).setLevel(logging.WARNING)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded; see process.run_logged
+        os.environ[VARIABLE] = precision  # read when the plugin is loaded
         load_plugin()
         import torch
         from fairseq import checkpoint_utils, tasks, utils
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        if self._device == "cpu":  # for the process, whatever its environment says
-            torch.set_float32_matmul_precision("medium" if precision == "bf16" else "highest")
         section = {key: value for key, value in (DEFAULTS | dict(generate)).items() if key not in _NOT_HERE}
         source, target = languages
         where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]

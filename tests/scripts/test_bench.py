@@ -14,7 +14,7 @@ import torch
 from scripts import bench as script
 from scripts.benchmarks import operators, peers, timing, training
 from scripts.common.errors import UserError
-from scripts.fairseq_io.models import load_plugin
+from scripts.fairseq_io.models import load_plugin, translation
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -80,7 +80,7 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
         ),
         (
             "decode",
-            ["--vocab-size", "40", "--sentences", "1", "--length", "3", "--rows", "8,16", "--channels", "64,128"],
+            ["--vocab-size", "40", "--sentences", "1", "--length", "3", "--rows", "8,16", "--channels", "64,128"] + ["--precisions", "fp32"],
         ),
         ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
     ],
@@ -100,10 +100,59 @@ def test_commands_print_a_table_and_write_records(tmp_path, what, arguments):
         assert record.get("ratio", 1) > 0
 
 
-@pytest.mark.parametrize("flags", ["--bf16", "--memory-efficient-bf16", "--optimizer sgd", "--encoder-layerdrop 0.1"])
+def test_the_spread_is_half_of_the_quartiles_distance_over_the_median():
+    assert timing.spread([5.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx((4 - 2) / 2 / 3)
+
+
+def test_both_precisions_take_turns():
+    """Every update in its own precision, on batches of several lengths; fairseq's convolutions in fp32 alone."""
+    load_plugin()
+    entries = training.in_precisions(training.models(16, (2, 1)), ["fp32", "bf16"])
+    assert [entry.label for entry in entries if entry.precision == "bf16"] == [
+        "fairseq transformer",
+        *(f"ours {name} {kernels}" for kernels in ("3,15", "31,31") for name in ("lightconv", "dynamicconv")),
+    ]
+    chosen = [entry for entry in entries if entry.label in ("fairseq transformer", "ours dynamicconv 3,15")]
+    found = training.measure(
+        chosen, vocab_size=40, tokens=64, device=CPU, flags=[], seconds=0.01, width=16, shapes=2
+    )  # fmt: skip
+    rows = {(row["model"].split()[0], row["precision"]): row for row in found}
+    assert set(rows) == {(name, precision) for name in ("fairseq", "ours") for precision in ("fp32", "bf16")}
+    for precision in ("fp32", "bf16"):
+        speeds = [rows[name, precision]["words_a_second"] for name in ("ours", "fairseq")]
+        assert rows["ours", precision]["to_transformer"] == pytest.approx(speeds[0] / speeds[1])
+    speeds = [rows["ours", precision]["words_a_second"] for precision in ("bf16", "fp32")]
+    assert rows["ours", "bf16"]["to_fp32"] == pytest.approx(speeds[0] / speeds[1])
+    assert rows["ours", "fp32"]["to_fp32"] is None
+
+
+def test_the_switch_of_the_products_is_set_for_a_block_alone():
+    before = timing.MATMUL.fp32_precision
+    for precision, switch in (("bf16", "bf16"), ("fp32", "ieee")):
+        with timing.products_in(precision):
+            assert timing.MATMUL.fp32_precision == switch
+        assert timing.MATMUL.fp32_precision == before
+
+
+def test_models_of_other_depths():
+    deep = training.models(64, (3, 2))
+    assert "31,31,31" in deep[-1].label
+    load_plugin()
+    for entry, layers in ((deep[0], (2, 2)), (deep[4], (3, 2)), (deep[-1], (3, 2))):
+        built = translation(entry.arch, 40, list(entry.flags)).model
+        assert (len(built.encoder.layers), len(built.decoder.layers)) == layers
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--bf16", "--memory-efficient-bf16", "--optimizer sgd", "--encoder-layerdrop 0.1"),
+        *("--criterion cross_entropy", "--criterion=label_smoothed_cross_entropy"),
+    ],
+)
 def test_updates_are_timed_with_flags_of_fairseq_train(flags):
     load_plugin()
-    entries = [training.small_models()[0], training.small_models()[2]]
+    entries = [training.models()[0], training.models()[2]]
     entries[1] = dataclasses.replace(entries[1], peer=None)
     found = training.measure(entries, vocab_size=40, tokens=64, device=CPU, flags=flags.split(), seconds=0.01)
     assert [record["words_a_second"] > 0 for record in found] == [True, True]
@@ -117,6 +166,15 @@ def test_updates_are_timed_with_flags_of_fairseq_train(flags):
         ("train --tokens 31", "--tokens 31 has no room for a sentence of 32 words; give at least 32"),
         ("train --flags=--nonsense", "fairseq-train refuses these flags: unrecognized arguments: --nonsense"),
         ("train --flags=--fp16", "with --flags='--fp16': --fp16 needs a GPU"),
+        ("train --flags=--tpu", "with --flags='--tpu': 'NoneType' object has no attribute 'xla_device'"),
+        ("train --tokens 63 --shapes 2", "--tokens 63 has no room for a sentence of 64 words; give at least 64"),
+        ("train --models heavy", "--models heavy names none of fairseq transformer, fairseq lightconv 3,15, ours"),
+        ("train --layers 3", "--layers has 1 numbers; give those of encoder and decoder, as in 7,6"),
+        ("train --precisions bf16", "--precisions is bf16, expected fp32 or fp32,bf16"),
+        (
+            "train --device cuda --precisions fp32,bf16",
+            "bf16: it is for products on a CPU; for a GPU take --flags=--bf16",
+        ),
         (
             "train --flags='--encoder-layers 3'",
             "--encoder-layers 3': encoder_kernel_size_list doesn't match encoder_layers",

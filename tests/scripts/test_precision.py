@@ -91,6 +91,14 @@ def test_auto_on_a_cpu_is_what_a_measurement_says_is_faster(monkeypatch):
     assert take("auto", CPU).precision == "fp32"
 
 
+def test_fairseq_s_own_models_stay_in_float32_on_a_cpu():
+    theirs = {"arch": "transformer_iwslt_de_en"}
+    for asked in ("bf16", "auto"):
+        taken = take_search_precision(asked, CPU, theirs, {})
+        assert taken == Taken("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
+        assert take_search_precision(asked, CPU, {"arch": "pla_dynamicconv_small"}, {}).precision == "bf16"
+
+
 def test_both_precisions_are_measured():
     for backward in (False, True):
         assert measured_ratio(Products(8, 16, backward)) > 0
@@ -101,6 +109,9 @@ def test_what_is_measured_has_the_size_of_the_batch():
     assert of_training(wide, CPU) == Products(900, 256, backward=True)
     shared = Config(Path("a.yaml"), "a", "toy", [1], batch={"tokens": 8000, "max-tokens": 4000})
     assert of_training(shared, Devices(gpu=False, count=4)) == Products(2000, 512, backward=True)
+    theirs = Config(Path("a.yaml"), "a", "toy", [1], {"arch": "transformer_iwslt_de_en"})
+    assert not of_training(theirs, CPU).ours
+    assert of_training(Config(Path("a.yaml"), "a", "toy", [1], {"arch": "pla_dynamicconv_small"}), CPU).ours
     assert of_search(wide.train, {"beam": 4, "batch-size": 10}) == Products(40, 256, backward=False)
 
 

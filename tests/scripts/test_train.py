@@ -13,7 +13,7 @@ from scripts.fairseq_io import checkpoints, precision
 from scripts.fairseq_io.inputs import check_binarised, user_dir
 from scripts.pipeline.config import load_config
 
-CONFIG = "dataset: toy\nseeds: [3, 4]\ntrain: {arch: a, max-update: 4, lr: 0.1}\n"
+CONFIG = "dataset: toy\nseeds: [3, 4]\ntrain: {arch: pla_a, max-update: 4, lr: 0.1}\n"
 
 # Takes the place of fairseq-train: says what it would, keeps a checkpoint per update (ready-made, so that it need not
 # import torch), and goes on from checkpoint_last.pt.

@@ -14,6 +14,8 @@ from data_prep.text.bpe import learn
 from scripts import translate
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
+from scripts.fairseq_io import translator
+from scripts.fairseq_io.precision import VARIABLE
 from scripts.fairseq_io.trained import find_trained
 from scripts.fairseq_io.translator import Translator
 
@@ -135,17 +137,13 @@ def test_batches_give_what_single_lines_give_in_their_order(work):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, whose products are not the CPU's")
-@pytest.mark.parametrize(("precision", "switch"), [("bf16", "medium"), ("fp32", "highest")])
-def test_products_are_in_the_precision_that_was_taken(work, precision, switch):
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        model = Translator(*model_of(work), precision=precision)
-        assert torch.get_float32_matmul_precision() == switch
-        assert model.translate(["one two three ."])[0]
-    finally:
-        torch.set_float32_matmul_precision(before)
+@pytest.mark.parametrize("chosen", ["bf16", "fp32"])
+def test_the_plugin_is_told_the_precision_as_it_is_loaded(work, monkeypatch, chosen):
+    monkeypatch.setenv(VARIABLE, "of the shell")
+    told = []
+    monkeypatch.setattr(translator, "load_plugin", lambda: told.append(os.environ[VARIABLE]))
+    Translator(*model_of(work), precision=chosen)
+    assert told == [chosen]
 
 
 @pytest.mark.slow
