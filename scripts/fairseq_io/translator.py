@@ -22,8 +22,14 @@ DEFAULTS = {"post-process": "subword_nmt"}
 class Translator:
     """Loads a model at once; then ``translate`` any number of times.
 
-    ``languages`` are source and target, ``dictionaries`` the folder of dict.<language>.txt, ``generate`` the flags of
-    fairseq-generate without dashes.
+    Args:
+        model: a checkpoint.
+        dictionaries: the folder of dict.<language>.txt.
+        languages: source and target, as the dictionaries' names have them.
+        generate: fairseq-generate's flags, without dashes.
+
+    Raises:
+        UserError: a file is missing, it is not a model that translates, or flags do not go together.
     """
 
     def __init__(
@@ -74,6 +80,9 @@ class Translator:
         """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
 
         Lines are cut after ``longest`` tokens.
+
+        Raises:
+            UserError: the model gives nothing that is a number.
         """
         import torch
 
