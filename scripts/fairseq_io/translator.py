@@ -89,6 +89,9 @@ class Translator:
         """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
 
         Lines are cut after ``longest`` tokens.
+
+        Raises:
+            UserError: the model gives nothing that is a number.
         """
         import torch
 

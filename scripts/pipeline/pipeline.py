@@ -7,19 +7,18 @@ made from, its commands, its stamp (stamp.py).
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from scripts.common import ownership
 from scripts.common.errors import INTERRUPTED, UserError
-from scripts.common.files import write_json
 from scripts.common.process import child
 from scripts.common.provenance import git_state
 from scripts.common.terminal import clock
 from scripts.pipeline.stamp import NAME as STAMP
-from scripts.pipeline.stamp import Stamp, fingerprint, missing_files, read_stamp, sizes
+from scripts.pipeline.stamp import Stamp, fingerprint, missing_files, new_id, read_stamp, sizes, write_stamp
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Pipeline:
                 files = {name: files[name] for name in stage.key_files}
             seconds = round(time.monotonic() - start, 1)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            write_json(stage.folder / STAMP, asdict(Stamp(made_from, given, seconds, finished, git, files)))
+            write_stamp(stage.folder, Stamp(new_id(), made_from, given, seconds, finished, git, files))
             print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
             ran = True
         return ran

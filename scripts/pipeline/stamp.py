@@ -8,12 +8,12 @@ which the next stage's fingerprint takes in: a stage that ran again makes all th
 import hashlib
 import json
 import uuid
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import digest
+from scripts.common.files import digest, write_json
 
 NAME = "stamp.json"
 
@@ -22,13 +22,13 @@ NAME = "stamp.json"
 class Stamp:
     """The record that a completed stage leaves behind."""
 
+    id: str
     fingerprint: str
     given: str | None  # fingerprint of files the user gave from outside, if any
     seconds: float
     finished: str
     git: dict[str, Any] | None
     files: dict[str, int]  # what the stage wrote, with sizes
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # which no other run of a stage has
 
 
 def fingerprint(content: Any) -> str:
@@ -44,6 +44,11 @@ def fingerprint_files(folder: Path) -> str:
     return fingerprint({str(path.relative_to(folder)): digest([path]) for path in paths})
 
 
+def new_id() -> str:
+    """An id that no other run of a stage has."""
+    return uuid.uuid4().hex
+
+
 def sizes(folder: Path) -> dict[str, int]:
     """The files of a folder with their sizes, the stamp itself and the marks of ownership left out."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
@@ -57,6 +62,11 @@ def read_stamp(folder: Path) -> Stamp | None:
         return Stamp(**{each.name: content[each.name] for each in fields(Stamp)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def write_stamp(folder: Path, stamp: Stamp) -> None:
+    """Declare a stage's folder complete."""
+    write_json(folder / NAME, asdict(stamp))
 
 
 def missing_files(folder: Path, stamp: Stamp) -> list[str]:
