@@ -19,7 +19,7 @@ from scripts.fairseq_io import commands, lengths
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries
+from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries, without_memory
 from scripts.fairseq_io.parsers import Asked, parse
 from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import Config, config_parser, given_config
@@ -117,7 +117,7 @@ def build(config: Config, args: Namespace, data: Path | None) -> Built:
     dictionaries = nullcontext() if data else stand_in_dictionaries(VOCAB_SIZE, joined=joined)
     with explained(config.path, "set up `train.task`"), dictionaries:
         task = tasks.setup_task(cfg.task)
-    with explained(config.path, "build the model of `train`"), torch.device("meta"):
+    with explained(config.path, "build the model of `train`"), without_memory():
         model = task.build_model(cfg.model)
     with explained(config.path, "build `train.criterion`"):
         task.build_criterion(cfg.criterion)

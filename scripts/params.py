@@ -1,8 +1,8 @@
 """Count the parameters of every model in the paper's tables, and print the paper's figure beside each.
 
-The models are those of configs/, the figures those of configs/tables.yaml. Models are built without memory for most of
-their weights (torch's meta device); each distinct weight counts once. A count is met if it differs from the printed one
-by less than a million: the paper rounds some and truncates others. A vocabulary that is not known from the data is
+The models are those of configs/, the figures those of configs/tables.yaml. Models are built without memory for their
+weights (torch's meta device); each distinct weight counts once. A count is met if it differs from the printed one by
+less than a million: the paper rounds some and truncates others. A vocabulary that is not known from the data is
 inferred from the printed counts themselves.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from scripts.common.errors import UserError, run_command
 from scripts.common.terminal import aligned
-from scripts.fairseq_io.models import StandInDictionary, load_plugin, training_arguments
+from scripts.fairseq_io.models import StandInDictionary, load_plugin, training_arguments, without_memory
 from scripts.pipeline.config import flags, load_config
 from scripts.tables.published import CONFIGS, read_tables
 
@@ -102,12 +102,11 @@ def vocabulary(path: Path) -> Vocabulary:
 def build(args: Namespace, types: Vocabulary) -> Any:
     """Build the model of fairseq-train's arguments without memory. ``load_plugin`` comes first."""
     import fairseq.models
-    import torch
 
     source = StandInDictionary(types.source)
     target = source if types.target is None else StandInDictionary(types.target)
     task = Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=source)
-    with torch.device("meta"):
+    with without_memory():
         return fairseq.models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
 
 

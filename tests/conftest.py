@@ -12,9 +12,11 @@ import pytest
 from hypothesis import settings
 
 from scripts.common.process import environment
-from tests.forks import executable
+from tests.forks import executable, wait_for_no_disk
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
+
+wait_for_no_disk()
 
 settings.register_profile("untimed", deadline=None)  # nothing is timed: machines are busy
 settings.load_profile("untimed")

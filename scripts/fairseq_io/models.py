@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from scripts.common.errors import UserError
@@ -23,6 +24,20 @@ def load_plugin() -> None:
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(user_dir())))
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Have models built on torch's meta device, fairseq's ConvTBC too, which takes no notice of it."""
+    import torch
+    from fairseq.modules import conv_tbc
+
+    conv_tbc.torch = SimpleNamespace(**{**vars(torch), "Tensor": torch.empty})
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        conv_tbc.torch = torch
 
 
 class NoWords(AttributeError):

@@ -1,7 +1,8 @@
 """Each dataset of the paper killed at every step, from a web server on this machine to what fairseq-train takes.
 
-The process kills itself at the first rename of each kind of file, before it or after it by turns: what a run writes is
-under its final name once it has been renamed. Every download breaks off half-way once.
+The process kills itself at the first rename of each kind of file: before it where the server knows ranges, after it
+where the server does not. What a run writes is under its final name once it has been renamed. Every download breaks off
+half-way once.
 """
 
 import multiprocessing
@@ -31,16 +32,18 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 
 
 def kind_of_file(path: Path, out: Path) -> str:
-    """Return where a file is and what it is for, without its number, process and, of what was fetched, its name."""
+    """Return where a file is and what it is for, without its number, process and, of what was fetched, its name.
+
+    The splits and languages of one step are one kind: the same lines of code write each.
+    """
     name = re.sub(r"\.\d{8}(?![0-9a-f])|\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
+    name = re.sub(r"/(train|valid|test|sampled)\.(?!json)\w+$", "/split.language", name)
+    name = re.sub(r"/(train|valid|test|sampled)\.json$", "/split.json", name)
     return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
 
 
-def killed(out: Path, done: list[str], work: Callable[[], None], *, odd: bool) -> bool:
-    """Do ``work`` in a process that kills itself at the first rename whose kind is not in ``done``, and add that.
-
-    It does so after the rename where ``done`` has an ``odd`` number of kinds, and before it otherwise.
-    """
+def killed(out: Path, done: list[str], work: Callable[[], None], *, after: bool) -> bool:
+    """Do ``work`` in a process that kills itself at the first rename whose kind is not in ``done``, and add that."""
     log = out.with_name("kill.log")
     log.write_text("")
 
@@ -53,7 +56,7 @@ def killed(out: Path, done: list[str], work: Callable[[], None], *, odd: bool) -
                 replace(source, target)
                 return
             log.write_text(kind)
-            if len(done) % 2 == odd:
+            if after:
                 replace(source, target)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -99,7 +102,7 @@ def test_killed_at_each_step(name: str, ranges: bool, tmp_path: Path, monkeypatc
             (tmp_path / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
         run(monkeypatch, file, "--out", tmp_path / "whole", "--workers", 1)
         out, done = tmp_path / "out", list[str]()
-        while killed(out, done, lambda: run(monkeypatch, file, "--out", out, "--workers", 1), odd=ranges):
+        while killed(out, done, lambda: run(monkeypatch, file, "--out", out, "--workers", 1), after=not ranges):
             assert len(done) == len(set(done))
     assert {kind.split("/")[1] for kind in done} >= {"raw", ".prepared..work", "prepared", "binarised", "report.md"}
     assert contents(out) == contents(tmp_path / "whole")

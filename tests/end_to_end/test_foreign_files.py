@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_cli.preprocess  # noqa: F401  once, not in every process
-import matplotlib.pyplot  # noqa: F401
+import matplotlib.figure
 import pytest
+import sacremoses  # noqa: F401
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -209,6 +210,8 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
         train.check_first = lambda *_: None  # of an architecture that there is not
         # to ask torch takes seconds
         devices._installed = lambda: (0, False)  # type: ignore[assignment]
+        # and so does to draw
+        matplotlib.figure.Figure.savefig = lambda self, file, **_: file.write(b"drawn")  # type: ignore[assignment]
         pipeline._run_command = stage  # so that the commands of a pipeline are killed too
         for module in (binarise, train, generation_log, perplexity):
             module.run_logged = fake_run_logged  # type: ignore[attr-defined]
