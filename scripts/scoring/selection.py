@@ -37,13 +37,14 @@ def summarise(metric: str, seeds: Mapping[int, Mapping[str, Any]]) -> dict[str, 
         found = {seed: numbers(facts[subset]) for seed, facts in scored.items() if facts[subset]}
         best_scores = found.get(-1 if best is None else best, {})
         summary[subset] = {
-            key: _over([scores[key] for scores in found.values()]) | {"best": best_scores.get(key)}
+            key: over([scores[key] for scores in found.values()]) | {"best": best_scores.get(key)}
             for key in next(iter(found.values()), {})
             if all(key in scores for scores in found.values())
         }
     return {"best_seed": best, "summary": summary}
 
 
-def _over(values: list[float]) -> dict[str, Any]:
+def over(values: list[float]) -> dict[str, Any]:
+    """Mean, deviation and number of the seeds' figures."""
     deviation = statistics.stdev(values) if len(values) > 1 else None  # of a sample, as the paper's ± is understood
     return {"mean": statistics.fmean(values), "std": deviation, "n": len(values)}

@@ -13,12 +13,13 @@ from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import read_log_file
 from scripts.reproduce.layout import seed_root
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
+from scripts.scoring.selection import over
 from scripts.suite import archive, overlap, speed
 from scripts.suite.plan import Suite, chosen, trial_jobs
 from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, Model, collect, findings, overall
 from scripts.tables.measured import lookup
+from scripts.tables.records import EMPTY, spread
 
-EMPTY = "-"
 HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
 FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
 """The form of a claim's figure, and its unit."""
@@ -97,13 +98,6 @@ def of_dataset(dataset: Dataset) -> list[str]:
     return parts
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean and deviation."""
-    if not values:
-        return EMPTY
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
 def scores(dataset: Dataset) -> str:
     """The table of scores and of what each model gains over the baseline."""
     keys, baseline = SHOWN[dataset.kind], dataset.baseline
@@ -112,7 +106,7 @@ def scores(dataset: Dataset) -> str:
     rows = []
     for name, model in dataset.models.items():
         row = [name, f"{model.record['parameters']:,}", ", ".join(map(str, model.seeds))]
-        row += [spread(model.scores(key)) for key in keys]
+        row += [spread(over(model.scores(key))) for key in keys]
         if name == baseline or baseline not in dataset.models:
             row += [EMPTY] * 3
         else:
@@ -190,7 +184,7 @@ def _apart(dataset: Dataset, model: Model, numbers: Sequence[int]) -> list[str]:
     cells = []
     for measure in dataset.measures.values():
         lines = ([hypotheses[number] for number in numbers] for hypotheses in map(model.hypotheses, model.seeds))
-        cells.append(spread([measure.metric.corpus_score(each, references).score for each in lines]))
+        cells.append(spread(over([measure.metric.corpus_score(each, references).score for each in lines])))
     return cells
 
 
@@ -265,6 +259,7 @@ def checks(suite: Suite, work: Path, datasets: Sequence[Dataset]) -> list[str]:
         f"records and averaged models into one archive of {len(files):,} files. The SHA-256 of its {archive.SUMS} is "
         f"`{archive.digest(archive.checksums(files))}`. Unpacked, these commands give the figures above:",
         "```\n" + "\n".join(commands) + "\n```",
+        "`python -m scripts.reproduce` with a configuration of the archive's `configs/` repeats that run.",
     ]
 
 

@@ -1,0 +1,113 @@
+"""Which jobs of a suite run, in a checkout whose stages are stand-ins; and how its speeds are measured."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from scripts.suite import speed
+from tests.scripts.stand_in import CHECKOUT, CONFIG, FACTS, Place
+
+SUITE = {
+    "about": "toy",
+    "baseline": "one",
+    "trials": {"dataset": "toy", "models": ["one"], "grid": {"lr": [3, 2]}, "like": {"two": "one"}},
+    "runs": [{"dataset": "toy", "models": ["one", "two"], "seeds": [1]}],
+}
+# A training whose loss is its learning rate's distance from 2. With WILD at least, it diverges; with BROKEN, it fails.
+TRAIN = """
+import os, sys
+from pathlib import Path
+from scripts.common.files import write_json, write_lines
+from scripts.pipeline.config import load_config
+config, out = load_config(Path(sys.argv[1])), Path(sys.argv[sys.argv.index("--out") + 1])
+lr = config.train.get("lr", 9)
+with open(os.environ["RAN"], "a") as f:
+    f.write(f"{config.name}:{out.parent.name}:{lr}\\n")
+if lr >= int(os.environ.get("WILD", 99)):
+    write_json(out / "diverged.json", {"update": 4})
+    sys.exit("error: it diverged")
+if config.name == os.environ.get("BROKEN"):
+    sys.exit("error: it broke")
+log = '2026-01-01 00:00:00 | INFO | valid | {"valid_num_updates": "5", "valid_loss": "%d"}' % abs(lr - 2)
+write_lines(out / "train.log", [log])
+write_json(out / "train.json", {"parameters": 1000, "backend": None})
+"""
+PAGE = "def write(suite, work, out):\n    out.parent.mkdir(exist_ok=True)\n"
+SPEED = """
+import os, sys
+NAME = "speed.json"
+if __name__ == "__main__":
+    open(os.environ["RAN"], "a").write("speed of " + sys.argv[-1] + "\\n")
+"""
+
+
+@pytest.fixture
+def suite(place):
+    folder = place.folder
+    shutil.copytree(CHECKOUT / "scripts" / "suite", folder / "scripts" / "suite")
+    for name, text in (("train", TRAIN), ("suite/page", PAGE), ("suite/speed", SPEED)):
+        (folder / "scripts" / f"{name}.py").write_text(text)
+    for name in ("one", "two"):
+        (folder / f"{name}.yaml").write_text(CONFIG.replace("arch: a", "arch: a, lr: 7"))
+    (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE))
+    return place
+
+
+def run(place: Place, **environment: str) -> tuple[int, str, list[str]]:
+    place.ran_file.write_text("")
+    environment |= {"RAN": str(place.ran_file), "FACTS": json.dumps(FACTS), "PYTHONPATH": str(place.folder)}
+    command = [sys.executable, "-P", "-m", "scripts.suite", str(place.folder / "suite.yaml"), "--work"]
+    command.append(str(place.folder / "work"))
+    done = subprocess.run(command, env=os.environ | environment, cwd="/", capture_output=True, text=True, timeout=300)
+    trained = re.findall(r"^(?:\S+:seed.*|speed of .*)$", place.ran_file.read_text(), re.MULTILINE)
+    return done.returncode, done.stderr, trained
+
+
+@pytest.mark.usefixtures("forks")
+def test_trials_go_before_runs_a_failure_stops_no_other_and_nothing_runs_twice(suite):
+    status, said, ran = run(suite, WILD="3", BROKEN="two")
+    trials = [f"trial-one-lr{lr}:seed1:{lr}" for lr in (3, 2)]
+    assert (status, ran) == (1, [*trials, "one:seed1:2", "two:seed1:2", "speed of toy"])
+    assert "error: failed: toy/two; each has said why above" in said
+    status, said, ran = run(suite)
+    assert (status, ran) == (0, ["two:seed1:2", "speed of toy"]), said  # what diverged is not tried again
+
+
+class Clock:
+    """Stand-in for a model that takes a second for each token of a batch, and notes its batches."""
+
+    batches: ClassVar[list[tuple[str, int]]] = []
+    now = 0.0
+
+    def __init__(self, model: Path, *_: Any) -> None:
+        self.name = str(model)
+
+    def translate(self, lines: list[str]) -> None:
+        self.batches.append((self.name, len(lines)))
+        Clock.now += sum(len(line.split()) for line in lines)
+
+
+def test_models_take_turns_and_the_first_round_does_not_count(monkeypatch):
+    class Found:
+        def __init__(self, folder: Path) -> None:
+            self.model, self.dictionaries = folder, folder
+
+    Clock.batches.clear()
+    monkeypatch.setattr(speed, "Translator", Clock)
+    monkeypatch.setattr(speed, "find_trained", Found)
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: Clock.now)
+    lines = ["a", "a b", " ".join("a" * 40), *[" ".join("a" * 70)] * 100]
+    found = speed.measure({"x": Path("x"), "y": Path("y")}, lines, ("en", "de"))
+    assert found["lines"] == {"1": 2, "33": 1, "65": speed.LINES}
+    of_round = [(name, count) for count in (2, 1, speed.LINES) for name in ("x", "y")]
+    assert Clock.batches == of_round * (speed.ROUNDS + 1)
+    times = {"1": [3.0] * speed.ROUNDS, "33": [40.0] * speed.ROUNDS, "65": [70.0 * speed.LINES] * speed.ROUNDS}
+    assert found["seconds"] == {"x": times, "y": times}
