@@ -160,7 +160,7 @@ def _search(built: Translation, length: int, device: torch.device, precision: st
 
     options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
     built.model.to(device).eval()
-    with products_in(precision):
+    with products_in(precision, built.args.arch):
         built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
         return Search(built, built.task.build_generator([built.model], options), device, precision)
 
@@ -181,7 +181,7 @@ def _run(search: Search, source: torch.Tensor, length: int) -> Callable[[], None
     }
 
     def run() -> None:
-        with torch.no_grad(), products_in(search.precision):
+        with torch.no_grad(), products_in(search.precision, search.built.args.arch):
             for hypotheses in search.generator.generate([search.built.model], sample):
                 if len(hypotheses[0]["tokens"]) != length + 1:
                     raise RuntimeError(f"a hypothesis of {len(hypotheses[0]['tokens'])} words, not {length + 1}")

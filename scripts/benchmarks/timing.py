@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lightconv_plugin import ops
 from scripts.common.provenance import processor
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
@@ -24,13 +25,17 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 
 @contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Have the products of float32 tensors on a CPU in ``precision``, fp32 or bf16."""
+def products_in(precision: str, arch: str) -> Iterator[None]:
+    """Have the products of a model on a CPU in ``precision``, fp32 or bf16: ours as our switch has it, else PyTorch's."""
     before = MATMUL.fp32_precision
-    MATMUL.fp32_precision = {"fp32": "ieee", "bf16": "bf16"}[precision]
+    if arch.startswith("pla_"):
+        ops.set_precision(precision)
+    else:
+        MATMUL.fp32_precision = {"fp32": "ieee", "bf16": "bf16"}[precision]
     try:
         yield
     finally:
+        ops.set_precision("fp32")
         MATMUL.fp32_precision = before
 
 

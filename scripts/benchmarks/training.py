@@ -134,7 +134,7 @@ def updates(
     coming = itertools.cycle(batches)
 
     def update() -> None:
-        with products_in(precision):
+        with products_in(precision, built.args.arch):
             trainer.train_step([next(coming)])
 
     return update, statistics.fmean(batch["ntokens"] for batch in batches)

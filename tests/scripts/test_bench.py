@@ -80,8 +80,10 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
         ),
         (
             "decode",
-            ["--vocab-size", "40", "--sentences", "1", "--length", "3", "--rows", "8,16", "--channels", "64,128"]
-            + ["--precisions", "fp32"],
+            [
+                *("--vocab-size", "40", "--sentences", "1", "--length", "3", "--rows", "8,16", "--channels", "64,128"),
+                *("--precisions", "fp32"),
+            ],
         ),
         ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
     ],
