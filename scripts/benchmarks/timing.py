@@ -26,7 +26,7 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def products_in(precision: str, arch: str) -> Iterator[None]:
-    """Have a model's products on a CPU in ``precision``, fp32 or bf16: our models by our switch, others by PyTorch's."""
+    """Have a model's products on a CPU in ``precision``, fp32 or bf16: ours by our switch, others by PyTorch's."""
     before = MATMUL.fp32_precision
     if arch.startswith("pla_"):
         ops.set_precision(precision)

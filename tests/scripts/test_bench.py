@@ -71,6 +71,65 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "arguments"),
+    [
+        ("ops", ["--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"]),
+        (
+            "ops",
+            ["--no-peers", "--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"],
+        ),
+        (
+            "decode",
+            [
+                *("--vocab-size", "40", "--sentences", "1", "--length", "3", "--rows", "8,16", "--channels", "64,128"),
+                *("--precisions", "fp32"),
+            ],
+        ),
+        ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
+    ],
+)
+def test_commands_print_a_table_and_write_records(tmp_path, what, arguments):
+    out = tmp_path / "records.json"
+    done = bench(what, *arguments, "--seconds", "0.01", "--out", str(out))
+    written = json.loads(out.read_text())
+    assert written["what"] == what
+    assert len(written["records"]) == {"ops": 3 * 2 * 2, "memory": 2, "decode": 8 + 6}[what]
+    assert f"{what} on " in done.stdout
+    lines = done.stdout[done.stdout.index("operator  ") :].splitlines()
+    rows = [line for line in lines if line.strip() and not line.startswith("measured ")]  # how far it is, now and then
+    tables = 2 if what == "decode" else 1
+    assert len(rows) == 2 * tables + len(written["records"])
+    for record in written["records"]:
+        assert record.get("ratio", 1) > 0
+
+
+def test_the_spread_is_half_of_the_quartiles_distance_over_the_median():
+    assert timing.spread([5.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx((4 - 2) / 2 / 3)
+
+
+def test_both_precisions_take_turns():
+    """Every update in its own precision, on batches of several lengths; fairseq's convolutions in fp32 alone."""
+    load_plugin()
+    entries = training.in_precisions(training.models(16, (2, 1)), ["fp32", "bf16"])
+    assert [entry.label for entry in entries if entry.precision == "bf16"] == [
+        "fairseq transformer",
+        *(f"ours {name} {kernels}" for kernels in ("3,15", "31,31") for name in ("lightconv", "dynamicconv")),
+    ]
+    chosen = [entry for entry in entries if entry.label in ("fairseq transformer", "ours dynamicconv 3,15")]
+    found = training.measure(
+        chosen, vocab_size=40, tokens=64, device=CPU, flags=[], seconds=0.01, width=16, shapes=2
+    )  # fmt: skip
+    rows = {(row["model"].split()[0], row["precision"]): row for row in found}
+    assert set(rows) == {(name, precision) for name in ("fairseq", "ours") for precision in ("fp32", "bf16")}
+    for precision in ("fp32", "bf16"):
+        speeds = [rows[name, precision]["words_a_second"] for name in ("ours", "fairseq")]
+        assert rows["ours", precision]["to_transformer"] == pytest.approx(speeds[0] / speeds[1])
+    speeds = [rows["ours", precision]["words_a_second"] for precision in ("bf16", "fp32")]
+    assert rows["ours", "bf16"]["to_fp32"] == pytest.approx(speeds[0] / speeds[1])
+    assert rows["ours", "fp32"]["to_fp32"] is None
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_products_in_a_precision_are_ours_or_pytorchs(precision):
     weight, before = torch.randn(20, 30), timing.MATMUL.fp32_precision
