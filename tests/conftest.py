@@ -33,7 +33,7 @@ NEEDS = {
 }
 left_out: dict[str, int] = {}
 # the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
-LONG = ("end_to_end", "scripts", "compat", "export", "ops", "models", "data_prep")
+LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models", "data_prep")
 
 
 @pytest.hookimpl(trylast=True)
