@@ -148,8 +148,9 @@ class Server:
         elif (process := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # each by its owner, who would close whatever has its number by then
-            for ours in (selector, self.listener, self.waking, self.woken, command, *self.processes.values()):
+            # each file by its owner, who would later close whatever has its number by then
+            selector.close()
+            for ours in (self.listener, self.waking, self.woken, command, *self.processes.values()):
                 ours.close()
             _take(files, request["files"])
             resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
