@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import spawn
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ NEEDS = {
 }
 left_out: dict[str, int] = {}
 # the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
-LONG = ("end_to_end", "scripts", "compat", "export", "ops", "models", "data_prep")
+LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models", "data_prep")
 
 
 @pytest.hookimpl(trylast=True)
@@ -87,6 +88,9 @@ def forking_python() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def forks(forking_python: str) -> Iterator[None]:
     """Have Python processes forked rather than started, for tests to which that makes no difference (forks.py)."""
+    before = spawn.get_executable()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", forking_python)
+        spawn.set_executable(forking_python)
         yield
+        spawn.set_executable(before)

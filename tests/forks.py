@@ -61,8 +61,14 @@ def _executable(folder: Path, modules: Sequence[str]) -> Iterator[str]:
     path.chmod(0o755)
     command = [sys.executable, "-P", __file__, str(address), str(path), *modules]
     pipe = subprocess.PIPE
-    options = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL, "env": {**os.environ, "PYTHONUTF8": "1"}}
-    with subprocess.Popen(command, text=True, **options) as server:
+    with subprocess.Popen(
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
@@ -72,7 +78,7 @@ def _executable(folder: Path, modules: Sequence[str]) -> Iterator[str]:
 
 def wait_for_no_disk() -> None:
     """Leave out what makes files outlive the machine's own end, which no test waits for, and disks are slow at."""
-    os.fsync = lambda file: None
+    os.fsync = lambda fd: None
 
 
 def deciding(environment: dict[str, str]) -> dict[str, str]:
@@ -142,6 +148,10 @@ class Server:
         elif (process := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # each file by its owner, who would later close whatever has its number by then
+            selector.close()
+            for ours in (self.listener, self.waking, self.woken, command, *self.processes.values()):
+                ours.close()
             _take(files, request["files"])
             resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
             return request
@@ -198,7 +208,8 @@ def become(request: dict[str, Any], python: str) -> None:
     wait_for_no_disk()
     sys.executable = python
     multiprocessing.set_executable(python)
-    multiprocessing.process.ORIGINAL_DIR = request["folder"]  # to which the path of the program is relative
+    # to which the path of the program is relative
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]  # type: ignore[attr-defined]
     sys.argv = [kind or what, *arguments]
     unbuffered = "-u" in given or "PYTHONUNBUFFERED" in os.environ
     sys.stdin = os.fdopen(0, closefd=False)

@@ -211,8 +211,8 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
         # to ask torch takes seconds
         devices._installed = lambda: (0, False)  # type: ignore[assignment]
         # and so does to draw
-        matplotlib.figure.Figure.savefig = lambda self, file, **_: file.write(b"drawn")  # type: ignore[assignment]
-        pipeline._run_command = stage  # so that the commands of a pipeline are killed too
+        matplotlib.figure.Figure.savefig = lambda self, file, **_: file.write(b"drawn")  # type: ignore[method-assign]
+        pipeline._run_command = stage  # type: ignore[assignment]  # so that the commands of a pipeline are killed too
         for module in (binarise, train, generation_log, perplexity):
             module.run_logged = fake_run_logged  # type: ignore[attr-defined]
         try:

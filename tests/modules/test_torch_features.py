@@ -146,6 +146,7 @@ def test_feature(feature, name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_fsdp2_of_two_processes(tmp_path):
     """fully_shard: the gradients of one process that has the whole batch."""
     spawn(_shard, (str(tmp_path),), nprocs=2)

@@ -129,6 +129,7 @@ assert ops.takes("light_conv", x, w) and x.grad is not None and w.grad.abs().sum
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_the_first_call_of_a_process():
     """By the compiler that torch.compile has unless told otherwise."""
     root = Path(__file__).parents[2]

@@ -55,7 +55,10 @@ def test_what_the_server_imported_is_there_and_nothing_of_this_project(forking_p
 
 
 def test_open_files_and_the_limit_of_their_size_are_the_commands(forking_python, tmp_path):
-    code = "import os, sys; file = int(sys.argv[1]); os.write(file, b'1234'); os.write(file, b'5678')"
+    code = (
+        "import gc, os, sys; file = int(sys.argv[1]); more = [os.dup(file) for _ in range(9)]; gc.collect(); "
+        "[os.fstat(each) for each in more]; os.write(file, b'1234'); os.write(file, b'5678')"
+    )
     with (tmp_path / "file").open("wb") as file:
         limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (6, resource.RLIM_INFINITY))
         command = [forking_python, "-c", code, str(file.fileno())]
