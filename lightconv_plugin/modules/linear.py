@@ -44,6 +44,8 @@ def pack_weights(model: nn.Module) -> None:
 
 def packed_weight(layer: nn.Module) -> Tensor | None:
     """Return what ``pack_weights`` keeps of a layer; None if nothing, or if its weight is another one now."""
+    if torch.compiler.is_compiling():
+        return None
     identity, packed = vars(layer).get(_PACKED, (None, None))
     if packed is None or torch.is_grad_enabled() or identity != _identity(layer.weight):
         return None

@@ -139,11 +139,11 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
 
 def _multiplies_in_bf16(x: Tensor) -> bool:
     return (
-        (products_in_bf16 or MATMUL.fp32_precision == "bf16")
+        not torch.compiler.is_compiling()  # asked first: its front cannot read PyTorch's switch
+        and (products_in_bf16 or MATMUL.fp32_precision == "bf16")
         and torch.ops.lightconv.cpu_bf16_units(-1) > 0
         and x.numel() > 0
         and not torch.is_autocast_enabled(x.device.type)
-        and not torch.compiler.is_compiling()
     )
 
 
