@@ -163,7 +163,7 @@ def speeds(dataset: Dataset) -> str:
 
 
 def overlaps(dataset: Dataset) -> list[str]:
-    """How test and training text overlap, and the scores on the lines that do not."""
+    """The overlap of test and training text, and the scores on the lines that do not."""
     found = overlap.measure(dataset.name, dataset.root)
     shared = found.lines - len(found.apart)
     text = (

@@ -1,4 +1,4 @@
-"""Which jobs of a suite run, in a checkout whose stages are stand-ins; and how its speeds are measured."""
+"""The jobs of a suite that run, in a checkout whose stages are stand-ins; and the measurement of its speeds."""
 
 import json
 import os
