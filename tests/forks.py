@@ -90,9 +90,9 @@ def deciding(environment: dict[str, str]) -> dict[str, str]:
 
 
 def target(words: list[str]) -> tuple[str, str, list[str]] | None:
-    """Return -P and -u as given, one of "-m", "-c" and "", and what follows; None for all other command lines."""
+    """Return -P, -u and -B as given, one of "-m", "-c" and "", and what follows; None for all other command lines."""
     given, words = "", list(words)
-    while words[:1] in (["-P"], ["-u"]):
+    while words[:1] in (["-P"], ["-u"], ["-B"]):
         given += words.pop(0)
     if words[:1] in (["-m"], ["-c"]) and len(words) > 1:
         return given, words[0], words[1:]
@@ -212,11 +212,13 @@ def become(request: dict[str, Any], python: str) -> None:
     multiprocessing.process.ORIGINAL_DIR = request["folder"]  # type: ignore[attr-defined]
     sys.argv = [kind or what, *arguments]
     unbuffered = "-u" in given or "PYTHONUNBUFFERED" in os.environ
-    sys.stdin = os.fdopen(0, closefd=False)
-    for number, name, errors in ((1, "stdout", None), (2, "stderr", "backslashreplace")):
-        file = os.fdopen(number, "w", closefd=False, errors=errors, buffering=1 if number == 2 else -1)
-        file.reconfigure(write_through=unbuffered)
+    for number, name, errors in ((0, "stdin", None), (1, "stdout", None), (2, "stderr", "backslashreplace")):
+        file = os.fdopen(number, "w" if number else "r", 1 if number == 2 else -1, errors=errors, closefd=False)
+        file.buffer.raw.name = f"<{name}>"  # type: ignore[attr-defined]
+        if number:
+            file.reconfigure(write_through=unbuffered)
         setattr(sys, name, file)
+        setattr(sys, f"__{name}__", file)
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif kind == "":
@@ -238,12 +240,13 @@ def end(error: BaseException | None) -> NoReturn:
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    with contextlib.suppress(ValueError):  # closed by the program
-        try:
-            sys.stdout.flush()
-        except OSError as unwritten:
-            print("Exception ignored in:", sys.stdout, unwritten, sep="\n", file=sys.stderr)
-            status = 120
+    for stdout in filter(None, {sys.__stdout__, sys.stdout}):  # the program may have put another in its place
+        with contextlib.suppress(ValueError):  # closed by the program
+            try:
+                stdout.flush()
+            except OSError as unwritten:
+                print("Exception ignored in:", stdout, unwritten, sep="\n", file=sys.stderr)
+                status = 120
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -63,6 +63,7 @@ def take_turns(
         seconds: about how long to go on for each case; at least ``MIN_TURNS`` turns are taken.
     """
     wait = synchronizer(device)
+    turn = min(TURN_SECONDS, seconds / MIN_TURNS)
     calls = {}
     for name, case in cases.items():
         case()
@@ -70,7 +71,7 @@ def take_turns(
         start = time.perf_counter()
         case()
         wait()
-        calls[name] = max(1, round(TURN_SECONDS / max(time.perf_counter() - start, 1e-7)))
+        calls[name] = max(1, round(turn / max(time.perf_counter() - start, 1e-7)))
     turns: dict[Name, list[float]] = {name: [] for name in cases}
     deadline = time.perf_counter() + seconds * len(cases)
     while min(map(len, turns.values())) < MIN_TURNS or time.perf_counter() < deadline:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), sys.path[0], sys.stdin.read()); "
+SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), sys.path[0], sys.stdin.name, sys.stdin.read()); "
 
 ADDED = {
     "PYTHONUTF8": "1",
@@ -27,6 +27,7 @@ ADDED = {
         ["-c", SAYS + "sys.exit(3)", "a", "b"],
         ["-c", SAYS + "sys.exit('a sentence')"],
         ["-c", SAYS + "print('é', file=sys.stderr)"],
+        ["-c", "import io, sys; print('first'); sys.stdout = io.StringIO()"],
         ["-c", "import os; os.kill(os.getpid(), 15)"],
         ["-c", "raise KeyboardInterrupt"],
         ["-c", "import atexit; atexit.register(print, 'last'); 1 / 0"],
