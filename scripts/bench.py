@@ -136,6 +136,9 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     """Return what the command measures."""
     import torch
 
+    from scripts.fairseq_io.models import load_plugin
+
+    load_plugin()  # before anything imports the operators alone
     from scripts.benchmarks import ctranslate2, decoding, memory, onnx, operators, peers, training
 
     device = torch.device(args.device)

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from lightconv_plugin import ops
 from scripts.common.provenance import processor
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
@@ -27,6 +26,8 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 @contextmanager
 def products_in(precision: str, arch: str) -> Iterator[None]:
     """Have a model's products on a CPU in ``precision``, fp32 or bf16: ours by our switch, others by PyTorch's."""
+    from lightconv_plugin import ops  # here: the plugin is registered where fairseq is there before it
+
     before = MATMUL.fp32_precision
     if arch.startswith("pla_"):
         ops.set_precision(precision)
