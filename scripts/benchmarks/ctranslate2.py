@@ -1,57 +1,92 @@
-"""CTranslate2, a translator in C++ for Transformers, as a peer of ``bench.py decode`` where it is installed."""
+"""CTranslate2, a translator in C++ for Transformers, as a peer of ``bench.py decode`` where it is installed.
+
+It works in processes of its own, without torch: each of the two brings an OpenMP library, and two of these in a process
+leave both half as fast.
+"""
 
 import importlib.util
+import multiprocessing
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from scripts.fairseq_io.models import Translation
+    from scripts.fairseq_io.models import Translation
 
 COMPUTE_TYPES = ("float32", "int8", "int8_bfloat16")
+_loaded: Any = None  # the translator of a process
 
 
-def compute_types(device: torch.device) -> list[str]:
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def compute_types(device: "torch.device") -> list[str]:
     """The types that it computes in on the device; none unless ``pip install ctranslate2`` has been run here."""
     if importlib.util.find_spec("ctranslate2") is None:
         return []
-    import ctranslate2
-
-    supported = ctranslate2.get_supported_compute_types(device.type)
+    with _process() as process:
+        supported = process.submit(_supported, device.type).result()
     return [name for name in COMPUTE_TYPES if name in supported]
 
 
-def translator(built: Translation, device: torch.device, compute_type: str) -> Any:
-    """A fairseq Transformer in CTranslate2, on as many threads as torch uses."""
-    import ctranslate2
-    from ctranslate2.converters import FairseqConverter
+def translator(built: "Translation", device: "torch.device", compute_type: str) -> ProcessPoolExecutor:
+    """A process with a fairseq Transformer in CTranslate2, on as many threads as torch uses."""
+    import torch
 
-    with tempfile.TemporaryDirectory() as folder:
+    process = _process()
+    with tempfile.TemporaryDirectory() as folder, _process() as converter:
         model = Path(folder) / "model.pt"
         torch.save({"args": built.args, "cfg": None, "model": built.model.state_dict()}, model)
         for language, words in (("src", built.task.source_dictionary), ("tgt", built.task.target_dictionary)):
             words.save(f"{folder}/dict.{language}.txt")
-        # the file is our own of a moment ago
-        converter = FairseqConverter(str(model), folder, "src", "tgt", unsafe_deserialization=True)
-        converter.convert(f"{folder}/converted")
-        return ctranslate2.Translator(
-            f"{folder}/converted", device=device.type, compute_type=compute_type, intra_threads=torch.get_num_threads()
-        )
+        converter.submit(_convert, folder).result()
+        process.submit(_load, f"{folder}/converted", device.type, compute_type, torch.get_num_threads()).result()
+    return process
 
 
-def run(peer: Any, built: Translation, source: torch.Tensor, *, beam: int, length: int) -> Callable[[], None]:
+def run(
+    peer: ProcessPoolExecutor, built: "Translation", source: "torch.Tensor", *, beam: int, length: int
+) -> Callable[[], None]:
     """Beam search over ``source`` (sentences, length) that writes ``length`` words a sentence."""
     words = built.task.source_dictionary
     sentences = [[words[word] for word in line[:-1]] for line in source.tolist()]  # it adds the end itself
 
     def translate() -> None:
-        found = peer.translate_batch(
-            sentences, beam_size=beam, min_decoding_length=length, max_decoding_length=length, max_batch_size=0
-        )
-        for result in found:
-            if len(result.hypotheses[0]) != length:
-                raise RuntimeError(f"CTranslate2 wrote {len(result.hypotheses[0])} words, not {length}")
+        for written in peer.submit(_translate, sentences, beam, length).result():
+            if written != length:
+                raise RuntimeError(f"CTranslate2 wrote {written} words, not {length}")
 
     return translate
+
+
+def _supported(device: str) -> set[str]:
+    import ctranslate2
+
+    return set(ctranslate2.get_supported_compute_types(device))
+
+
+def _convert(folder: str) -> None:
+    from ctranslate2.converters import FairseqConverter
+
+    # the file is our own of a moment ago
+    converter = FairseqConverter(f"{folder}/model.pt", folder, "src", "tgt", unsafe_deserialization=True)
+    converter.convert(f"{folder}/converted")
+
+
+def _load(folder: str, device: str, compute_type: str, threads: int) -> None:
+    import ctranslate2
+
+    global _loaded
+    _loaded = ctranslate2.Translator(folder, device=device, compute_type=compute_type, intra_threads=threads)
+
+
+def _translate(sentences: list[list[str]], beam: int, length: int) -> list[int]:
+    found = _loaded.translate_batch(
+        sentences, beam_size=beam, min_decoding_length=length, max_decoding_length=length, max_batch_size=0
+    )
+    return [len(result.hypotheses[0]) for result in found]
