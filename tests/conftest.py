@@ -79,6 +79,16 @@ def loggers_as_new() -> None:
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True)
+def environment_as_new() -> Iterator[None]:
+    """Undo what commands and libraries do to the environment of this process, which elsewhere is theirs alone."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def forking_python() -> Iterator[str]:
     with executable() as path:

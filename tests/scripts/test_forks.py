@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forks import executable
 
 SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), sys.path[0], sys.stdin.name, sys.stdin.read()); "
 
@@ -19,6 +22,13 @@ ADDED = {
     "TORCHINDUCTOR_CACHE_DIR": "/nowhere",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
+
+
+@pytest.fixture(scope="module")
+def forking_python() -> Iterator[str]:
+    """A server of this module's own, begun with the environment of its tests."""
+    with executable() as path:
+        yield path
 
 
 @pytest.mark.parametrize(
