@@ -66,7 +66,9 @@ class BlockStep:
             *(attention.q_proj, attention.out_proj, norms[1]),
             *(ffn.fc1, ffn.fc2, norms[2]),
         ]
-        packed = [packed_weight(module) for module in in_order if isinstance(module, nn.Linear)]
+        packed: list[Tensor | None] = [None]
+        if ops.takes("bf16_linear", x):  # the precision may have been changed since the weights were packed
+            packed = [packed_weight(module) for module in in_order if isinstance(module, nn.Linear)]
         step = cls(
             conv,
             attention,

@@ -157,6 +157,10 @@ def test_packed_for_products_in_bfloat16_many_rows_run_at_once(conv, calls, monk
 
         at_once = outputs()
         assert calls == [70] * 2
+        ops.set_precision("fp32")
+        outputs()  # packed as it is, in float32, where so many rows run part by part
+        assert calls == [70] * 2
+        ops.set_precision("bf16")
         monkeypatch.setattr(block_step.BlockStep, "of", lambda *_: None)
         assert_close(at_once, outputs())
         assert calls == [70] * 2
