@@ -1,11 +1,12 @@
 """Run a comparison from its suite file, and write its page.
 
-The trials come first, then the runs in the order of the file, each by scripts.reproduce, which passes over what is done
-and goes on where it was interrupted: the same command again goes on. A training that diverges is a result, and is not
-tried again. At the end generation is timed (scripts.suite.speed) and the page is written from the records; --page-only
-writes it from what there is.
+The runs come in the order of the file, each after the trials that choose its values, by scripts.reproduce, which passes
+over what is done and goes on where it was interrupted: the same command again goes on. A training that diverges is a
+result, and is not tried again. At the end generation is timed (scripts.suite.speed) and the page is written from the
+records; --page-only writes it from what there is.
 
---sweep runs the trials, then the runs, by Snakemake, on several GPUs or a cluster (scripts/sweep/Snakefile):
+--sweep runs them by Snakemake, several at a time, on processors, GPUs or a cluster (scripts/sweep/Snakefile):
+  OMP_NUM_THREADS=1 ... --devices 1 --sweep "snakemake --cores 2"
   --sweep "snakemake --cores all --resources gpu=8"      --sweep "snakemake --executor slurm --jobs 20"
 """
 
@@ -43,10 +44,11 @@ def run_here(jobs: Sequence[Job], options: Sequence[str]) -> None:
                 raise KeyboardInterrupt
 
 
-def run_by_snakemake(jobs: Sequence[Job], sweep: str, options: Sequence[str]) -> None:
+def run_by_snakemake(jobs: Sequence[Job], sweep: str, raw: Path | None, devices: int | None) -> None:
     """Run jobs of one kind by the rules of scripts/sweep."""
     settings = {"configs": " ".join(str(job.config.path) for job in jobs), "work": jobs[0].work, "to": jobs[0].last}
-    given = [f"{key}={value}" for key, value in (settings | {"options": shlex.join(options)}).items()]
+    settings |= {key: value for key, value in (("raw", raw), ("gpus_per_seed", devices)) if value is not None}
+    given = [f"{key}={value}" for key, value in settings.items()]
     with child([*shlex.split(sweep), "--keep-going", "-s", str(SNAKEFILE), "--config", *given]) as process:
         process.wait()
 
@@ -106,13 +108,17 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
 
     def all_of(jobs: Sequence[Job]) -> list[str]:
         if (to_do := [job for job in jobs if not job.diverged]) and arguments.sweep:
-            run_by_snakemake(to_do, arguments.sweep, options)
+            run_by_snakemake(to_do, arguments.sweep, arguments.raw, arguments.devices)
         else:
             run_here(to_do, options)
         return [job.name for job in jobs if not job.done]
 
-    failed = all_of([job for job, _ in trial_jobs(suite, work)])
-    failed += all_of([job for _, _, job in run_jobs(suite, work) if job])
+    failed, tried = [], set[str]()
+    for runs in suite.runs:
+        first = (suite.trials.of(runs.models) if suite.trials else set()) - tried
+        failed += all_of([job for job, _ in trial_jobs(suite, work) if job.model in first])
+        failed += all_of([job for _, _, job in run_jobs(suite, work, [runs]) if job])
+        tried |= first
     for dataset in suite.datasets:
         command = [*python_module("scripts.suite.speed"), str(suite.file), "--work", str(work), "--dataset", dataset]
         with child(command) as process:

@@ -17,7 +17,7 @@ Each trial and each run gets a whole configuration in DIR/configs, which scripts
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ class Trials:
     seed: int = 1
     train: dict[str, Any] = field(default_factory=dict)
     like: dict[str, str] = field(default_factory=dict)
+
+    def of(self, models: Sequence[str]) -> set[str]:
+        """The models whose trials choose the values of these."""
+        return {self.like.get(model, model) for model in models}
 
     def combinations(self) -> list[dict[str, Any]]:
         """Every choice of one value for each key."""
@@ -201,12 +205,12 @@ def chosen(suite: Suite, work: Path) -> dict[str, dict[str, Any]]:
     return best | {model: best[other] for model, other in like.items() if other in best}
 
 
-def run_jobs(suite: Suite, work: Path) -> Iterator[tuple[str, str, Job | None]]:
-    """Yield dataset, model and job of every run; no job where its trials have still to end."""
+def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tuple[str, str, Job | None]]:
+    """Yield dataset, model and job of every run, or of ``some``; no job where its trials have still to end."""
     values = chosen(suite, work)
     trials = suite.trials
     waiting = {*trials.models, *trials.like} - values.keys() if trials else set()
-    for runs in suite.runs:
+    for runs in some or suite.runs:
         for model in runs.models:
             if model in waiting:
                 yield runs.dataset, model, None

@@ -18,9 +18,13 @@ from tests.scripts.stand_in import CHECKOUT, CONFIG, FACTS, Place
 SUITE = {
     "about": "toy",
     "baseline": "one",
-    "trials": {"dataset": "toy", "models": ["one"], "grid": {"lr": [3, 2]}, "like": {"two": "one"}},
-    "runs": [{"dataset": "toy", "models": ["one", "two"], "seeds": [1]}],
+    "trials": {"dataset": "toy", "models": ["one", "three"], "grid": {"lr": [3, 2]}, "like": {"two": "one"}},
+    "runs": [
+        {"dataset": "toy", "models": ["one", "two"], "seeds": [1]},
+        {"dataset": "toy", "models": ["three"], "seeds": [1]},
+    ],
 }
+TRIALS, LATER = ([f"trial-{name}-lr{lr}:seed1:{lr}" for lr in (3, 2)] for name in ("one", "three"))
 # A training whose loss is its learning rate's distance from 2. With WILD at least, it diverges; with BROKEN, it fails.
 TRAIN = """
 import os, sys
@@ -55,30 +59,43 @@ def suite(place):
     shutil.copytree(CHECKOUT / "scripts" / "suite", folder / "scripts" / "suite")
     for name, text in (("train", TRAIN), ("suite/page", PAGE), ("suite/speed", SPEED)):
         (folder / "scripts" / f"{name}.py").write_text(text)
-    for name in ("one", "two"):
+    for name in ("one", "two", "three"):
         (folder / f"{name}.yaml").write_text(CONFIG.replace("arch: a", "arch: a, lr: 7"))
     (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE))
     return place
 
 
-def run(place: Place, **environment: str) -> tuple[int, str, list[str]]:
+def run(place: Place, *options: str, **environment: str) -> tuple[int, str, list[str]]:
     place.ran_file.write_text("")
     environment |= {"RAN": str(place.ran_file), "FACTS": json.dumps(FACTS), "PYTHONPATH": str(place.folder)}
     command = [sys.executable, "-P", "-m", "scripts.suite", str(place.folder / "suite.yaml"), "--work"]
-    command.append(str(place.folder / "work"))
+    command += [str(place.folder / "work"), *options]
     done = subprocess.run(command, env=os.environ | environment, cwd="/", capture_output=True, text=True, timeout=300)
     trained = re.findall(r"^(?:\S+:seed.*|speed of .*)$", place.ran_file.read_text(), re.MULTILINE)
     return done.returncode, done.stderr, trained
 
 
 @pytest.mark.usefixtures("forks")
-def test_trials_go_before_runs_a_failure_stops_no_other_and_nothing_runs_twice(suite):
+def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_twice(suite):
     status, said, ran = run(suite, WILD="3", BROKEN="two")
-    trials = [f"trial-one-lr{lr}:seed1:{lr}" for lr in (3, 2)]
-    assert (status, ran) == (1, [*trials, "one:seed1:2", "two:seed1:2", "speed of toy"])
+    runs = ["one:seed1:2", "two:seed1:2"]
+    assert (status, ran) == (1, [*TRIALS, *runs, *LATER, "three:seed1:2", "speed of toy"])
     assert "error: failed: toy/two; each has said why above" in said
     status, said, ran = run(suite)
     assert (status, ran) == (0, ["two:seed1:2", "speed of toy"]), said  # what diverged is not tried again
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_the_same_from_raw_text_that_is_there(suite):
+    raw = suite.folder / "raw"
+    raw.mkdir()
+    (raw / "text").write_text("raw\n")
+    shutil.copytree(CHECKOUT / "scripts" / "sweep", suite.folder / "scripts" / "sweep", dirs_exist_ok=True)
+    sweep = f"{sys.executable} -m snakemake --cores 2 --quiet all"
+    status, said, ran = run(suite, "--raw", str(raw), "--devices", "1", "--sweep", sweep)
+    assert (status, ran[-1]) == (0, "speed of toy"), said
+    assert sorted(ran[:4]) == sorted([*TRIALS, "one:seed1:2", "two:seed1:2"])
+    assert sorted(ran[4:-1]) == sorted([*LATER, "three:seed1:2"])
 
 
 class Clock:
