@@ -11,10 +11,10 @@ from lightconv_plugin.modules.plain import is_plain
 _PACKED = "_lightconv_packed"  # the attribute of a layer
 
 
-def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
-    """A linear map with Glorot-uniform weights and bias 0."""
+def linear(in_features: int, out_features: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
+    """A linear map with Glorot-uniform weights, times ``gain``, and bias 0."""
     layer = nn.Linear(in_features, out_features, bias)
-    nn.init.xavier_uniform_(layer.weight)
+    nn.init.xavier_uniform_(layer.weight, gain)
     if bias:
         nn.init.zeros_(layer.bias)
     return layer

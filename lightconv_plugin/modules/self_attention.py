@@ -27,9 +27,10 @@ class SelfAttention(InputWindow):
         super().__init__(window, causal=causal)
         self.heads = heads
         self.dropout = Dropout(dropout, self)
-        self.q_proj = linear(embed_dim, embed_dim)
-        self.k_proj = linear(embed_dim, embed_dim)
-        self.v_proj = linear(embed_dim, embed_dim)
+        # fairseq's start: that of one matrix with 3 * C outputs, as they were when the paper was written
+        self.q_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
+        self.k_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
+        self.v_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
         self.out_proj = linear(embed_dim, embed_dim)
 
     def forward(

@@ -1,8 +1,8 @@
 """The mixers beside LightConv and DynamicConv, each against its definition written out anew."""
 
-import fairseq.modules
 import pytest
 import torch
+from fairseq.modules import MultiheadAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +80,7 @@ def test_standard_conv_is_a_sum_over_taps_and_channels(window, causal):
 )
 def test_self_attention_is_fairseq_s_with_the_window_as_a_mask(window, causal):
     module = build("local_attention", window, causal=causal)
-    theirs = fairseq.modules.MultiheadAttention(C, HEADS, self_attention=True).double().eval()
+    theirs = MultiheadAttention(C, HEADS, self_attention=True).double().eval()
     theirs.load_state_dict(module.state_dict(), strict=True)
     x = inputs(7)
     expected, _ = theirs(x, x, x, attn_mask=~visible(7, window, causal), need_weights=False)
@@ -89,7 +89,7 @@ def test_self_attention_is_fairseq_s_with_the_window_as_a_mask(window, causal):
 
 def test_self_attention_with_padding_is_fairseq_s():
     module = build("attention", causal=False)
-    theirs = fairseq.modules.MultiheadAttention(C, HEADS, self_attention=True).double().eval()
+    theirs = MultiheadAttention(C, HEADS, self_attention=True).double().eval()
     theirs.load_state_dict(module.state_dict())
     x, mask = inputs(7), padding(7, (7, 4, 2), "left")
     expected, _ = theirs(x, x, x, key_padding_mask=mask, need_weights=False)
@@ -282,6 +282,14 @@ def test_attention_weights_are_dropped_in_training_only():
     assert not torch.equal(module(x), module(x))
     module.eval()
     assert torch.equal(module(x), module(x))
+
+
+def test_attention_starts_with_weights_as_large_as_fairseqs():
+    ours = SelfAttention(256, 4, window=None, causal=True)
+    theirs = dict(MultiheadAttention(256, 4, self_attention=True).named_parameters())
+    for name, parameter in ours.named_parameters():
+        if name.endswith("weight"):
+            assert parameter.std().item() == pytest.approx(theirs[name].std().item(), rel=0.02), name
 
 
 def test_long_averages_in_half_precision_are_exact_to_its_precision():
