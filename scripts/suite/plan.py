@@ -7,7 +7,8 @@
                        gives the values that the model is trained with in all runs
     {dataset: NAME, models: [MODEL, ...], seed: N, train: {...}, grid: {lr: [...], ...}, like: {MODEL: MODEL}}
                        `train` goes over the configurations' own; `like` gives a model the values found for another
-  runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...]}, ...]   in this order
+  runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...], grid: {...}}, ...]   in this order
+                       with a `grid`, each model is trained with every combination of it, under a name that says which
   claims: [{says: text, model: MODEL, than: MODEL, at_least: X, of: score, datasets: [NAME, ...]}, ...]
                        the model's figure minus the other's is at least X; of: score (sacreBLEU, ROUGE-1 or minus the
                        perplexity), speed (ratios, at the longest sentences) or growth (that ratio over the one at the
@@ -37,6 +38,14 @@ from scripts.tables.measured import diverged_after, read_record
 QUANTITIES = ("score", "speed", "growth")
 
 
+def _combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _named(model: str, choice: Mapping[str, Any]) -> str:
+    return "-".join([Path(model).name, *(f"{key}{value}" for key, value in choice.items())])
+
+
 @dataclass(frozen=True)
 class Trials:
     """Trainings that choose the values of ``grid`` for each model."""
@@ -54,7 +63,7 @@ class Trials:
 
     def combinations(self) -> list[dict[str, Any]]:
         """Every choice of one value for each key."""
-        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        return _combinations(self.grid)
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class Runs:
     dataset: str
     models: tuple[str, ...]
     seeds: tuple[int, ...]
+    grid: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,10 +123,12 @@ def read_suite(path: Path) -> Suite:
     named = [suite.baseline, *(name for claim in suite.claims for name in (claim.model, claim.than))]
     if trials:
         named += [*trials.models, *trials.like, *trials.like.values()]
-        for key, values in trials.grid.items():
-            require(path, isinstance(values, list) and values, f"trials.grid.{key}", values, "a list of values")
         for model, other in trials.like.items():
             require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
+    grids = [("trials.grid", trials.grid)] if trials else []
+    for where, grid in [*grids, *(("runs.grid", runs.grid) for runs in suite.runs)]:
+        for key, values in grid.items():
+            require(path, isinstance(values, list) and values, f"{where}.{key}", values, "a list of values")
     for name in named:
         require(path, name in known, "models", name, f"a model of `runs`: {', '.join(sorted(known))}")
     for claim in suite.claims:
@@ -185,7 +197,7 @@ def trial_jobs(suite: Suite, work: Path) -> list[tuple[Job, dict[str, Any]]]:
     found = []
     for model in trials.models:
         for choice in trials.combinations():
-            name = "-".join(["trial", Path(model).name, *(f"{key}{value}" for key, value in choice.items())])
+            name = f"trial-{_named(model, choice)}"
             over = {"train": trials.train | choice, "average": None, "tune": None, "speed": None}
             config = _config(suite, work, model, trials.dataset, (trials.seed,), over, name)
             found.append((Job(config, model, work, "train"), choice))
@@ -211,13 +223,14 @@ def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tu
     trials = suite.trials
     waiting = {*trials.models, *trials.like} - values.keys() if trials else set()
     for runs in some or suite.runs:
-        for model in runs.models:
+        for model, choice in itertools.product(runs.models, _combinations(runs.grid)):
+            name = _named(model, choice) if choice else model
             if model in waiting:
-                yield runs.dataset, model, None
+                yield runs.dataset, name, None
                 continue
-            over = {"train": values.get(model, {})}
-            config = _config(suite, work, model, runs.dataset, runs.seeds, over, Path(model).name)
-            yield runs.dataset, model, Job(config, model, work)
+            over = {"train": values.get(model, {}) | choice}
+            config = _config(suite, work, model, runs.dataset, runs.seeds, over, Path(name).name)
+            yield runs.dataset, name, Job(config, model, work)
 
 
 def _config(

@@ -21,9 +21,10 @@ SUITE = {
     "trials": {"dataset": "toy", "models": ["one", "three"], "grid": {"lr": [3, 2]}, "like": {"two": "one"}},
     "runs": [
         {"dataset": "toy", "models": ["one", "two"], "seeds": [1]},
-        {"dataset": "toy", "models": ["three"], "seeds": [1]},
+        {"dataset": "toy", "models": ["three"], "seeds": [1], "grid": {"clip-norm": [0, 1]}},
     ],
 }
+THREE = ["three-clip-norm0:seed1:2", "three-clip-norm1:seed1:2"]
 TRIALS, LATER = ([f"trial-{name}-lr{lr}:seed1:{lr}" for lr in (3, 2)] for name in ("one", "three"))
 # A training whose loss is its learning rate's distance from 2. With WILD at least, it diverges; with BROKEN, it fails.
 TRAIN = """
@@ -79,7 +80,7 @@ def run(place: Place, *options: str, **environment: str) -> tuple[int, str, list
 def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_twice(suite):
     status, said, ran = run(suite, WILD="3", BROKEN="two")
     runs = ["one:seed1:2", "two:seed1:2"]
-    assert (status, ran) == (1, [*TRIALS, *runs, *LATER, "three:seed1:2", "speed of toy"])
+    assert (status, ran) == (1, [*TRIALS, *runs, *LATER, *THREE, "speed of toy"])
     assert "error: failed: toy/two; each has said why above" in said
     status, said, ran = run(suite)
     assert (status, ran) == (0, ["two:seed1:2", "speed of toy"]), said  # what diverged is not tried again
@@ -95,7 +96,7 @@ def test_a_sweep_runs_the_same_from_raw_text_that_is_there(suite):
     status, said, ran = run(suite, "--raw", str(raw), "--devices", "1", "--sweep", sweep)
     assert (status, ran[-1]) == (0, "speed of toy"), said
     assert sorted(ran[:4]) == sorted([*TRIALS, "one:seed1:2", "two:seed1:2"])
-    assert sorted(ran[4:-1]) == sorted([*LATER, "three:seed1:2"])
+    assert sorted(ran[4:-1]) == sorted([*LATER, *THREE])
 
 
 class Clock:
