@@ -31,6 +31,7 @@ from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.layout import RESERVED
 
 _SAMPLE = 100_000  # pairs that are looked at closely; all are counted
+_BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
 _SCRIPTS = {
     **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
     **dict.fromkeys(("be", "bg", "mk", "ru", "uk"), ("CYRILLIC",)),
@@ -131,8 +132,8 @@ def choose(sides: tuple[Side, Side], *, gpu: bool) -> Choices:
     held_out = (2, 3) if pairs < 200_000 else (1, 1)
     small = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
     tokens = sum(sides[1].words) / max(1, len(sides[1].words)) * 1.4 * pairs
-    passes = 30 if gpu else 5
-    updates = int(min(max(passes * tokens / (4000 if gpu else 2048), 300), 100_000 if gpu else 20_000))
+    passes, most = _BUDGET[gpu]
+    updates = int(min(max(passes * tokens / (4000 if gpu else 2048), 300), most))
     return Choices(
         units,
         max(2.5, math.ceil(2.5 * ratio) / 2),
@@ -178,6 +179,7 @@ binarise:
 
 def config_text(name: str, chosen: Choices) -> str:
     """Return the configuration's YAML."""
+    passes, most = _BUDGET[chosen.gpu]
     if chosen.gpu:
         base, more = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n"
         why = "the paper's recipe for IWSLT'14, on one GPU or more"
@@ -195,7 +197,7 @@ dataset: {name}
 seeds: [1]
 train:
   arch: {chosen.arch}
-  max-update: {chosen.updates}  # some {30 if chosen.gpu else 5} passes over the text, within reason; more is better
+  max-update: {chosen.updates}  # some {passes} passes over the text, from 300 to {most:,} updates; more is better
   dropout: {0.3 if chosen.gpu else 0.1}
 {more}generate:
   post-process: sentencepiece

@@ -15,7 +15,7 @@ from scripts.reproduce.layout import seed_root
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.suite import archive, overlap, speed
-from scripts.suite.plan import Suite, chosen, trial_jobs
+from scripts.suite.plan import Suite, chosen, combinations, trial_jobs
 from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, Model, collect, findings, overall
 from scripts.tables.measured import lookup
 from scripts.tables.records import EMPTY, spread
@@ -192,7 +192,7 @@ def trials(suite: Suite, work: Path) -> list[str]:
     """The table of the trials: the least loss on validation of each."""
     if suite.trials is None:
         return []
-    choices = suite.trials.combinations()
+    choices = combinations(suite.trials.grid)
     best = chosen(suite, work)
     losses: dict[str, list[str]] = {}
     for job, choice in trial_jobs(suite, work):

@@ -38,7 +38,8 @@ from scripts.tables.measured import diverged_after, read_record
 QUANTITIES = ("score", "speed", "growth")
 
 
-def _combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
+def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every choice of one value for each key."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -60,10 +61,6 @@ class Trials:
     def of(self, models: Sequence[str]) -> set[str]:
         """The models whose trials choose the values of these."""
         return {self.like.get(model, model) for model in models}
-
-    def combinations(self) -> list[dict[str, Any]]:
-        """Every choice of one value for each key."""
-        return _combinations(self.grid)
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ def trial_jobs(suite: Suite, work: Path) -> list[tuple[Job, dict[str, Any]]]:
         return []
     found = []
     for model in trials.models:
-        for choice in trials.combinations():
+        for choice in combinations(trials.grid):
             name = f"trial-{_named(model, choice)}"
             over = {"train": trials.train | choice, "average": None, "tune": None, "speed": None}
             config = _config(suite, work, model, trials.dataset, (trials.seed,), over, name)
@@ -223,7 +220,7 @@ def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tu
     trials = suite.trials
     waiting = {*trials.models, *trials.like} - values.keys() if trials else set()
     for runs in some or suite.runs:
-        for model, choice in itertools.product(runs.models, _combinations(runs.grid)):
+        for model, choice in itertools.product(runs.models, combinations(runs.grid)):
             name = _named(model, choice) if choice else model
             if model in waiting:
                 yield runs.dataset, name, None

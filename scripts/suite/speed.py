@@ -2,7 +2,8 @@
 
 The test set's lines are put into groups by their tokens; from each the same lines go through every model in one batch,
 beam and length penalty being the same for all, the models one after another in each round. The first round is not
-counted. The result stands in DIR/<dataset>/speed.json, and is kept while the models are the same.
+counted. Of a model's seeds the first that has its scores is timed. The result stands in DIR/<dataset>/speed.json, and
+is kept while the models are the same.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from scripts.common.process import interruptible
 from scripts.fairseq_io.trained import find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.stamp import read_stamp
-from scripts.suite.plan import Job, read_suite, run_jobs
+from scripts.reproduce.layout import seed_root
+from scripts.suite.plan import read_suite, run_jobs
 
 NAME = "speed.json"
 LENGTHS = (1, 17, 33, 65)
@@ -64,21 +66,20 @@ def main() -> None:
     arguments = parser.parse_args()
     interruptible()
     dataset, root = load_dataset(arguments.dataset), arguments.work / arguments.dataset
-    jobs: list[Job] = [
-        job
+    models = {
+        job.config.name: seed_root(job.folder, job.scored[0])
         for name, _, job in run_jobs(read_suite(arguments.suite), arguments.work)
-        if job and name == arguments.dataset and job.done and not job.diverged
-    ]
-    if dataset.target is None or not jobs:
+        if job and name == arguments.dataset and job.scored
+    }
+    if dataset.target is None or not models:
         return
-    stamps = {job.config.name: read_stamp(job.folder / "selection") for job in jobs}
+    stamps = {name: read_stamp(folder / "scores") for name, folder in models.items()}
     made_from = {"settings": SETTINGS, **{name: stamp.id for name, stamp in stamps.items() if stamp}}
     path = root / NAME
     if path.exists() and read_json(path)["made_from"] == made_from:
         print(f"= speed of {arguments.dataset}: nothing has changed, skipped", flush=True)
         return
     lines = read_lines(root / "prepared" / f"test.{dataset.source}")
-    models = {job.config.name: job.folder for job in jobs}
     found = measure(models, lines, (dataset.source, dataset.target))
     write_json(path, {**found, "settings": SETTINGS, "made_from": made_from})
 
