@@ -224,9 +224,13 @@ def _judge_speed(claim: Claim, dataset: Dataset, model: str, than: str) -> Findi
 
 
 def findings(claim: Claim, datasets: Sequence[Dataset]) -> list[Finding]:
-    """Judge a claim on each dataset that it names, or on all translations."""
-    named = claim.datasets
-    return [judge(claim, each) for each in datasets if (each.name in named if named else each.kind == "bleu")]
+    """Judge a claim on each dataset that it names, or on all translations, if the suite has both models there."""
+    named, both = claim.datasets, {Path(claim.model).name, Path(claim.than).name}
+    return [
+        judge(claim, each)
+        for each in datasets
+        if (each.name in named if named else each.kind == "bleu") and both <= {name for name, _ in each.jobs}
+    ]
 
 
 def overall(found: Sequence[Finding]) -> str:
