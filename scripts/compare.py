@@ -33,7 +33,8 @@ class Run:
 
     def logs(self) -> dict[int, TrainLog]:
         """The training logs of its seeds that have losses, by seed."""
-        paths = {int(path.parts[-3][4:]): path for path in self.folder.glob("seed[0-9]*/checkpoints/train.log")}
+        found = self.folder.glob("seed[0-9]*/checkpoints/train.log")
+        paths = {int(seed): path for path in found if (seed := path.parts[-3][4:]).isdecimal()}
         logs = {seed: read_log_file(paths[seed]) for seed in sorted(paths)}
         return {seed: log for seed, log in logs.items() if log.train_loss or log.valid_loss}
 

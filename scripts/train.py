@@ -34,6 +34,7 @@ from scripts.fairseq_io.precision import CHOSEN_HERE, Taken, check_precision, ta
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
+from scripts.pipeline.stamp import fingerprint
 
 STARTED = "started.json"
 TAKEN = "taken"  # in it, beside what the checkpoints were made from: the precision
@@ -192,10 +193,11 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     """Train in the folder ``out``, as the first of the machines that take part."""
     out.parent.mkdir(parents=True, exist_ok=True)
     identity = config.training(seed) | {"data": digest_data(data)}
+    batch = batch_per_device(config.batch, devices.total)["max-tokens"] if config.batch else 1
     for said in (
         prepare_folder(out, identity),
         checkpoints.repair_last(out),
-        checkpoints.move_position(out, devices.total),
+        checkpoints.move_position(out, devices.total, batch),
         (taken := take_recorded(config, out, devices)).reason,
     ):
         if said:
@@ -212,7 +214,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         run_training(command, log, reporter, out, append=going_on)
     except UserError as error:
         if isinstance(error, Diverged):
-            write_json(out / DIVERGED, {"update": reporter.update})
+            write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(config.training(seed))})
         raise
     reporter.status.close()
     facts = summary(out, config.train) | {"devices": str(devices), "command": command}

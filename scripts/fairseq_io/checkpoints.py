@@ -16,7 +16,8 @@ from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, write_json
 
-DEVICES = "devices.json"  # beside the checkpoints: how many processes their positions in the text are for
+DEVICES = "devices.json"  # beside the checkpoints: how many processes, and tokens a step, their positions are for
+STEP = "lightconv_tokens_a_step"  # in a checkpoint whose position was moved: the tokens a step that it is for
 PATTERNS = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 
 
@@ -134,30 +135,38 @@ def repair_last(folder: Path) -> str | None:
     return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"
 
 
-def move_position(folder: Path, devices: int) -> str | None:
-    """Make fairseq go on at the same place of the text where it is now shared out over another number of devices.
+def move_position(folder: Path, devices: int, batch: int = 1) -> str | None:
+    """Make fairseq go on at the same place of the text where a step takes another part of it than before.
 
     fairseq counts the batches of an epoch that each process has had, and takes the count as it stands for any number of
-    processes: it would repeat or leave out text, or fail. How many processes there were is noted beside the checkpoint.
+    processes and any size of a batch: it would repeat or leave out text, or fail. The number and the size are noted
+    beside the checkpoint.
+
+    Args:
+        devices: how many processes there are.
+        batch: the most tokens of a batch of each, where the devices decide on it.
 
     Returns:
         what was done, as a sentence, or None if there was nothing to do.
     """
     import torch
 
-    last, noted = folder / "checkpoint_last.pt", folder / DEVICES
-    before = read_json(noted)["devices"] if noted.exists() else devices
-    if not last.exists() or before == devices:
-        write_json(noted, {"devices": devices})
-        return None
-    state = load(last)
-    extra = state.setdefault("extra_state", {})
-    before = extra.get(DEVICES, before)  # a kill may have come between the two writes below
-    place = extra.get("train_iterator") or {}
-    if place.get("iterations_in_epoch") and before != devices:
-        place["iterations_in_epoch"] = place["iterations_in_epoch"] * before // devices
-        extra[DEVICES] = devices
-        with atomic_file(last, "wb") as f:
-            torch.save(state, f)
-    write_json(noted, {"devices": devices})
-    return f"going on with {devices} processes in place of {before}, at the same place of the text"
+    last, note, now = folder / "checkpoint_last.pt", folder / DEVICES, devices * batch
+    old = read_json(note) if note.exists() else {"devices": devices, "tokens": now}
+    before = old.get("tokens", old["devices"] * batch)  # earlier notes have the devices alone
+    said = None
+    if last.exists() and before != now:
+        state = load(last)
+        extra = state.setdefault("extra_state", {})
+        before = extra.get(STEP, before)  # a kill may have come between the two writes below
+        place = extra.get("train_iterator") or {}
+        if place.get("iterations_in_epoch") and before != now:
+            place["iterations_in_epoch"] = place["iterations_in_epoch"] * before // now
+            extra[STEP] = now
+            with atomic_file(last, "wb") as f:
+                torch.save(state, f)
+        said = f"going on with {devices} processes in place of {old['devices']}, at the same place of the text"
+        if devices == old["devices"]:
+            said = f"going on with batches of {batch:,} tokens in place of {before // devices:,}, at the same place"
+    write_json(note, {"devices": devices, "tokens": now})
+    return said

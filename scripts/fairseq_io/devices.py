@@ -106,7 +106,7 @@ def reserve_gpus(count: int | None) -> Iterator[None]:
     with ExitStack() as locks:
         for name in names:
             if len(taken) < count:
-                lock = Path(tempfile.gettempdir()) / f"lightconv-gpu-{name}.lock"
+                lock = Path(tempfile.gettempdir()) / f"lightconv-gpu-{os.getuid()}-{name}.lock"
                 try:
                     locks.enter_context(file_lock(lock, at_work=f"on GPU {name}", patience=0))
                 except UserError:

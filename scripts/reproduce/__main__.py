@@ -75,7 +75,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
                 try:
                     run.run(run.chosen(set(names) & set(SEED_STAGES), [seed]))
                 finally:  # what was done counts, whatever failed after it
-                    write_record(run, seeds)
+                    write_record(run, seeds, names)
         with folder_lock(run.model_root):
             finish(run, names, seeds)
 
@@ -88,7 +88,7 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
         print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(map(str, others))}", flush=True)
         keys = []
     if run.run(keys) or not run.record.exists():
-        write_record(run, seeds)
+        write_record(run, seeds, names)
     if names[-1] != "table":
         return
     done = run.completed()
@@ -110,21 +110,26 @@ def warn_about_older(run: Run, names: list[str], seeds: list[int]) -> None:
             print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
 
 
-def write_record(run: Run, seeds: list[int]) -> None:
-    """Write the run record from what the completed stages left behind; of seeds other than these, if nothing in their
-    settings has changed since.
+def write_record(run: Run, seeds: list[int], names: list[str]) -> None:
+    """Write the run record from what the completed stages left behind, as far as the configuration is still theirs.
+
+    Stages before the first of ``names`` are taken as they are; seeds other than these only where they are done whole.
     """
     old = run.seeds_to_do(set(run.config.seeds) - set(seeds))
-    done = {key: stamp for key, stamp in run.completed().items() if run.stages[key].seed not in old}
+    outdated = run.outdated(names)
+    done = {
+        key: stamp for key, stamp in run.completed().items() if key not in outdated and run.stages[key].seed not in old
+    }
     stages = {
         key: {"seconds": stamp.seconds, "finished": stamp.finished, "git": stamp.git, "fingerprint": stamp.fingerprint}
         for key, stamp in done.items()
     }
     facts = {}
     for seed in run.config.seeds:
-        names = {run.stages[key].name for key in done if run.stages[key].seed == seed}
-        if names or (seed not in old and run.chosen(SEED_STAGES, [seed])):
-            facts[seed] = seed_facts(seed_root(run.model_root, seed), names)
+        of_seed = {run.stages[key].name for key in done if run.stages[key].seed == seed}
+        found = seed_facts(seed_root(run.model_root, seed), of_seed, run.config.training(seed))
+        if run.chosen(SEED_STAGES, [seed]) and any(found.values()):
+            facts[seed] = found
     speed = read_json(run.stages["speed"].folder / "speed.json") if "speed" in done else None
     write_json(run.record, build_record(run.config, facts, speed, stages))
 

@@ -89,6 +89,17 @@ class Run(Pipeline):
             if stage.name in wanted and (stage.seed is None if seeds is None else stage.seed in of)
         ]
 
+    def outdated(self, names: Iterable[str]) -> set[str]:
+        """Return the keys of the stages that are not as the configuration is now, or build on one that is not.
+
+        Stages before the first of these names are taken as they are.
+        """
+        first, found = min(map(NAMES.index, names)), set[str]()
+        for key, stage in self.stages.items():
+            if NAMES.index(stage.name) >= first and (self.stale_reason(key) or found.intersection(stage.before)):
+                found.add(key)
+        return found
+
     def seeds_to_do(self, seeds: Iterable[int]) -> list[int]:
         """Return the seeds among these that are not done with all their stages, as the configuration is now."""
         return [seed for seed in seeds if any(map(self.stale_reason, self.chosen(SEED_STAGES, [seed])))]

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.common import CHECKOUT
+from scripts.common import CHECKOUT, ownership
 from scripts.common.errors import INTERRUPTED, UserError, run_command
 from scripts.common.process import child, interruptible, python_module
 from scripts.common.terminal import aligned
@@ -90,8 +90,9 @@ def main() -> None:
     if arguments.dry_run:
         print("\n".join(overview(suite, work)))
         return
-    failed = [] if arguments.page_only else run(suite, work, arguments)
     out = arguments.out or work / "RESULTS.md"
+    ownership.check_writable(out, *([arguments.archive] if arguments.archive else []))
+    failed = [] if arguments.page_only else run(suite, work, arguments)
     page.write(suite, work, out)
     print(f"the page: {out}")
     if arguments.archive:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
+from scripts.common import files
 from scripts.common.files import atomic_file
 from scripts.reproduce.layout import model_file, seed_root
 from scripts.suite import speed
@@ -77,27 +78,26 @@ def members(suite: Suite, work: Path) -> dict[str, Path | bytes]:
 
 def digest(given: Path | bytes) -> str:
     """The SHA-256 of a file, or of the content of one."""
-    if isinstance(given, bytes):
-        return hashlib.sha256(given).hexdigest()
-    with open(given, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    return hashlib.sha256(given).hexdigest() if isinstance(given, bytes) else files.digest([given])
 
 
-def checksums(files: dict[str, Path | bytes]) -> bytes:
+def checksums(found: dict[str, Path | bytes]) -> bytes:
     """The content of SHA256SUMS, for ``sha256sum --check``."""
-    return "".join(f"{digest(given)}  {name}\n" for name, given in files.items()).encode()
+    return "".join(f"{digest(given)}  {name}\n" for name, given in found.items()).encode()
 
 
 def write(suite: Suite, work: Path, page: Path, out: Path) -> None:
-    """Write the archive, the page and SHA256SUMS in front; nothing in it says when or by whom."""
-    files = members(suite, work)
-    first: dict[str, Path | bytes] = {page.name: page, SUMS: checksums(files)}
+    """Write the archive, the page, its pictures and SHA256SUMS in front; nothing in it says when or by whom."""
+    found = members(suite, work)
+    pictures = sorted(page.with_suffix("").glob("*.svg"))
+    first: dict[str, Path | bytes] = {page.name: page, **{f"{page.stem}/{path.name}": path for path in pictures}}
+    first[SUMS] = checksums(found)
     with (
         atomic_file(out, "wb") as f,
         gzip.GzipFile(filename="", mode="wb", fileobj=f, mtime=0, compresslevel=6) as zipped,
         tarfile.TarFile(fileobj=zipped, mode="w") as tar,
     ):
-        for name, given in {**first, **files}.items():
+        for name, given in {**first, **found}.items():
             info = tarfile.TarInfo(f"{out.name.removesuffix('.tar.gz')}/{name}")
             info.size = len(given) if isinstance(given, bytes) else given.stat().st_size
             info.mode = 0o644

@@ -21,6 +21,7 @@ from scripts.tables.measured import lookup
 from scripts.tables.records import EMPTY, spread
 
 HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
+LOWERCASE = ("-lc", "--chrf-lowercase")
 FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
 """The form of a claim's figure, and its unit."""
 
@@ -46,9 +47,10 @@ def introduction(suite: Suite) -> str:
         "from what there is, without running anything.\n\n"
         "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, "
         "with a 95% interval that counts the choice of the test set (paired bootstrap over its sentences) and seeds "
-        "(their deviation; a model of one seed has that of the models of several). p is sacreBLEU's, of the hypotheses "
-        f"of all seeds that the model and {name} share, one after another: it takes the same sentence under several "
-        "seeds for several sentences, and so is too small where there are several. Verdicts go by the intervals."
+        "(their deviation, of all models of several seeds together); of a perplexity, the seeds alone. p is "
+        f"sacreBLEU's, of the hypotheses of all seeds that the model and {name} share, one after another: it takes the "
+        "same sentence under several seeds for several sentences, and so is too small where there are several. "
+        "Verdicts go by the intervals."
     )
 
 
@@ -110,7 +112,7 @@ def scores(dataset: Dataset) -> str:
         if name == baseline or baseline not in dataset.models:
             row += [EMPTY] * 3
         else:
-            found = dataset.compare(name, baseline, keys[0])
+            found = dataset.compare(name, baseline)
             tests = [found.bootstrap, found.randomisation]
             row += [interval(found.difference), *(EMPTY if p is None else f"{p:.4f}" for p in tests)]
         rows.append(row)
@@ -212,8 +214,8 @@ def provenance(datasets: Sequence[Dataset]) -> list[str]:
     """Machines, commits and versions of all runs, each with the number of its runs."""
     records = [model.record for dataset in datasets for model in dataset.models.values()]
     lines = []
-    for title, paths in (("Machine", ["machine"]), ("Versions", ["versions"]), ("Precision", ["precision"])):
-        lines += _counted(title, [_words(lookup(record, path)) for record in records for path in paths])
+    for title in ("Machine", "Versions", "Precision"):
+        lines += _counted(title, [_words(record.get(title.lower())) for record in records])
     stages = [stage for record in records for key, stage in record["stages"].items() if key.startswith("train:")]
     commits = [stage["git"] for stage in stages]
     lines += _counted("Commit of the trainings", [_commit(git) for git in commits])
@@ -243,15 +245,16 @@ def checks(suite: Suite, work: Path, datasets: Sequence[Dataset]) -> list[str]:
         base = dataset.baseline
         if not dataset.measures or dataset.kind != "bleu" or base not in dataset.models:
             continue
+        how = [*HOW, *(LOWERCASE if dataset.lowercase else ())]
         reference = f"{dataset.name}/test.{dataset.target}"
         example = next(iter(dataset.models.values()))
         hypotheses = f"{example.job.name}/seed{example.seeds[0]}/scores/test/hypotheses.detok"
-        commands.append(shlex.join(["sacrebleu", reference, "-i", hypotheses, *HOW]))
-        for name in dataset.models:
-            if name != base:
-                seeds = dataset.compare(name, base, SHOWN[dataset.kind][0]).seeds
+        commands.append(shlex.join(["sacrebleu", reference, "-i", hypotheses, *how]))
+        for name, model in dataset.models.items():
+            if name != base and not set(model.seeds).isdisjoint(dataset.models[base].seeds):
+                seeds = dataset.compare(name, base).seeds
                 texts = [archive.joined(dataset, each, seeds) for each in ("references", base, name)]
-                tests = ["sacrebleu", texts[0], "-i", *texts[1:], *HOW]
+                tests = ["sacrebleu", texts[0], "-i", *texts[1:], *how]
                 commands += [shlex.join([*tests, f"--paired-{kind}"]) for kind in ("bs", "ar")]
     return [
         "## To check it",
@@ -283,18 +286,17 @@ def draw(dataset: Dataset, folder: Path) -> dict[str, Path]:
 def draw_speeds(dataset: Dataset, out: Path) -> None:
     """The score of each model against its sentences a second over all lengths."""
     found: Mapping[str, Any] = dataset.speeds or {}
-    key = SHOWN[dataset.kind][0]
     with open_figure(out, width=7, height=4.5) as figure:
         axes = figure.subplots()
         for number, (name, model) in enumerate(dataset.models.items()):
             if name in found["seconds"]:
                 taken = sum(median(rounds) for rounds in found["seconds"][name].values())
-                values = model.scores(key)
+                values = model.scores(dataset.key)
                 deviation = stdev(values) if len(values) > 1 else 0.0
                 rate = sum(found["lines"].values()) / taken
                 axes.errorbar(rate, fmean(values), yerr=deviation, fmt="o", color=f"C{number % 10}", markersize=5)
                 axes.annotate(name, (rate, fmean(values)), (4, 4), textcoords="offset points", fontsize=7)
         axes.set_xlabel("sentences/s, all lengths together")
-        axes.set_ylabel(NAMES[key])
+        axes.set_ylabel(NAMES[dataset.key])
         axes.grid(alpha=0.3)
         axes.margins(0.15)

@@ -18,6 +18,7 @@ Each trial and each run gets a whole configuration in DIR/configs, which scripts
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,10 @@ class Runs:
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     grid: dict[str, Any] = field(default_factory=dict)
+
+    def each(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield every model with every choice of the grid."""
+        yield from itertools.product(self.models, combinations(self.grid))
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,9 @@ def read_suite(path: Path) -> Suite:
     for where, grid in [*grids, *(("runs.grid", runs.grid) for runs in suite.runs)]:
         for key, values in grid.items():
             require(path, isinstance(values, list) and values, f"{where}.{key}", values, "a list of values")
+    runs_of = Counter(f"{runs.dataset}/{_named(*each)}" for runs in suite.runs for each in runs.each())
+    twice = [name for name, count in runs_of.items() if count > 1]
+    require(path, not twice, "runs", ", ".join(twice), "each model of a dataset once")
     for name in named:
         require(path, name in known, "models", name, f"a model of `runs`: {', '.join(sorted(known))}")
     for claim in suite.claims:
@@ -220,12 +228,12 @@ def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tu
     trials = suite.trials
     waiting = {*trials.models, *trials.like} - values.keys() if trials else set()
     for runs in some or suite.runs:
-        for model, choice in itertools.product(runs.models, combinations(runs.grid)):
+        for model, choice in runs.each():
             name = _named(model, choice) if choice else model
             if model in waiting:
                 yield runs.dataset, name, None
                 continue
-            over = {"train": values.get(model, {}) | choice}
+            over = {"train": values.get(model, {}) | choice, "speed": None}  # scripts.suite.speed times all together
             config = _config(suite, work, model, runs.dataset, runs.seeds, over, Path(name).name)
             yield runs.dataset, name, Job(config, model, work)
 

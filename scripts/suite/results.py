@@ -1,8 +1,8 @@
 """The figures of a suite from the records of its runs: scores, differences from the baseline, speeds, verdicts.
 
 The interval of a difference has two parts, as of independent errors: the test set's, by paired bootstrap, and the
-seeds', by the deviation over them. A model of one seed has the deviation of the models of its dataset that have
-several, taken together.
+seeds', by the deviation over them, of all models of the dataset that have several, taken together. So few seeds tell
+their deviation roughly: the interval is Student's, with Satterthwaite's degrees of freedom.
 """
 
 import math
@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, variance
 from typing import Any
+
+from scipy.stats import t as student
 
 from data_prep.dataset import load_dataset
 from scripts.common.files import read_json, read_lines
@@ -25,7 +27,6 @@ from scripts.suite.plan import Claim, Job, Suite, run_jobs
 
 SHOWN = {"bleu": ("sacrebleu", "chrf"), "rouge": ("rouge1", "rouge2", "rougeL"), "perplexity": ("perplexity",)}
 """The scores of a page by the kind of a dataset's score; claims are about the first of each."""
-NORMAL = 1.96
 HELD, FAILED, UNDECIDED, ABSENT = "held", "did not hold", "cannot be told at this size", "not run"
 
 
@@ -92,12 +93,22 @@ class Dataset:
     jobs: list[tuple[str, Job | None]]
     models: dict[str, Model] = field(default_factory=dict)
     diverged: list[str] = field(default_factory=list)
-    _compared: dict[tuple[str, str, str], Comparison] = field(default_factory=dict)
+    _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The score that models are compared by."""
+        return SHOWN[self.kind][0]
 
     @property
     def target(self) -> str | None:
         """The language of the references."""
         return load_dataset(self.name).target
+
+    @property
+    def lowercase(self) -> bool:
+        """Return True if its target has lost its case, so that scores take no account of it."""
+        return self.target is not None and lowercases(load_dataset(self.name), self.target)
 
     @cached_property
     def references(self) -> list[str]:
@@ -107,51 +118,70 @@ class Dataset:
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """The measures on text as people write, by key; none of a language model."""
-        dataset = load_dataset(self.name)
-        if self.kind == "perplexity" or dataset.target is None:
+        if self.kind == "perplexity" or self.target is None:
             return {}
-        lowercase = lowercases(dataset, dataset.target)
-        found = measures({"metric": self.kind}, dataset.target, lowercase=lowercase)
+        found = measures({"metric": self.kind}, self.target, lowercase=self.lowercase)
         return {key: found[key] for key in SHOWN[self.kind]}
 
     @cached_property
-    def pooled(self) -> float | None:
-        """The variance of a score over the seeds, of all models that have several; None if none has."""
-        key = SHOWN[self.kind][0]
-        several = [scores for model in self.models.values() if len(scores := model.scores(key)) > 1]
+    def pooled(self) -> tuple[float, int] | None:
+        """The variance of a score over the seeds and its degrees of freedom, of all models that have several seeds.
+
+        None if none has.
+        """
+        several = [scores for model in self.models.values() if len(scores := model.scores(self.key)) > 1]
         freedom = sum(len(scores) - 1 for scores in several)
-        return sum(variance(scores) * (len(scores) - 1) for scores in several) / freedom if freedom else None
+        if not freedom:
+            return None
+        return sum(variance(scores) * (len(scores) - 1) for scores in several) / freedom, freedom
 
-    def compare(self, name: str, other: str, key: str) -> Comparison:
-        """Compare two models that have scores; ``key`` names the score."""
-        if (name, other, key) not in self._compared:
-            self._compared[name, other, key] = self._compare(self.models[name], self.models[other], key)
-        return self._compared[name, other, key]
+    def compare(self, name: str, other: str) -> Comparison:
+        """Compare two models that have scores."""
+        if (name, other) not in self._compared:
+            self._compared[name, other] = self._compare(self.models[name], self.models[other])
+        return self._compared[name, other]
 
-    def _compare(self, one: Model, two: Model, key: str) -> Comparison:
+    def _compare(self, one: Model, two: Model) -> Comparison:
         both = tuple(seed for seed in one.seeds if seed in two.seeds)
-        difference = fmean(one.scores(key)) - fmean(two.scores(key))
-        measure = self.measures.get(key)
-        errors = [self._seed_error(model, key) for model in (one, two)]
+        difference = fmean(one.scores(self.key)) - fmean(two.scores(self.key))
+        seeds = 1 / len(one.seeds) + 1 / len(two.seeds)
+        measure = self.measures.get(self.key)
         if measure is None:  # a perplexity, of which less is better
-            return Comparison(_interval(-difference, errors), both)
+            return Comparison(self._interval(-difference, seeds, 0.0), both)
         ours, theirs = ([model.hypotheses(seed) for seed in model.seeds] for model in (one, two))
-        errors.append(standard_error(measure.metric, ours, theirs, self.references) ** 2)
+        error = standard_error(measure.metric, ours, theirs, self.references)
+        interval = self._interval(difference, seeds, error**2)
+        if not both:
+            return Comparison(interval, both)
         joined = [[line for seed in both for line in model.hypotheses(seed)] for model in (one, two)]
         references = self.references * len(both)
         tests = [p_value(measure.metric, joined[0], joined[1], references, kind)[0] for kind in ("bs", "ar")]
-        return Comparison(_interval(difference, errors), both, *tests)
+        return Comparison(interval, both, *tests)
 
-    def _seed_error(self, model: Model, key: str) -> float | None:
-        scores = model.scores(key)
-        over = variance(scores) if len(scores) > 1 else self.pooled if key == SHOWN[self.kind][0] else None
-        return None if over is None else over / len(scores)
+    def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
+        """The interval of a difference.
+
+        ``seeds``: how often the seeds' variance is in its variance; ``of_lines``: the test set's part of that.
+        """
+        if self.pooled is None:
+            return Interval(value, None, None)
+        of_seeds = self.pooled[0] * seeds
+        freedom = self.pooled[1] * (1 + of_lines / of_seeds) ** 2 if of_seeds else math.inf
+        half = float(student.ppf(0.975, freedom)) * math.sqrt(of_seeds + of_lines)
+        return Interval(value, value - half, value + half)
 
     @cached_property
     def speeds(self) -> dict[str, Any] | None:
-        """Return what scripts.suite.speed measured, if it has."""
+        """Return what scripts.suite.speed measured, of the models that are as they were then; None if it has not."""
         path = self.root / speed.NAME
-        return read_json(path) if path.exists() else None
+        if not path.exists():
+            return None
+        found: dict[str, Any] = read_json(path)
+        now = speed.identities({name: model.job for name, model in self.models.items()})
+        found["seconds"] = {
+            name: seconds for name, seconds in found["seconds"].items() if now.get(name) == found["made_from"].get(name)
+        }
+        return found
 
     def speed(self, name: str, other: str, least: str) -> list[float]:
         """Return how many times as fast as another a model is, in each round."""
@@ -161,25 +191,18 @@ class Dataset:
         return [theirs / ours for ours, theirs in zip(seconds[name][least], seconds[other][least], strict=True)]
 
 
-def _interval(value: float, errors: Sequence[float | None]) -> Interval:
-    known = [error for error in errors if error is not None]
-    if len(known) < len(errors):
-        return Interval(value, None, None)
-    half = NORMAL * math.sqrt(sum(known))
-    return Interval(value, value - half, value + half)
-
-
 def collect(suite: Suite, work: Path) -> list[Dataset]:
     """Read all that the runs of a suite left behind."""
     found: dict[str, Dataset] = {}
     for name, model, job in run_jobs(suite, work):
         short = Path(model).name
-        kind = FAMILY[job.config.metric] if job else "bleu"
-        dataset = found.setdefault(name, Dataset(name, work / name, kind, short, []))
+        dataset = found.setdefault(name, Dataset(name, work / name, "bleu", short, []))
         dataset.jobs.append((short, job))
+        if job:
+            dataset.kind = FAMILY[job.config.metric]
         if job and job.record and job.scored:
             dataset.models[short] = Model(short, job, job.record)
-        elif job and job.diverged:
+        if job and job.diverged:
             dataset.diverged.append(short)
         if model == suite.baseline:
             dataset.baseline = short
@@ -201,13 +224,13 @@ def judge(claim: Claim, dataset: Dataset) -> Finding:
     model, than = Path(claim.model).name, Path(claim.than).name
     if claim.of != "score":
         return _judge_speed(claim, dataset, model, than)
-    if than in dataset.diverged and model in dataset.models:
-        return Finding(dataset.name, HELD, note=f"{than} diverged")
-    if model in dataset.diverged and than in dataset.models:
-        return Finding(dataset.name, FAILED, note=f"{model} diverged")
+    diverged = [name for name in (model, than) if name in dataset.diverged]
+    if diverged and {model, than} <= dataset.models.keys() | set(diverged):
+        verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged == [than] else FAILED
+        return Finding(dataset.name, verdict, note=f"{' and '.join(diverged)} diverged")
     if model not in dataset.models or than not in dataset.models:
         return Finding(dataset.name, ABSENT)
-    figure = dataset.compare(model, than, SHOWN[dataset.kind][0]).difference
+    figure = dataset.compare(model, than).difference
     note = "" if figure.low is not None else "one seed each, and no model of several seeds to tell how much a seed does"
     return Finding(dataset.name, figure.verdict(claim.at_least), figure, note)
 

@@ -8,6 +8,7 @@ is kept while the models are the same.
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from scripts.fairseq_io.trained import find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.stamp import read_stamp
 from scripts.reproduce.layout import seed_root
-from scripts.suite.plan import read_suite, run_jobs
+from scripts.suite.plan import Job, read_suite, run_jobs
 
 NAME = "speed.json"
 LENGTHS = (1, 17, 33, 65)
@@ -27,6 +28,17 @@ LENGTHS = (1, 17, 33, 65)
 LINES = 32  # of each group, in a batch
 ROUNDS = 5  # beside the first
 SETTINGS: dict[str, Any] = {"beam": 4, "lenpen": 1.0}
+
+
+def timed_seed(job: Job) -> Path:
+    """The folder of the seed whose model is timed."""
+    return seed_root(job.folder, job.scored[0])
+
+
+def identities(jobs: Mapping[str, Job]) -> dict[str, str]:
+    """What tells whether the timed model of each job is still the same."""
+    stamps = {name: read_stamp(timed_seed(job) / "scores") for name, job in jobs.items()}
+    return {name: stamp.id for name, stamp in stamps.items() if stamp}
 
 
 def groups(lines: list[str]) -> dict[int, list[str]]:
@@ -66,20 +78,20 @@ def main() -> None:
     arguments = parser.parse_args()
     interruptible()
     dataset, root = load_dataset(arguments.dataset), arguments.work / arguments.dataset
-    models = {
-        job.config.name: seed_root(job.folder, job.scored[0])
+    jobs = {
+        job.config.name: job
         for name, _, job in run_jobs(read_suite(arguments.suite), arguments.work)
         if job and name == arguments.dataset and job.scored
     }
-    if dataset.target is None or not models:
+    if dataset.target is None or not jobs:
         return
-    stamps = {name: read_stamp(folder / "scores") for name, folder in models.items()}
-    made_from = {"settings": SETTINGS, **{name: stamp.id for name, stamp in stamps.items() if stamp}}
+    made_from = {"settings": SETTINGS, **identities(jobs)}
     path = root / NAME
     if path.exists() and read_json(path)["made_from"] == made_from:
         print(f"= speed of {arguments.dataset}: nothing has changed, skipped", flush=True)
         return
     lines = read_lines(root / "prepared" / f"test.{dataset.source}")
+    models = {name: timed_seed(job) for name, job in jobs.items()}
     found = measure(models, lines, (dataset.source, dataset.target))
     write_json(path, {**found, "settings": SETTINGS, "made_from": made_from})
 

@@ -28,7 +28,8 @@ class Cell:
     # the configuration that measures it, <folder>/<model>; None for the literature's figures and empty cells
     run: str | None = None
     has_record: bool = False  # whether the run has been begun
-    seeds: tuple[int, int] = (0, 0)  # how many were trained, and of how many; (0, 0) without a record
+    # how many have the figure (were trained, where it is not one of seeds), and of how many; (0, 0) without a record
+    seeds: tuple[int, int] = (0, 0)
     ratio: tuple[float | None, float | None] = (None, None)  # to the speed of the baseline, the paper's and ours
 
     @property
@@ -106,7 +107,7 @@ def _cell(table: Table, row: Row, column: Column, runs: Runs, compared: Row | No
         ours=_ours(column, record),
         run=run,
         has_record=record is not None,
-        seeds=(len(lookup(record, "seeds") or {}), len(lookup(record, "config.seeds") or [])),
+        seeds=(_count(column, record) or len(lookup(record, "seeds") or {}), len(lookup(record, "config.seeds") or [])),
         ratio=(_published_ratio(published, column, compared), _our_ratio(column, record, row is compared)),
     )
 
@@ -114,10 +115,15 @@ def _cell(table: Table, row: Row, column: Column, runs: Runs, compared: Row | No
 def _ours(column: Column, record: Mapping[str, Any] | None) -> Figure | None:
     value = lookup(record, column.value)
     if value is not None:
-        count = lookup(record, f"{column.value.rpartition('.')[0]}.n")
-        std = lookup(record, column.std) if column.std and count != 1 else None  # one seed has no deviation
+        std = lookup(record, column.std) if column.std and _count(column, record) != 1 else None  # one has none
         return Figure(value / column.scale, None if std is None else std / column.scale)
     return None if diverged_after(record) is None else Figure(None, word=DIVERGED)
+
+
+def _count(column: Column, record: Mapping[str, Any] | None) -> int | None:
+    """Return how many seeds a figure is of; None if it is not one of seeds."""
+    count: int | None = lookup(record, f"{column.value.rpartition('.')[0]}.n")
+    return count
 
 
 def diverged_after(record: Mapping[str, Any] | None) -> int | None:

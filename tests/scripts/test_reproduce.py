@@ -10,7 +10,8 @@ import time
 import pytest
 import yaml
 
-from scripts.pipeline.stamp import NAME
+from scripts.pipeline.config import load_config
+from scripts.pipeline.stamp import NAME, fingerprint
 from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
 
@@ -226,6 +227,28 @@ def test_several_seeds_are_validated_and_the_best_is_chosen(place):
     assert record["summary"]["valid"]["bleu"]["best"] == 9.5
     assert place.run()[0] == 0
     assert place.ran() == []
+
+
+def test_the_record_is_of_the_configuration_as_it_is(place):
+    """Neither scores nor a divergence of an earlier one are in it, nor a seed that has not begun."""
+    of_both = CONFIG.replace("[1]", "[1, 2]")
+    diverged = place.stage_folder("train:2") / "diverged.json"
+    place.config(of_both)
+    assert place.run("--from", "train", FAIL="tune")[0] == 1
+    assert list(place.record()["seeds"]) == ["1"]
+    assert place.run("--from", "train")[0] == 0
+    assert list(place.record()["seeds"]) == ["1", "2"]
+    place.config(of_both.replace("max-update: 5", "max-update: 6"))
+    assert place.run(FAIL="train")[0] == 1
+    record = place.record()
+    assert (record["config"]["train"]["max-update"], record["seeds"], record["summary"]["test"]) == (6, {}, {})
+    assert not any(key.startswith(("train", "score", "select")) for key in record["stages"])
+    settings = load_config(place.folder / "model.yaml")
+    for of, seeds in ((settings.training(1), ["1"]), (settings.training(2), ["1", "2"])):
+        diverged.write_text(json.dumps({"update": 3, "of": fingerprint(of)}))
+        assert place.run("--from", "train", "--seeds", "1")[0] == 0
+        assert list(place.record()["seeds"]) == seeds  # another command found that seed 2 diverges
+    assert place.record()["seeds"]["2"]["training"] == {"diverged": 3}
 
 
 def test_seeds_can_be_run_at_the_same_time(place):

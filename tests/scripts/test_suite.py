@@ -1,6 +1,7 @@
 """The page, the verdicts and the archive of a comparison, from records made by hand."""
 
 import json
+import math
 import random
 import re
 import shlex
@@ -8,7 +9,8 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -19,8 +21,8 @@ from scripts.pipeline.stamp import Stamp, write_stamp
 from scripts.scoring.selection import summarise
 from scripts.suite import archive, overlap, page, results, speed
 from scripts.suite.__main__ import overview
-from scripts.suite.plan import Job, chosen, read_suite, run_jobs, trial_jobs
-from scripts.suite.results import ABSENT, FAILED, HELD, UNDECIDED, Finding, Interval, collect, overall
+from scripts.suite.plan import Claim, Job, chosen, read_suite, run_jobs, trial_jobs
+from scripts.suite.results import ABSENT, FAILED, HELD, UNDECIDED, Finding, Interval, collect, judge, overall
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
 SUITE: dict[str, Any] = {
@@ -57,7 +59,7 @@ SUITE: dict[str, Any] = {
 LOSSES = {("base", 0.1): 3.0, ("base", 0.2): 2.5, ("good", 0.1): 2.0, ("good", 0.2): 2.25}
 # how many of ten words are wrong, by model and seed
 WRONG = {("base", 1): 3, ("base", 2): 3, ("good", 1): 1, ("good", 2): 1, ("bad", 1): 7}
-PERPLEXITY = {"lm_base": [31.0, 32.0], "lm_good": [30.0, 29.0]}
+PERPLEXITY = {"lm_base": [41.0, 42.0], "lm_good": [30.0, 29.0]}
 LOG = '2026-01-01 00:00:00 | INFO | {0} | {{"{0}_num_updates": "{1}", "{0}_loss": "{2}"}}\n'
 
 
@@ -101,6 +103,7 @@ def run(job: Job, name: str, references: list[str]) -> None:
         train(job, seed, 2.0)
         root, lines = job.folder / f"seed{seed}", hypotheses(references, WRONG[name, seed], seed)
         write(root / "scores" / "test" / "hypotheses.detok", lines)
+        write_stamp(root / "scores", Stamp("scored", "made from", None, 1.0, "then", None, {}))
         (root / "tuned").mkdir()
         (root / "tuned" / "model.pt").write_bytes(b"weights")
         found = collect_measures(job, lines, references)
@@ -155,7 +158,8 @@ def place(tmp_path_factory) -> Path:
         elif name != "late":
             run(run_job, name, references)
     seconds = {"base": {"1": [1.0, 1.1], "65": [4.0, 4.4]}, "good": {"1": [0.5, 0.5], "65": [1.0, 1.0]}}
-    timed = {"lines": {"1": 4, "65": 4}, "seconds": seconds, "settings": {"beam": 4}, "made_from": {}}
+    timed = {"lines": {"1": 4, "65": 4}, "seconds": seconds, "settings": {"beam": 4}}
+    timed["made_from"] = dict.fromkeys(seconds, "scored")
     (data / speed.NAME).write_text(json.dumps(timed))
     return folder
 
@@ -221,25 +225,55 @@ def test_a_claim_held_where_it_held_on_every_dataset_that_was_run():
 
 
 def test_the_seeds_widen_an_interval(place, monkeypatch):
-    """By their deviation; a model of one seed has that of the others."""
+    """By their deviation over all models of several seeds, and the more so the fewer there are."""
     monkeypatch.setattr(results, "p_value", lambda *_: (0.5, ""))
+
+    def compare(pooled) -> Interval:
+        (dataset, _) = collect(read_suite(place / "small.yaml"), place / "work")
+        if pooled != "measured":
+            dataset.__dict__["pooled"] = pooled
+        return dataset.compare("bad", "base").difference
+
     (dataset, _) = collect(read_suite(place / "small.yaml"), place / "work")
-    whole = dataset.compare("good", "base", "sacrebleu").difference
-    assert whole.low is not None
-    assert whole.high is not None
     one, two = (dataset.models[name].scores("sacrebleu") for name in ("good", "base"))
-    assert whole.value == pytest.approx(sum(one) / 2 - sum(two) / 2)
-    assert dataset.pooled == pytest.approx(((one[0] - one[1]) ** 2 + (two[0] - two[1]) ** 2) / 4)
-    dataset._compared.clear()
-    dataset.__dict__["pooled"] = 400.0
-    assert dataset.compare("good", "base", "sacrebleu").difference == whole  # they have deviations of their own
-    wide = dataset.compare("bad", "base", "sacrebleu").difference
-    dataset._compared.clear()
-    dataset.__dict__["pooled"] = None
-    unknown = dataset.compare("bad", "base", "sacrebleu").difference
-    assert wide.low is not None
-    assert wide.low < wide.value - 1.96 * 20
-    assert (unknown.value, unknown.low) == (wide.value, None)
+    assert dataset.pooled == (pytest.approx(((one[0] - one[1]) ** 2 + (two[0] - two[1]) ** 2) / 4), 2)
+    assert dataset.compare("good", "base").difference.value == pytest.approx(sum(one) / 2 - sum(two) / 2)
+    error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
+    for freedom, times in ((2, 4.303), (4, 2.776), (10**6, 1.960)):
+        found = compare((400.0, freedom))
+        assert found.low is not None
+        assert found.value - found.low == pytest.approx(times * error, rel=0.02)  # the test set adds a little
+    assert compare(None) == Interval(compare("measured").value, None, None)
+
+
+def test_models_without_a_seed_in_common_have_no_tests(place):
+    (dataset, _) = collect(read_suite(place / "small.yaml"), place / "work")
+    hypotheses = dataset.models["good"].hypotheses
+    one, two = (SimpleNamespace(seeds=[seed], scores=lambda key: [20.0], hypotheses=hypotheses) for seed in (1, 2))
+    found = dataset._compare(cast(Any, one), cast(Any, two))
+    assert (found.seeds, found.bootstrap, found.randomisation) == ((), None, None)
+
+
+def test_a_model_of_which_a_seed_diverged_is_said_to(place):
+    (dataset, _) = collect(read_suite(place / "small.yaml"), place / "work")
+    claim = Claim("Good is better", "good", "base", 0)
+    for diverged, verdict in ((["base"], HELD), (["good"], FAILED), (["good", "base"], UNDECIDED)):
+        dataset.diverged = diverged
+        found = judge(claim, dataset)
+        assert (found.verdict, found.figure) == (verdict, None)
+        assert found.note.endswith(" diverged")
+
+
+def test_speeds_of_a_model_that_was_trained_anew_since_are_left_out(place):
+    path = place / "work" / "debian_en_de" / speed.NAME
+    before = path.read_text()
+    timed = json.loads(before)
+    path.write_text(json.dumps(timed | {"made_from": timed["made_from"] | {"good": "an older one"}}))
+    try:
+        (dataset, _) = collect(read_suite(place / "small.yaml"), place / "work")
+        assert list((dataset.speeds or {})["seconds"]) == ["base"]
+    finally:
+        path.write_text(before)
 
 
 def test_the_page_has_a_verdict_for_every_claim(place, written):
@@ -257,10 +291,10 @@ def test_the_page_has_a_verdict_for_every_claim(place, written):
     assert "good to base, at least 1 times as fast; debian_en_de: 4.20 [4.00, 4.40], held." in written
     assert "wild diverged" in written
     assert "Not run, or not to the end: late." in written
-    assert "debian_lm: +2.00 [+0.61, +3.39], held." in written
+    assert "debian_lm: +12.00 [+8.96, +15.04], held." in written
     assert "| perplexity (lower is better) |" in written
     assert "| base | 3.000 | **2.500** |" in written
-    assert re.search(r"lm_good .* \| \+2\.00 \[", written)  # over the first model, where the baseline is not trained
+    assert re.search(r"lm_good .* \| \+12\.00 \[", written)  # over the first model, where the baseline is not trained
     assert "Commit of the trainings (9): cccccccccccc" in written
 
 
@@ -325,6 +359,7 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
         ({"trials": {**SUITE["trials"], "grid": {"lr": 0.1}}}, "`trials.grid.lr` is 0.1, expected a list"),
         ({"claims": [{**SUITE["claims"][0], "of": "luck"}]}, "`claims.of` is 'luck', expected one of score, speed"),
         ({"extra": 1}, "unknown key `extra`"),
+        ({"runs": [*SUITE["runs"], SUITE["runs"][1]]}, "`runs` is 'debian_en_de/bad, debian_en_de/wild, debian_en_de/"),
     ],
 )
 def test_a_wrong_suite_file_is_refused(tmp_path, change, message):

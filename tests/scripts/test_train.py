@@ -1,6 +1,7 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -149,7 +150,7 @@ def test_a_diverging_training_is_stopped(place, monkeypatch, what, value):
         UserError, match=rf"diverged: the train_inner {what} became {value} at update 1; lower train\.lr"
     ):
         run(place, monkeypatch, **{"LOSS" if what == "loss" else "PPL": value})
-    assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 1}
+    assert json.loads((place / "checkpoints" / "diverged.json").read_text())["update"] == 1
     assert not (place / "checkpoints" / "train.json").exists()
 
 
@@ -160,7 +161,7 @@ def test_gradients_that_are_not_finite_are_a_divergence_too(place, monkeypatch, 
     fake.write_text(FAKE.replace('"broken"', f'"FloatingPointError: {words}" + 9 * "\\n{last}"'))
     with pytest.raises(UserError, match=rf"diverged: {words[:12]}.* at update 2"):
         run(place, monkeypatch, BREAK_AT="3")
-    assert json.loads((place / "checkpoints" / "diverged.json").read_text()) == {"update": 2}
+    assert json.loads((place / "checkpoints" / "diverged.json").read_text())["update"] == 2
     run(place, monkeypatch)  # a resumption that comes to its end
     assert not (place / "checkpoints" / "diverged.json").exists()
 
@@ -285,17 +286,19 @@ def test_progress_names_update_speed_and_time_left(place, monkeypatch):
     ]
 
 
+def save_at(last: Path, batches: int) -> Callable[[], dict]:
+    """Save a checkpoint after some batches of an epoch; returns a function that reads its place."""
+    state = {"epoch": 3, "iterations_in_epoch": batches}
+    torch.save({"model": {"w": torch.ones(1)}, "extra_state": {"train_iterator": state}}, last)
+    return lambda: checkpoints.load(last)["extra_state"]["train_iterator"]
+
+
 def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
     last = tmp_path / "checkpoint_last.pt"
     ownership.claim_pattern(tmp_path, last.name)
     assert checkpoints.move_position(tmp_path, 2) is None  # nothing yet, but noted
-    state = {"model": {"w": torch.ones(1)}, "extra_state": {"train_iterator": {"epoch": 3, "iterations_in_epoch": 30}}}
-    torch.save(state, last)
+    place = save_at(last, 30)
     assert checkpoints.move_position(tmp_path, 2) is None
-
-    def place() -> dict:
-        return checkpoints.load(last)["extra_state"]["train_iterator"]
-
     said = checkpoints.move_position(tmp_path, 6)
     assert said == "going on with 6 processes in place of 2, at the same place of the text"
     assert place() == {"epoch": 3, "iterations_in_epoch": 10}
@@ -304,3 +307,15 @@ def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
     assert place() == {"epoch": 3, "iterations_in_epoch": 10}
     checkpoints.move_position(tmp_path, 1)
     assert place() == {"epoch": 3, "iterations_in_epoch": 60}
+
+
+def test_the_place_in_the_text_moves_with_the_size_of_a_batch(tmp_path):
+    last = tmp_path / "checkpoint_last.pt"
+    ownership.claim_pattern(tmp_path, last.name)
+    checkpoints.move_position(tmp_path, 1, 4000)
+    place = save_at(last, 30)
+    assert checkpoints.move_position(tmp_path, 2, 2000) is None  # each of two reads half as much
+    assert place()["iterations_in_epoch"] == 30
+    said = checkpoints.move_position(tmp_path, 2, 1000)
+    assert said == "going on with batches of 1,000 tokens in place of 2,000, at the same place"
+    assert place()["iterations_in_epoch"] == 60
