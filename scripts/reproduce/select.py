@@ -20,7 +20,8 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, with all seeds")
     arguments = parser.parse_args()
     config = given_config(arguments)
-    seeds = {seed: seed_facts(seed_root(arguments.run, seed), SEED_STAGES) for seed in config.seeds}
+    roots = {seed: seed_root(arguments.run, seed) for seed in config.seeds}
+    seeds = {seed: seed_facts(root, SEED_STAGES, config.training(seed)) for seed, root in roots.items()}
     if missing := [str(seed) for seed, facts in seeds.items() if not facts["test"]]:
         raise UserError(
             f"{arguments.run} has no scores of the seeds {', '.join(missing)}; run the stage score for them"
