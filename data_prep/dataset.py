@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
+from scripts.common.files import digest
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
 
@@ -138,6 +139,9 @@ class Dataset:
             del file["by_hand"]
             if file["sha256"] or file["md5"]:  # wherever it comes from, it is the same
                 del file["urls"]
+        for step in facts["steps"]:
+            if (codes := step["parameters"].get("codes")) and Path(str(codes)).is_file():
+                step["parameters"]["codes"] = digest([Path(codes)])  # wherever they lie, they are the same
         if self.kind != "text":  # where it says nothing: what was made before there was this key stays as it is
             del facts["invalid"]
         return facts
