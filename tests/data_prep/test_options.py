@@ -1,5 +1,7 @@
 """Options of `python -m data_prep` about the user's own text, and what is refused before anything runs."""
 
+import hashlib
+import json
 import sys
 from pathlib import Path
 
@@ -63,6 +65,9 @@ def test_only_files_that_a_dataset_names_count(tmp_path, monkeypatch, capsys):
             (tmp_path / "out" / "raw" / "a.tgz").unlink()
             (tmp_path / "out" / "raw" / "ledger.json").unlink()
             pack(raw / "a.tgz", {"t.en": b"two\n"})
+    described = json.loads((tmp_path / "out" / "raw" / "manifest.json").read_text())["files"]["a.tgz"]
+    content = (raw / "a.tgz").read_bytes()
+    assert described == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}  # lines are of text
     file.write_text(yaml.format("text"))
     with pytest.raises(UserError, match=r"mine.yaml: `files` is \['a.tgz'\], expected none for this kind"):
         run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out")
