@@ -80,8 +80,8 @@ class SuppliedText:
         raise UserError(
             f"{self.path}, line {number:,}: byte 0x{byte:02x} is not UTF-8, as in {self.not_utf8:,} lines in all; "
             f"convert the file (from Windows: iconv -f WINDOWS-1252 -t UTF-8 {self.path.name} > NEW), or give "
-            "python -m data_prep `--invalid replace` (U+FFFD for such bytes) or `--invalid drop` (without such pairs), or say the same in "
-            "the dataset's YAML: `invalid: replace`"
+            "python -m data_prep `--invalid replace` (U+FFFD for such bytes) or `--invalid drop` (without such pairs), "
+            "or say the same in the dataset's YAML: `invalid: replace`"
         )
 
     def _clean(self, line: bytes) -> bytes | None:
