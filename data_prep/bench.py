@@ -122,9 +122,7 @@ def main() -> None:
         for split in ("valid", "test"):
             for side, path in (("en", arguments.src), ("de", arguments.tgt)):
                 repeated(path, 100, folder / "raw" / f"{split}.{side}")
-        write_json(
-            folder / "raw" / "manifest.json", {}
-        )  # as if fetched: preparation looks through other text once more
+        write_json(folder / "raw" / "manifest.json", {})  # as download.py: other text is looked through once more
         (folder / "bench.yaml").write_text(_YAML.format(merges=arguments.merges))
         dataset = load_dataset(str(folder / "bench.yaml"))
         for workers in arguments.workers:
