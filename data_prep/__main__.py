@@ -48,7 +48,7 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, raw: Path | None
         dataset,
         arguments.out,
         raw=raw,
-        given=functools.cache(lambda: fingerprint_files(raw)) if raw else lambda: None,
+        given=functools.cache(lambda: fingerprint_files(raw, dataset.files)) if raw else lambda: None,
         fetching=["--invalid", arguments.invalid] if arguments.invalid else [],
         preparing=[*workers, *accept, *(["--keep"] if arguments.keep else [])],
         binarising=[*workers, *accept],

@@ -21,7 +21,7 @@ from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
 from data_prep.text import bpe, characters, moses, punctuation, tokenise
 from scripts.common.errors import run_command
-from scripts.common.files import read_json
+from scripts.common.files import read_json, write_json
 from scripts.common.terminal import aligned, clock, repeatedly
 
 EN_FR_PAIRS = 40_800_000
@@ -91,7 +91,7 @@ def _sample(samples: list[int]) -> None:
 
 def repeated(path: Path, lines: int, out: Path, *, shift: int = 0) -> None:
     """Write so many lines of a file, as often round as need be, each time ``shift`` lines further round."""
-    given = path.read_bytes().split(b"\n")[:-1]
+    given = path.read_bytes().removesuffix(b"\n").split(b"\n")
     with open(out, "wb") as f:
         for number in range(lines):
             turn, place = divmod(number, len(given))
@@ -122,6 +122,7 @@ def main() -> None:
         for split in ("valid", "test"):
             for side, path in (("en", arguments.src), ("de", arguments.tgt)):
                 repeated(path, 100, folder / "raw" / f"{split}.{side}")
+        write_json(folder / "raw" / "manifest.json", {})  # as download.py: other text is looked through once more
         (folder / "bench.yaml").write_text(_YAML.format(merges=arguments.merges))
         dataset = load_dataset(str(folder / "bench.yaml"))
         for workers in arguments.workers:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
+from scripts.common.files import digest
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
 
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq splits these at dots
+LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq splits these at dots
 _MOST_NUMBERS = 100_000
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
@@ -138,6 +139,9 @@ class Dataset:
             del file["by_hand"]
             if file["sha256"] or file["md5"]:  # wherever it comes from, it is the same
                 del file["urls"]
+        for step in facts["steps"]:
+            if (codes := step["parameters"].get("codes")) and Path(str(codes)).is_file():
+                step["parameters"]["codes"] = digest([Path(codes)])  # wherever they lie, they are the same
         if self.kind != "text":  # where it says nothing: what was made before there was this key stays as it is
             del facts["invalid"]
         return facts
@@ -224,7 +228,7 @@ def _steps(data: Any, file: Path) -> list[dict[str, Any]]:
 def _faults(dataset: Dataset) -> Iterator[tuple[str, object, str]]:
     """The faults that the types alone do not show: a key, what was got, and what is expected."""
     languages = ", ".join(dataset.languages)
-    if not all(map(_LANGUAGE.fullmatch, dataset.languages)):
+    if not all(map(LANGUAGE.fullmatch, dataset.languages)):
         yield "source and target", dataset.languages, "names such as en or zh_CN"
     if dataset.source == dataset.target:
         yield "source and target", f"both {dataset.source!r}", "two languages"

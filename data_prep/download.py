@@ -11,9 +11,10 @@ from typing import Any
 from data_prep.cli import add_invalid_option, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
+from data_prep.sources.archives import LEDGER
 from scripts.common import scratch
 from scripts.common.errors import run_command
-from scripts.common.files import atomic_folder, write_json
+from scripts.common.files import atomic_folder, read_json, write_json
 from scripts.common.lock import output_lock
 
 
@@ -24,8 +25,11 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
     with output_lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
         scratch.remove_leftovers(folder)
         notes = kind.fetch(dataset, raw, folder)
-        names = dataset.files if kind.resumes else sorted(path.name for path in folder.glob("[!.]*"))
-        files = {name: _describe(folder / name) for name in names}
+        if kind.resumes:  # files of any kind, which were read when they were fetched
+            ledger = read_json(folder / LEDGER)
+            files = {name: {key: ledger[name][key] for key in ("bytes", "sha256")} for name in dataset.files}
+        else:
+            files = {path.name: _describe(path) for path in sorted(folder.glob("[!.]*"))}
         manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes, "files": files}
         write_json(folder / "manifest.json", manifest)
     return manifest
@@ -59,7 +63,8 @@ def main() -> None:
         dataset = dataset.only_test()
     manifest = download(dataset, raw=arguments.raw, out=arguments.out)
     for name, described in manifest["files"].items():
-        print(f"{arguments.out / name}: {described['lines']:,} lines, {described['bytes']:,} bytes")
+        lines = f"{described['lines']:,} lines, " if "lines" in described else ""
+        print(f"{arguments.out / name}: {lines}{described['bytes']:,} bytes")
 
 
 if __name__ == "__main__":

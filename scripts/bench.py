@@ -219,8 +219,13 @@ def main() -> None:
     from scripts.benchmarks.timing import machine
     from scripts.fairseq_io.models import load_plugin
 
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {args.device}: torch {torch.__version__} sees no CUDA device")
+    if args.device.startswith("cuda"):
+        index, count = int(args.device.partition(":")[2] or 0), torch.cuda.device_count()
+        if index >= count:
+            raise UserError(
+                f"--device {args.device}: torch {torch.__version__} sees no CUDA device of that number, {count} in all"
+            )
+        torch.cuda.set_device(index)  # for whatever names no device: fairseq's trainer, events, memory
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(1)

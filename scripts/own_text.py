@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from data_prep.dataset import LANGUAGE
 from data_prep.sources.supplied import SuppliedText
 from data_prep.text.clean import count_words
 from scripts.common import CHECKOUT
@@ -53,6 +54,7 @@ class Side:
     path: Path
     language: str
     lines: int = 0  # of the whole file
+    not_utf8: int = 0  # of these
     letters: Counter[str] = field(default_factory=Counter)  # how often each stands in the sample
     words: list[int] = field(default_factory=list)  # of each line of the sample; see ``count_words``
 
@@ -90,7 +92,7 @@ def look(sides: tuple[Side, Side]) -> None:
                 side.letters.update(line)
                 side.words.append(count_words(line))
     for text, side in zip(texts, sides, strict=True):
-        text.check()
+        side.not_utf8 = text.not_utf8
         side.check()
     if sides[0].lines != sides[1].lines:
         counts = " but ".join(f"{side.path} has {side.lines:,} lines" for side in sides)
@@ -153,13 +155,15 @@ def dataset_text(name: str, sides: tuple[Side, Side], chosen: Choices) -> str:
     found = [
         f"{side.language} in {' and '.join(s.title() for s, _ in side.scripts().most_common(2))}" for side in sides
     ]
+    broken = source.not_utf8 + target.not_utf8
+    invalid = f"invalid: replace  # the bytes of {broken:,} lines that are not UTF-8, by U+FFFD\n" if broken else ""
     return f"""\
 # {name}: {source.lines:,} pairs of your own, {found[0]}, {found[1]} letters.
 # Written by scripts.own_text; edit what you like: what is changed is prepared anew.
 kind: text
-source: {source.language}
-target: {target.language}
-about: Own text, {source.language} to {target.language}.
+source: "{source.language}"
+target: "{target.language}"
+{invalid}about: Own text, {source.language} to {target.language}.
 steps:
   - normalise_space
   # Words are counted by spaces, and by letters in scripts that have none. 99 of 100 pairs of this text have a ratio of
@@ -167,7 +171,7 @@ steps:
   - clean: {{splits: [train], min_words: 1, max_words: {chosen.max_words}, max_ratio: {chosen.max_ratio:g}}}
   - deduplicate: {{splits: [train]}}  # the same pair twice would stand in train and in test
   # {valid}% to validate and {test}% to test, chosen by the hash of the source; nothing where you give sets of your own
-  - split_by_hash: {{by: {source.language}, valid_percent: {valid}, test_percent: {test}}}
+  - split_by_hash: {{by: "{source.language}", valid_percent: {valid}, test_percent: {test}}}
   - save_raw  # references as they were, for the scores
   # Units of both languages from text as written: no tokeniser is needed, whatever the script.
   # {chosen.units:,}: for the size of the text, and enough for its {letters:,} different letters.
@@ -193,7 +197,7 @@ def config_text(name: str, chosen: Choices) -> str:
 # DynamicConv for {name}. Written by scripts.own_text; edit what you like.
 #   python -m scripts.reproduce configs/{name}/dynamicconv.yaml --raw DIR
 base: {base}  # {why}
-dataset: {name}
+dataset: "{name}"
 seeds: [1]
 train:
   arch: {chosen.arch}
@@ -217,6 +221,9 @@ def main() -> None:
     name = arguments.name
     if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in RESERVED:
         raise UserError(f"NAME is {name!r}, expected letters, digits, _ and - , and none of {', '.join(RESERVED)}")
+    for language in (arguments.source, arguments.target):
+        if not LANGUAGE.fullmatch(language):
+            raise UserError(f"got the language {language!r}, expected letters, digits, _ and -, such as en or zh_CN")
     if arguments.source == arguments.target:
         raise UserError(f"--source and --target are both {arguments.source}; give two languages")
     for path in (arguments.src, arguments.tgt):
@@ -237,6 +244,9 @@ def main() -> None:
         script = ", ".join(name.title() for name, _ in each.scripts().most_common(2))
         rows.append([each.language, f"{each.lines:,}", mean, script, f"{len(each.letters):,}"])
     print("\n".join(aligned(rows, left=1, rule=True)))
+    for each in sides:
+        if each.not_utf8:
+            print(f"note: {each.path}: {each.not_utf8:,} lines are not UTF-8; U+FFFD will stand for such bytes")
     for path, text in ((dataset, dataset_text(name, sides, chosen)), (config, config_text(name, chosen))):
         with atomic_file(path) as f:
             f.write(text)

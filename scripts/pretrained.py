@@ -15,7 +15,6 @@ records the SHA-256 of what came, and fetching into the same DIR again refuses a
 
 import argparse
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -68,12 +67,16 @@ def unpack(archive: Path, folder: Path) -> Path:
         UserError: a broken archive, one that is far too large, one that holds links or would write outside its folder,
             or one without a single checkpoint.
     """
-    room = min(MOST_BYTES, shutil.disk_usage(folder).free)
-    for number, (name, stream) in enumerate(iterate_members(archive, lambda name: True, most_bytes=room), 1):
+    written = 0
+    for number, (name, stream) in enumerate(iterate_members(archive, lambda name: True, most_bytes=MOST_BYTES), 1):
         if number > MOST_MEMBERS:
             raise UserError(f"{archive} holds more than {MOST_MEMBERS:,} files, and no published model is near that")
         with open_own(folder / name, "wb") as file:
-            shutil.copyfileobj(stream, file, 1 << 20)
+            while block := stream.read(1 << 20):
+                written += len(block)
+                if written > MOST_BYTES:  # of members that are packed themselves the headers do not say it
+                    raise UserError(f"{archive} unpacks to more than {MOST_BYTES:,} bytes; see where it comes from")
+                file.write(block)
     found = sorted(folder.rglob("*.pt"))
     named = [path for path in found if path.name == "model.pt"]
     if len(named or found) == 1:
@@ -83,7 +86,12 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def convert(source: Path, out: Path) -> str:
-    """Run the plugin's converter in a process of its own; gives what it says."""
+    """Run the plugin's converter in a process of its own; gives what it says.
+
+    Raises:
+        UserError: it refuses the model.
+        ChildProcessError: it was killed, which says nothing about the model.
+    """
     done = subprocess.run(
         [*python_module("lightconv_plugin.convert"), str(source), str(out)],
         env=environment(),
@@ -91,6 +99,8 @@ def convert(source: Path, out: Path) -> str:
         text=True,
         check=False,
     )
+    if done.returncode < 0:
+        raise ChildProcessError(f"converting {source.name} was ended by signal {-done.returncode}; run this again")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise UserError(f"the model in the archive cannot be used: {last.removeprefix('error: ')}")
@@ -135,7 +145,7 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             check_model(model, folder)
             write_json(folder / "manifest.json", manifest)
-    except UserError:  # the archive is whole but of no use; after an interruption it is kept
+    except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
         ownership.remove(fetched)
         raise
     ownership.remove(fetched)

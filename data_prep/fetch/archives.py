@@ -50,8 +50,8 @@ def iterate_members(
             total += member.size
             if most_bytes is not None and total > most_bytes:
                 raise UserError(
-                    f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, for which "
-                    "there is room or which is far more than such files need; make room, or see where it comes from"
+                    f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is "
+                    "far more than such files need; see where it comes from"
                 )
             with _content(archive, member) as stream:
                 yield member.name, stream

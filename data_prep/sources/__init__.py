@@ -37,4 +37,7 @@ KINDS = {
 def kind_of(dataset: Dataset) -> Kind:
     """The functions for a dataset."""
     require(dataset.file, dataset.kind in KINDS, "kind", dataset.kind, f"one of {', '.join(KINDS)}")
-    return KINDS[dataset.kind]
+    kind = KINDS[dataset.kind]
+    # the text of the others is looked for under names of their own
+    require(dataset.file, kind.resumes or not dataset.files, "files", [*dataset.files], "none for this kind")
+    return kind

@@ -67,17 +67,21 @@ class SuppliedText:
         if not self.lines:
             raise UserError(f"{self.path} is empty; give text with one sentence a line")
 
+    @property
+    def not_utf8(self) -> int:
+        """The lines read so far that are not UTF-8."""
+        return sum(said["times"] for what, said in self.changes.items() if what.startswith("not UTF-8"))
+
     def check(self) -> None:
         """Say what is not UTF-8, after the last line."""
         if self._broken is None or self._invalid != "error":
             return
         number, byte = self._broken
-        (count,) = (said["times"] for what, said in self.changes.items() if what.startswith("not UTF-8"))
         raise UserError(
-            f"{self.path}, line {number:,}: byte 0x{byte:02x} is not UTF-8, as in {count:,} lines in all; convert the "
-            f"file (from Windows: iconv -f WINDOWS-1252 -t UTF-8 {self.path.name} > NEW), or give python -m data_prep "
-            "`--invalid replace` (U+FFFD for such bytes) or `--invalid drop` (without such pairs), or say the same in "
-            "the dataset's YAML: `invalid: replace`"
+            f"{self.path}, line {number:,}: byte 0x{byte:02x} is not UTF-8, as in {self.not_utf8:,} lines in all; "
+            f"convert the file (from Windows: iconv -f WINDOWS-1252 -t UTF-8 {self.path.name} > NEW), or give "
+            "python -m data_prep `--invalid replace` (U+FFFD for such bytes) or `--invalid drop` (without such pairs), "
+            "or say the same in the dataset's YAML: `invalid: replace`"
         )
 
     def _clean(self, line: bytes) -> bytes | None:

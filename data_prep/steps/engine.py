@@ -52,6 +52,9 @@ class Engine:
         self.dataset, self.work, self._pool = dataset, work, pool
         self._keep, self._accept = keep, accept_counts
         self.passes = plan(dataset, work)
+        names = [{"read"}, *({step.name for step in each.steps} for each in self.passes)]
+        self.last_steps = [here.difference(*names[place:]) for place, here in enumerate(names, 1)]
+        """The steps that run for the last time when reading, and in each pass: what is expected after them is due."""
         scratch.remove_leftovers(work, *(path for path in work.iterdir() if path.is_dir()))
         if any(work.glob("*/*.json")):
             pool.say(f"going on with what {work} holds")
@@ -72,15 +75,15 @@ class Engine:
                 text = write_rows(source, work=self.work, folder=READ, languages=self.dataset.languages)
             log = [{"step": "read", "split": split, "out": text.lines(split)} for split in text.splits]
             done = self._complete(READ, text, log, {}, start, report)
-        self._check(done, {"read"})
+        self._check(done, self.last_steps[0])
         return done
 
     def run(self, state: State) -> list[State]:
         """All passes after ``state``, which is what ``read`` returned; the states after each."""
         states = [state]
-        for each in self.passes:
+        for each, steps in zip(self.passes, self.last_steps[1:], strict=True):
             states.append(self._run_pass(each, states[-1]))
-            self._check(states[-1], {step.name for step in each.steps})
+            self._check(states[-1], steps)
         self._check(states[-1], {"end"})
         return states
 

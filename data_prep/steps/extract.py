@@ -155,8 +155,9 @@ def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
     found = _Found()
     lines = _lines(piece, stream, found)
     if piece.reader != "plain":
-        text = (line.decode(errors="replace") for line in lines)  # where it matters, the check below fails
-        lines = (line.encode() for line in READERS[piece.reader](text))
+        # bytes that are not UTF-8 pass: the check below fails, or a later pass drops the pair
+        text = (line.decode(errors="surrogateescape") for line in lines)
+        lines = (line.encode(errors="surrogateescape") for line in READERS[piece.reader](text))
     first = Shard(piece.split, piece.source * _SHARDS_A_SOURCE, task.folder, 0)
     growing = _Growing(first, task.work, (piece.language,))
     while chunk := list(islice(lines, CHUNK)):

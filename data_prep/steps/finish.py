@@ -49,7 +49,8 @@ def finish(engine: Engine, states: list[State], *, folder: Path, versions: dict[
     for path in sorted(path for path in work.iterdir() if path.name.startswith((CODES, MODEL))):
         copy_file(path, folder / path.name)
     passes = {READ: ["read"]} | {each.folder: [step.name for step in each.steps] for each in engine.passes}
-    expectations = [check_counts(dataset, state, {entry["step"] for entry in state.log}) for state in states]
+    due = zip(states, engine.last_steps, strict=True)
+    expectations = [check_counts(dataset, state, steps) for state, steps in due]
     held_out = [name for name in files if name.partition(".")[0] in ("valid", "test")]  # train's may be left out
     long = {name: found for name in held_out if (found := long_lines(folder / name))}
     for name, found in long.items():

@@ -18,6 +18,7 @@ CORPUS_STEPS: dict[str, Registered] = {
     "bpe": Registered(CORPUS, units.learn_bpe, then=units.apply_steps),
     "sentencepiece": Registered(CORPUS, units.learn_sentencepiece, then=units.apply_steps),
 }
+_ON_TRAIN = ("split_by_hash", "bpe", "sentencepiece")  # what they split, or learn from
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,12 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in step.parameters:
             raise UserError(f"{key}: the key `{step.name}.{name}` is missing")
-    splits = {*dataset.splits, *SPLITS, *(s.parameters.get("into") for s in dataset.steps)}
+    made = {s.parameters["into"] for s in dataset.steps if "into" in s.parameters}
+    if step.name in _ON_TRAIN and "train" not in {*(dataset.splits or SPLITS), *made}:
+        raise UserError(f"{key}: {step.name} needs a split train; give one under splits, or leave the step out")
+    splits = {*dataset.splits, *SPLITS, *made}
     for split in step.splits:
-        expected = f"some of {', '.join(sorted(filter(None, splits)))}"
+        expected = f"some of {', '.join(sorted(splits))}"
         require(key, split in splits, f"{step.name}.splits", split, expected)
     if step.languages and registered.kind != registry.LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")

@@ -86,7 +86,8 @@ def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     files = _files(step.name, languages, joint=step.parameters.get("joint", True))
     apply = {"bpe": APPLY_BPE, "sentencepiece": APPLY_SENTENCEPIECE}[step.name]
     return [
-        Step(name=apply, languages=of, parameters={"codes": str(work / file), **options}) for file, of in files.items()
+        Step(name=apply, splits=step.splits, languages=of, parameters={"codes": str(work / file), **options})
+        for file, of in files.items()
     ]
 
 

@@ -30,7 +30,7 @@ def compute_types(device: "torch.device") -> list[str]:
     if importlib.util.find_spec("ctranslate2") is None:
         return []
     with _process() as process:
-        supported = process.submit(_supported, device.type).result()
+        supported = process.submit(_supported, device.type, device.index or 0).result()
     return [name for name in COMPUTE_TYPES if name in supported]
 
 
@@ -45,7 +45,8 @@ def translator(built: "Translation", device: "torch.device", compute_type: str) 
         for language, words in (("src", built.task.source_dictionary), ("tgt", built.task.target_dictionary)):
             words.save(f"{folder}/dict.{language}.txt")
         converter.submit(_convert, folder).result()
-        process.submit(_load, f"{folder}/converted", device.type, compute_type, torch.get_num_threads()).result()
+        place = {"device": device.type, "device_index": device.index or 0}
+        process.submit(_load, f"{folder}/converted", place, compute_type, torch.get_num_threads()).result()
     return process
 
 
@@ -64,10 +65,10 @@ def run(
     return translate
 
 
-def _supported(device: str) -> set[str]:
+def _supported(device: str, index: int) -> set[str]:
     import ctranslate2
 
-    return set(ctranslate2.get_supported_compute_types(device))
+    return set(ctranslate2.get_supported_compute_types(device, index))
 
 
 def _convert(folder: str) -> None:
@@ -78,11 +79,11 @@ def _convert(folder: str) -> None:
     converter.convert(f"{folder}/converted")
 
 
-def _load(folder: str, device: str, compute_type: str, threads: int) -> None:
+def _load(folder: str, place: dict[str, Any], compute_type: str, threads: int) -> None:
     import ctranslate2
 
     global _loaded
-    _loaded = ctranslate2.Translator(folder, device=device, compute_type=compute_type, intra_threads=threads)
+    _loaded = ctranslate2.Translator(folder, **place, compute_type=compute_type, intra_threads=threads)
 
 
 def _translate(sentences: list[list[str]], beam: int, length: int) -> list[int]:

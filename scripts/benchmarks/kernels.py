@@ -11,7 +11,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import native
 from lightconv_plugin.ops.native.operators import TYPES
-from scripts.benchmarks.timing import peak_bytes, synchronizer
+from scripts.benchmarks.timing import beyond_cache, peak_bytes, synchronizer
 
 COLUMNS = [
     ("kernels", "kernel", "{}"), ("type", "type", "{}"), ("us", "us", "{:.1f}"), ("MB", "mbytes", "{:.1f}"),
@@ -19,7 +19,7 @@ COLUMNS = [
 ]  # fmt: skip
 TIME, WIDTH, WIDE, HEAD, WORDS = 128, 31, 65, 64, 32_000
 CALLS = 20
-CPU_CACHE = 2**25  # bytes, when nobody says
+MOST_COPIES = 100  # of a call's inputs
 QUEUED_CYCLES = 50_000_000  # of a GPU's clock, some 30 ms, in which the host queues all calls
 
 Call = Callable[[], object]
@@ -51,7 +51,7 @@ def measure(tokens: int, channels: int, device: torch.device) -> Iterator[dict[s
                 continue
             calls: list[Call] = []
             moved = 0
-            while len(calls) < 2 or (moved * len(calls) < 2 * cache_of(device) and len(calls) < CALLS):
+            while len(calls) < 2 or (moved * len(calls) < beyond_cache(device) and len(calls) < MOST_COPIES):
                 call, moved = made()
                 calls.append(call)
             taken = median_time(calls, device)
@@ -63,13 +63,6 @@ def measure(tokens: int, channels: int, device: torch.device) -> Iterator[dict[s
                 "gbytes": moved / taken / 1e9,
                 "of_copy": moved / taken / bandwidth,
             }
-
-
-def cache_of(device: torch.device) -> int:
-    """Bytes of a device's last cache."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return CPU_CACHE
 
 
 def median_time(calls: list[Call], device: torch.device) -> float:

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,9 @@ from scripts.common.provenance import processor
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
+CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CPU_CACHE = 2**25  # bytes, where nobody says
+MOST_BYTES = 2**30  # a virtual machine may name a cache that others use, too
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for CPUs
 Name = TypeVar("Name", bound=Hashable)
 
@@ -86,9 +90,21 @@ def take_turns(
     return turns
 
 
+def beyond_cache(device: torch.device) -> int:
+    """Bytes that are too many for a device's last cache, twice as many as it holds, but at most ``MOST_BYTES``."""
+    if device.type == "cuda":
+        cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+    else:
+        # kibibytes, as in 32768K
+        sizes = [int(path.read_text().rstrip("K\n")) * 2**10 for path in CPU_CACHES.glob("index*/size")]
+        cache = max(sizes, default=CPU_CACHE)
+    return min(2 * cache, MOST_BYTES)
+
+
 def peak_bytes(device: torch.device) -> float:
     """Bytes a second of a copy larger than the caches: those read and those written."""
-    source = torch.empty(2**26 if device.type == "cpu" else 2**29, device=device).normal_()
+    numbers = max(2**26, beyond_cache(device) // 8) if device.type == "cpu" else 2**29
+    source = torch.empty(numbers, device=device).normal_()
     target = torch.empty_like(source)
     taken = interleaved({"copy": lambda: target.copy_(source)}, device, seconds=0.5)["copy"]
     return 2 * source.numel() * source.element_size() / taken

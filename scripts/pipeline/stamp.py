@@ -8,6 +8,7 @@ which the next stage's fingerprint takes in: a stage that ran again makes all th
 import hashlib
 import json
 import uuid
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ def fingerprint(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def fingerprint_files(folder: Path) -> str:
-    """A digest of the names and the content of all files in a folder."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+def fingerprint_files(folder: Path, names: Collection[str] = ()) -> str:
+    """A digest of the names and the content of the files in a folder: of ``names``, or of all where none are given."""
+    paths = _files(folder)
     if not paths:
         raise UserError(f"{folder} is not a folder with files in it; give --raw the folder that holds the raw text")
-    return fingerprint({str(path.relative_to(folder)): digest([path]) for path in paths})
+    return fingerprint({name: digest([path]) for name, path in paths.items() if not names or name in names})
 
 
 def new_id() -> str:
@@ -50,9 +51,14 @@ def new_id() -> str:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """The files of a folder with their sizes, the stamp itself and the marks of ownership left out."""
+    """The files of a folder with their sizes, the stamp itself left out."""
+    return {name: path.stat().st_size for name, path in _files(folder).items() if name != NAME}
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The files of a folder, also in folders in it, by their names there; the marks of ownership left out."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return {str(path.relative_to(folder)): path.stat().st_size for path in paths if path != folder / NAME}
+    return {str(path.relative_to(folder)): path for path in paths}
 
 
 def read_stamp(folder: Path) -> Stamp | None:

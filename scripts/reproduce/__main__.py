@@ -171,7 +171,7 @@ def main() -> None:
 
     @functools.cache
     def given() -> str | None:
-        return fingerprint_files(arguments.raw) if arguments.raw else None
+        return fingerprint_files(arguments.raw, dataset.files) if arguments.raw else None
 
     passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous")}
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]

@@ -45,6 +45,16 @@ def test_the_test_set_alone():
         load_dataset("wmt16_en_de_google").only_test([Path("code"), Path("code")])
 
 
+def test_codes_count_by_what_they_hold(tmp_path: Path):
+    codes = tmp_path / "codes", tmp_path / "copied"
+    facts = []
+    for path, text in zip((*codes, codes[0]), ("a b\n", "a b\n", "b c\n"), strict=True):
+        path.write_text(text)
+        (tmp_path / "mine.yaml").write_text(f"kind: text\nsource: en\nsteps: [apply_bpe: {{codes: {path}}}]\n")
+        facts.append(load_dataset(str(tmp_path / "mine.yaml")).facts())
+    assert facts[0] == facts[1] != facts[2]
+
+
 def test_the_demo_is_what_the_design_says():
     dataset = load_dataset("debian_en_de")
     assert dataset.languages == ("en", "de")

@@ -1,5 +1,7 @@
 """Options of `python -m data_prep` about the user's own text, and what is refused before anything runs."""
 
+import hashlib
+import json
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from data_prep import __main__ as command
 from scripts.common.errors import UserError
 from scripts.pipeline import pipeline
+from tests.data_prep.corpora import pack
 from tests.data_prep.test_pipeline import stage
 
 
@@ -37,6 +40,37 @@ def test_one_side_alone_is_refused_where_there_are_two(tmp_path, sides, monkeypa
     with pytest.raises(UserError, match="alone is text in en; give --src alone"):
         run(monkeypatch, alone, "--src", sides[0], "--tgt", sides[1], "--out", out)
     assert not out.exists()
+
+
+def test_own_text_counts_as_done_until_it_changes(tmp_path, sides, monkeypatch, capsys):
+    given = ["own_text", "--src", sides[0], "--tgt", sides[1], "--out", tmp_path / "out", "--to", "download"]
+    for said in ("not complete yet", "nothing has changed, skipped"):
+        run(monkeypatch, *given, "--invalid", "replace")
+        assert f"== download: {said}" in capsys.readouterr().out
+    sides[0].write_bytes(sides[0].read_bytes().upper())
+    run(monkeypatch, *given, "--invalid", "replace")
+    assert "the files given with --raw have changed" in capsys.readouterr().out
+
+
+def test_only_files_that_a_dataset_names_count(tmp_path, monkeypatch, capsys):
+    raw, file = tmp_path / "raw", tmp_path / "mine.yaml"
+    pack(raw / "a.tgz", {"t.en": b"one\n"})
+    yaml = "kind: {}\nsource: en\nfiles: {{a.tgz: {{}}}}\nsplits: {{test: [{{file: a.tgz, members: {{en: t.en}}}}]}}"
+    file.write_text(yaml.format("archives"))
+    for said in ("not complete yet", "nothing has changed, skipped", "the files given with --raw have changed"):
+        run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out", "--to", "download")
+        assert f"== download: {said}" in capsys.readouterr().out
+        (raw / "else.txt").write_text("of something else")
+        if "skipped" in said:
+            (tmp_path / "out" / "raw" / "a.tgz").unlink()
+            (tmp_path / "out" / "raw" / "ledger.json").unlink()
+            pack(raw / "a.tgz", {"t.en": b"two\n"})
+    described = json.loads((tmp_path / "out" / "raw" / "manifest.json").read_text())["files"]["a.tgz"]
+    content = (raw / "a.tgz").read_bytes()
+    assert described == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}  # lines are of text
+    file.write_text(yaml.format("text"))
+    with pytest.raises(UserError, match=r"mine.yaml: `files` is \['a.tgz'\], expected none for this kind"):
+        run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out")
 
 
 def test_what_to_do_with_bytes_that_are_not_utf_8(tmp_path, sides, monkeypatch):

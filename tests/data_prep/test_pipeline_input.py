@@ -128,9 +128,10 @@ def test_bytes_that_are_not_utf8_replaced(place: Place):
 
 
 @pytest.mark.parametrize("steps", [STEPS, "steps: []"])
-def test_bytes_that_are_not_utf8_dropped_with_their_pair(place: Place, steps: str):
+@pytest.mark.parametrize("reader", ["plain", "iwslt_tags"])
+def test_bytes_that_are_not_utf8_dropped_with_their_pair(place: Place, steps: str, reader: str):
     spoilt(place)
-    out = place.prepare(source=", invalid: drop", steps=steps)
+    out = place.prepare(source=f", invalid: drop, reader: {reader}", steps=steps)
     left = [number for number in range(10_000, 10_020) if number not in (10_004, 10_006)]
     for language in ("en", "de"):
         assert numbers(lines_of(out / f"train.{language}")) == left
@@ -188,6 +189,13 @@ def test_counts_that_are_not_those_expected(place: Place):
     assert (entry["got"], entry["expected"], entry["holds"]) == (20, "21", False)
     loose = more.replace("status", "tolerance: 0.06, status")
     assert json.loads((place.prepare(steps=loose) / "counts.json").read_text())["expected"][0]["holds"]
+
+
+def test_a_step_that_stands_twice_is_judged_by_its_last_time(place: Place):
+    steps = ", ".join(f"{{hold_out: {{splits: [train], into: {into}, every: 4}}}}" for into in ("x", "y"))
+    expected = "expected: [{after: hold_out, lines: {train: 12}, status: published}]"
+    out = place.prepare(steps=f"steps: [{steps}]\n{expected}")
+    assert [entry["got"] for entry in json.loads((out / "counts.json").read_text())["expected"]] == [12]
 
 
 def test_saved_raw_lines_must_stay_those_of_the_part(place: Place):
@@ -263,6 +271,7 @@ def test_a_yaml_that_is_wrong(place: Place, options: dict[str, str], message: st
         ("{en: v.en, de: v.de}", "{en: v.en}", r"splits.valid\[0\].members` is \['en'\], expected en, de"),
         ("v.en", "a.en", "splits: a.en of a.tgz stands in two places"),
         ("  test:\n", "  tset:\n", "splits: there is no test, nor does a step make it"),
+        (YAML[YAML.index("  train:") : YAML.index("  test:")].format(source=""), "", r"\[2\]: bpe needs a split train"),
     ],
 )
 def test_parts_that_are_wrong(place: Place, old: str, new: str, message: str):

@@ -46,6 +46,14 @@ def test_the_engine_of_bpe_changes_nothing(raw: Path):
             assert any("@@" in line for line in slow)
 
 
+@pytest.mark.parametrize("step", ["bpe: {merges: 30, splits: [train]}", "sentencepiece: {units: 90, splits: [train]}"])
+def test_other_splits_stay_whole(raw: Path, step: str):
+    out = prepared(raw, step)
+    for language in LANGUAGES:
+        assert (out / f"valid.{language}").read_bytes() == (raw / f"valid.{language}").read_bytes()
+        assert (out / f"train.{language}").read_bytes() != (raw / f"train.{language}").read_bytes()
+
+
 def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "fastBPE", None)
     with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):

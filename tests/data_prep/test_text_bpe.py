@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from data_prep.bench import measure, steps_of
+from data_prep.bench import measure, repeated, steps_of
 from data_prep.text import bpe, sentencepiece
 from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
@@ -127,3 +127,9 @@ def test_speeds_are_measured_of_each_step_on_what_the_one_before_made():
 
     measure({"upper": str.upper, "see": see}, ["a"])
     assert seen == {"A"}
+
+
+def test_a_text_is_repeated_to_its_last_line(tmp_path):
+    (tmp_path / "given").write_bytes(b"a\nb")
+    repeated(tmp_path / "given", 3, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == b"a\nb\na\n"

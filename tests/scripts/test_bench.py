@@ -1,19 +1,23 @@
 """The benchmark's arithmetic and its tables; how fast anything is, no test says."""
 
 import dataclasses
+import importlib.util
 import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from lightconv_plugin import ops
 from scripts import bench as script
-from scripts.benchmarks import operators, peers, timing, training
+from scripts.benchmarks import ctranslate2, operators, peers, timing, training
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import load_plugin, translation
 from tests.tolerances import assert_close
@@ -205,6 +209,64 @@ def test_arguments_that_are_none_are_refused_with_the_usage(monkeypatch, capsys,
     with pytest.raises(SystemExit):
         script.parse()
     assert ", expected " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_gpu_by_its_number_is_the_one_that_is_measured(monkeypatch):
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(timing, "machine", str)
+    monkeypatch.setattr(script, "tables", lambda args: iter(()))
+    monkeypatch.setattr(sys, "argv", ["bench.py", "train", "--device", "cuda:1"])
+    script.main()
+    assert chosen == [1]
+    monkeypatch.setattr(sys, "argv", ["bench.py", "train", "--device", "cuda:2"])
+    with pytest.raises(UserError, match=r"cuda:2: torch .* sees no CUDA device of that number, 2 in all"):
+        script.main()
+
+
+class Here:
+    """Stands for the process of a peer."""
+
+    def __enter__(self) -> "Here":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, function: Callable, *arguments: object) -> SimpleNamespace:
+        found = function(*arguments)
+        return SimpleNamespace(result=lambda: found)
+
+
+def test_ctranslate2_works_on_the_same_gpu(monkeypatch):
+    asked: list[object] = []
+    peer = SimpleNamespace(
+        get_supported_compute_types=lambda *place: asked.append(place) or {"int8"},
+        Translator=lambda folder, **options: asked.append((options["device"], options["device_index"])),
+    )
+    monkeypatch.setitem(sys.modules, "ctranslate2", peer)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: peer)
+    monkeypatch.setattr(ctranslate2, "_process", Here)
+    monkeypatch.setattr(ctranslate2, "_convert", lambda folder: None)
+    words = SimpleNamespace(save=lambda path: None)
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+    built: Any = SimpleNamespace(args=None, model=SimpleNamespace(state_dict=dict), task=task)
+    assert ctranslate2.compute_types(torch.device("cuda:1")) == ["int8"]
+    ctranslate2.translator(built, torch.device("cuda:1"), "int8")
+    assert asked == [("cuda", 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [((), 2**26), (("48K", "40960K"), 2 * 40960 * 2**10), (("600000K",), 2**30)]
+)
+def test_bytes_that_no_cache_holds(tmp_path, monkeypatch, sizes, expected):
+    for number, size in enumerate(sizes):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+    monkeypatch.setattr(timing, "CPU_CACHES", tmp_path)
+    assert timing.beyond_cache(CPU) == expected
 
 
 def test_refusals():

@@ -8,6 +8,7 @@ import pytest
 
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
+from data_prep.steps.plan import plan
 from data_prep.text.clean import count_words, pair_filter
 from scripts import own_text
 from scripts.common.errors import UserError
@@ -76,6 +77,25 @@ def test_nothing_of_a_good_text_is_lost(language, turned, checkout, monkeypatch,
     prepare(load_dataset(str(smaller)), raw=raw, out=checkout / "out", workers=1)
     counts = read_json(checkout / "out" / "counts.json")
     assert not any(entry.get("dropped") for entry in counts["steps"])
+
+
+def test_words_that_are_others_to_yaml(checkout, monkeypatch):
+    german, english = corpus(checkout, "de", 20)
+    call(monkeypatch, "2024", "--src", german, "--tgt", english, "--source", "no", "--target", "en")
+    dataset = load_dataset(str(checkout / "data_prep" / "datasets" / "2024.yaml"))
+    plan(dataset, checkout)
+    assert dataset.languages == ("no", "en")
+    assert load_config(checkout / "configs" / "2024" / "dynamicconv.yaml").dataset == "2024"
+    with pytest.raises(UserError, match=r"the language 'de\.x', expected letters, digits, _ and -, such as en"):
+        call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de.x", "--target", "en")
+
+
+def test_bytes_that_are_not_utf_8_are_said_and_replaced(checkout, monkeypatch, capsys):
+    german, english = corpus(checkout, "de", 20)
+    german.write_bytes(b"\xe4" + german.read_bytes())
+    call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de", "--target", "en")
+    assert f"note: {german}: 1 lines are not UTF-8; U+FFFD will stand for such bytes" in capsys.readouterr().out
+    assert load_dataset(str(checkout / "data_prep" / "datasets" / "mine.yaml")).invalid == "replace"
 
 
 def test_words_are_counted_where_there_are_no_spaces():
