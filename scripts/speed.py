@@ -65,9 +65,9 @@ def trained_system(config: Config, run: Path) -> System | None:
 def untrained_system(config: Config, data: Path, out: Path) -> System:
     """A model of the configuration's architecture after one small update, made by fairseq-train."""
     changed = {"max-tokens": 512, "update-freq": 1, "max-update": 1, "save-interval-updates": None}
-    changed |= {"restore-file": "none.pt"}  # not the last, which a model of other sizes may have left there
     flags = {"disable-validation": True, "no-epoch-checkpoints": None, "skip-invalid-size-inputs-valid-test": True}
-    small = Config(config.path, config.name, config.dataset, config.seeds, config.train | changed | flags)
+    anew = {"restore-file": "none.pt"}  # not the last, which a model of other sizes may have left there
+    small = Config(config.path, config.name, config.dataset, config.seeds, config.train | changed | flags | anew)
     devices = find_devices(1)
     run_logged(train_command(small, 1, data, out, devices), out / "train.log", lambda line: None, what="fairseq-train")
     return System(config, out / "checkpoint_last.pt", {}, trained=False)

@@ -36,7 +36,7 @@ def timed_seed(job: Job) -> Path:
 
 
 def identities(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """What tells whether the timed model of each job is still the same."""
+    """The identity of the timed model of each job, which another training changes."""
     stamps = {name: read_stamp(timed_seed(job) / "scores") for name, job in jobs.items()}
     return {name: stamp.id for name, stamp in stamps.items() if stamp}
 
