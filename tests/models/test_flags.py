@@ -160,7 +160,7 @@ def test_layerdrop_leaves_out_blocks_in_training_alone(side):
 
 def test_a_model_pruned_to_some_blocks_keeps_their_widths():
     """In the order of the layers, whatever that of the numbers, as fairseq prunes their weights."""
-    sizes = {"decoder_layers": 3, "decoder_kernel_size_list": [3, 5, 7]}
+    sizes: dict[str, Any] = {"decoder_layers": 3, "decoder_kernel_size_list": [3, 5, 7]}
     weights = model(**sizes).state_dict()
     for kept in ("0,2", "2,0"):
         built = model(**sizes, decoder_layers_to_keep=kept)
