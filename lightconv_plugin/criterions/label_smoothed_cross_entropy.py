@@ -14,6 +14,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.tasks.beam_search import has_plain_softmax
 
 
 @register_criterion("pla_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
@@ -23,13 +24,13 @@ class PlaLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def compute_loss(self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
         """The loss and -log p(target), each summed over the target words of a batch, padding left out.
 
-        fairseq computes what an adaptive softmax gives, a loss for each word (``reduce=False``), and what lies on
-        devices for which the library has no kernel.
+        fairseq computes what an adaptive softmax or a model's own probabilities give, a loss for each word
+        (``reduce=False``), and what lies on devices for which the library has no kernel.
         """
-        logits: Tensor = net_output[0]
-        adaptive = getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None
-        if adaptive or not reduce or not ops.native.has_kernel("smoothed_nll", logits.device.type):
+        plain = has_plain_softmax(model) and getattr(model.decoder, "adaptive_softmax", None) is None
+        if not plain or not reduce or not ops.native.has_kernel("smoothed_nll", net_output[0].device.type):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
+        logits: Tensor = net_output[0]
         target = model.get_targets(sample, net_output)
         skipped = self.ignore_prefix_size
         logits, target = logits[:, skipped:], target[:, skipped:]

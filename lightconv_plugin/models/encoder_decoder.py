@@ -149,9 +149,14 @@ class LightConvModel(ForGeneration, TransformerModelBase):
         """Build from flags (a namespace), YAML or a checkpoint's config.
 
         Raises:
-            ValueError: options that contradict each other, or do not fit the task's dictionaries.
+            ValueError: options that contradict each other, or do not fit the task's dictionaries or padding.
         """
         complete = resolve(cfg)
+        options = getattr(task, "cfg", None) or getattr(task, "args", None)
+        if getattr(options, "left_pad_target", False) in (True, "True"):
+            raise ValueError(
+                "--left-pad-target True puts padding where these decoders look without a mask; leave it out"
+            )
         if complete.share_all_embeddings and task.source_dictionary != task.target_dictionary:
             raise ValueError(
                 "--share-all-embeddings, given or set by the architecture, needs a joined dictionary; this data has "

@@ -96,6 +96,7 @@ KNOWN_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
     "mixer.input_dropout": (Dropout,),
     "mixer.in_proj": (nn.Linear,),
     "mixer.conv": (LightweightConv, DynamicConv),
+    "mixer.conv.weight_dropout": (Dropout,),
     "mixer.conv.weight_linear": (nn.Linear,),
     "mixer.out_proj": (nn.Linear,),
     **_residual("mixer_residual"),

@@ -17,9 +17,7 @@ from lightconv_plugin.modules import (
 
 def _conv_module(conv: type[LightweightConv] | type[DynamicConv], cfg: Any, side: str, kernel_size: int) -> nn.Module:
     stack = getattr(cfg, side)
-    query = {}
-    if stack.query_dim is not None:
-        query = {"query_dim": stack.query_dim, "query_heads": stack.query_heads}
+    query = {"query_dim": stack.query_dim, "query_heads": stack.query_heads} if conv is DynamicConv else {}
     return ConvModule(
         stack.embed_dim,
         conv(

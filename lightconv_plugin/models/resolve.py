@@ -130,16 +130,27 @@ def resolve_side(args: Namespace, side: str) -> None:
     fill(args, {f"{side}_conv_dim": get("embed_dim"), f"{side}_conv_heads": get("attention_heads")})
     sizes = _kernel_sizes(args, side)
     if get("layers_to_keep"):
-        sizes = [sizes[int(number)] for number in get("layers_to_keep").split(",")]
+        kept = sorted(int(number) for number in get("layers_to_keep").split(","))  # as fairseq sorts their weights
+        if kept[0] < 0 or kept[-1] >= len(sizes):
+            raise ValueError(
+                f"{flag}-layers-to-keep is {get('layers_to_keep')}; expected numbers from 0 to {len(sizes) - 1}, "
+                f"for {len(sizes)} layers"
+            )
+        sizes = [sizes[number] for number in kept]
     setattr(args, f"{side}_kernel_size_list", sizes)
     setattr(args, f"{side}_layers", len(sizes))
-    if get("conv_type") in ("lightweight", "dynamic") and get("conv_dim") % get("conv_heads"):
+    kind = get("conv_type")
+    convolves = kind in ("lightweight", "dynamic")
+    if convolves and get("conv_dim") % get("conv_heads"):
         raise ValueError(
             f"{flag}-conv-heads {get('conv_heads')} does not divide {flag}-conv-dim {get('conv_dim')}; "
             f"choose a divisor (heads default to {flag}-attention-heads, the dimension to {flag}-embed-dim)"
         )
-    if get("query_dim") is not None and get("conv_type") != "dynamic":
-        raise ValueError(f"{flag}-query-dim is for {flag}-conv-type dynamic; got {get('conv_type')}: leave it out")
+    if not convolves and get("conv_dim") != get("embed_dim"):
+        raise ValueError(f"{flag}-conv-dim is for {flag}-conv-type lightweight or dynamic; got {kind}: leave it out")
+    if kind != "dynamic" and (get("query_dim") is not None or get("query_heads") > 1):
+        option = "heads" if get("query_dim") is None else "dim"
+        raise ValueError(f"{flag}-query-{option} is for {flag}-conv-type dynamic; got {kind}: leave it out")
     if get("embed_dim") % get("attention_heads"):
         raise ValueError(
             f"{flag}-attention-heads {get('attention_heads')} does not divide {flag}-embed-dim {get('embed_dim')}; "

@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear
 from lightconv_plugin.modules.plain import is_plain
-from lightconv_plugin.modules.window import IncrementalState, StepByStep
+from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_width
 
 DROPCONNECT_PER = ("position", "kernel")
 
@@ -20,7 +21,8 @@ class TimeConv(StepByStep):
         kernel_size: K.
         heads: H, a divisor of C; the C / H channels of a head share a kernel.
         causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
-        dropconnect: probability with which a normalised weight is dropped in training.
+        dropconnect: probability with which a normalised weight is dropped in training, and where fairseq's
+            ``--retain-dropout`` asks for it.
         dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
             "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
             DynamicConv has a kernel for each position, so for it both are the same.
@@ -45,15 +47,9 @@ class TimeConv(StepByStep):
         backend: str = "auto",
     ) -> None:
         super().__init__(causal=causal)
-        if kernel_size < 1:
-            raise ValueError(f"a kernel of {kernel_size} weights was asked for; at least 1 is expected")
+        check_width(kernel_size, causal=causal)
         if heads < 1 or channels % heads:
             raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
-        if not causal and kernel_size % 2 == 0:
-            raise ValueError(
-                f'kernel size {kernel_size} is even, so "same" padding has no middle; '
-                "choose an odd size for the encoder (3, 7, 15, 31 in the paper)"
-            )
         if not 0.0 <= dropconnect < 1.0:
             raise ValueError(f"DropConnect's probability is {dropconnect}; expected 0 <= p < 1")
         if dropconnect_per not in DROPCONNECT_PER:
@@ -62,10 +58,19 @@ class TimeConv(StepByStep):
         self.kernel_size = kernel_size
         self.heads = heads
         self.padding_l = kernel_size - 1 if causal else kernel_size // 2
-        self.dropconnect = dropconnect
+        self.weight_dropout = Dropout(dropconnect, self)
         self.dropconnect_per = dropconnect_per
         self.normalization = normalization
         self.backend = backend
+
+    @property
+    def dropconnect(self) -> float:
+        """The probability of dropping, whether weights are dropped now or not."""
+        return self.weight_dropout.p
+
+    @dropconnect.setter
+    def dropconnect(self, p: float) -> None:
+        self.weight_dropout.p = p
 
     def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState) -> Tensor:
         """The newest position (1, B, C), convolved with those before it.
@@ -80,7 +85,13 @@ class TimeConv(StepByStep):
         """
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
-        out, saved = ops.conv_step(x, weight, saved, normalization=self.normalization, backend=self.backend)
+        normalization, dropconnect = self.normalization, self.weight_dropout.probability
+        if dropconnect > 0.0:  # what is left is a kernel, for any backend; drawn anew at each step
+            weight = ops.normalize_kernel(weight, normalization)
+            if self.dropconnect_per == "position":
+                weight = weight.expand(1, x.shape[1], self.heads, self.kernel_size)
+            weight, normalization = F.dropout(weight, dropconnect), "none"
+        out, saved = ops.conv_step(x, weight, saved, normalization=normalization, backend=self.backend)
         self.set_incremental_state(incremental_state, saved)
         return out
 
@@ -113,7 +124,7 @@ class LightweightConv(TimeConv):
         if incremental_state is not None:
             return self.step(x, self.weight, incremental_state)
         weight: Tensor = self.weight
-        normalization, dropconnect = self.normalization, self.dropconnect if self.training else 0.0
+        normalization, dropconnect = self.normalization, self.weight_dropout.probability
         if dropconnect > 0.0 and self.dropconnect_per == "kernel":  # what is left is a kernel, for any backend
             weight, normalization, dropconnect = F.dropout(self.kernels(), dropconnect), "none", 0.0
         return ops.light_conv(
@@ -167,7 +178,7 @@ class DynamicConv(TimeConv):
             weight,
             padding_l=self.padding_l,
             normalization=self.normalization,
-            dropconnect=self.dropconnect if self.training else 0.0,
+            dropconnect=self.weight_dropout.probability,
             backend=self.backend,
         )
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.window import IncrementalState, InputWindow
+from lightconv_plugin.modules.window import IncrementalState, InputWindow, check_width
 
 
 class StandardConv(InputWindow):
@@ -14,9 +14,13 @@ class StandardConv(InputWindow):
         channels: C.
         kernel_size: K, odd unless causal.
         causal: pad K - 1 on the left (decoder) instead of K // 2 on both sides.
+
+    Raises:
+        ValueError: an even kernel that is not causal, or one without weights.
     """
 
     def __init__(self, channels: int, kernel_size: int, *, causal: bool) -> None:
+        check_width(kernel_size, causal=causal)
         super().__init__(kernel_size, causal=causal)
         self.kernel_size = kernel_size
         self.padding = (kernel_size - 1, 0) if causal else (kernel_size // 2, kernel_size // 2)

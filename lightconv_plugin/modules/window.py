@@ -10,6 +10,21 @@ from lightconv_plugin import ops
 IncrementalState = dict[str, dict[str, Tensor | None]]
 
 
+def check_width(kernel_size: int, *, causal: bool) -> None:
+    """Refuse a kernel that cannot be laid over a sequence.
+
+    Raises:
+        ValueError: it has no weights, or is even and not causal.
+    """
+    if kernel_size < 1:
+        raise ValueError(f"a kernel of {kernel_size} weights was asked for; at least 1 is expected")
+    if not causal and kernel_size % 2 == 0:
+        raise ValueError(
+            f'kernel size {kernel_size} is even, so "same" padding has no middle; '
+            "choose an odd size for the encoder (3, 7, 15, 31 in the paper)"
+        )
+
+
 class StepByStep(nn.Module):
     """A module with an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state.
 

@@ -41,10 +41,11 @@ def light_conv(
     See ``reference.light_conv`` for the definition.
 
     Raises:
-        ValueError: shapes that do not fit, padding_l outside 0..K-1, or an unknown normalisation or backend.
+        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), or an unknown
+            normalisation or backend.
     """
     check_operands("light_conv", x, weight, 2, "(H, K)")
-    _check_kernel("light_conv", weight, padding_l)
+    _check_kernel("light_conv", weight, padding_l, dropconnect)
     chosen = choose_backend("light_conv", backend, x, weight)
     return chosen.light_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
@@ -63,7 +64,8 @@ def dynamic_conv(
     See ``reference.dynamic_conv`` for the definition.
 
     Raises:
-        ValueError: shapes that do not fit, padding_l outside 0..K-1, or an unknown normalisation or backend.
+        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), or an unknown
+            normalisation or backend.
     """
     check_operands("dynamic_conv", x, weight, 4, "(T, B, H, K)")
     if weight.shape[:2] != x.shape[:2]:
@@ -71,7 +73,7 @@ def dynamic_conv(
             f"dynamic_conv: one kernel a position is expected, weight (T, B, H, K) with T, B = "
             f"{tuple(x.shape[:2])} as in x; got weight {tuple(weight.shape)}"
         )
-    _check_kernel("dynamic_conv", weight, padding_l)
+    _check_kernel("dynamic_conv", weight, padding_l, dropconnect)
     chosen = choose_backend("dynamic_conv", backend, x, weight)
     return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
 
@@ -137,7 +139,9 @@ def check_operands(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, w
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[2]} channels of x")
 
 
-def _check_kernel(operator: str, weight: Tensor, padding_l: int) -> None:
+def _check_kernel(operator: str, weight: Tensor, padding_l: int, dropconnect: float) -> None:
     width = weight.shape[-1]
     if not 0 <= padding_l < width:
         raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
+    if not 0.0 <= dropconnect < 1.0:
+        raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")

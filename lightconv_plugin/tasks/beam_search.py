@@ -27,11 +27,14 @@ _said: set[str] = set()
 Hypothesis = dict[str, Tensor]
 
 
-def _has_plain_softmax(model: Any) -> bool:
-    """Return True if no class and no instance has its own way from logits to probabilities; a wrapper may have one."""
+def has_plain_softmax(model: Any) -> bool:
+    """Return True if probabilities are the softmax of a decoder's logits: no class or instance has a way of its own.
+
+    A wrapper that passes on its model's methods, such as that of several processes, is seen through.
+    """
     return all(
-        name not in vars(part) and getattr(type(part), name, None) in _PLAIN_SOFTMAX
-        for part in (model, model.decoder)
+        getattr(getattr(part, name, None), "__func__", None) in _PLAIN_SOFTMAX
+        for part in (model, getattr(model, "decoder", None))
         for name in _PROBABILITIES
     )
 
@@ -79,7 +82,7 @@ class BeamSearchGenerator(SequenceGenerator):
         model = self.model.single_model
         if not self.model.has_incremental or not self.model.has_encoder():
             return f"{type(model).__name__}, which is not an encoder with an incremental decoder"
-        if not _has_plain_softmax(model):
+        if not has_plain_softmax(model):
             return f"{type(model).__name__}, which has probabilities of its own"
         if getattr(model.decoder, "adaptive_softmax", None) is not None:
             return "an adaptive softmax"

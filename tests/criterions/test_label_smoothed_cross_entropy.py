@@ -1,12 +1,17 @@
 """The criterion against fairseq's own."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
+from fairseq.distributed import ModuleProxyWrapper
+from fairseq.models import BaseFairseqModel, FairseqDecoder
+from torch import nn
 
+from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
 from lightconv_plugin.ops.auxiliary import autograd
 from tests.tolerances import assert_close
@@ -14,16 +19,33 @@ from tests.tolerances import assert_close
 PAD = Dictionary().pad()
 
 
-class Model:
+class Model(BaseFairseqModel):
     """As much of a model as a criterion asks for."""
 
-    decoder = SimpleNamespace(adaptive_softmax=None)
+    def __init__(self, decoder=FairseqDecoder):
+        super().__init__()
+        self.decoder = decoder(Dictionary())
 
-    def get_targets(self, sample, net_output):
-        return sample["target"]
 
-    def get_normalized_probs(self, net_output, log_probs):
-        return torch.log_softmax(net_output[0].float(), dim=-1)
+class Halved(Model):
+    """A model with a way of its own from logits to probabilities."""
+
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
+        return super().get_normalized_probs((net_output[0] / 2,), log_probs)
+
+
+class HalvedDecoder(FairseqDecoder):
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
+        return super().get_normalized_probs((net_output[0] / 2,), log_probs)
+
+
+class WithoutDecoder(BaseFairseqModel):
+    """A model whose output is a tensor of logits."""
+
+
+def several_processes(model):
+    """As fairseq wraps a model: DistributedDataParallel inside of what passes on its model's attributes."""
+    return ModuleProxyWrapper(nn.DataParallel(model))
 
 
 def criterions(**options):
@@ -55,13 +77,43 @@ def test_loss_and_gradient_are_fairseqs(options, backend, monkeypatch):
         assert_close(ours, theirs)
 
 
+def halved_instance():
+    model = Model()
+    own = model.decoder.get_normalized_probs
+    model.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] / 2,), log_probs)
+    return model
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(
+    ("model", "plain"),
+    [
+        (Model, True),
+        (Halved, False),
+        (lambda: Model(HalvedDecoder), False),
+        (halved_instance, False),
+        (WithoutDecoder, False),
+    ],
+)
+def test_a_model_s_own_probabilities_are_taken(model, plain, wrapped, monkeypatch):
+    logits, sample = batch()
+    output = logits if model is WithoutDecoder else (logits, None)
+    model = several_processes(model()) if wrapped else model()
+    faster = mock.Mock(side_effect=ops.smoothed_nll)
+    monkeypatch.setattr(ops, "smoothed_nll", faster)
+    theirs, ours = (c.compute_loss(model, output, sample) for c in criterions())
+    for expected, got in zip(theirs, ours, strict=True):
+        assert_close(got, expected)
+    assert faster.called == plain
+
+
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_what_it_does_not_do_is_fairseqs_to_do(adaptive, monkeypatch):
     monkeypatch.setattr(autograd, "smoothed_nll", None)
     model = Model()
-    if adaptive:
-        model.decoder = SimpleNamespace(adaptive_softmax=object())
     logits, sample = batch()
+    if adaptive:
+        model.decoder.adaptive_softmax = SimpleNamespace(get_log_prob=lambda x, target: x.log_softmax(-1))
     theirs, ours = (c.compute_loss(model, (logits, None), sample, reduce=adaptive) for c in criterions())
     for expected, got in zip(theirs, ours, strict=True):
         assert torch.equal(expected, got)

@@ -106,6 +106,7 @@ def test_any_sizes(conv, width, conv_dim, ffn, heads, kernel, rows, padded):
         {"decoder_query_dim": 8},
         {"decoder_conv_type": "attention"},
         {"dropout": 0.5, "retained": True},
+        {"weight_dropout": 0.5, "retained": True},
     ],
 )
 def test_other_blocks_run_part_by_part(options, calls, monkeypatch):

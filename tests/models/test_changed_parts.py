@@ -279,7 +279,7 @@ DECODERS = sorted(ENCODER_DECODER) + [name for name in LANGUAGE_MODELS if name !
 @pytest.mark.parametrize("arch", DECODERS)
 @torch.no_grad()
 def test_every_module_of_a_decoder_is_called_at_every_step(arch):
-    """But what reads the source once, and dropout of attention weights, which PyTorch's operator does itself.
+    """But what reads the source once, and dropout of weights, which the operators do themselves.
 
     An adaptive softmax is called for probabilities, and a band of an adaptive input for its own words.
     """
@@ -297,7 +297,7 @@ def test_every_module_of_a_decoder_is_called_at_every_step(arch):
         ".*(ModuleList|Sequential)",
         "adaptive_softmax.*",
         "embed_tokens[.].*",
-        ".*encoder_attn.dropout_module",
+        ".*(encoder_attn.dropout_module|conv.weight_dropout)",
     ]
     if "local_attention" in arch:
         passed_by.append(".*mixer.dropout")

@@ -122,6 +122,13 @@ def test_options_combine(conv, glu, normalize_before):
         ({"encoder_conv_heads": 5}, "--encoder-conv-heads 5 does not divide --encoder-conv-dim 16"),
         ({"encoder_attention_heads": 5}, "--encoder-attention-heads 5 does not divide --encoder-embed-dim 16"),
         ({"decoder_conv_heads": 3}, "--decoder-conv-heads 3 does not divide --decoder-conv-dim 16"),
+        ({"decoder_conv_type": "lightweight", "decoder_query_heads": 2}, "--decoder-query-heads is for .* got lightw"),
+        ({"encoder_conv_type": "standard", "encoder_query_dim": 8}, "--encoder-query-dim is for .* dynamic; got stand"),
+        ({"encoder_conv_type": "attention", "encoder_conv_dim": 8}, "--encoder-conv-dim is for .* got attention"),
+        ({"decoder_conv_type": "average", "decoder_conv_dim": 8}, "--decoder-conv-dim is for .* got average"),
+        ({"decoder_layers_to_keep": "0,6"}, "--decoder-layers-to-keep is 0,6; expected numbers from 0 to 5"),
+        ({"encoder_layers_to_keep": "-1,2"}, "--encoder-layers-to-keep is -1,2; expected numbers from 0 to 6"),
+        ({"decoder_query_heads": 3}, "3 query heads do not divide 4 heads"),
         ({"weight_softmax": False, "weight_normalization": "softmax"}, "contradict each other"),
         ({"share_all_embeddings": True}, "joined dictionary"),
     ],
@@ -129,6 +136,28 @@ def test_options_combine(conv, glu, normalize_before):
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
         common.build("pla_dynamicconv_iwslt_de_en", common.task(20, 24), **{**common.SMALL, **options})
+
+
+@pytest.mark.parametrize("kept_in", ["cfg", "args"])
+@pytest.mark.parametrize("value", [True, "True"])
+def test_targets_padded_on_the_left_are_refused(kept_in, value):
+    task = common.task()
+    setattr(task, kept_in, common.Namespace(left_pad_target=value))
+    with pytest.raises(ValueError, match="--left-pad-target True puts padding where"):
+        common.build("pla_dynamicconv_small", task, **common.SMALL)
+    setattr(task, kept_in, common.Namespace(left_pad_target=type(value)(False)))
+    common.build("pla_dynamicconv_small", task, **common.SMALL)
+
+
+def test_query_heads_need_no_query_of_their_own():
+    built = common.build("pla_dynamicconv_small", common.task(), **common.SMALL, decoder_query_heads=2)
+    assert [b.mixer.conv.query_heads for b in (*built.encoder.layers, *built.decoder.layers)] == [1, 1, 2, 2]
+    assert {b.mixer.conv.weight_linear.in_features for b in built.decoder.layers} == {8}
+
+
+def test_a_width_that_is_the_block_s_is_no_contradiction():
+    built = common.build("pla_aan_wmt_en_de_big", common.task(), **common.SMALL, encoder_conv_dim=16)
+    assert len(built.encoder.layers) == 6
 
 
 def test_weight_softmax_off_is_no_normalisation():

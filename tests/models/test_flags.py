@@ -159,10 +159,16 @@ def test_layerdrop_leaves_out_blocks_in_training_alone(side):
 
 
 def test_a_model_pruned_to_some_blocks_keeps_their_widths():
-    built = model(decoder_layers=3, decoder_kernel_size_list=[3, 5, 7], decoder_layers_to_keep="0,2")
-    assert [block.mixer.conv.kernel_size for block in built.decoder.layers] == [3, 7]
-    assert len(built.encoder.layers) == 2
-    loss(built)
+    """In the order of the layers, whatever that of the numbers, as fairseq prunes their weights."""
+    sizes: dict[str, Any] = {"decoder_layers": 3, "decoder_kernel_size_list": [3, 5, 7]}
+    weights = model(**sizes).state_dict()
+    for kept in ("0,2", "2,0"):
+        built = model(**sizes, decoder_layers_to_keep=kept)
+        assert [block.mixer.conv.kernel_size for block in built.decoder.layers] == [3, 7]
+        assert len(built.encoder.layers) == 2
+        loss(built)
+        pruned = common.Namespace(arch="x", encoder_layers_to_keep="0,1", decoder_layers_to_keep=kept)
+        built.load_state_dict(dict(weights), model_cfg=pruned)
 
 
 @pytest.mark.parametrize("decoder", ["dynamic", "lightweight", "local_attention", "average"])

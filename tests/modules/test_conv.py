@@ -108,6 +108,46 @@ def test_dropconnect_is_drawn_per_position_or_per_kernel(conv, per):
     assert not torch.equal(module(x), module(x))  # the next update has another mask
 
 
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("per", DROPCONNECT_PER)
+@torch.no_grad()
+def test_dropconnect_acts_in_generation_where_fairseq_asks_for_it(conv, backend, per):
+    """Of ones every head has the sum of the weights that were left: whole halves, after as many steps as weights."""
+    torch.manual_seed(0)
+    options = {"dropconnect": 0.5, "dropconnect_per": per, "normalization": "none", "backend": backend}
+    module = conv(6, 4, heads=3, causal=True, **options).eval()
+    if conv is LightweightConv:
+        module.weight.fill_(0.25)
+    else:
+        module.weight_linear.weight.fill_(0.25 / 6)
+    x = torch.ones(12, 50, 6)
+
+    def stepped():
+        state: dict = {}
+        return torch.cat([module(x[t : t + 1], state) for t in range(len(x))])[3:]
+
+    for out in (module(x)[3:], stepped()):
+        assert_close(out, torch.ones_like(out))
+    module.weight_dropout.make_generation_fast_("conv", retain_dropout=True, retain_dropout_modules=["Other"])
+    assert_close(stepped(), torch.ones(9, 50, 6))
+    module.weight_dropout.make_generation_fast_("conv", retain_dropout=True, retain_dropout_modules=[conv.__name__])
+    shared = conv is LightweightConv and per == "kernel"
+    for out in (module(x)[3:], stepped()):
+        assert_close(out * 2, (out * 2).round())
+        assert (out == out[:, :1]).all() == shared
+        assert shared or 0.9 < out.mean() < 1.1
+
+
+def test_the_probability_of_dropconnect_can_be_changed():
+    module = LightweightConv(4, 3, heads=2, causal=False, dropconnect=0.5)
+    assert "dropconnect=0.5 per position" in repr(module)
+    module.dropconnect = 0.0
+    x = torch.randn(5, 2, 4)
+    assert torch.equal(module(x), module(x))
+    assert module.state_dict().keys() == {"weight"}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalization", ["softmax", "tanh", "none"])
 def test_dropconnect_per_kernel_drops_entries_of_the_normalised_kernel(backend, normalization):

@@ -164,6 +164,12 @@ def test_query_heads_that_divide_nothing_are_refused(query_dim, query_heads):
         DynamicConv(C, 3, heads=HEADS, causal=True, query_dim=query_dim, query_heads=query_heads)
 
 
+@pytest.mark.parametrize(("width", "message"), [(4, 'size 4 is even, so "same" padding'), (0, "a kernel of 0 weights")])
+def test_widths_that_cannot_be_padded_are_refused(width, message):
+    with pytest.raises(ValueError, match=message):
+        StandardConv(C, width, causal=False)
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 @settings(max_examples=10, deadline=None)
 @given(window=st.integers(1, 6), seed=st.integers(0, 1000))

@@ -57,7 +57,7 @@ CHECKS = {
 
 
 def fake_nvrtc(check: str = "") -> Path:
-    """With shim.h precompiled, which halves the time of a kernel; clang passes that over."""
+    """With shim.h precompiled, which halves the time of a kernel."""
     own = folder() / (check or "plain")
     flags = f"{build.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {CHECKS[check]}"
     compiled = own / "shim.h.gch"

@@ -181,8 +181,8 @@ SHOW = (
 )
 
 
-def show(**environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", SHOW], env=os.environ | environment, capture_output=True, text=True)
+def show(code: str = SHOW, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
 
 
 def test_the_environment_switches_it_on():
@@ -196,6 +196,14 @@ def test_a_processor_without_the_units_is_told_and_computes_in_float32():
     assert done.stdout == "none False highest\n"
     assert "this processor has no units for it that may be used" in done.stderr
     assert show(LIGHTCONV_MATMUL="fp32", ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16").stdout.startswith("AVX512-BF16 False")
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_pytorchs_switch_heeds_the_limit_too(name):
+    code = "torch.set_float32_matmul_precision('medium'); print(ops.pack_weight(torch.ones(2, 2)) is not None)"
+    for limit, packs in (("avx512_core", False), ("AVX512_CORE_AMX", BEST > 0)):
+        done = show("from lightconv_plugin import ops; import torch; " + code, **{name: limit})
+        assert done.stdout == f"{packs}\n", done.stderr
 
 
 def test_another_word_is_refused():

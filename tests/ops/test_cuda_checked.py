@@ -75,7 +75,7 @@ class Fault(NamedTuple):
 
 
 RING_ROW = "ring + (static_cast<long long>(slot) * args.M + n)"
-ANCESTOR = "args.ancestors[static_cast<long long>(slot) * args.A + n]"
+ANCESTOR = "args.ancestors[static_cast<long long>(slot) * args.N + n]"
 FAULTS = {
     "misaligned load": Fault(
         *("address", "glu-bf16-mask", "auxiliary/glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),

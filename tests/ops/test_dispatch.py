@@ -16,6 +16,14 @@ X = torch.randn(5, 2, 6)
         (lambda: ops.light_conv(X, torch.zeros(4, 3), padding_l=1), "4 heads do not divide the 6 channels"),
         (lambda: ops.light_conv(X, torch.zeros(2, 3), padding_l=3), "padding_l is 3; a kernel of width 3 takes 0..2"),
         (lambda: ops.light_conv(X, torch.zeros(2, 3), padding_l=-1), "padding_l is -1"),
+        (
+            lambda: ops.light_conv(X, torch.zeros(2, 3), padding_l=1, dropconnect=1.0),
+            "light_conv: dropconnect is 1.0; expected 0 <= p < 1",
+        ),
+        (
+            lambda: ops.dynamic_conv(X, torch.zeros(5, 2, 2, 3), padding_l=1, dropconnect=-0.1, backend="reference"),
+            "dynamic_conv: dropconnect is -0.1; expected 0 <= p < 1",
+        ),
         (lambda: ops.light_conv(X[0], torch.zeros(2, 3), padding_l=1), r"expected x \(T, B, C\) .* got x \(2, 6\)"),
         (lambda: ops.light_conv(X.long(), torch.zeros(2, 3), padding_l=1), "floating-point.*torch.int64"),
         (lambda: ops.dynamic_conv(X, torch.zeros(2, 3), padding_l=1), r"weight \(T, B, H, K\)"),

@@ -81,6 +81,18 @@ def test_a_search_without_hypotheses(dynamic, backend):
             assert out.shape == (1, rows, C)
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+@torch.no_grad()
+def test_no_channels(dynamic, backend):
+    x, state = torch.randn(1, 2, 0), None
+    weight = torch.randn(1, 2, H, K) if dynamic else torch.randn(H, K)
+    convolve = ops.dynamic_conv if dynamic else ops.light_conv
+    assert convolve(x, weight, padding_l=2).shape == x.shape
+    for _ in range(K + 2):
+        out, state = ops.conv_step(x, weight, state)
+        assert out.shape == x.shape
+
+
 def test_a_step_of_no_position_is_refused(backend):
     with pytest.raises(ValueError, match=r"one position is expected, x \(1, B, C\); got \(0, 2, 6\)"):
         ops.conv_step(torch.randn(0, 2, C), torch.randn(H, K), None)

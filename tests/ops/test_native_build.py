@@ -254,6 +254,17 @@ def test_a_build_killed_at_any_step_leaves_nothing_that_is_not_whole(damaged, na
     assert int(out) > 20, "too few steps: the hook does not see them"
 
 
+def test_compilers_that_cannot_compile_it_are_not_looked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("clang++", "gcc"):
+        (tmp_path / name).touch(0o755)
+    with pytest.raises(build.BuildError, match=r"looked for \$CXX, g\+\+, c\+\+\)\. Install g\+\+ 11 or later"):
+        build.compiler()
+    (tmp_path / "g++").touch(0o755)
+    assert build.compiler() == str(tmp_path / "g++")
+
+
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "a"))
     assert build.cache_folder() == tmp_path / "a"

@@ -17,6 +17,7 @@ from lightconv_plugin.ops.native import cuda, library
 from lightconv_plugin.ops.native.operators import FEW_ROWS, OPERATORS
 from tests.ops.conftest import products_in_bf16
 
+unusable = cuda.unusable
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure"}
 # the definition is all there is
@@ -129,6 +130,25 @@ def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
     assert caplog.records == []
     ops.choose_backend("attend", "auto", call("attend", "cpu")[0].half())
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+
+
+def test_weights_in_another_layout_are_pytorch_s_to_multiply(caplog, monkeypatch):
+    """LIGHTCONV_BACKEND speaks of all operators at once, and nobody is warned of convolutions."""
+    monkeypatch.setattr(dispatch, "_refusals", set())
+    x, weight = torch.randn(1, 2, 8), torch.randn(8, 4).t()
+    for setting in ("native", "auto"):
+        monkeypatch.setenv(dispatch.VARIABLE, setting)
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                assert torch.equal(ops.linear(x, weight), x @ weight.t())
+        assert ops.pack_weight(weight) is None
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_a_torch_for_other_gpus_is_told_so(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(cuda, "toolkits", None)
+    assert unusable.__wrapped__() == "it runs on NVIDIA GPUs; this torch is built for ROCm"
 
 
 def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch):

@@ -59,6 +59,15 @@ def test_dropout_takes_any_layout():
     assert len(ops.dropout(wide, 0.5).unique()) == 2  # each number anew, not each place in memory
 
 
+def test_dropout_draws_on_the_device_of_its_input():
+    x = torch.ones(100)
+    torch.manual_seed(5)
+    expected = ops.dropout(x, 0.3)
+    torch.manual_seed(5)
+    with torch.device("meta"):  # the default of whoever calls
+        assert torch.equal(ops.dropout(x, 0.3), expected)
+
+
 def test_dropout_follows_torchs_generator_and_never_repeats():
     x = torch.ones(4096)
     torch.manual_seed(1)

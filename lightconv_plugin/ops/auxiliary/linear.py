@@ -6,7 +6,6 @@ and activations. PyTorch's switch, ``torch.set_float32_matmul_precision("medium"
 PyTorch's own products computed so, by oneDNN, which prepares itself anew for every new shape.
 """
 
-import functools
 import logging
 import os
 
@@ -22,11 +21,6 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "LIGHTCONV_MATMUL"
 UNITS = ("none", "AVX512-BF16", "AMX")
-# values of $ONEDNN_MAX_CPU_ISA that leave a processor fewer units than it has
-LIMITS = {
-    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"), 0),
-    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), 1),
-}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None) -> Tensor:
@@ -50,13 +44,11 @@ def pack_weight(weight: Tensor) -> Tensor | None:
     return torch.ops.lightconv.bf16_pack(weight) if takes("bf16_pack", weight, weight) else None
 
 
-@functools.cache
 def bf16_units() -> str:
     """The processor's units for products in bfloat16: one of ``UNITS``. $ONEDNN_MAX_CPU_ISA can forbid them."""
     if library.load() is not None:
         return UNITS[0]
-    most = LIMITS.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(), len(UNITS) - 1)
-    return UNITS[torch.ops.lightconv.cpu_bf16_units(most)]
+    return UNITS[torch.ops.lightconv.cpu_bf16_units(-1)]
 
 
 def set_precision(chosen: str) -> None:

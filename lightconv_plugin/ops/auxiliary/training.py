@@ -40,7 +40,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
         raise ValueError(f"dropout: p is {p}; expected 0 <= p <= 1")
     if p in (0.0, 1.0) or not takes("dropout", x):
         return F.dropout(x, p)
-    return autograd.dropout(x, p, torch.randint(2**62, (1,)))
+    return autograd.dropout(x, p, torch.randint(2**62, (1,), device=x.device))
 
 
 def attention(

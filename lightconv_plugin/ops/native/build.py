@@ -1,6 +1,6 @@
 """Compiles the C++ library, once per version of its sources and of torch, into a cache that processes share.
 
-g++ (or clang++) and torch's own headers are enough: the library uses LibTorch's stable ABI alone, so one file serves
+g++ 11 or later and torch's own headers are enough: the library uses LibTorch's stable ABI alone, so one file serves
 CPU and CUDA builds of torch.
 """
 
@@ -59,12 +59,12 @@ def compiler() -> str:
     Raises:
         BuildError: there is none.
     """
-    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
+    for name in filter(None, (os.environ.get("CXX"), "g++", "c++")):
         found = shutil.which(name)
         if found:
             return found
     raise BuildError(
-        "no C++ compiler was found (looked for $CXX, g++, clang++, c++). Install g++ 10 or later "
+        "no C++ compiler was found (looked for $CXX, g++, c++). Install g++ 11 or later "
         "(Debian, Ubuntu: apt install g++; conda: conda install gxx), or set CXX"
     )
 

@@ -33,6 +33,8 @@ def unusable() -> str | None:
 
     The library is loaded.
     """
+    if torch.version.hip is not None:
+        return "it runs on NVIDIA GPUs; this torch is built for ROCm"
     kit = choose_toolkit(list(toolkits()), torch.version.cuda)
     return kit if isinstance(kit, str) else configure(kit)
 

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable
 
@@ -12,6 +13,12 @@ from lightconv_plugin.ops.native import build
 
 logger = logging.getLogger(__name__)
 _lock = threading.Lock()
+
+# values of oneDNN's variables that leave a processor no units for bfloat16 (0), or those of AVX512-BF16 alone (1)
+LIMITS = {
+    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"), 0),
+    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), 1),
+}
 
 
 def load() -> str | None:
@@ -29,6 +36,9 @@ def _load() -> str | None:
     except OSError as error:
         return f"its library cannot be loaded: {error}; remove {build.cache_folder()}, to have it compiled again"
     _register_fakes()
+    limit = next(filter(None, (os.environ.get(f"{name}_MAX_CPU_ISA") for name in ("ONEDNN", "DNNL"))), "")
+    if limit.upper() in LIMITS:
+        torch.ops.lightconv.cpu_bf16_units(LIMITS[limit.upper()])
     return None
 
 

@@ -80,7 +80,6 @@ class UnsupportedReason(NamedTuple):
 
 
 _DECODES = UnsupportedReason("it records no gradients; decode under torch.no_grad()")
-_STRIDED = UnsupportedReason("its tensors must be contiguous")
 _TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
 _FLOAT32 = UnsupportedReason(
     "it has numbers to multiply, in bfloat16, where ops.set_precision or PyTorch's switch says so, the processor has "
@@ -129,7 +128,7 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         if t.dtype != dtype and not takes.casts:
             return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.replaces)
         if takes.contiguous and not t.is_contiguous():
-            return _PRODUCT if takes.few_rows else _STRIDED
+            return UnsupportedReason("its tensors must be contiguous", takes.replaces)
         if takes.widest is not None and device.type == "cuda" and t.shape[-1] > takes.widest:
             return UnsupportedReason(
                 f"on a GPU {operator} takes kernels of at most {takes.widest} weights; got {t.shape[-1]}"

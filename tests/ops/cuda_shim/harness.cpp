@@ -89,7 +89,7 @@ const char* run_loss_backward(int device, int type, long long N, long long V, lo
 const char* run_step(int device, int type, long long N, long long M, long long H, long long R, long long K, int dynamic, int softmax,
                      const void* x, const void* logits, void* ring, int* ancestors, long long* position, void* out) {
   return guarded(device, nullptr, [&](const Place& place) {
-    step(place, {N, M, N, H, R, K, static_cast<Type>(type), dynamic != 0, softmax != 0, x, logits, ring, ancestors,
+    step(place, {N, M, H, R, K, static_cast<Type>(type), dynamic != 0, softmax != 0, x, logits, ring, ancestors,
                  position, out});
   });
 }

@@ -75,7 +75,7 @@ inline bool by_head(const Step& step) { return step.C / step.H >= 16; }
 
 // Rows that `step` works on at once: their sums fill half of the first cache. One where each lays out its weights.
 inline int64_t block_rows(const Step& step) {
-  const int64_t rows = 4096 / step.C;
+  const int64_t rows = step.C == 0 ? 1 : 4096 / step.C;
   return rows < 1 || (step.dynamic && !by_head(step)) ? 1 : rows;
 }
 

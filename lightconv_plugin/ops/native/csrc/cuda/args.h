@@ -53,10 +53,10 @@ struct StepArgs {
   const void* x;       // (N, C)
   const void* logits;  // (H, K) or (N, H, K)
   void* ring;          // (K, M, C)
-  int* ancestors;      // (K, A), A >= N
+  int* ancestors;      // (K, N)
   long long* position;
   void* out;           // (N, C)
-  int N, M, A;
+  int N, M;
 };
 
 }  // namespace lightconv::cuda

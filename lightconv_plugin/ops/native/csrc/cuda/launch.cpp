@@ -177,7 +177,7 @@ void step(const Place& place, const Step& step) {
     throw std::runtime_error("lightconv: a decoding step takes kernels of up to 3072 (float64) or 4096 weights; got " +
                              std::to_string(step.K));
   const StepArgs args{step.x, step.logits, step.ring, step.ancestors, step.position, step.out,
-                      static_cast<int>(step.N), static_cast<int>(step.M), static_cast<int>(step.A)};
+                      static_cast<int>(step.N), static_cast<int>(step.M)};
   launch(place, STEP, c, {step.N * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
   Case after{};
   launch(place, ADVANCE, after, {1, 1, 0}, &args);

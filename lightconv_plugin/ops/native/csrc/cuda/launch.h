@@ -30,9 +30,9 @@ struct Conv {
 void forward(const Place& place, const Conv& conv, void* out);
 void backward(const Place& place, const Conv& conv, const void* grad, void* grad_x, void* grad_logits);  // null: not wanted
 
-// One position of N hypotheses, see step.cuh; ring (K, M, C), ancestors (K, A).
+// One position of N hypotheses, see step.cuh; ring (K, M, C), ancestors (K, N).
 struct Step {
-  long long N, M, A, H, R, K;
+  long long N, M, H, R, K;
   Type type;
   bool dynamic, softmax;
   const void* x;

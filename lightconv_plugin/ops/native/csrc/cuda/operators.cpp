@@ -65,7 +65,7 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   check_same(x, ancestors, "ancestors");
   check_same(x, position, "position");
   Step s{};
-  s.N = s.A = sizes.N, s.M = sizes.M, s.H = sizes.H, s.R = sizes.C / sizes.H, s.K = sizes.K;
+  s.N = sizes.N, s.M = sizes.M, s.H = sizes.H, s.R = sizes.C / sizes.H, s.K = sizes.K;
   s.dynamic = sizes.dynamic, s.softmax = softmax, s.type = type_of(x);
   Tensor out = torch::stable::new_empty(x, x.sizes());
   s.x = x.const_data_ptr(), s.logits = weight.const_data_ptr(), s.ring = ring.mutable_data_ptr();

@@ -21,7 +21,7 @@ template <Case C> __device__ __forceinline__ void step(const StepArgs& args, uns
 
   for (int age = 1 + threadIdx.x; age < inputs; age += tile.threads) {
     const int from = (slot + K - age) % K;
-    places[age] = (static_cast<long long>(from) * args.M + args.ancestors[static_cast<long long>(from) * args.A + n]) * channels;
+    places[age] = (static_cast<long long>(from) * args.M + args.ancestors[static_cast<long long>(from) * args.N + n]) * channels;
   }
   const S* logits = static_cast<const S*>(args.logits) + ((C.dynamic ? static_cast<long long>(n) : 0) * C.H + head) * K;
   const int lane = threadIdx.x % 32;
@@ -61,7 +61,7 @@ template <Case C> __device__ __forceinline__ void step(const StepArgs& args, uns
     store<S, V>(ring + (static_cast<long long>(slot) * args.M + n) * channels + c, newest);
     store<S, V>(static_cast<S*>(args.out) + static_cast<long long>(n) * channels + c, narrow<S, V>(sum));
   }
-  if (head == 0 && threadIdx.x == 0) args.ancestors[static_cast<long long>(slot) * args.A + n] = n;
+  if (head == 0 && threadIdx.x == 0) args.ancestors[static_cast<long long>(slot) * args.N + n] = n;
 }
 
 // After all blocks of `step` have read the position.

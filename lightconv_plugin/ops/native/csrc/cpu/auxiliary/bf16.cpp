@@ -126,7 +126,6 @@ void dot_block(const Block& block) {
   }
 }
 
-#if __GNUC__ >= 11 || __clang_major__ >= 12
 #define LIGHTCONV_AMX __attribute__((target("amx-tile,amx-bf16")))
 
 struct TileShapes {
@@ -183,11 +182,6 @@ void amx_block(const Block& block) {
   else
     block.two_columns ? tile_block<false, true>(block) : tile_block<false, false>(block);
 }
-#else
-void begin_tiles() {}
-void end_tiles() {}
-void amx_block(const Block& block) { dot_block(block); }
-#endif
 
 // What a block's edge lacks to 32 x 32 lies beside C.
 void with_edges(const Block& whole, int64_t rows, int64_t columns, void (*multiply)(const Block&)) {

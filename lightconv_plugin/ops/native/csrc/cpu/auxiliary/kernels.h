@@ -76,7 +76,8 @@ struct AuxiliaryKernels {
 inline int64_t attend_scratch(const Attention& a) { return 2 * (a.C / a.H) + a.S + 1; }
 
 // And for `best`: the largest logit of each chunk.
-inline int64_t best_scratch(const Search& search) { return search.V / 256 + 1; }
+constexpr int64_t kSearchChunk = 256;
+inline int64_t best_scratch(const Search& search) { return search.V / kSearchChunk + 1; }
 
 extern const AuxiliaryKernels baseline_auxiliary;
 #if defined(__x86_64__)

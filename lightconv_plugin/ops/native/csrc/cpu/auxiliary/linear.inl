@@ -1,24 +1,22 @@
 // A linear map of a few rows: the weights are read once, at the speed of the memory, each against all rows.
 
-typedef float Vector __attribute__((vector_size(LIGHTCONV_BITS / 8), aligned(4), may_alias));
-const int64_t kVector = LIGHTCONV_BITS / 32;
-
 template <int Rows, int Columns>
 void linear_tile(const Linear& l, int64_t row, int64_t column) {
-  Vector sum[Rows][Columns] = {};
+  constexpr int64_t kVector = kLanes<float>;
+  Vec<float> sum[Rows][Columns] = {};
   const float* x = l.x + row * l.in;
   const float* weight = l.weight + column * l.in;
   int64_t i = 0;
   for (; i + kVector <= l.in; i += kVector) {
-    Vector w[Columns];
+    Vec<float> w[Columns];
 #pragma GCC unroll 4
     for (int c = 0; c < Columns; ++c) {
-      w[c] = *reinterpret_cast<const Vector*>(weight + c * l.in + i);
+      w[c] = load(weight + c * l.in + i);
       __builtin_prefetch(weight + (Columns + c) * l.in + i);  // the next columns', which are the next to be read
     }
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
-      const Vector value = *reinterpret_cast<const Vector*>(x + r * l.in + i);
+      const Vec<float> value = load(x + r * l.in + i);
 #pragma GCC unroll 4
       for (int c = 0; c < Columns; ++c) sum[r][c] += value * w[c];
     }

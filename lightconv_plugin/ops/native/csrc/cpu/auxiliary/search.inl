@@ -1,7 +1,5 @@
 // The best continuations of a hypothesis: log-softmax and a selection in two passes over its logits.
 
-const int64_t kChunk = 256;
-
 // Puts (value, token) in its place among the `count` best, the largest first; of equals the one that came first.
 inline void insert(float value, int32_t token, int64_t count, float* values, int32_t* tokens) {
   int64_t i = count - 1;
@@ -11,19 +9,19 @@ inline void insert(float value, int32_t token, int64_t count, float* values, int
 
 void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
   float* tops = static_cast<float*>(scratch);  // of each chunk
-  float copy[kChunk];
+  float copy[kSearchChunk];
   const float scale = 1 / s.temperature;
   for (int64_t n = begin; n < end; ++n) {
     const float* logits = s.logits + n * s.V;
     float* values = s.values + n * s.count;
     int32_t* tokens = s.tokens + n * s.count;
     float top = -INFINITY, sum = 0;
-    for (int64_t v = 0, i = 0; v < s.V; v += kChunk, ++i) {
-      tops[i] = largest(logits + v, s.V - v < kChunk ? s.V - v : kChunk);
+    for (int64_t v = 0, i = 0; v < s.V; v += kSearchChunk, ++i) {
+      tops[i] = largest(logits + v, s.V - v < kSearchChunk ? s.V - v : kSearchChunk);
       top = tops[i] > top ? tops[i] : top;
     }
-    for (int64_t v = 0; v < s.V; v += kChunk) {
-      const int64_t size = s.V - v < kChunk ? s.V - v : kChunk;
+    for (int64_t v = 0; v < s.V; v += kSearchChunk) {
+      const int64_t size = s.V - v < kSearchChunk ? s.V - v : kSearchChunk;
       for (int64_t i = 0; i < size; ++i) copy[i] = exponential((logits[v + i] - top) * scale);
       sum += total(copy, size);
     }
@@ -34,9 +32,9 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
       insert((logits[s.only] - top) * scale - log_sum + before, static_cast<int32_t>(s.only), s.count, values, tokens);
       continue;
     }
-    for (int64_t v = 0, i = 0; v < s.V; v += kChunk, ++i) {
+    for (int64_t v = 0, i = 0; v < s.V; v += kSearchChunk, ++i) {
       if (!(tops[i] > values[s.count - 1])) continue;
-      const int64_t stop = s.V - v < kChunk ? s.V : v + kChunk;
+      const int64_t stop = s.V - v < kSearchChunk ? s.V : v + kSearchChunk;
       for (int64_t token = v; token < stop; ++token)
         if (logits[token] > values[s.count - 1] && token != s.pad && token != s.unk && token != s.banned)
           insert(logits[token], static_cast<int32_t>(token), s.count, values, tokens);
