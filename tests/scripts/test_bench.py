@@ -242,8 +242,13 @@ class Here:
 
 def test_ctranslate2_works_on_the_same_gpu(monkeypatch):
     asked: list[object] = []
+
+    def supported(*place: object) -> set[str]:
+        asked.append(place)
+        return {"int8"}
+
     peer = SimpleNamespace(
-        get_supported_compute_types=lambda *place: asked.append(place) or {"int8"},
+        get_supported_compute_types=supported,
         Translator=lambda folder, **options: asked.append((options["device"], options["device_index"])),
     )
     monkeypatch.setitem(sys.modules, "ctranslate2", peer)
