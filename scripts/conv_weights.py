@@ -1,9 +1,9 @@
-"""Draw the kernels with which a model reads a sentence.
+"""Draw the kernels with which a model reads a sentence, and say where each head looks most.
 
 DynamicConv: a panel a layer and head, a row a position (labelled with its token), a column an offset: which weight the
 position gives to the input so far to its left or right. Beyond the red line (black where weights may be negative) lies
-the padding, which is zero: weight there is lost. LightConv: a panel a layer, a row a head, the same at every position
-of every sentence.
+the padding, which is zero: weight there is lost. The plugin's self-attention is drawn in the same way. LightConv: a
+panel a layer, a row a head, the same at every position of every sentence.
 
 The decoder reads the reference (--line), --target, or the model's own translation; the kernels of a position are those
 with which it predicts the next token. OUT.npz beside the picture has the same as numbers: <side>.<layer>, (T, H, K) or
@@ -63,7 +63,7 @@ def strips(kernels: Sequence[Kernels], words: Words) -> list[Strip]:
     for layer in kernels:
         if layer.predicted:
             heads = [Panel(f"head {h + 1}", layer.weights[:, h], layer.offsets) for h in range(layer.weights.shape[1])]
-            title = f"{layer.side}, layer {layer.layer}: DynamicConv, K = {len(layer.offsets)}, {layer.normalization}"
+            title = f"{layer.side}, layer {layer.layer}: {layer.kind}, K = {len(layer.offsets)}, {layer.normalization}"
             for some in _batched(heads, _PANELS):
                 result.append(Strip(title, some, words[layer.side], _range([layer]), True))
     for side in SIDES:
@@ -161,12 +161,19 @@ def write_numbers(kernels: Sequence[Kernels], words: Words, path: Path) -> None:
         f.write(content.getvalue())
 
 
+def favourites(layer: Kernels) -> str:
+    """A line on the offset to which each head of a layer gives most weight, in the mean over the positions."""
+    mean = layer.weights.mean(0) if layer.predicted else layer.weights
+    found = (f"{layer.offsets[int(head.argmax())]:+d} ({float(head.max()):.2f})" for head in mean)
+    return f"{layer.side} {layer.layer}: {', '.join(found)}"
+
+
 def choose(kernels: Sequence[Kernels], side: str | None, layers: Sequence[int] | None) -> list[Kernels]:
     """Those of one side and of some layers."""
     chosen = [k for k in kernels if side in (None, k.side) and (layers is None or k.layer in layers)]
     if not chosen:
         there = ", ".join(f"{k.side} {k.layer}" for k in kernels)
-        raise UserError(f"--side and --layers leave no convolution; the model has {there}")
+        raise UserError(f"--side and --layers leave no layer; the model has {there}")
     return chosen
 
 
@@ -203,7 +210,10 @@ def main() -> None:
     write_numbers(kernels, words, numbers)
     for side, tokens in words.items():
         print(f"{side}: {' '.join(tokens)}")
-    print(f"{len(kernels)} convolutions in {arguments.out}, as numbers in {numbers}")
+    print("the offset to which each head gives most weight, in the mean over the positions:")
+    for layer in kernels:
+        print(favourites(layer))
+    print(f"{len(kernels)} layers in {arguments.out}, as numbers in {numbers}")
 
 
 if __name__ == "__main__":

@@ -41,8 +41,22 @@ class SelfAttention(InputWindow):
             seen = self._visible(x.shape[0], x.device)  # len() would fix the length of an exported graph
             if padding_mask is not None:
                 seen = seen & ~padding_mask[:, None, None, :]
-            return self._attend(x, x, seen)
-        return self._attend(x, self.push(x, incremental_state), None)
+            return self._attend(x, x, seen)[0]
+        return self._attend(x, self.push(x, incremental_state), None)[0]
+
+    def kernels(self, x: Tensor) -> Tensor:
+        """The attention weights as a convolution has them, by offset: (T, B, H, K) from x (T, B, C), without padding.
+
+        K is the window; without one T for a causal module, 2 * T - 1 otherwise. Outside of the sentence they are 0.
+        """
+        time = x.shape[0]
+        _, weights = self._attend(x, x, self._visible(time, x.device), need_weights=True)
+        assert weights is not None
+        reach = time - 1 if self.window_size is None else self.window_size - 1 if self.causal else self.window_size // 2
+        offsets = torch.arange(-reach, 1 if self.causal else reach + 1, device=x.device)
+        places = torch.arange(time, device=x.device)[:, None] + offsets
+        found = weights.gather(3, places.clamp(0, time - 1).expand(*weights.shape[:2], -1, -1))
+        return (found * ((places >= 0) & (places < time))).permute(2, 0, 1, 3)
 
     def _visible(self, time: int, device: torch.device) -> Tensor:
         """(1, 1, T, T): whether position i (row) sees position j."""
@@ -54,15 +68,20 @@ class SelfAttention(InputWindow):
             left = right = (self.window_size // 2 + 1) if self.window_size is not None else time
         return ((offset < right) & (offset > -left))[None, None]
 
-    def _attend(self, queries: Tensor, inputs: Tensor, seen: Tensor | None) -> Tensor:
+    def _attend(
+        self, queries: Tensor, inputs: Tensor, seen: Tensor | None, *, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, and the weights (B, H, T, S) if needed."""
+
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).permute(1, 2, 0, 3)
 
-        out, _ = ops.attention(
+        out, weights = ops.attention(
             split(apply_linear(self.q_proj, queries)),
             split(apply_linear(self.k_proj, inputs)),
             split(apply_linear(self.v_proj, inputs)),
             seen,
             self.dropout.probability,
+            need_weights=need_weights,
         )
-        return apply_linear(self.out_proj, out.permute(2, 0, 1, 3).reshape(queries.shape))
+        return apply_linear(self.out_proj, out.permute(2, 0, 1, 3).reshape(queries.shape)), weights

@@ -1,7 +1,7 @@
 """The kernels with which a trained model convolves one sentence, taken from its own modules.
 
-A convolution is known by what it offers (``kernels``, ``padding_l``), so that nothing here imports the plugin, which
-``models.load_plugin`` registers as ``--user-dir`` does.
+A convolution is known by what it offers (``kernels``, ``causal``), so that nothing here imports the plugin, which
+``models.load_plugin`` registers as ``--user-dir`` does. Self-attention offers its weights by offset as kernels.
 """
 
 import re
@@ -19,13 +19,14 @@ BEAM = 5
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of one convolution over one sentence."""
+    """The kernels of one convolution, or the weights of self-attention, over one sentence."""
 
     side: str  # encoder or decoder
     layer: int  # from 1 on
     weights: Any  # normalised, numpy; (T, H, K) where each position predicts its own, (H, K) where they are learnt
     offsets: range  # where the K inputs lie, from the position that is computed: -K + 1 to 0 in a decoder
     normalization: str  # by which they were normalised
+    kind: str = "DynamicConv"  # the module's class
 
     @property
     def predicted(self) -> bool:
@@ -113,21 +114,17 @@ class Reader:
                 weights = weights[:, 0]  # the one sentence of the batch
             place = re.search(r"(encoder|decoder)\.layers\.(\d+)", name)
             assert place, name
-            first = -module.padding_l
-            found.append(
-                Kernels(
-                    place[1],
-                    int(place[2]) + 1,
-                    weights.float().numpy(),
-                    range(first, first + module.kernel_size),
-                    module.normalization,
-                )
-            )
+            size = weights.shape[-1]
+            first = 1 - size if module.causal else -(size // 2)
+            normalization = getattr(module, "normalization", "softmax")
+            offsets, kind = range(first, first + size), type(module).__name__
+            found.append(Kernels(place[1], int(place[2]) + 1, weights.float().numpy(), offsets, normalization, kind))
 
         convolutions = [(name, m) for name, m in self.model.named_modules() if hasattr(m, "kernels")]
         if not convolutions:
             raise UserError(
-                f"no kernels to show: this {type(self.model).__name__} has neither LightConv nor DynamicConv in it"
+                f"no kernels to show: this {type(self.model).__name__} has no LightConv, DynamicConv or self-attention "
+                "of the plugin's in it"
             )
         hooks = [
             module.register_forward_hook(

@@ -1,5 +1,6 @@
 """The kernels that are shown are those that the model convolves with, of any operator, and stand under their tokens."""
 
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,22 @@ def test_convolving_with_the_drawn_kernels_gives_what_the_model_computes(options
         assert_close(out, convolve(x, kernel), torch.float32)
 
 
+@pytest.mark.parametrize("kind", ["attention", "local_attention"])
+def test_convolving_the_values_with_the_drawn_weights_gives_what_attention_computes(kind, tmp_path):
+    shown = reader(tmp_path, arch="pla_lightconv_small", encoder_conv_type=kind, decoder_conv_type=kind)
+    seen: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+    for module in shown.model.modules():
+        if hasattr(module, "kernels"):
+            module.register_forward_hook(lambda m, inputs, out: seen.append((m, inputs[0], out)))
+    kernels = shown.kernels(shown.line(1, "test"))
+    assert [len(layer.offsets) for layer in kernels] == ([9, 9, 5, 5] if kind == "attention" else [3, 7, 2, 5])
+    assert {layer.kind for layer in kernels} == {"SelfAttention"}
+    for (module, x, out), layer in zip(seen, kernels, strict=True):
+        mixed = convolve(module.v_proj(x)[:, 0], layer).float()
+        assert_close(out[:, 0], module.out_proj(mixed), torch.float32)
+        numpy.testing.assert_allclose(layer.weights.sum(-1), 1.0, rtol=1e-5)
+
+
 def test_the_decoder_reads_the_reference_a_target_or_the_models_own_translation(tmp_path):
     shown = reader(tmp_path, **MODELS["dynamic"])
     line = shown.line(2, "test")
@@ -148,7 +165,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         Reader(tmp_path / "model.pt", tmp_path / "data")
     kernels = shown.kernels(shown.line(1, "test"))
     assert [(k.side, k.layer) for k in choose(kernels, "decoder", [2])] == [("decoder", 2)]
-    with pytest.raises(UserError, match="leave no convolution; the model has encoder 1, encoder 2, decoder 1"):
+    with pytest.raises(UserError, match="leave no layer; the model has encoder 1, encoder 2, decoder 1"):
         choose(kernels, None, [3])
 
 
@@ -165,7 +182,9 @@ def test_the_picture_and_the_numbers(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["conv_weights.py", *map(str, options)])
     main()
     assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert "decoder: </s> eins zwei drei zwei" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "decoder: </s> eins zwei drei zwei" in said
+    assert re.search(r"^decoder 2: [-+]\d \(0\.\d\d\)(, [-+]\d \(0\.\d\d\)){3}$", said, re.MULTILINE)
     numbers = numpy.load(tmp_path / "kernels.npz")  # refuses pickled objects
     assert numbers["encoder.tokens"].tolist() == ["one", "two", "three", "two", "</s>"]
     assert {name: numbers[name].shape for name in numbers if "." not in name.partition(".")[2]} | {} == {
