@@ -202,7 +202,8 @@ def trials(suite: Suite, work: Path) -> list[str]:
         mark = "**" if loss is not None and best.get(job.model) == choice else ""
         losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
     header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
-    over = ", ".join(f"{key} {value}" for key, value in suite.trials.train.items())
+    given = {key: value for key, value in suite.trials.train.items() if value is not None and value is not True}
+    over = ", ".join(f"{key} {value}" for key, value in given.items())  # without switches, which only spare files
     text = f"Trained on {suite.trials.dataset} with seed {suite.trials.seed} ({over}); the least loss on validation:"
     like = [f"{Path(model).name} as {Path(other).name}" for model, other in suite.trials.like.items()]
     below = [f"Trained with the values of another: {', '.join(like)}."] if like else []
