@@ -32,6 +32,7 @@ from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.layout import RESERVED
 
 _SAMPLE = 100_000  # pairs that are looked at closely; all are counted
+_MOST_BROKEN = 0.01  # of the lines are not UTF-8 by accident; more are in another encoding
 _BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
 _SCRIPTS = {
     **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
@@ -93,6 +94,11 @@ def look(sides: tuple[Side, Side]) -> None:
                 side.words.append(count_words(line))
     for text, side in zip(texts, sides, strict=True):
         side.not_utf8 = text.not_utf8
+        if side.not_utf8 > _MOST_BROKEN * side.lines:
+            raise UserError(
+                f"{side.path}: {side.not_utf8:,} of {side.lines:,} lines are not UTF-8; convert the file "
+                f"(from Windows: iconv -f WINDOWS-1252 -t UTF-8 {side.path.name} > NEW)"
+            )
         side.check()
     if sides[0].lines != sides[1].lines:
         counts = " but ".join(f"{side.path} has {side.lines:,} lines" for side in sides)

@@ -10,7 +10,6 @@ Several GPUs of a machine are all used. For several machines that share DIR, run
 configuration (`batch`), also where a training goes on with another number of devices.
 """
 
-import hashlib
 import math
 import os
 import statistics
@@ -34,7 +33,7 @@ from scripts.fairseq_io.precision import CHOSEN_HERE, Taken, check_precision, ta
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
-from scripts.pipeline.stamp import fingerprint
+from scripts.pipeline.stamp import digest_data, fingerprint
 
 STARTED = "started.json"
 TAKEN = "taken"  # in it, beside what the checkpoints were made from: the precision
@@ -42,17 +41,6 @@ DIVERGED = "diverged.json"
 LOG = "train.log"
 HALF_WRITTEN = ("checkpoint*.pt.tmp", ".checkpoint*.pt.*.partial")  # by fairseq, and by the plugin
 RESTARTS = 3  # after a process or a machine was lost
-
-
-def digest_data(data: Path) -> str:
-    """A fingerprint of a binarised folder: dictionaries and indices in full, the data files by name and size."""
-    digest = hashlib.sha256()
-    for path in sorted(data.iterdir()):
-        if path.suffix == ".bin":
-            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-        elif path.suffix == ".idx" or path.name.startswith("dict."):
-            digest.update(f"{path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
@@ -193,11 +181,14 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     """Train in the folder ``out``, as the first of the machines that take part."""
     out.parent.mkdir(parents=True, exist_ok=True)
     identity = config.training(seed) | {"data": digest_data(data)}
-    batch = batch_per_device(config.batch, devices.total)["max-tokens"] if config.batch else 1
+
+    def tokens(count: int) -> int:
+        return count * (batch_per_device(config.batch, count)["max-tokens"] if config.batch else 1)
+
     for said in (
         prepare_folder(out, identity),
         checkpoints.repair_last(out),
-        checkpoints.move_position(out, devices.total, batch),
+        checkpoints.move_position(out, devices.total, tokens),
         (taken := take_recorded(config, out, devices)).reason,
     ):
         if said:
@@ -214,7 +205,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         run_training(command, log, reporter, out, append=going_on)
     except UserError as error:
         if isinstance(error, Diverged):
-            write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(config.training(seed))})
+            write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
         raise
     reporter.status.close()
     facts = summary(out, config.train) | {"devices": str(devices), "command": command}

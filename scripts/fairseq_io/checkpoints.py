@@ -135,25 +135,25 @@ def repair_last(folder: Path) -> str | None:
     return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"
 
 
-def move_position(folder: Path, devices: int, batch: int = 1) -> str | None:
-    """Make fairseq go on at the same place of the text where a step takes another part of it than before.
+def move_position(folder: Path, devices: int, tokens: Callable[[int], int] = int) -> str | None:
+    """Make fairseq go on as far into the epoch as it was, where a step takes more or less text than before.
 
-    fairseq counts the batches of an epoch that each process has had, and takes the count as it stands for any number of
-    processes and any size of a batch: it would repeat or leave out text, or fail. The number and the size are noted
-    beside the checkpoint.
+    fairseq counts the batches of an epoch that each process has had, and takes the count as it stands: it would repeat
+    or leave out text, or fail. With batches of the same size the place is the same; others are in another order. The
+    number of processes and the tokens of a step are noted beside the checkpoint.
 
     Args:
         devices: how many processes there are.
-        batch: the most tokens of a batch of each, where the devices decide on it.
+        tokens: gives the most tokens that so many processes read in a step, together.
 
     Returns:
         what was done, as a sentence, or None if there was nothing to do.
     """
     import torch
 
-    last, note, now = folder / "checkpoint_last.pt", folder / DEVICES, devices * batch
-    old = read_json(note) if note.exists() else {"devices": devices, "tokens": now}
-    before = old.get("tokens", old["devices"] * batch)  # earlier notes have the devices alone
+    last, note, now = folder / "checkpoint_last.pt", folder / DEVICES, tokens(devices)
+    old = read_json(note) if note.exists() else {"devices": devices}
+    before = old["tokens"] if "tokens" in old else tokens(old["devices"])  # earlier notes have the devices alone
     said = None
     if last.exists() and before != now:
         state = load(last)
@@ -165,8 +165,8 @@ def move_position(folder: Path, devices: int, batch: int = 1) -> str | None:
             extra[STEP] = now
             with atomic_file(last, "wb") as f:
                 torch.save(state, f)
-        said = f"going on with {devices} processes in place of {old['devices']}, at the same place of the text"
+        said = f"going on with {devices} processes in place of {old['devices']}, as far into the epoch"
         if devices == old["devices"]:
-            said = f"going on with batches of {batch:,} tokens in place of {before // devices:,}, at the same place"
+            said = f"going on with {now:,} tokens in a step of all processes, as far into the epoch"
     write_json(note, {"devices": devices, "tokens": now})
     return said

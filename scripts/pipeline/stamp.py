@@ -45,6 +45,17 @@ def fingerprint_files(folder: Path, names: Collection[str] = ()) -> str:
     return fingerprint({name: digest([path]) for name, path in paths.items() if not names or name in names})
 
 
+def digest_data(data: Path) -> str:
+    """A fingerprint of a binarised folder: dictionaries and indices in full, the data files by name and size."""
+    digest = hashlib.sha256()
+    for path in sorted(data.iterdir()):
+        if path.suffix == ".bin":
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        elif path.suffix == ".idx" or path.name.startswith("dict."):
+            digest.update(f"{path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def new_id() -> str:
     """An id that no other run of a stage has."""
     return uuid.uuid4().hex

@@ -7,14 +7,14 @@ from typing import Any
 from scripts.common.files import read_json
 from scripts.common.provenance import git_state, machine, versions
 from scripts.pipeline.config import Config
-from scripts.pipeline.stamp import fingerprint
+from scripts.pipeline.stamp import digest_data, fingerprint
 from scripts.scoring.selection import numbers, summarise
 
 
 def seed_facts(root: Path, done: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
     """Return what the stages of a seed that are ``done`` left behind in its folder; what has not been done is null.
 
-    A training that diverged counts if it had these ``settings``.
+    A training that diverged counts if it had these ``settings``, and the dataset's binarised text as it is now.
     """
 
     def facts(stage: str, name: str) -> Any:
@@ -23,8 +23,8 @@ def seed_facts(root: Path, done: Collection[str], settings: dict[str, Any]) -> d
 
     training, diverged = facts("train", "checkpoints/train.json"), root / "checkpoints" / "diverged.json"
     if training is None and diverged.exists():
-        found = read_json(diverged)
-        training = {"diverged": found["update"]} if found.get("of") == fingerprint(settings) else None
+        found, identity = read_json(diverged), settings | {"data": digest_data(root.parents[1] / "binarised")}
+        training = {"diverged": found["update"]} if found.get("of") == fingerprint(identity) else None
     tuning = facts("tune", "tuned/tune.json")
     return {
         "training": training,

@@ -51,6 +51,11 @@ class Measure:
     view: Callable[[Side], Sequence[str] | None]
 
 
+def tokeniser(language: str) -> str:
+    """The name of sacreBLEU's tokeniser for a language."""
+    return {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(moses_language(language), "13a")
+
+
 def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False) -> dict[str, Measure]:
     """The measures of a configuration's section ``score``, by their keys in scores.json.
 
@@ -66,7 +71,7 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
     if score.get("metric") == "rouge":
         return {key: Measure(Rouge(key), text) for key in KEYS["rouge"]}
     language = moses_language(language)
-    tokenise = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language, "13a")
+    tokenise = tokeniser(language)
     asian = language in ("zh", "ja")  # text without blanks: an edit is of a character
     found = {"bleu": Measure(_multi_bleu(), lambda side: words(side.tokenised))}
     if score.get("metric") == "bleu_compounds":

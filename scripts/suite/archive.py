@@ -2,7 +2,8 @@
 
 <dataset>/<model>/record.json, and of each seed its log, tuning, scores, hypotheses and averaged model; the
 configurations; the references; and in <dataset>/tests what sacreBLEU's own command compares: the hypotheses of a
-model's seeds one after another. SHA256SUMS has the checksum of each file; the page has that of SHA256SUMS.
+model's seeds one after another. In front stand the page, its pictures and SHA256SUMS, which has the checksums of all
+other files; the page has that of SHA256SUMS.
 """
 
 import gzip
@@ -49,6 +50,8 @@ def _of_dataset(dataset: Dataset) -> Iterator[tuple[str, Path | bytes]]:
         return
     for model in dataset.models.values():
         both = [seed for seed in model.seeds if seed in base.seeds]
+        if not both:
+            continue
         for each in (model, base):
             yield joined(dataset, each.name, both), _text([line for seed in both for line in each.hypotheses(seed)])
         yield joined(dataset, "references", both), _text(dataset.references * len(both))
@@ -89,7 +92,8 @@ def checksums(found: dict[str, Path | bytes]) -> bytes:
 def write(suite: Suite, work: Path, page: Path, out: Path) -> None:
     """Write the archive, the page, its pictures and SHA256SUMS in front; nothing in it says when or by whom."""
     found = members(suite, work)
-    pictures = sorted(page.with_suffix("").glob("*.svg"))
+    text = page.read_text(encoding="utf-8")
+    pictures = [path for path in sorted(page.with_suffix("").glob("*.svg")) if f"/{path.name})" in text]
     first: dict[str, Path | bytes] = {page.name: page, **{f"{page.stem}/{path.name}": path for path in pictures}}
     first[SUMS] = checksums(found)
     with (

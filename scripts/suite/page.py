@@ -12,6 +12,7 @@ from scripts.common.terminal import clock, markdown_table
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import read_log_file
 from scripts.reproduce.layout import seed_root
+from scripts.scoring.metrics import tokeniser
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.suite import archive, overlap, speed
@@ -22,6 +23,7 @@ from scripts.tables.records import EMPTY, spread
 
 HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
 LOWERCASE = ("-lc", "--chrf-lowercase")
+FILES = ("keep-last-epochs", "no-epoch-checkpoints")  # settings that change no training
 FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
 """The form of a claim's figure, and its unit."""
 
@@ -46,9 +48,9 @@ def introduction(suite: Suite) -> str:
         f"Written by `python -m scripts.suite {_short(suite.file)}` from the records of its runs; with `--page-only` "
         "from what there is, without running anything.\n\n"
         "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, "
-        "with a 95% interval that counts the choice of the test set (paired bootstrap over its sentences) and seeds "
-        "(their deviation, of all models of several seeds together); of a perplexity, the seeds alone. p is "
-        f"sacreBLEU's, of the hypotheses of all seeds that the model and {name} share, one after another: it takes the "
+        "with a 95% interval. It covers the choice of the test set (paired bootstrap over its sentences) and of the "
+        "seeds (one deviation, pooled over all models of several seeds); for a perplexity, the seeds only. p is "
+        f"sacreBLEU's, of the hypotheses of all seeds that the model and {name} share, one after another. It takes the "
         "same sentence under several seeds for several sentences, and so is too small where there are several. "
         "Verdicts go by the intervals."
     )
@@ -202,9 +204,9 @@ def trials(suite: Suite, work: Path) -> list[str]:
         mark = "**" if loss is not None and best.get(job.model) == choice else ""
         losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
     header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
-    given = {key: value for key, value in suite.trials.train.items() if value is not None and value is not True}
-    over = ", ".join(f"{key} {value}" for key, value in given.items())  # without switches, which only spare files
-    text = f"Trained on {suite.trials.dataset} with seed {suite.trials.seed} ({over}); the least loss on validation:"
+    given = [f", {key} {value}" for key, value in suite.trials.train.items() if key not in FILES]
+    how = f"Trained on {suite.trials.dataset} with seed {suite.trials.seed}{''.join(given)}"
+    text = f"{how}; the least loss on validation:"
     like = [f"{Path(model).name} as {Path(other).name}" for model, other in suite.trials.like.items()]
     below = [f"Trained with the values of another: {', '.join(like)}."] if like else []
     rows = [[Path(model).name, *cells] for model, cells in losses.items()]
@@ -246,7 +248,7 @@ def checks(suite: Suite, work: Path, datasets: Sequence[Dataset]) -> list[str]:
         base = dataset.baseline
         if not dataset.measures or dataset.kind != "bleu" or base not in dataset.models:
             continue
-        how = [*HOW, *(LOWERCASE if dataset.lowercase else ())]
+        how = [*HOW, "-tok", tokeniser(dataset.target or ""), *(LOWERCASE if dataset.lowercase else ())]
         reference = f"{dataset.name}/test.{dataset.target}"
         example = next(iter(dataset.models.values()))
         hypotheses = f"{example.job.name}/seed{example.seeds[0]}/scores/test/hypotheses.detok"

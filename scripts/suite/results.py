@@ -1,8 +1,8 @@
 """The figures of a suite from the records of its runs: scores, differences from the baseline, speeds, verdicts.
 
 The interval of a difference has two parts, as of independent errors: the test set's, by paired bootstrap, and the
-seeds', by the deviation over them, of all models of the dataset that have several, taken together. So few seeds tell
-their deviation roughly: the interval is Student's, with Satterthwaite's degrees of freedom.
+seeds', by one deviation, pooled over the dataset's models of several seeds. That is a rough estimate from few seeds, so
+the interval is Student's, with Satterthwaite's degrees of freedom.
 """
 
 import math
@@ -172,7 +172,7 @@ class Dataset:
 
     @cached_property
     def speeds(self) -> dict[str, Any] | None:
-        """Return what scripts.suite.speed measured, of the models that are as they were then; None if it has not."""
+        """Return what scripts.suite.speed measured of the models that are as they were then; None if it has not."""
         path = self.root / speed.NAME
         if not path.exists():
             return None
@@ -181,7 +181,7 @@ class Dataset:
         found["seconds"] = {
             name: seconds for name, seconds in found["seconds"].items() if now.get(name) == found["made_from"].get(name)
         }
-        return found
+        return found if found["seconds"] else None
 
     def speed(self, name: str, other: str, least: str) -> list[float]:
         """Return how many times as fast as another a model is, in each round."""

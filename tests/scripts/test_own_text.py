@@ -91,8 +91,11 @@ def test_words_that_are_others_to_yaml(checkout, monkeypatch):
 
 
 def test_bytes_that_are_not_utf_8_are_said_and_replaced(checkout, monkeypatch, capsys):
-    german, english = corpus(checkout, "de", 20)
-    german.write_bytes(b"\xe4" + german.read_bytes())
+    german, english = corpus(checkout, "de", 100)
+    german.write_bytes(german.read_bytes().replace(b"\n", b" \xe4\n", 2))
+    with pytest.raises(UserError, match=r"2 of 100 lines are not UTF-8; convert the file \(from Windows: iconv"):
+        call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de", "--target", "en")
+    german.write_bytes(german.read_bytes().replace(b" \xe4\n", b"\n", 1))
     call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de", "--target", "en")
     assert f"note: {german}: 1 lines are not UTF-8; U+FFFD will stand for such bytes" in capsys.readouterr().out
     assert load_dataset(str(checkout / "data_prep" / "datasets" / "mine.yaml")).invalid == "replace"

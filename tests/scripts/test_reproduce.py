@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scripts.pipeline.config import load_config
-from scripts.pipeline.stamp import NAME, fingerprint
+from scripts.pipeline.stamp import NAME, digest_data, fingerprint
 from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
 
@@ -243,8 +243,10 @@ def test_the_record_is_of_the_configuration_as_it_is(place):
     record = place.record()
     assert (record["config"]["train"]["max-update"], record["seeds"], record["summary"]["test"]) == (6, {}, {})
     assert not any(key.startswith(("train", "score", "select")) for key in record["stages"])
-    settings = load_config(place.folder / "model.yaml")
-    for of, seeds in ((settings.training(1), ["1"]), (settings.training(2), ["1", "2"])):
+    settings = load_config(place.folder / "model.yaml").training(2)
+    data = digest_data(place.stage_folder("binarise"))
+    for wrong, seeds in (({"data": "other"}, ["1"]), ({"seed": 1}, ["1"]), ({}, ["1", "2"])):
+        of = settings | {"data": data} | wrong
         diverged.write_text(json.dumps({"update": 3, "of": fingerprint(of)}))
         assert place.run("--from", "train", "--seeds", "1")[0] == 0
         assert list(place.record()["seeds"]) == seeds  # another command found that seed 2 diverges

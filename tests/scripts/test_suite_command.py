@@ -32,13 +32,14 @@ import os, sys
 from pathlib import Path
 from scripts.common.files import write_json, write_lines
 from scripts.pipeline.config import load_config
-from scripts.pipeline.stamp import fingerprint
+from scripts.pipeline.stamp import digest_data, fingerprint
 config, out = load_config(Path(sys.argv[1])), Path(sys.argv[sys.argv.index("--out") + 1])
 lr = config.train.get("lr", 9)
 with open(os.environ["RAN"], "a") as f:
     f.write(f"{config.name}:{out.parent.name}:{lr}\\n")
 if lr >= int(os.environ.get("WILD", 99)):
-    write_json(out / "diverged.json", {"update": 4, "of": fingerprint(config.training(1))})
+    data = digest_data(Path(sys.argv[sys.argv.index("--data") + 1]))
+    write_json(out / "diverged.json", {"update": 4, "of": fingerprint(config.training(1) | {"data": data})})
     sys.exit("error: it diverged")
 if config.name == os.environ.get("BROKEN"):
     sys.exit("error: it broke")

@@ -300,7 +300,7 @@ def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
     place = save_at(last, 30)
     assert checkpoints.move_position(tmp_path, 2) is None
     said = checkpoints.move_position(tmp_path, 6)
-    assert said == "going on with 6 processes in place of 2, at the same place of the text"
+    assert said == "going on with 6 processes in place of 2, as far into the epoch"
     assert place() == {"epoch": 3, "iterations_in_epoch": 10}
     (tmp_path / checkpoints.DEVICES).write_text('{"devices": 2}')  # as a kill between the two writes leaves it
     checkpoints.move_position(tmp_path, 6)
@@ -309,13 +309,17 @@ def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
     assert place() == {"epoch": 3, "iterations_in_epoch": 60}
 
 
-def test_the_place_in_the_text_moves_with_the_size_of_a_batch(tmp_path):
+def test_the_place_in_the_text_moves_with_the_tokens_of_a_step(tmp_path):
     last = tmp_path / "checkpoint_last.pt"
     ownership.claim_pattern(tmp_path, last.name)
-    checkpoints.move_position(tmp_path, 1, 4000)
+    checkpoints.move_position(tmp_path, 1, lambda count: 4000)
     place = save_at(last, 30)
-    assert checkpoints.move_position(tmp_path, 2, 2000) is None  # each of two reads half as much
+    assert checkpoints.move_position(tmp_path, 2, lambda count: 4000) is None  # each of two reads half as much
     assert place()["iterations_in_epoch"] == 30
-    said = checkpoints.move_position(tmp_path, 2, 1000)
-    assert said == "going on with batches of 1,000 tokens in place of 2,000, at the same place"
+    said = checkpoints.move_position(tmp_path, 2, lambda count: 2000)
+    assert said == "going on with 2,000 tokens in a step of all processes, as far into the epoch"
     assert place()["iterations_in_epoch"] == 60
+    (tmp_path / checkpoints.DEVICES).write_text('{"devices": 1}')  # of an earlier version
+    save_at(last, 320)
+    checkpoints.move_position(tmp_path, 16, {1: 4096, 16: 32_768}.__getitem__)
+    assert place()["iterations_in_epoch"] == 40
