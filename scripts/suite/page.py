@@ -10,8 +10,6 @@ from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
 from scripts.common.terminal import clock, markdown_table
 from scripts.fairseq_io.loss_curve import draw_losses
-from scripts.fairseq_io.trainlog import read_log_file
-from scripts.reproduce.layout import seed_root
 from scripts.scoring.metrics import tokeniser
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
@@ -123,14 +121,19 @@ def scores(dataset: Dataset) -> str:
 
 def costs(dataset: Dataset) -> str:
     """The table of what training and generating took."""
-    header = ["model", "updates", "training", "training tokens/s", "MB in training", "MB in generating", "tuned"]
+    header = ["model", "updates", "least loss on validation", "its last change", "training", "training tokens/s"]
+    header += ["MB in training", "MB in generating", "tuned"]
     rows = []
     for name, model in dataset.models.items():
+        losses = [list(log.valid_loss.values()) for log in model.logs().values() if log.valid_loss]
+        changes = [each[-1] - each[-2] for each in losses if len(each) > 1]
         tuned = [lookup(model.record, f"seeds.{seed}.tuned") or {} for seed in model.seeds]
         rows.append(
             [
                 name,
                 _mean(model.facts("training", "updates"), ",.0f"),
+                _mean(list(map(min, losses)), ".3f"),
+                _mean(changes, "+.3f"),
                 clock(fmean(seconds)) if (seconds := model.facts("training", "seconds")) else EMPTY,
                 _mean(model.facts("training", "tokens_per_second"), ",.0f"),
                 _mean(model.facts("training", "peak_mb"), ",.0f"),
@@ -271,11 +274,10 @@ def checks(suite: Suite, work: Path, datasets: Sequence[Dataset]) -> list[str]:
 
 def draw(dataset: Dataset, folder: Path) -> dict[str, Path]:
     """The pictures of a dataset, by what they show."""
-    logs = {}
-    for name, model in dataset.models.items():
-        paths = {seed: seed_root(model.job.folder, seed) / "checkpoints" / "train.log" for seed in model.seeds}
-        found = {seed: read_log_file(path) for seed, path in paths.items()}
-        logs[name] = {seed: log for seed, log in found.items() if log.valid_loss}
+    logs = {
+        name: {seed: log for seed, log in model.logs().items() if log.valid_loss}
+        for name, model in dataset.models.items()
+    }
     pictures = {}
     if any(logs.values()):
         pictures["losses of all runs"] = folder / f"{dataset.name}.losses.svg"

@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from data_prep.dataset import load_dataset
 from scripts.common.files import read_json, read_lines
+from scripts.fairseq_io.trainlog import TrainLog, read_log_file
 from scripts.reproduce.layout import seed_root
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
@@ -65,6 +66,11 @@ class Model:
     def hypotheses(self, seed: int) -> list[str]:
         """The lines that a seed's model wrote for the test set, as people write."""
         return read_lines(seed_root(self.job.folder, seed) / "scores" / "test" / "hypotheses.detok")
+
+    def logs(self) -> dict[int, TrainLog]:
+        """The training log of each seed."""
+        folders = {seed: seed_root(self.job.folder, seed) / "checkpoints" for seed in self.seeds}
+        return {seed: read_log_file(folder / "train.log") for seed, folder in folders.items()}
 
     def facts(self, part: str, key: str) -> list[float]:
         """A figure of each seed's ``training`` or ``generation`` that has it."""
