@@ -47,13 +47,13 @@ def fingerprint_files(folder: Path, names: Collection[str] = ()) -> str:
 
 def digest_data(data: Path) -> str:
     """A fingerprint of a binarised folder: dictionaries and indices in full, the data files by name and size."""
-    digest = hashlib.sha256()
+    total = hashlib.sha256()
     for path in sorted(data.iterdir()):
         if path.suffix == ".bin":
-            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+            total.update(f"{path.name} {path.stat().st_size}\n".encode())
         elif path.suffix == ".idx" or path.name.startswith("dict."):
-            digest.update(f"{path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+            total.update(f"{path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
 
 
 def new_id() -> str:

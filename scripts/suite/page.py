@@ -256,9 +256,8 @@ def checks(suite: Suite, work: Path, datasets: Sequence[Dataset]) -> list[str]:
         example = next(iter(dataset.models.values()))
         hypotheses = f"{example.job.name}/seed{example.seeds[0]}/scores/test/hypotheses.detok"
         commands.append(shlex.join(["sacrebleu", reference, "-i", hypotheses, *how]))
-        for name, model in dataset.models.items():
-            if name != base and not set(model.seeds).isdisjoint(dataset.models[base].seeds):
-                seeds = dataset.compare(name, base).seeds
+        for name in dataset.models:
+            if name != base and (seeds := dataset.compare(name, base).seeds):
                 texts = [archive.joined(dataset, each, seeds) for each in ("references", base, name)]
                 tests = ["sacrebleu", texts[0], "-i", *texts[1:], *how]
                 commands += [shlex.join([*tests, f"--paired-{kind}"]) for kind in ("bs", "ar")]
