@@ -31,7 +31,8 @@ from data_prep.sources import debian, kind_of
 from data_prep.stages import NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
 from scripts.common import CHECKOUT, ownership, scratch
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
 from scripts.pipeline.pipeline import Pipeline

@@ -11,7 +11,8 @@ from pathlib import Path
 from data_prep.cli import command_parser, positive
 from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common import ownership
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, copy_file, count_lines
 from scripts.common.lock import output_lock
 from scripts.common.process import interruptible, python_module, run_logged

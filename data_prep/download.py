@@ -13,7 +13,7 @@ from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.sources.archives import LEDGER
 from scripts.common import scratch
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 from scripts.common.files import atomic_folder, read_json, write_json
 from scripts.common.lock import output_lock
 

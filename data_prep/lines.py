@@ -14,7 +14,8 @@ from pathlib import Path
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.steps.plan import plan
 from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE, INNER, LINE, STEPS
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 
 
 def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], str]:

@@ -24,7 +24,7 @@ from data_prep.steps.engine import Engine
 from data_prep.steps.finish import finish
 from data_prep.steps.pool import Pool
 from scripts.common import ownership, scratch
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 from scripts.common.files import atomic_folder, work_folder
 from scripts.common.lock import output_lock
 from scripts.common.process import interruptible

@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.fairseq_io import checkpoints
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
 from scripts.fairseq_io.precision import bf16_unsupported_reason

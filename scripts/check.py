@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import load_dataset
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.fairseq_io import commands, lengths
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
@@ -22,10 +23,9 @@ from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries, without_memory
 from scripts.fairseq_io.parsers import Asked, parse
 from scripts.fairseq_io.precision import check_precision
-from scripts.pipeline.config import Config, config_parser, given_config
+from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 from scripts.reproduce.layout import baseline_config
-from scripts.tune import combinations
 
 NOWHERE = Path("no-data")
 VOCAB_SIZE = 1_000_000  # of a stand-in dictionary: no adaptive softmax has larger bands

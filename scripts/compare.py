@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.terminal import aligned, clock
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import TrainLog, read_log_file

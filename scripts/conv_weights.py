@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
 from scripts.fairseq_io.conv_weights import Kernels, Reader

@@ -5,7 +5,7 @@ scores.json: the perplexity of words as fairseq-eval-lm prints it, and that of s
 """
 
 from scripts.common import ownership
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 from scripts.common.files import write_json, write_lines
 from scripts.common.process import interruptible
 from scripts.common.provenance import signature

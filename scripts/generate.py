@@ -5,7 +5,7 @@ of the corpus) and generation.json with the speed that fairseq measured, the BLE
 """
 
 from scripts.common import ownership
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 from scripts.common.process import interruptible, peak_mb
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices

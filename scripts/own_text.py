@@ -25,7 +25,8 @@ from data_prep.dataset import LANGUAGE
 from data_prep.sources.supplied import SuppliedText
 from data_prep.text.clean import count_words
 from scripts.common import CHECKOUT
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.devices import find_devices

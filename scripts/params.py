@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.models import StandInDictionary, load_plugin, training_arguments, without_memory
 from scripts.pipeline.config import flags, load_config

@@ -21,7 +21,8 @@ from typing import Any
 
 from data_prep.fetch import RemoteFile, fetch, iterate_members
 from scripts.common import CHECKOUT, ownership, scratch
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json
 from scripts.common.process import environment, interruptible, python_module
 from scripts.common.terminal import aligned

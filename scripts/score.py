@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset, load_dataset
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.provenance import signature
 from scripts.common.terminal import aligned

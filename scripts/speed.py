@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.process import interruptible, run_logged
 from scripts.fairseq_io.commands import generate_command, speed_settings, train_command

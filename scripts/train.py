@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common import ownership
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.process import interruptible, peak_mb, run_logged
 from scripts.common.terminal import StatusLine, clock

@@ -24,7 +24,8 @@ from typing import IO, Any
 from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from scripts.common.blanks import BLANK
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.process import environment, python_module
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import Taken, take_search_precision

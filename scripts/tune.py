@@ -12,15 +12,15 @@ a killed run had generated is used again.
 """
 
 import csv
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.average import average, choose, save
 from scripts.common import ownership, scratch
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, work_folder, write_json
 from scripts.common.process import interruptible
 from scripts.common.terminal import aligned
@@ -29,7 +29,7 @@ from scripts.fairseq_io.commands import averaged, evaluate_command, generate_com
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import check_binarised, check_path
-from scripts.pipeline.config import Config, config_parser, given_config
+from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.perplexity import run_evaluation
 from scripts.scoring.score_names import NAMES
@@ -44,12 +44,6 @@ class Tried:
 
     choice: Candidate
     score: float
-
-
-def combinations(tune: dict[str, Sequence[Any]]) -> Iterator[Candidate]:
-    """Every choice of one value for each key; one empty choice where there are no keys."""
-    for values in itertools.product(*tune.values()):
-        yield dict(zip(tune, values, strict=True))
 
 
 class Sweep:

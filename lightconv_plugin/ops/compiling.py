@@ -2,7 +2,7 @@
 
 import torch
 
-from lightconv_plugin.ops import dispatch
+from lightconv_plugin.ops.announce import announce
 from lightconv_plugin.ops.native import autograd, library, operators
 
 # its front cannot read their rules for torch.func, and what follows need not
@@ -10,5 +10,5 @@ for function in autograd.IN_GRAPH:
     torch.compiler.allow_in_graph(function)
 
 # decided, and logged, while it compiles
-for decision in (dispatch._announce, library.load, operators._reason_of_kind):
+for decision in (announce, library.load, operators._reason_of_kind):
     torch.compiler.assume_constant_result(decision)

@@ -4,7 +4,6 @@ Nothing is ever skipped: what a backend cannot do is an error that says what was
 the choice was left open, done by the reference, with one warning that says why.
 """
 
-import logging
 import os
 from types import ModuleType
 
@@ -12,19 +11,11 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import native, reference
-
-logger = logging.getLogger(__name__)
+from lightconv_plugin.ops.announce import announce
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
 CHOICES = ("auto", *BACKENDS)
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
-
-PASSED_OVER = "lightconv_plugin: the native backend is passed over"  # scripts look for these words
-# scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
-COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
-
-_announced: set[tuple[str, str]] = set()
-_refusals: set[str] = set()
 
 
 def light_conv(
@@ -92,34 +83,24 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
         import lightconv_plugin.ops.compiling  # noqa: F401  every operator comes by here first
     name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
     if name == "reference":
-        _announce(operator, name)
+        announce(operator, name)
         return reference
     if name not in CHOICES:
         raise ValueError(f"backend {name!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
     refused = native.unsupported_reason(operator, x, *others)
     if refused is None:
-        _announce(operator, "native")
+        announce(operator, "native")
         return native
     if backend == "native" or (name == "native" and not refused.by_design):
         raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused.reason}")
     if not refused.by_design:
-        _announce(operator, "reference", refused.reason)
+        announce(operator, "reference", refused.reason)
     return reference
 
 
 def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
     """Return True if the library runs ``operator`` on these tensors; see ``choose_backend``."""
     return choose_backend(operator, "auto", x, *others) is native
-
-
-def _announce(operator: str, name: str, refused: str | None = None) -> None:
-    if (operator, name) in _announced:
-        return
-    _announced.add((operator, name))
-    logger.info("lightconv_plugin: %s runs on the %s backend", operator, name)
-    if refused is not None and refused not in _refusals:
-        _refusals.add(refused)
-        logger.warning("%s, %s: %s", PASSED_OVER, COST, refused)
 
 
 def check_operands(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str) -> None:

@@ -1,16 +1,9 @@
-"""One way for a command to refuse: a sentence, and an exit status that is not 0."""
+"""One way to refuse: a sentence."""
 
-import errno
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from scripts.common.terminal import OUTPUT, make_streams_usable
-
-_NO_READER = 128 + 13  # the status of a program that SIGPIPE ends, as with `| head`
-INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
 
 
 class UserError(Exception):
@@ -29,45 +22,3 @@ def writing(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = os.fspath(path)
         raise
-
-
-def _in_words(error: OSError) -> str:
-    """Return what went wrong with which file, and what to do."""
-    if error.filename is None:
-        return str(error.strerror or error)
-    path = Path(os.fsdecode(error.filename))
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return (
-            f"{path} is in the way, where a folder is needed ({error.strerror}); move it away, or choose another place"
-        )
-    if error.filename == OUTPUT or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{error.strerror} ({error.filename}); nothing was written under its final name"
-    from scripts.common.files import dispensable  # which needs this module
-
-    found = "".join(f"\n  {each}" for each in dispensable(path)[:10])
-    room = f"make room: of this project's files near it these can go:{found}" if found else "make room on that disk"
-    return f"{error.strerror}: cannot write {path}; nothing was written under its final name. To go on, {room}"
-
-
-def run_command(main: Callable[[], None], *, unread: bool = True) -> None:
-    """Run a command's ``main`` and end the process: a UserError or a full disk is one message, not a traceback.
-
-    ``unread``: the command comes to its end where nobody reads what it says.
-    """
-    make_streams_usable(unread=unread)
-    try:
-        try:
-            main()
-        finally:
-            sys.stdout.flush()
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        if error.filename == OUTPUT:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed at the end
-            if isinstance(error, BrokenPipeError):
-                sys.exit(_NO_READER)
-        sys.exit(f"error: {_in_words(error)}")
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(INTERRUPTED)

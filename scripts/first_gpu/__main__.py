@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, write_json
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible, run_logged

@@ -23,6 +23,7 @@ A whole section given as null is taken back. ``--dataset`` of the commands takes
 """
 
 import argparse
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,11 @@ from typing import Any
 from scripts.common.errors import UserError
 from scripts.common.strict_yaml import read_yaml
 from scripts.pipeline.schema import OWN, SECTIONS, check_keys, check_values
+
+
+def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every choice of one value for each key; one empty choice where there are no keys."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 @dataclass(frozen=True)

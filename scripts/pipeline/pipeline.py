@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common import ownership
-from scripts.common.errors import INTERRUPTED, UserError
+from scripts.common.command import INTERRUPTED
+from scripts.common.errors import UserError
 from scripts.common.process import child
 from scripts.common.provenance import git_state
 from scripts.common.terminal import clock

@@ -22,7 +22,8 @@ from pathlib import Path
 from data_prep.dataset import load_dataset
 from data_prep.stages import run_data_stages
 from scripts.common import CHECKOUT, ownership
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible, python_module

@@ -6,7 +6,8 @@ seeds, and the best seed's figure.
 
 from pathlib import Path
 
-from scripts.common.errors import UserError, run_command
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.terminal import aligned
 from scripts.pipeline.config import config_parser, given_config

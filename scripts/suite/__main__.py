@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.common import CHECKOUT, ownership
-from scripts.common.errors import INTERRUPTED, UserError, run_command
+from scripts.common.command import INTERRUPTED, run_command
+from scripts.common.errors import UserError
 from scripts.common.process import child, interruptible, python_module
 from scripts.common.terminal import aligned
 from scripts.suite import archive, page

@@ -10,11 +10,12 @@ from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
 from scripts.common.terminal import clock, markdown_table
 from scripts.fairseq_io.loss_curve import draw_losses
+from scripts.pipeline.config import combinations
 from scripts.scoring.metrics import tokeniser
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.suite import archive, overlap, speed
-from scripts.suite.plan import Suite, chosen, combinations, trial_jobs
+from scripts.suite.plan import Suite, chosen, trial_jobs
 from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, Model, collect, findings, overall
 from scripts.tables.measured import lookup
 from scripts.tables.records import EMPTY, spread

@@ -31,17 +31,12 @@ from scripts.common.files import atomic_file
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
 from scripts.fairseq_io.trainlog import read_log_file
-from scripts.pipeline.config import Config, load_config, merge
+from scripts.pipeline.config import Config, combinations, load_config, merge
 from scripts.pipeline.stamp import read_stamp
 from scripts.reproduce.layout import seed_root
 from scripts.tables.measured import diverged_after, read_record
 
 QUANTITIES = ("score", "speed", "growth")
-
-
-def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every choice of one value for each key."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def _named(model: str, choice: Mapping[str, Any]) -> str:

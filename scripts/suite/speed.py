@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import load_dataset
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 from scripts.common.files import read_json, read_lines, write_json
 from scripts.common.process import interruptible
 from scripts.fairseq_io.trained import find_trained

@@ -6,8 +6,8 @@ import pytest
 
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
 from scripts.params import Vocabulary, count
-from scripts.pipeline.config import load_config
-from scripts.suite.plan import Suite, combinations, read_suite, run_jobs, trial_jobs
+from scripts.pipeline.config import combinations, load_config
+from scripts.suite.plan import Suite, read_suite, run_jobs, trial_jobs
 from scripts.tables.published import CONFIGS
 
 FOLDER = CONFIGS / "compare"

@@ -18,7 +18,7 @@ COMMAND = """
 import sys
 from pathlib import Path
 from data_prep.fetch import RemoteFile, fetch
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 folder = Path(sys.argv[2])
 file = RemoteFile("a.txt", (sys.argv[1],))
 run_command(lambda: print(fetch(file, folder, raw=None, ledger=folder / "ledger.json")))

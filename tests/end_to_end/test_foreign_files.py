@@ -22,7 +22,7 @@ from data_prep import binarise, download, prepare
 from data_prep.steps import shards
 from scripts import average, evaluate, generate, score, table, train
 from scripts.common import ownership
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 from scripts.common.files import open_own
 from scripts.common.ownership import LEDGER
 from scripts.fairseq_io import devices

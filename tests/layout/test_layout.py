@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,21 @@ def test_imports_of_the_scripts_point_one_way(room):
         for name in imported(path):
             if within(name, "scripts") or within(name, "data_prep"):
                 assert any(within(name, package) for package in allowed), f"{path}: {name}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports within functions count too."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PYTHON
+        if ROOT / "tests" not in path.parents
+    }
+    edges: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names = {name for name in imported(path) if (path.relative_to(ROOT).as_posix(), name) != UPWARDS}
+        edges[module] = files.keys() & {name if name in files else name.rpartition(".")[0] for name in names}
+    assert sum(map(len, edges.values())) > len(edges)
+    TopologicalSorter(edges).prepare()  # its error names a circle
 
 
 REMOVING = {"rmtree", "unlink", "rmdir", "removedirs", "os.remove"}

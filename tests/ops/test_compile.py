@@ -23,7 +23,7 @@ LENGTHS = (7, 1, 40)
 def anew(monkeypatch):
     """Neither compiled code nor a choice that was announced or decided is left from another test."""
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
-    monkeypatch.setattr(ops.dispatch, "_announced", set())
+    monkeypatch.setattr(ops.announce, "_announced", set())
     native.operators._cached_reason_of_kind.cache_clear()
     torch._dynamo.reset()
 

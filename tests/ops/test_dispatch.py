@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import dispatch
+from lightconv_plugin.ops import announce, dispatch
 from tests.tolerances import assert_close
 
 X = torch.randn(5, 2, 6)
@@ -50,7 +50,7 @@ def test_refusals_say_what_was_got_and_expected(call, message):
 
 
 def test_the_backend_that_runs_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(dispatch, "_announced", set())
+    monkeypatch.setattr(announce, "_announced", set())
     with caplog.at_level(logging.INFO, logger="lightconv_plugin"):
         for _ in range(3):
             ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
@@ -89,8 +89,8 @@ def test_a_named_backend_is_never_replaced():
 
 def test_what_native_refuses_runs_on_the_reference_with_one_warning(caplog, monkeypatch):
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
-    monkeypatch.setattr(dispatch, "_announced", set())
-    monkeypatch.setattr(dispatch, "_refusals", set())
+    monkeypatch.setattr(announce, "_announced", set())
+    monkeypatch.setattr(announce, "_refusals", set())
     w = torch.zeros(5, 2, 2, 3).half()
     for _ in range(2):
         out = ops.dynamic_conv(X.half(), w, padding_l=1)

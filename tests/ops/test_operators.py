@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import dispatch, native, reference
+from lightconv_plugin.ops import announce, dispatch, native, reference
 from lightconv_plugin.ops.native import cuda, library
 from lightconv_plugin.ops.native.operators import FEW_ROWS, OPERATORS
 from tests.ops.conftest import products_in_bf16
@@ -121,8 +121,8 @@ def test_under_autocast_products_are_pytorchs(operator):
 
 
 def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
-    monkeypatch.setattr(dispatch, "_announced", set())
-    monkeypatch.setattr(dispatch, "_refusals", set())
+    monkeypatch.setattr(announce, "_announced", set())
+    monkeypatch.setattr(announce, "_refusals", set())
     caplog.set_level(logging.INFO, logger="lightconv_plugin")
     with FakeTensorMode():
         for operator, device in WITHOUT_KERNEL:
@@ -134,7 +134,7 @@ def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
 
 def test_weights_in_another_layout_are_pytorch_s_to_multiply(caplog, monkeypatch):
     """LIGHTCONV_BACKEND speaks of all operators at once, and nobody is warned of convolutions."""
-    monkeypatch.setattr(dispatch, "_refusals", set())
+    monkeypatch.setattr(announce, "_refusals", set())
     x, weight = torch.randn(1, 2, 8), torch.randn(8, 4).t()
     for setting in ("native", "auto"):
         monkeypatch.setenv(dispatch.VARIABLE, setting)

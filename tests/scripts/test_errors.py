@@ -13,7 +13,7 @@ SCRIPT = """\
 import sys
 from pathlib import Path
 sys.path.insert(0, {checkout!r})
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 def main():
     with open("opened", "w") as file:
         Path("number").write_text(str(file.fileno()))

@@ -19,7 +19,7 @@ PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {checkout!r})
-from scripts.common.errors import run_command
+from scripts.common.command import run_command
 from scripts.common.process import interruptible, run_logged
 from scripts.common.lock import folder_lock
 def main():
