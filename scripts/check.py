@@ -250,7 +250,7 @@ def main() -> None:
     config = given_config(arguments, precision=arguments.precision)
     if arguments.data:
         check_binarised(arguments.data)
-    found = find_devices(arguments.devices)
+    found = find_devices(arguments.devices, cpu_processes=config.cpu_processes)
     devices = Devices(found.gpu, found.count, found.bf16, arguments.nodes)
     check_precision(arguments.precision, gpu=devices.gpu)
     load_plugin()

@@ -33,6 +33,7 @@ from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.layout import RESERVED
 
 _SAMPLE = 100_000  # pairs that are looked at closely; all are counted
+_LEAST = 600  # three checkpoints to average
 _MOST_BROKEN = 0.01  # of the lines are not UTF-8 by accident; more are in another encoding
 _BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
 _SCRIPTS = {
@@ -121,6 +122,8 @@ class Choices:
     percents: tuple[int, int]
     gpu: bool
     arch: str
+    tokens: int
+    """Of an update."""
     updates: int
 
 
@@ -142,14 +145,17 @@ def choose(sides: tuple[Side, Side], *, gpu: bool) -> Choices:
     small = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
     tokens = sum(sides[1].words) / max(1, len(sides[1].words)) * 1.4 * pairs
     passes, most = _BUDGET[gpu]
-    updates = int(min(max(passes * tokens / (4000 if gpu else 2048), 300), most))
+    max_words = max(100, math.ceil(longest / 50) * 50)
+    update = 4000 if gpu else max(1536, 8 * max_words)  # by two processes, each with room for the longest line
+    updates = int(min(max(passes * tokens / update, _LEAST), most))
     return Choices(
         units,
         max(2.5, math.ceil(2.5 * ratio) / 2),
-        max(100, math.ceil(longest / 50) * 50),
+        max_words,
         held_out,
         gpu,
         small if gpu else "pla_dynamicconv_small",
+        update,
         -(-updates // 100) * 100,
     )
 
@@ -192,13 +198,13 @@ def config_text(name: str, chosen: Choices) -> str:
     """Return the configuration's YAML."""
     passes, most = _BUDGET[chosen.gpu]
     if chosen.gpu:
-        base, more = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n"
+        base, more, batch = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n", ""
         why = "the paper's recipe for IWSLT'14, on one GPU or more"
     else:
-        base, more = (
-            "../debian_en_de/base.yaml",
-            f"  lr-period-updates: {chosen.updates - 100}  # one cycle: max-update less warm-up\n",
-        )
+        base = "../debian_en_de/base.yaml"
+        more = f"  lr-period-updates: {chosen.updates - 200}  # one cycle: max-update less warm-up\n"
+        each = chosen.tokens // 2
+        batch = f"batch: {{tokens: {chosen.tokens}, max-tokens: {each}}}  # each device has room for the longest line\n"
         why = "the recipe of the demo, for processors: a small model"
     return f"""\
 # DynamicConv for {name}. Written by scripts.own_text; edit what you like.
@@ -208,9 +214,9 @@ dataset: "{name}"
 seeds: [1]
 train:
   arch: {chosen.arch}
-  max-update: {chosen.updates}  # some {passes} passes over the text, from 300 to {most:,} updates; more is better
+  max-update: {chosen.updates}  # some {passes} passes over the text, {_LEAST} to {most:,} updates; more is better
   dropout: {0.3 if chosen.gpu else 0.1}
-{more}generate:
+{more}{batch}generate:
   post-process: sentencepiece
 """
 
@@ -243,7 +249,7 @@ def main() -> None:
             raise UserError(f"{path} is there already; choose another NAME, or remove it")
     sides = Side(arguments.src, arguments.source), Side(arguments.tgt, arguments.target)
     look(sides)
-    devices = find_devices()
+    devices = find_devices(cpu_processes=2)
     chosen = choose(sides, gpu=devices.gpu)
     rows = [["", "lines", "words a line", "script", "different letters"]]
     for each in sides:

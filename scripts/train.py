@@ -24,6 +24,7 @@ from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.process import interruptible, peak_mb, run_logged
+from scripts.common.provenance import available_cores
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
@@ -269,10 +270,13 @@ def main() -> None:
     check_binarised(arguments.data)
     devices = find_devices(
         arguments.devices,
+        cpu_processes=config.cpu_processes,
         nodes=arguments.nodes,
         node_rank=arguments.node_rank if arguments.nodes > 1 else 0,
         rendezvous=arguments.rendezvous,
     )
+    if not devices.gpu and devices.count > 1:  # torchrun would give each a thread, however many cores there are
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // devices.count)))
     check_precision(arguments.precision, gpu=devices.gpu)
     seed = config.seeds[0] if arguments.seed is None else arguments.seed
     if devices.node_rank == 0:

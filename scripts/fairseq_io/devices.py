@@ -13,6 +13,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.lock import file_lock
+from scripts.common.provenance import available_cores
 
 _ASK = """
 import torch
@@ -64,12 +65,18 @@ def check_count(count: int | None, flag: str = "--devices") -> None:
 
 
 def find_devices(
-    count: int | None = None, *, nodes: int = 1, node_rank: int = 0, rendezvous: str | None = None
+    count: int | None = None,
+    *,
+    cpu_processes: int = 1,
+    nodes: int = 1,
+    node_rank: int = 0,
+    rendezvous: str | None = None,
 ) -> Devices:
-    """The devices of this machine: all its GPUs (CUDA_VISIBLE_DEVICES chooses), or one process on the CPU.
+    """The devices of this machine: all its GPUs (CUDA_VISIBLE_DEVICES chooses), or processes on the CPU.
 
     Args:
         count: take so many; on the CPU that many processes.
+        cpu_processes: where ``count`` is left open and there is no GPU, so many if there are the cores for them.
         nodes: so many machines take part, each with as many devices.
         node_rank: which of them this is, from 0.
         rendezvous: HOST:PORT at which they meet, of the machine 0.
@@ -85,7 +92,7 @@ def find_devices(
         raise UserError(f"--nodes {nodes} needs --rendezvous HOST:PORT, a port of the first machine; got {rendezvous}")
     if not 0 <= node_rank < nodes:
         raise UserError(f"--node-rank is {node_rank}, expected 0 to {nodes - 1}, a different one on each machine")
-    return Devices(gpus > 0, count or gpus or 1, bf16, nodes, node_rank, rendezvous)
+    return Devices(gpus > 0, count or gpus or min(cpu_processes, available_cores()), bf16, nodes, node_rank, rendezvous)
 
 
 @contextmanager

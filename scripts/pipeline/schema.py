@@ -12,7 +12,7 @@ from scripts.common.schema import require, require_known
 # What each section of ours may hold. None: fairseq's flags, which fairseq itself checks.
 SECTIONS: dict[str, frozenset[str] | None] = {
     "train": None,
-    "batch": frozenset({"tokens", "max-tokens"}),
+    "batch": frozenset({"tokens", "max-tokens", "cpu-processes"}),
     "average": frozenset({"by", "last"}),
     "generate": None,
     "tune": None,
@@ -101,6 +101,8 @@ def check_values(path: Path, merged: Mapping[str, Any]) -> None:
     if batch:
         for key in ("tokens", "max-tokens"):
             expect(f"batch.{key}", batch.get(key), _whole(batch.get(key), 1), "a whole number of tokens from 1 on")
+        processes = batch.get("cpu-processes", 1)
+        expect("batch.cpu-processes", processes, _whole(processes, 1), "a whole number of processes from 1 on")
         for key in ("max-tokens", "update-freq"):
             expect(f"train.{key}", train.get(key), train.get(key) is None, "nothing, since `batch` determines it")
     if average:

@@ -115,9 +115,11 @@ class Launch:
     nodes: int | None = None
     rendezvous: str | None = None
 
-    def find(self) -> Devices:
+    def find(self, config: Config) -> Devices:
         """The devices of the first machine."""
-        return find_devices(self.devices, nodes=self.nodes or 1, rendezvous=self.rendezvous)
+        return find_devices(
+            self.devices, cpu_processes=config.cpu_processes, nodes=self.nodes or 1, rendezvous=self.rendezvous
+        )
 
 
 def build_run(
@@ -173,7 +175,7 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         return ["-m", f"scripts.{name}", *config.arguments, *map(str, arguments)]
 
     def trained() -> list[list[str]]:
-        return [train_command(config, seed, data / "binarised", checkpoints, launch.find())]
+        return [train_command(config, seed, data / "binarised", checkpoints, launch.find(config))]
 
     def generated() -> list[list[str]]:
         chosen = read_json(tuned)["chosen"] if tuned and tuned.exists() else {}

@@ -55,6 +55,7 @@ def test_flags_of_each_kind_of_value():
         (GOOD.replace("[3]", "[]"), "`seeds` is []"),
         (GOOD + "seeds: [4]\n", "'seeds' stands here a second time"),
         (GOOD + "batch: {tokens: 100}\n", "`batch.max-tokens` is None"),
+        (GOOD + "batch: {tokens: 9, max-tokens: 9, cpu-processes: 0}\n", "`batch.cpu-processes` is 0"),
         (GOOD.replace("lr: 0.1", "max-tokens: 9") + "batch: {tokens: 9, max-tokens: 9}\n", "`train.max-tokens` is 9"),
         (GOOD + "generate: {gen-subset: test}\n", "`generate.gen-subset`"),
         (GOOD + "precision: fp8\n", "`precision` is 'fp8', expected one of auto, fp32, bf16, fp16"),

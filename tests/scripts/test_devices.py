@@ -46,15 +46,19 @@ def four_gpus(monkeypatch):
 
 @pytest.mark.usefixtures("four_gpus")
 def test_all_gpus_are_taken_unless_fewer_are_asked_for():
-    assert find_devices() == Devices(gpu=True, count=4, bf16=True)
+    assert find_devices() == find_devices(cpu_processes=2) == Devices(gpu=True, count=4, bf16=True)
     assert find_devices(2).total == 2
     assert find_devices(2, nodes=3, node_rank=1, rendezvous="a:1").total == 6
     with pytest.raises(UserError, match="torch sees 4 GPUs"):
         find_devices(5)
 
 
-def test_on_a_cpu_one_process_is_the_default(monkeypatch):
+def test_on_a_cpu_one_process_is_the_default_and_more_take_a_core_each(monkeypatch):
     monkeypatch.setattr(devices, "_installed", lambda: (0, False))
+    monkeypatch.setattr(devices, "available_cores", lambda: 4)
+    for asked, count in ((2, 2), (9, 4)):
+        assert find_devices(cpu_processes=asked) == Devices(gpu=False, count=count)
+        assert find_devices(1, cpu_processes=asked) == Devices(gpu=False, count=1)
     assert find_devices() == Devices(gpu=False, count=1)
     assert find_devices(3) == Devices(gpu=False, count=3)
 

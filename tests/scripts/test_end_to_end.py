@@ -269,7 +269,7 @@ def test_two_processes_and_two_machines_reach_the_losses_of_one(data, finished):
     text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 160", "max-update: 8")
     text = text.replace("save-interval-updates: 20", "save-interval-updates: 2")
     exact = "  attention-dropout: 0\n  weight-dropout: 0\n  ddp-backend: legacy_ddp\n  dropout: 0\n"
-    text = text.replace("  dropout: 0\n", exact) + "batch: {tokens: 600, max-tokens: 300}\n"
+    text = text.replace("  dropout: 0\n", exact) + "batch: {tokens: 600, max-tokens: 300, cpu-processes: 2}\n"
     config.write_text(text)
     srun = config.with_name("srun.py")
     srun.write_text(SRUN)
@@ -278,12 +278,16 @@ def test_two_processes_and_two_machines_reach_the_losses_of_one(data, finished):
         port = free.getsockname()[1]
     machines = ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--launch", f"{sys.executable} {srun}"]
     losses = {}
-    for name, options in {"one": [], "processes": ["--devices", "2"], "machines": machines}.items():
+    for name, options in {
+        "one": ["--devices", "1"],
+        "processes": [],
+        "machines": ["--devices", "1", *machines],
+    }.items():
         out = reproduce(config, data.parent, "--to", "train", *options)
         folder = data / "shared" / "seed1" / "checkpoints"
         losses[name] = read_log((folder / "train.log").read_text().splitlines()).train_loss
-        assert ("1 times an update" if options else "2 times an update") in out
-        assert f"training on {2 if options else 1} devices" in (folder / "train.log").read_text()
+        assert f"{2 if name == 'one' else 1} times an update" in out
+        assert f"training on {1 if name == 'one' else 2} devices" in (folder / "train.log").read_text()
         shutil.rmtree(folder.parent)
     assert list(losses["one"]) == list(range(1, 9))
     assert losses["one"][8] < losses["one"][1]

@@ -46,7 +46,7 @@ def checkout(tmp_path, monkeypatch):
         shutil.copytree(own_text.CHECKOUT / "configs" / name, tmp_path / "configs" / name)
     (tmp_path / "data_prep" / "datasets").mkdir(parents=True)
     monkeypatch.setattr(own_text, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(own_text, "find_devices", lambda: Devices(gpu=False, count=1))
+    monkeypatch.setattr(own_text, "find_devices", lambda **_: Devices(gpu=False, count=1))
     return tmp_path
 
 
@@ -77,6 +77,17 @@ def test_nothing_of_a_good_text_is_lost(language, turned, checkout, monkeypatch,
     prepare(load_dataset(str(smaller)), raw=raw, out=checkout / "out", workers=1)
     counts = read_json(checkout / "out" / "counts.json")
     assert not any(entry.get("dropped") for entry in counts["steps"])
+
+
+@pytest.mark.parametrize(("words", "tokens"), [(5, 1536), (300, 2400)])
+def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, monkeypatch):
+    german, english = checkout / "a.de", checkout / "a.en"
+    for path, word in ((german, "Wort"), (english, "word")):
+        path.write_text("".join(f"{word} {number}{f' {word}' * (words - 2)}\n" for number in range(20)))
+    call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de", "--target", "en")
+    config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
+    assert config.batch == {"tokens": tokens, "max-tokens": tokens // 2, "cpu-processes": 2}
+    assert config.average["last"] * config.train["save-interval-updates"] <= config.train["max-update"]
 
 
 def test_words_that_are_others_to_yaml(checkout, monkeypatch):
@@ -150,7 +161,7 @@ def test_what_cannot_be_is_said(checkout, monkeypatch):
 
 
 def test_a_machine_with_gpus_trains_the_papers_model(checkout, monkeypatch):
-    monkeypatch.setattr(own_text, "find_devices", lambda: Devices(gpu=True, count=2))
+    monkeypatch.setattr(own_text, "find_devices", lambda **_: Devices(gpu=True, count=2))
     foreign, english = corpus(checkout, "ja")
     call(monkeypatch, "mine", "--src", foreign, "--tgt", english, "--source", "ja", "--target", "en")
     config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
