@@ -1,7 +1,6 @@
 """Blocks of the encoder and the decoder (section 5.1 and Figure 2): a mixer over time where the Transformer has
 self-attention, source-target attention in the decoder, a feed-forward network; each with a residual connection."""
 
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from lightconv_plugin.modules import (
     DynamicConv,
     IncrementalState,
     LightweightConv,
+    OwnEntry,
     apply_linear,
     linear,
     pack_weights,
@@ -115,7 +115,7 @@ KNOWN_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
 }
 
 
-class DecoderBlock(Block):
+class DecoderBlock(OwnEntry, Block):
     """Causal mixer, source-target attention (unless a language model), feed-forward."""
 
     def __init__(self, cfg: Any, kernel_size: int, *, no_encoder_attn: bool = False) -> None:
@@ -123,7 +123,6 @@ class DecoderBlock(Block):
         stack = cfg.decoder
         self.need_attn = True  # until generation says that nobody will look at it
         self.encoder_attn: Any = None
-        self._owner = str(uuid.uuid4())  # of its entry in a decoder's state
         if not no_encoder_attn:
             self.encoder_attn = SourceAttention(
                 stack.embed_dim,

@@ -8,7 +8,7 @@ from lightconv_plugin.modules.linear import apply_linear, linear, pack_weights, 
 from lightconv_plugin.modules.plain import is_plain
 from lightconv_plugin.modules.self_attention import SelfAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
-from lightconv_plugin.modules.window import IncrementalState, InputWindow, StepByStep
+from lightconv_plugin.modules.window import IncrementalState, InputWindow, OwnEntry, StepByStep
 
 __all__ = [
     "AverageAttention",
@@ -18,6 +18,7 @@ __all__ = [
     "IncrementalState",
     "InputWindow",
     "LightweightConv",
+    "OwnEntry",
     "SelfAttention",
     "StandardConv",
     "StepByStep",

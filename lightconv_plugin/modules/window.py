@@ -25,8 +25,21 @@ def check_width(kernel_size: int, *, causal: bool) -> None:
         )
 
 
-class StepByStep(nn.Module):
-    """A module with an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state.
+class OwnEntry(nn.Module):
+    """A module with an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._owner = str(uuid.uuid4())
+
+    def __setstate__(self, state: Any) -> None:
+        """Give a copy another entry than the original's."""
+        super().__setstate__(state)
+        self._owner = str(uuid.uuid4())
+
+
+class StepByStep(OwnEntry):
+    """A module that decodes one position at a time.
 
     Args:
         causal: a module that also looks to the right cannot decode step by step.
@@ -35,7 +48,6 @@ class StepByStep(nn.Module):
     def __init__(self, *, causal: bool) -> None:
         super().__init__()
         self.causal = causal
-        self._owner = str(uuid.uuid4())
 
     def get_incremental_state(self, incremental_state: IncrementalState) -> Any:
         """Return this module's entry; None before the first step."""

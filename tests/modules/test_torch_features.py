@@ -113,6 +113,11 @@ def deepcopy(name: str) -> None:
     assert_same(gradients(twin, twin, x), gradients(module, module, x))
     next(twin.parameters()).data.add_(1)
     assert not torch.equal(next(twin.parameters()), next(module.parameters()))
+    state: dict = {}
+    with torch.no_grad():
+        for each in (module, twin):
+            each(x[:1], incremental_state=state)
+    assert len(state) == 2
 
 
 def pickled(name: str) -> None:
