@@ -104,9 +104,10 @@ def test_the_papers_operators_are_read_without_the_auxiliary_ones():
 @pytest.mark.parametrize("layer", ["ops", "modules"])
 def test_operators_and_modules_import_torch_alone(layer):
     own = (*sys.stdlib_module_names, "torch", "lightconv_plugin")
-    for path in PYTHON:
-        if ROOT / "lightconv_plugin" / layer in path.parents:
-            assert {name for name in imported(path) if name.split(".")[0] not in own} == set(), path
+    files = [path for path in PYTHON if ROOT / "lightconv_plugin" / layer in path.parents]
+    assert files
+    for path in files:
+        assert {name for name in imported(path) if name.split(".")[0] not in own} == set(), path
 
 
 @pytest.mark.parametrize(
@@ -118,10 +119,11 @@ def test_operators_and_modules_import_torch_alone(layer):
     ],
 )
 def test_folders_do_not_reach_into_each_other(folder, forbidden):
-    for path in PYTHON:
-        if ROOT / folder in path.parents:
-            for name in imported(path):
-                assert not [package for package in forbidden if within(name, package)], f"{path} imports {name}"
+    files = [path for path in PYTHON if ROOT / folder in path.parents]
+    assert files
+    for path in files:
+        for name in imported(path):
+            assert not [package for package in forbidden if within(name, package)], f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -1,6 +1,7 @@
 """A decoder block's step in one operator, against the block itself over all positions in float64."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -93,8 +94,9 @@ def test_any_sizes(conv, width, conv_dim, ffn, heads, kernel, rows, padded):
     sizes = {"decoder_embed_dim": width, "decoder_output_dim": width, "decoder_conv_dim": conv_dim}
     more = {"decoder_ffn_embed_dim": ffn, "decoder_conv_heads": heads, "decoder_kernel_size_list": [kernel]}
     block = decoder_block(decoder_conv_type=conv, share_decoder_input_output_embed=True, **sizes, **more)
-    with torch.no_grad():
+    with torch.no_grad(), mock.patch.object(ops, "decoder_block", wraps=ops.decoder_block) as operator:
         follow(block, [[0, 1], *([[row % 2 for row in range(rows)]] * 3)], padded=padded, width=width)
+    assert operator.call_count == 3  # the first step makes the states
 
 
 @torch.no_grad()

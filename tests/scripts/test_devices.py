@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,7 +113,5 @@ def test_how_processes_are_started():
 
 
 def test_what_torch_is_asked_is_answered():
-    """In a process of its own: whatever this machine has, the answer is two words."""
-    count, bf16 = devices._installed()
-    assert count >= 0
-    assert isinstance(bf16, bool)
+    """In a process of its own."""
+    assert devices._installed()[0] == torch.cuda.device_count()

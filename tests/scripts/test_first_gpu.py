@@ -78,7 +78,7 @@ def test_what_is_done_is_not_run_again_unless_asked_or_changed(run, tmp_path):
 def test_a_failed_section_is_run_again(run, tmp_path):
     flag = tmp_path / "flag"
     code = f"import os; ok = os.path.exists({str(flag)!r}); open({str(flag)!r}, 'w'); raise SystemExit(not ok)"
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="1 of 1 sections failed"):
         run(section("one", code))
     assert "| [the one](#the-one) | passed |" in run(section("one", code))
 

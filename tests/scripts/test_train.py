@@ -105,7 +105,7 @@ def test_a_training_that_dies_on_its_way_goes_on_by_itself(place, monkeypatch, c
 
 
 def test_a_log_without_a_checkpoint_starts_anew(place, monkeypatch):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="broken"):
         run(place, monkeypatch, BREAK_AT="1")
     out = run(place, monkeypatch)
     assert (out / "train.log").read_text().count("num. shared model params") == 1
@@ -114,7 +114,7 @@ def test_a_log_without_a_checkpoint_starts_anew(place, monkeypatch):
 def test_other_settings_or_data_never_go_on_from_old_checkpoints(place, monkeypatch, capsys):
     out = run(place, monkeypatch)
     (place / "model.yaml").write_text(CONFIG.replace("0.1", "0.2"))
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="broken"):
         run(place, monkeypatch, BREAK_AT="3")
     assert "kept as checkpoints.1.old" in capsys.readouterr().out
     assert (place / "checkpoints.1.old" / "train.json").exists()
