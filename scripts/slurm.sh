@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One configuration on the machines of a SLURM job; the folder work/ must be on a disk that all of them share.
-# usage: sbatch --nodes 4 --gpus-per-node 8 --time 24:00:00 scripts/slurm.sh CONFIG [options of scripts.reproduce]
+# usage: sbatch --nodes 4 --gpus-per-node 8 --cpus-per-task 64 --time 24:00:00 scripts/slurm.sh CONFIG [options of scripts.reproduce]
 # A job that runs out of time, or loses a machine, is put in the queue again and goes on from the last checkpoint.
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
@@ -22,6 +22,7 @@ again() { # stop in order, so that nothing is left half written, and queue up ag
   exit 0
 }
 trap again USR1
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # which srun takes from nowhere else
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 machines=()
 if [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ]; then

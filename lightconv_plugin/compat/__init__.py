@@ -24,6 +24,7 @@ def apply() -> None:
     training.train_in_bfloat16_without_xla()
     training.train_data_parallel_on_cpu()
     training.refuse_what_cannot_train()
+    training.divide_by_the_loss_scale_once()
     commands.help_with_model_options()
     commands.keep_groups_of_beams_apart()
     commands.block_ngrams_that_were_written()

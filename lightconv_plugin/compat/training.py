@@ -126,6 +126,20 @@ def _use_launched_processes(cfg: Any) -> None:
         )
 
 
+def divide_by_the_loss_scale_once() -> None:
+    """All versions, `--amp` on a GPU: the gradients are divided by the loss scale once, not twice.
+
+    fairseq has torch's scaler divide those of the optimizer that it wraps, and then make a step of the wrapper. The
+    scaler takes that for another optimizer, and divides again.
+    """
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+
+    @shim(AMPOptimizer, "step")
+    def step_of_the_wrapped(original: Original, self: Any) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
 def refuse_what_cannot_train() -> None:
     """All versions, on CPUs: two mistakes get a sentence instead of a deep error or a silent second training."""
     from fairseq.trainer import Trainer

@@ -61,9 +61,9 @@ def _precision_flag(precision: str, *, gpu: bool) -> dict[str, bool]:
 
 
 def _device_flags(devices: Devices) -> list[str]:
-    if not devices.gpu:
-        return ["--cpu"]
-    return ["--distributed-world-size=1"] if devices.total == 1 else []  # left alone, fairseq takes all GPUs it sees
+    # left alone, fairseq takes the GPUs that it sees on this machine for all there are, and trains on one of several
+    # machines by itself if it has one
+    return [f"--distributed-world-size={devices.total}"] if devices.gpu else ["--cpu"]
 
 
 def generation_settings(config: Config, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,8 @@ def _installed() -> tuple[int, bool]:
     if answer.returncode != 0:
         raise UserError(f"torch cannot be imported: {answer.stderr.strip().splitlines()[-1]}; run scripts/setup.sh")
     count, bf16 = answer.stdout.split()
+    if count == "0" and (problem := re.search("CUDA initialization: .*", answer.stderr)):  # a driver that is too old
+        print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)
     return int(count), bf16 == "True"
 
 

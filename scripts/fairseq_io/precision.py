@@ -110,9 +110,10 @@ def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_
         UserError: bf16 is asked for on GPUs that do not compute in it.
     """
     if devices.gpu:
-        if asked == "bf16" and not devices.bf16:
+        taken = auto_on_gpu if asked == "auto" else asked
+        if taken == "bf16" and not devices.bf16:
             raise UserError("precision is bf16, which these GPUs do not compute in; take fp16 or fp32")
-        return Taken(auto_on_gpu, "auto is the published precision on a GPU") if asked == "auto" else Taken(asked)
+        return Taken(taken, f"auto is {taken} on a GPU" if asked == "auto" else None)
     if asked == "fp16":
         return Taken("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     if asked == "fp32":

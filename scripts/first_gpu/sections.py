@@ -14,7 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL_MINUTES = 15
 MOST_PROCESSES = 8  # each has a CUDA context of half a gigabyte
 # of the convolutions: the kernels of each kind, in both sizes of type
-CHECKED = "test_convolutions and (31-30 or 65-64) and (1- or 64-) and not float64 and not bfloat16"
+CHECKED = " or ".join(
+    f"[{dtype}-{width}-{kernel}]"  # of a type, a width of the heads, a kernel
+    for dtype in ("float32", "float16")
+    for width in (1, 64)
+    for kernel in ("31-30", "65-64")
+)
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,10 @@ def sections(device: str) -> list[Section]:
 
 
 def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
-    yield Section("info", "Self-test", 1, (*python_module("lightconv_plugin.info"),), "Python ")
+    yield Section("info", "Self-test", 3, (*python_module("lightconv_plugin.info"),), "Python ")
     processes = min(MOST_PROCESSES, available_cores())
     tests = _pytest("tests/gpu", device, f"--numprocesses={processes}", "--dist=worksteal")
-    yield Section("tests", "Tests", 9, tests, tests=True)
+    yield Section("tests", "Tests", 8, tests, tests=True)
     for tool in ("memcheck", "racecheck"):
         yield _sanitizer(tool, device)
     sizes = ["--channels=64", "--heads=2", "--lengths=16,64", "--tokens=128"]
@@ -52,7 +57,7 @@ def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     # the widest kernel that causal-conv1d has
     narrow = ["--operators=light", "--kernel=4", "--causal", "--dtype=float32" if rehearsal else "--dtype=bfloat16"]
     yield _bench("ops narrow", "ops", device, *narrow, *sizes, minutes=1)
-    yield _bench("kernels", "kernels", device, *(["--tokens=256", "--channels=64"] if rehearsal else []), minutes=2)
+    yield _bench("kernels", "kernels", device, *(["--tokens=256", "--channels=64"] if rehearsal else []), minutes=1)
     train = ["--tokens=64", "--vocab-size=60"] if rehearsal else ["--tokens=8192"]
     yield _bench("train", "train", device, *train, minutes=3)
     decode = ["--sentences=128,32,1"]

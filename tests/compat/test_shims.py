@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, options, trainer, utils
+from fairseq import checkpoint_utils, optim, options, trainer, utils
 from fairseq.data import TokenBlockDataset, data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
+from fairseq.optim.amp_optimizer import AMPOptimizer
 
 from lightconv_plugin import compat
 from lightconv_plugin.compat import training
@@ -31,6 +34,7 @@ def test_applying_twice_changes_nothing() -> None:
         (distributed_fairseq_model, "DistributedDataParallel"),
         (trainer.Trainer, "__init__"),
         (trainer.Trainer, "load_checkpoint"),
+        (AMPOptimizer, "step"),
     ]
     before = [getattr(owner, name) for owner, name in wrapped]
     types = set(torch.serialization.get_safe_globals())
@@ -127,6 +131,21 @@ def test_flags_that_override_a_checkpoint_are_those_given() -> None:
 def test_fp16_on_a_cpu_is_refused_in_a_sentence(option: str, train: Train, tmp_path: Path) -> None:
     with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
         train(tmp_path, "--max-update", "1", option)
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_the_loss_scale_of_amp_is_taken_back_once(original: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if original:
+        monkeypatch.setattr(AMPOptimizer, "step", unwrapped(AMPOptimizer.step))
+    monkeypatch.setattr(torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu"))
+    weight = torch.nn.Parameter(torch.zeros(3))
+    sgd = optim.build_optimizer(Namespace(optimizer="sgd", lr=[1.0], momentum=0.0, weight_decay=0.0), [weight])
+    common = Namespace(fp16_init_scale=128, min_loss_scale=1e-4)
+    optimizer = AMPOptimizer(Namespace(optimizer=None, common=common), [weight], sgd)
+    optimizer.backward((weight * torch.tensor([1.0, 2.0, 4.0])).sum())
+    optimizer.clip_grad_norm(0.0)
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.tensor([-1.0, -2.0, -4.0]) / (128 if original else 1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fairseq's own error is about a missing GPU")

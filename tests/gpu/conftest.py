@@ -29,6 +29,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.config.getoption("--device"))
 
 
+@pytest.fixture(autouse=True)
+def no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have cuDNN's convolutions compute in float32, of which PyTorch leaves 10 bits of fraction."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 Call = Callable[[], Any]
 
 

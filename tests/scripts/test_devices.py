@@ -1,7 +1,9 @@
 """The tokens of an update and the launch on any number of devices."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io import devices
+from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import (
     Devices,
     batch_per_device,
@@ -17,6 +20,7 @@ from scripts.fairseq_io.devices import (
     launcher,
     reserve_gpus,
 )
+from scripts.pipeline.config import Config
 
 
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 128), (2, 64), (8, 16), (128, 1), (256, 1)])
@@ -110,6 +114,23 @@ def test_how_processes_are_started():
     several = launcher(Devices(gpu=True, count=8, nodes=4, node_rank=2, rendezvous="first:29500"))
     assert {"--nnodes=4", "--node-rank=2", "--master-addr=first", "--master-port=29500"} < set(several)
     assert "--standalone" not in several
+
+
+@pytest.mark.parametrize(("count", "nodes"), [(1, 1), (8, 1), (1, 2), (8, 4)])
+def test_fairseq_is_told_of_all_gpus_of_all_machines(count, nodes):
+    """By itself it counts those of one machine, and trains alone where that has one."""
+    config = Config(Path("a.yaml"), "a", "toy", [1], {"arch": "pla_dynamicconv_small"})
+    all_of_them = Devices(gpu=True, count=count, nodes=nodes, rendezvous="first:29500")
+    command = train_command(config, 1, Path("data"), Path("out"), all_of_them)
+    assert f"--distributed-world-size={count * nodes}" in command
+
+
+def test_a_driver_that_is_too_old_is_said(monkeypatch, capsys):
+    said = "CUDA initialization: The NVIDIA driver on your system is too old"
+    answer = subprocess.CompletedProcess([], 0, "0 False\n", f"cuda.py:1: UserWarning: {said}\n  return _C()\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
+    assert devices._installed.__wrapped__() == (0, False)
+    assert capsys.readouterr().err == f"note: torch sees no GPU. {said}\n"
 
 
 def test_what_torch_is_asked_is_answered():

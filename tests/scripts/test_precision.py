@@ -52,6 +52,9 @@ def test_precisions_that_the_devices_do_not_have():
     assert take("bf16", GPU) == Taken("bf16")
     with pytest.raises(UserError, match="bf16, which these GPUs do not compute in; take fp16 or fp32"):
         take("bf16", OLD_GPU)
+    with pytest.raises(UserError, match="bf16, which these GPUs do not compute in; take fp16 or fp32"):
+        take_precision("auto", OLD_GPU, PRODUCTS, auto_on_gpu="bf16")
+    assert take_search_precision("auto", GPU, {}, {}) == Taken("fp32", "auto is fp32 on a GPU")
     assert take("fp16", CPU) == Taken("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     check_precision("fp16", gpu=True)
     check_precision("bf16", gpu=False)
