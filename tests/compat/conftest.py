@@ -39,6 +39,10 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.fixture
 def no_allowed_types() -> Iterator[None]:
     """torch's list of allowed types as it is without the shim."""

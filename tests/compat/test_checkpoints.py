@@ -96,12 +96,6 @@ def test_scores_as_numpy_arrays_need_every_numpy_entry(name: str, tmp_path: Path
         torch.serialization.add_safe_globals(everything)
 
 
-def test_training_with_eval_bleu_resumes(train: Train, tmp_path: Path) -> None:
-    flags = ["--eval-bleu", "--eval-bleu-detok", "space", "--eval-bleu-args", '{"beam": 1, "max_len_b": 5}']
-    assert len(train(tmp_path, "--max-update", "2", *flags)) == 2
-    assert len(train(tmp_path, "--max-update", "4", *flags)) == 2
-
-
 @FORMATS
 @pytest.mark.parametrize(
     "respell",

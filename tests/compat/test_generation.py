@@ -82,9 +82,10 @@ def test_steps_of_hypotheses_are_printed(
     assert steps == {number: count + 1 for number, count in words.items()}  # the end is a step too
 
 
-def test_bleu_is_measured_while_training_on_text_of_moses(train: Train, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["translation", "pla_translation"])
+def test_bleu_is_measured_while_training_on_text_of_moses(task: str, train: Train, tmp_path: Path) -> None:
     flags = "--eval-bleu --eval-bleu-detok moses --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"
-    arguments = ["--eval-bleu-args", '{"beam": 2, "max_len_b": 5}', "--task", "pla_translation"]
+    arguments = ["--eval-bleu-args", '{"beam": 2, "max_len_b": 5}', "--task", task]
     train(tmp_path, "--max-update", "2", *flags.split(), *arguments)
     losses = train(tmp_path, "--max-update", "3", *flags.split(), *arguments)
     assert len(losses) == 1  # the counts of BLEU that the checkpoint holds were read again

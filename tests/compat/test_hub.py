@@ -17,8 +17,6 @@ from lightconv_plugin.models import LightConvModel
 from tests.convert import common
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES, TARGETS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"], ["w3 w4", "w5 w6 w7", "w1"]
 LANGUAGES = {"data_name_or_path": ".", "source_lang": "en", "target_lang": "de"}

@@ -13,7 +13,7 @@ from fairseq.file_io import PathManager
 
 from scripts.fairseq_io.checkpoint_schedule import kept_epochs, kept_updates
 
-from .conftest import Train, unwrapped
+from .conftest import Train, names, unwrapped
 
 EPOCH = 4  # updates: 200 pairs in batches of 50
 
@@ -21,10 +21,6 @@ EPOCH = 4  # updates: 200 pairs in batches of 50
 def every(updates: int, *more: str) -> list[str]:
     batches = ["--batch-size", "50", "--max-tokens", "3000", "--required-batch-size-multiple", "1"]
     return [*batches, "--save-interval-updates", str(updates), "--max-epoch", "3", *more]
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_every_interval_leaves_its_checkpoint_and_counts_as_kept(train: Train, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from fairseq.file_io import PathManager
 
 from lightconv_plugin import compat
 
-from .conftest import RECIPE, REPO, TINY, Train, unwrapped
+from .conftest import RECIPE, REPO, TINY, Train, names, unwrapped
 
 SAVE = checkpoint_utils.torch_persistent_save
 
@@ -34,8 +35,15 @@ def copy(folder: Path) -> None:
     assert PathManager.copy(str(folder / "new.pt"), str(folder / "checkpoint_last.pt"), overwrite=True)
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+@contextmanager
+def file_sizes_up_to(limit: int) -> Iterator[None]:
+    """A limit on the size of files, which stands for a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 Ending = Callable[[], BaseException]
@@ -75,18 +83,12 @@ def test_without_the_shim_a_copy_that_dies_cuts_it_short(monkeypatch: pytest.Mon
 
 
 def test_a_checkpoint_that_does_not_fit_is_a_sentence_and_leaves_nothing(folder: Path) -> None:
-    """A limit on the size of files stands for a full disk."""
     for age, name in enumerate(("checkpoint_1_8.pt", "checkpoint7.pt", "checkpoint_2_12.pt")):
         (folder / name).write_bytes(b"old" * 50_000)
         os.utime(folder / name, (age, age))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(compat.CheckpointError) as caught:
-            SAVE({"model": torch.zeros(100_000)}, str(folder / "checkpoint_2_16.pt"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_sizes_up_to(100_000), pytest.raises(compat.CheckpointError) as caught:
+        SAVE({"model": torch.zeros(100_000)}, str(folder / "checkpoint_2_16.pt"))
     message = str(caught.value)
     assert message.startswith(f"{folder / 'checkpoint_2_16.pt'}: cannot be written: File too large; nothing of it was")
     assert "can be removed: checkpoint_1_8.pt, checkpoint7.pt (together 0.3 MB)" in message, (
@@ -110,24 +112,15 @@ def test_another_error_is_its_own_and_gives_no_advice_to_remove_anything(folder:
 
 def test_without_the_shim_its_part_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_utils.time, "sleep", lambda seconds: None)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises((RuntimeError, OSError)):
-            unwrapped(SAVE)({"model": torch.zeros(100_000)}, str(tmp_path / "checkpoint_2_16.pt"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_sizes_up_to(100_000), pytest.raises((RuntimeError, OSError)):
+        unwrapped(SAVE)({"model": torch.zeros(100_000)}, str(tmp_path / "checkpoint_2_16.pt"))
     assert names(tmp_path) == ["checkpoint_2_16.pt.tmp"]
 
 
 def test_training_ends_with_the_sentence_and_nothing_half_written(train: Train, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    try:
-        with pytest.raises(compat.CheckpointError, match=r"cannot be written: File too large.*no older checkpoint"):
-            train(tmp_path, "--max-update", "2", "--save-interval-updates", "2")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    refused = pytest.raises(compat.CheckpointError, match=r"cannot be written: File too large.*no older checkpoint")
+    with file_sizes_up_to(20_000), refused:
+        train(tmp_path, "--max-update", "2", "--save-interval-updates", "2")
     assert names(tmp_path) == []
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from data_prep.fetch import named_members
+from data_prep.fetch.archives import iterate_members, named_members
 
 TARS = {
     "a.tar": "w:",
@@ -75,6 +75,10 @@ def build(folder: Path, kind: str, files: Mapping[str, bytes] = FILES, *, prefix
     else:
         path.write_bytes(zip_bytes({prefix + name: content for name, content in files.items()}))
     return path
+
+
+def everything(archive: Path) -> dict[str, bytes]:
+    return {name: stream.read() for name, stream in iterate_members(archive, lambda name: True)}
 
 
 @contextmanager

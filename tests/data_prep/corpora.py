@@ -105,24 +105,27 @@ def iwslt_xml(rows: Sequence[Pair], side: int, language: str) -> bytes:
     return "\n".join([*lines, "</doc>", "</srcset>", "</mteval>", ""]).encode()
 
 
-def pack(path: Path, members: Mapping[str, bytes]) -> Path:
+def packed(archive: str, members: Mapping[str, bytes]) -> bytes:
     """An archive of the kind its name says, members in the order given."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    file = io.BytesIO()
+    if archive.endswith(".zip"):
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
             for name, content in members.items():
-                archive.writestr(name, content)
-        return path
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
+                zipped.writestr(name, content)
+        return file.getvalue()
+    with tarfile.open(fileobj=file, mode="w") as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    content = packed.getvalue()
-    if path.suffix in (".tgz", ".gz"):
-        content = gzip.compress(content)
-    path.write_bytes(bz2.compress(content) if path.suffix == ".bz2" else content)
+    if archive.endswith((".tgz", ".gz")):
+        return gzip.compress(file.getvalue())
+    return bz2.compress(file.getvalue()) if archive.endswith(".bz2") else file.getvalue()
+
+
+def pack(path: Path, members: Mapping[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(packed(path.name, members))
     return path
 
 

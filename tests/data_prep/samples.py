@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset, Step
+from scripts.common.ownership import LEDGER
 from scripts.common.process import python_module
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +95,12 @@ def run(
     return subprocess.run(line, capture_output=True, text=True, env=env, cwd=cwd)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but those with times in them."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def with_steps(*steps: str | dict[str, Any]) -> Dataset:
     """A dataset of these steps, each a name, or a name with parameters."""
     named = [item for step in steps for item in (step if isinstance(step, dict) else {step: {}}).items()]
@@ -101,12 +108,13 @@ def with_steps(*steps: str | dict[str, Any]) -> Dataset:
     return Dataset(name="d", file=Path("d.yaml"), kind="text", source="en", target="de", steps=made)
 
 
-def refuse(text: str, *, command: str, arguments: list[object], path: str | None = None) -> None:
+def refuse(*texts: str, command: str, arguments: list[object], path: str | None = None) -> None:
     done = run(command, *arguments, path=path)
     assert done.returncode not in (0, -signal.SIGKILL)
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("error: ")
-    assert text in done.stderr
+    for text in texts:
+        assert text in done.stderr
 
 
 APT = """#!/bin/sh

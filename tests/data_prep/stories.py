@@ -1,12 +1,11 @@
 """Small archives of CNN and Daily Mail stories, laid out as the real ones."""
 
 import hashlib
-import io
 import re
-import tarfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.data_prep.corpora import pack
 
 LISTS = {"training": "train", "validation": "val", "test": "test"}
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -60,14 +59,6 @@ def story(corpus: str, number: int) -> Story:
     )
 
 
-def tar(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-
-
 class Collection:
     """Stories of both newspapers, split 8 : 1 : 1, whose files a test may change before they are written."""
 
@@ -90,11 +81,10 @@ class Collection:
                 self.plain_lists[LISTS[name]] += listing
 
     def write(self, folder: Path) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
         for corpus in ("cnn", "dailymail"):
-            names = [name for name in self.stories if f"{corpus}/" in name]
-            tar(folder / f"{corpus}_stories.tgz", ((name, self.stories[name]) for name in names))
-        tar(folder / "data.tar.gz", self.metadata.items())
+            files = {name: data for name, data in self.stories.items() if f"{corpus}/" in name}
+            pack(folder / f"{corpus}_stories.tgz", files)
+        pack(folder / "data.tar.gz", self.metadata)
         for name, listing in self.plain_lists.items():
             (folder / f"all_{name}.txt").write_bytes(listing)
         return folder

@@ -11,8 +11,7 @@ def test_no_apt_and_no_raw(tmp_path: Path):
     arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
     empty = tmp_path / "bin"
     empty.mkdir()
-    refuse("has no apt-get", command="download", arguments=arguments, path=str(empty))
-    refuse("--raw DIR", command="download", arguments=arguments, path=str(empty))
+    refuse("has no apt-get", "--raw DIR", command="download", arguments=arguments, path=str(empty))
     assert not (tmp_path / "out").exists()
 
 
@@ -30,15 +29,14 @@ def test_apt_files_are_chosen_and_ordered(tmp_path: Path):
 def test_apt_that_brings_no_german(tmp_path: Path):
     path = fake_apt(tmp_path / "apt", files="abce", update="echo W: no network")
     arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
-    refuse("brought no Translation-de from Debian", command="download", arguments=arguments, path=path)
-    refuse("W: no network", command="download", arguments=arguments, path=path)
+    texts = "brought no Translation-de from Debian", "W: no network"
+    refuse(*texts, command="download", arguments=arguments, path=path)
 
 
 def test_apt_that_fails(tmp_path: Path):
     path = fake_apt(tmp_path / "apt", update="echo E: broken >&2; exit 100")
     arguments: list[object] = ["debian_en_de", "--out", tmp_path / "out"]
-    refuse("status 100", command="download", arguments=arguments, path=path)
-    refuse("E: broken", command="download", arguments=arguments, path=path)
+    refuse("status 100", "E: broken", command="download", arguments=arguments, path=path)
 
 
 def test_the_configuration_closes_every_brace():

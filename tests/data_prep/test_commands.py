@@ -21,9 +21,9 @@ from data_prep.prepare import prepare
 from scripts.common import scratch
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
-from scripts.common.ownership import LEDGER
 from scripts.common.process import python_module
-from tests.data_prep.samples import block, dataset_file, fake_apt, refuse, run, translations
+from tests.data_prep.corpora import lines_of
+from tests.data_prep.samples import block, contents, dataset_file, fake_apt, refuse, run, translations
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -36,19 +36,10 @@ def raw(tmp_path: Path) -> Path:
     return translations(tmp_path / "copied")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 def prepared(folder: Path, raw: Path, *, workers: int = 1, **options: str) -> Path:
     out = folder / "prepared"
     prepare(load_dataset(str(dataset_file(folder, **options))), raw=raw, out=out, workers=workers)
     return out
-
-
-def lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 @pytest.mark.slow
@@ -71,23 +62,23 @@ def test_the_whole_chain_from_another_folder(tmp_path: Path, raw: Path):
     for split in PARTS:
         count = counts["files"][f"{split}.en"]["lines"]
         for language in LANGUAGES:
-            units = lines(ready / f"{split}.{language}")
+            units = lines_of(ready / f"{split}.{language}")
             assert len(units) == count
             assert counts["files"][f"{split}.{language}"]["words"] == sum(len(line.split()) for line in units)
             if split != "train":
-                assert len(lines(ready / "raw" / f"{split}.{language}")) == count
-        source, target = (lines(ready / f"{split}.{language}") for language in LANGUAGES)
+                assert len(lines_of(ready / "raw" / f"{split}.{language}")) == count
+        source, target = (lines_of(ready / f"{split}.{language}") for language in LANGUAGES)
         for left, right in zip(source, target, strict=True):  # each pair has one number: sides that drift apart show
             assert {word for word in left.replace("@@ ", "").split() if word.isdigit()} == {
                 word for word in right.replace("@@ ", "").split() if word.isdigit()
             }
-    tokens = " ".join(lines(ready / "train.en")).replace("@@ ", "")
+    tokens = " ".join(lines_of(ready / "train.en")).replace("@@ ", "")
     assert "the library , wrapped | over two lines ." in tokens
     assert " & friends" in tokens
-    untokenised = " ".join(lines(ready / "raw" / "test.en"))
+    untokenised = " ".join(lines_of(ready / "raw" / "test.en"))
     assert "wrapped | over two lines." in untokenised
     assert "lines ." not in untokenised
-    assert len(lines(ready / "codes")) == 61
+    assert len(lines_of(ready / "codes")) == 61
     assert {"step": "bpe", "split": "train", "codes": "codes", "languages": ["en", "de"], "merges": 60} in counts[
         "steps"
     ]
@@ -138,7 +129,7 @@ def test_own_text_in_one_piece_is_split(tmp_path: Path):
     manifest = download(dataset, raw=given, out=tmp_path / "raw")
     assert sorted(manifest["files"]) == ["train.de", "train.en"]
     out = prepared(tmp_path, tmp_path / "raw", kind="text")
-    assert sum(len(lines(out / f"{split}.en")) for split in PARTS) == 300
+    assert sum(len(lines_of(out / f"{split}.en")) for split in PARTS) == 300
 
 
 def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
@@ -146,8 +137,8 @@ def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
     (given / "test.en").write_text("same\nsame\n" + "long " * 200 + "\n" + "short\n")
     (given / "train.en").write_text((given / "train.en").read_text().replace("line 7 of", " "))
     out = prepared(tmp_path, given, kind="text", clean="{splits: [train], min_words: 6}")
-    assert [len(lines(out / f"{split}.de")) for split in PARTS] == [49, 3, 4]
-    assert lines(out / "raw" / "test.en")[2] == ("long " * 200).strip()
+    assert [len(lines_of(out / f"{split}.de")) for split in PARTS] == [49, 3, 4]
+    assert lines_of(out / "raw" / "test.en")[2] == ("long " * 200).strip()
 
 
 @pytest.mark.parametrize(
@@ -310,18 +301,6 @@ def test_binarise_shows_what_fairseq_said(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=message):
         binarise(load_dataset(str(dataset_file(tmp_path))), prepared=given, out=tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_full_disk_is_one_sentence(tmp_path: Path, raw: Path):
-    """A limit on file sizes fails a write as a full disk does."""
-    out = tmp_path / "out"
-    command = [*python_module("data_prep.prepare"), dataset_file(tmp_path), "--raw", raw, "--out", out]
-    line = " ".join(map(str, command))
-    done = subprocess.run(["bash", "-c", f"ulimit -f 8; {line} --workers 1"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: File too large")
-    assert "Traceback" not in done.stderr
-    assert not out.exists()
 
 
 @pytest.mark.parametrize("command", ["download", "prepare", "binarise"])

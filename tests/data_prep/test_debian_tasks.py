@@ -12,6 +12,7 @@ import pytest
 from data_prep.dataset import load_dataset
 from data_prep.sources.debian import TASKS, dataset_name
 from scripts.common.errors import UserError
+from tests.data_prep.corpora import lines_of
 from tests.data_prep.samples import ROOT, block
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -83,10 +84,6 @@ def made(tmp_path: Path, task: str) -> Path:
     return out
 
 
-def lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
-
-
 @pytest.mark.slow
 def test_too_little_text_for_a_test_set_is_a_sentence(tmp_path: Path):
     raw = english(tmp_path / "raw", count=4)
@@ -100,7 +97,7 @@ def test_too_little_text_for_a_test_set_is_a_sentence(tmp_path: Path):
 def test_summaries(tmp_path: Path):
     out = made(tmp_path, "summarization")
     sides = {
-        split: [lines(out / "prepared" / f"{split}.{side}") for side in ("en_description", "en_synopsis")]
+        split: [lines_of(out / "prepared" / f"{split}.{side}") for side in ("en_description", "en_synopsis")]
         for split in ("train", "valid", "test")
     }
     assert sum(len(descriptions) for descriptions, _ in sides.values()) == 300  # a quarter is too short
@@ -109,7 +106,7 @@ def test_summaries(tmp_path: Path):
         for split, (descriptions, _) in sides.items()
     }
     assert len(set().union(*first_words.values())) == sum(map(len, first_words.values())) == 150
-    raw = [lines(out / "prepared" / "raw" / f"test.{side}") for side in ("en_description", "en_synopsis")]
+    raw = [lines_of(out / "prepared" / "raw" / f"test.{side}") for side in ("en_description", "en_synopsis")]
     assert [len(side) for side in raw] == [len(side) for side in sides["test"]]
     assert all(len(description.split()) == 35 for description in raw[0])
     assert all(synopsis.startswith(("lib of ", "dev of ")) for synopsis in raw[1])
@@ -125,7 +122,7 @@ def test_summaries(tmp_path: Path):
 @pytest.mark.slow
 def test_lines_for_a_language_model(tmp_path: Path):
     out = made(tmp_path, "language_modeling")
-    splits = {split: lines(out / "prepared" / f"{split}.en") for split in ("train", "valid", "test")}
+    splits = {split: lines_of(out / "prepared" / f"{split}.en") for split in ("train", "valid", "test")}
     together = [line for split in splits.values() for line in split]
     assert len(together) == len(set(together))
     assert "Short ." in splits["test"]  # in every description, so in the first split only

@@ -18,15 +18,12 @@ from tests.data_prep.archive_samples import (
     READ,
     TARS,
     build,
+    everything,
     open_member,
     special,
     tar_bytes,
     zip_bytes,
 )
-
-
-def everything(archive: Path) -> dict[str, bytes]:
-    return {name: stream.read() for name, stream in iterate_members(archive, lambda name: True)}
 
 
 @pytest.mark.parametrize("prefix", ["", "./"])

@@ -10,15 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.fetch.archives import check_archive, iterate_members
+from data_prep.fetch.archives import check_archive
 from scripts.common.errors import UserError
-from tests.data_prep.archive_samples import KINDS, PACK, build, open_member, special, tar_bytes, zip_bytes
+from tests.data_prep.archive_samples import KINDS, PACK, build, everything, open_member, special, tar_bytes, zip_bytes
 
 SMALL = {"set/a": b"".join(b"%d\n" % n for n in range(700)), "set/b.gz": gzip.compress(b"b\n"), "set/c": b"c\n"}
-
-
-def everything(archive: Path) -> dict[str, bytes]:
-    return {name: stream.read() for name, stream in iterate_members(archive, lambda name: True)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

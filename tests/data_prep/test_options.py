@@ -2,23 +2,13 @@
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from data_prep import __main__ as command
 from scripts.common.errors import UserError
-from scripts.pipeline import pipeline
 from tests.data_prep.corpora import pack
-from tests.data_prep.test_pipeline import stage
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
-    monkeypatch.setattr(command, "interruptible", lambda: None)
-    monkeypatch.setattr(pipeline, "_run_command", stage)
-    command.main()
+from tests.data_prep.test_pipeline import run
 
 
 @pytest.fixture

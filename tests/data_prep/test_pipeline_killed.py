@@ -5,8 +5,6 @@ where the server does not. What a run writes is under its final name once it has
 half-way once.
 """
 
-import multiprocessing
-import os
 import re
 import signal
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from tests.data_prep import corpora
 from tests.data_prep.corpora import local_copy
 from tests.data_prep.test_pipeline import run, stories
 from tests.data_prep.web import serving
+from tests.killed import Moment, killed_at
 
 DATASETS: dict[str, Callable[[Path], Any]] = {
     "wmt16_en_de": corpora.wmt16,
@@ -42,33 +41,22 @@ def kind_of_file(path: Path, out: Path) -> str:
     return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
 
 
-def killed(out: Path, done: list[str], work: Callable[[], None], *, after: bool) -> bool:
+def killed(out: Path, done: list[str], work: Callable[[], None], moment: Moment) -> bool:
     """Do ``work`` in a process that kills itself at the first rename whose kind is not in ``done``, and add that."""
     log = out.with_name("kill.log")
     log.write_text("")
 
-    def child() -> None:
-        replace = os.replace
+    def first(target: Path) -> Moment | None:
+        kind = kind_of_file(target, out)
+        if kind in done:
+            return None
+        log.write_text(kind)
+        return moment
 
-        def watched(source: Any, target: Any) -> None:
-            kind = kind_of_file(Path(target), out)
-            if kind in done:
-                replace(source, target)
-                return
-            log.write_text(kind)
-            if after:
-                replace(source, target)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        os.replace = watched  # type: ignore[assignment]
-        work()
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join()
-    if process.exitcode == 0:
+    status = killed_at(work, first)
+    if status == 0:
         return False
-    assert process.exitcode == -signal.SIGKILL
+    assert status == -signal.SIGKILL
     done.append(log.read_text())
     return True
 
@@ -102,7 +90,8 @@ def test_killed_at_each_step(name: str, ranges: bool, tmp_path: Path, monkeypatc
             (tmp_path / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
         run(monkeypatch, file, "--out", tmp_path / "whole", "--workers", 1)
         out, done = tmp_path / "out", list[str]()
-        while killed(out, done, lambda: run(monkeypatch, file, "--out", out, "--workers", 1), after=not ranges):
+        moment: Moment = "before" if ranges else "after"
+        while killed(out, done, lambda: run(monkeypatch, file, "--out", out, "--workers", 1), moment):
             assert len(done) == len(set(done))
     assert {kind.split("/")[1] for kind in done} >= {"raw", ".prepared..work", "prepared", "binarised", "report.md"}
     assert contents(out) == contents(tmp_path / "whole")

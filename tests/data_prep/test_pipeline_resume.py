@@ -1,10 +1,9 @@
 """Preparation that is killed at any point and started again gives the bytes of one that was not."""
 
+import itertools
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,10 @@ from data_prep.dataset import Dataset, load_dataset
 from data_prep.prepare import prepare
 from data_prep.steps import deduplicate, shards
 from scripts.common.errors import UserError
-from scripts.common.ownership import LEDGER
 from tests.data_prep.corpora import numbers, pack, pairs, text
+from tests.data_prep.samples import contents
+from tests.data_prep.web import wait_until
+from tests.killed import Moment, killed_at
 
 YAML = """\
 kind: archives
@@ -67,40 +68,17 @@ def dataset(tmp_path: Path) -> Dataset:
     return load_dataset(str(file))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files but those with times in them."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def run_until_commit(dataset: Dataset, tmp_path: Path, out: Path, last: int, moment: Moment) -> int:
+    """Prepare in a process that kills itself at its ``last``-th rename; return its exit status."""
+    renames = itertools.count(1)
+    return killed_at(
+        lambda: prepare(dataset, raw=tmp_path / "raw", out=out, workers=1),
+        lambda target: moment if next(renames) == last else None,
+    )
 
 
-def run_until_commit(dataset: Dataset, tmp_path: Path, out: Path, after: int, *, before: bool) -> int:
-    """Prepare in a process that kills itself at its ``after``-th rename; returns its exit code."""
-
-    def child() -> None:
-        count = 0
-        replace = os.replace
-
-        def counting(*arguments: object) -> None:
-            nonlocal count
-            count += 1
-            if count == after and before:
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(*arguments)  # type: ignore[arg-type]
-            if count == after:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        os.replace = counting  # type: ignore[assignment]
-        prepare(dataset, raw=tmp_path / "raw", out=out, workers=1)
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_killed_again_and_again(dataset: Dataset, tmp_path: Path, before: bool):
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_again_and_again(dataset: Dataset, tmp_path: Path, moment: Moment):
     expected = tmp_path / "whole"
     counts = prepare(dataset, raw=tmp_path / "raw", out=expected, workers=1)
     train = numbers((expected / "train.de").read_text().splitlines())
@@ -112,7 +90,7 @@ def test_killed_again_and_again(dataset: Dataset, tmp_path: Path, before: bool):
     out = tmp_path / "killed"
     kills = 0
     # a shard is three renames (two sides and the marker), the finished folder ten: fewer in a run would never get on
-    while (code := run_until_commit(dataset, tmp_path, out, 4 + kills % 10, before=before)) == -signal.SIGKILL:
+    while (code := run_until_commit(dataset, tmp_path, out, 4 + kills % 10, moment)) == -signal.SIGKILL:
         kills += 1
         assert kills < 100
     assert code == 0
@@ -161,7 +139,7 @@ def test_keep_keeps_every_step_and_its_absence_nothing(dataset: Dataset, tmp_pat
 
 def test_other_raw_files_begin_anew(dataset: Dataset, tmp_path: Path):
     out = tmp_path / "out"
-    assert run_until_commit(dataset, tmp_path, out, 12, before=False) == -signal.SIGKILL
+    assert run_until_commit(dataset, tmp_path, out, 12, "after") == -signal.SIGKILL
     rows = pairs(("en", "de"), 12, 13_000)
     pack(tmp_path / "raw" / "a.tgz", {"a/one.de": text(rows, 1), "a/one.en": text(rows, 0)})
     prepare(dataset, raw=tmp_path / "raw", out=out, workers=1)
@@ -176,7 +154,7 @@ def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypa
         target=waiting_run, args=(dataset, tmp_path, started, go_on, monkeypatch)
     )
     process.start()
-    wait_for(started.exists)
+    assert wait_until(started.exists)
     with pytest.raises(UserError, match=rf"another run \(process {process.pid}\) is at work in .*/out;"):
         prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
     go_on.touch()
@@ -187,15 +165,8 @@ def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypa
 def waiting_run(dataset: Dataset, folder: Path, started: Path, go_on: Path, patch: pytest.MonkeyPatch) -> None:
     def wait(*arguments: object, **options: object) -> None:
         started.touch()
-        wait_for(go_on.exists)
+        assert wait_until(go_on.exists)
 
     patch.setattr("data_prep.prepare.finish", wait)
     patch.setattr("data_prep.prepare.main", lambda: None)
     prepare(dataset, raw=folder / "raw", out=folder / "out", workers=1)
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

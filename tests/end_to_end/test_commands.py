@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-
-from tests.compat.conftest import write_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
@@ -48,13 +45,6 @@ def run(module: str, *arguments: object, cwd: Path, given: str | None = None) ->
 
 def train_arguments(data: Path, save_dir: Path) -> list[str]:
     return [str(data), "--user-dir", str(PLUGIN), "--save-dir", str(save_dir), "--cpu", *MODEL.split(), *RECIPE.split()]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -125,29 +115,6 @@ def test_the_faster_task_translates_the_same(corpus, trained, tmp_path):
             assert (name, rest[-1]) == (expected_name, expected_rest[-1])
             if len(rest) == 2:
                 assert float(rest[0]) == pytest.approx(float(expected_rest[0]), abs=1e-4)
-
-
-def test_hydra_trains_from_yaml_alone(corpus, tmp_path):
-    config = {
-        "common": {"user_dir": str(PLUGIN), "cpu": True, "seed": 1},
-        "task": {"_name": "translation", "data": str(corpus), "source_lang": "en", "target_lang": "de"},
-        "model": {"_name": "pla_lightconv_small", "encoder_embed_dim": 32, "decoder_embed_dim": 32, "dropout": 0.0},
-        "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
-        "optimizer": {"_name": "adam", "adam_betas": "(0.9, 0.98)"},
-        "lr_scheduler": {"_name": "inverse_sqrt", "warmup_updates": 10},
-        "dataset": {"max_tokens": 300, "num_workers": 0, "disable_validation": True},
-        "optimization": {"max_update": 5, "lr": [0.01]},
-        "checkpoint": {"save_dir": str(tmp_path / "saved")},
-    }
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
-    run("hydra_train", "--config-dir", tmp_path, "--config-name", "small", cwd=tmp_path)
-    model = torch.load(tmp_path / "saved" / "checkpoint_last.pt", weights_only=False)["cfg"]["model"]
-    assert (model["_name"], model["encoder_conv_type"], model["dropout"]) == ("pla_lightconv_small", "lightweight", 0.0)
-    said = run(
-        "generate", corpus, "--user-dir", PLUGIN, "--path", tmp_path / "saved" / "checkpoint_last.pt", "--cpu",
-        "--gen-subset", "valid", cwd=tmp_path,
-    )  # fmt: skip
-    assert "BLEU4 = " in said
 
 
 def test_bad_options_are_refused_in_a_sentence(corpus, tmp_path):

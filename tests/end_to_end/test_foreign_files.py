@@ -1,13 +1,12 @@
 """Files that this project did not write stay as they are, whatever runs, is killed and runs again."""
 
+import itertools
 import json
-import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fairseq_cli.preprocess  # noqa: F401  once, not in every process
 import matplotlib.figure
@@ -33,6 +32,7 @@ from scripts.pipeline import pipeline
 from scripts.reproduce import select
 from scripts.scoring import perplexity
 from tests.data_prep.test_pipeline import preprocess, stage
+from tests.killed import killed_at
 
 REFUSED = 3
 CONFIG = "dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 3}\naverage: {by: update, last: 2}\n"
@@ -196,16 +196,6 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
         os.setsid()
         sink = os.open(root / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(sink, 1), os.dup2(sink, 2)
-        replace, count = os.replace, 0
-
-        def counting(*arguments: Any) -> None:
-            nonlocal count
-            count += 1
-            if count == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(*arguments)
-
-        os.replace = counting  # type: ignore[assignment]
         shards._SMALL = 20
         train.check_first = lambda *_: None  # of an architecture that there is not
         # to ask torch takes seconds
@@ -222,11 +212,10 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
             os._exit(REFUSED if ended.code else 0)
         os._exit(0)
 
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join()
-    assert process.exitcode in (0, REFUSED, -signal.SIGKILL), (root / "said").read_text()
-    return process.exitcode
+    renames = itertools.count(1)
+    status = killed_at(child, lambda target: "before" if next(renames) == kill_at else None)
+    assert status in (0, REFUSED, -signal.SIGKILL), (root / "said").read_text()
+    return status
 
 
 def prepared(root: Path) -> Path:

@@ -11,6 +11,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.ops import reference
 from tests.gpu.test_operators import make
+from tests.models import common
 from tests.models.test_architectures import ENCODER_DECODER
 from tests.tasks import test_beam_search as search
 from tests.tolerances import assert_close
@@ -139,9 +140,7 @@ def test_the_best_hypothesis_has_its_forced_score(arch, dtype, device):
     for generator in search.generators([model]):
         for row, hypotheses in enumerate(generator.generate([model], sample)):
             words = hypotheses[0]["tokens"].to(device)
-            previous = torch.cat([words.new_tensor([search.EOS]), words[:-1]])[None]
-            given = {name: tensor[row : row + 1] for name, tensor in sample["net_input"].items()}
-            scores = model.get_normalized_probs(model(**given, prev_output_tokens=previous), log_probs=True)[0].float()
+            scores = common.forced(model, sample["net_input"], row, words).float()
             forced = scores.gather(1, words[:, None])[:, 0]
             # relative to the largest number of the sum, the best score of a token
             scale = max(1.0, scores.abs().max().item())

@@ -57,6 +57,16 @@ def tokens(batch: int, time: int, types: int = 20, seed: int = 0) -> Tensor:
     return torch.randint(4, types, (batch, time), generator=torch.Generator().manual_seed(seed))
 
 
+@torch.no_grad()
+def forced(model: Any, net_input: dict[str, Tensor], row: int, words: Tensor) -> Tensor:
+    """(T, V) log-probabilities that one pass over ``words`` gives, a hypothesis of the sentence in ``row``."""
+    inputs = {"src_tokens": words.roll(1)[None]}  # the end of a sentence begins it
+    if hasattr(model, "encoder"):
+        source = {name: tensor[row : row + 1] for name, tensor in net_input.items()}
+        inputs = source | {"prev_output_tokens": inputs["src_tokens"]}
+    return model.get_normalized_probs(model(**inputs), log_probs=True)[0]
+
+
 def parameters(model: torch.nn.Module) -> int:
     """Return how many weights, shared ones counted once."""
     return sum(p.numel() for p in model.parameters())

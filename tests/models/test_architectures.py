@@ -105,24 +105,13 @@ def check_hypotheses(model: Any, batch: dict[str, Any], task_: Namespace, beam: 
     generator = SequenceGenerator([model], task_.target_dictionary, beam_size=beam, max_len_b=6)
     found = generator.generate([model], batch)
     assert [len(hypotheses) for hypotheses in found] == [beam] * 4
-    eos = torch.tensor([task_.target_dictionary.eos()])
     for row, hypotheses in enumerate(found):
         assert hypotheses[0]["score"] == max(hypothesis["score"] for hypothesis in hypotheses)
         for hypothesis in hypotheses:
             words: Tensor = hypothesis["tokens"]
-            previous = torch.cat([eos, words[:-1]])[None]
-            if hasattr(model, "encoder"):
-                inputs = {
-                    **{k: v[row : row + 1] for k, v in batch["net_input"].items()},
-                    "prev_output_tokens": previous,
-                }
-            else:
-                inputs = {"src_tokens": previous}
-            with torch.no_grad():
-                scores = model.get_normalized_probs(model(**inputs), log_probs=True)[0]
+            scores = common.forced(model, batch["net_input"], row, words).gather(1, words[:, None])[:, 0]
             # fairseq's generator searches in float32 whatever the model computes in
-            got = hypothesis["positional_scores"]
-            assert_close(got, scores.gather(1, words[:, None])[:, 0], torch.float32)
+            assert_close(hypothesis["positional_scores"], scores, torch.float32)
 
 
 def test_how_many_there_are():

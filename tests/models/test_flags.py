@@ -226,14 +226,12 @@ def test_the_activation_function_is_the_one_asked_for(name):
 def test_searches_score_hypotheses_as_one_pass_does(generator, given):
     """Few enough rows for the operator that takes a block's step at once, which knows ReLU and attention alone."""
     built, words = model(**given, quant_noise_pq_block_size=4).eval(), common.dictionary(20)
-    source = common.tokens(2, 6)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([6, 6])}}
+    sample = {"net_input": {"src_tokens": common.tokens(2, 6), "src_lengths": torch.tensor([6, 6])}}
     for row, hypotheses in enumerate(generator([built], words, beam_size=3, max_len_b=8).generate([built], sample)):
         for hypothesis in hypotheses:
-            previous = hypothesis["tokens"].roll(1)[None]
-            with torch.no_grad():
-                scores = built.get_normalized_probs(built(source[row : row + 1], None, previous), log_probs=True)[0]
-            assert_close(hypothesis["positional_scores"], scores.gather(1, hypothesis["tokens"][:, None])[:, 0])
+            tokens = hypothesis["tokens"]
+            scores = common.forced(built, sample["net_input"], row, tokens).gather(1, tokens[:, None])[:, 0]
+            assert_close(hypothesis["positional_scores"], scores)
 
 
 def test_without_cross_attention_the_decoder_sees_no_source():

@@ -10,10 +10,10 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-WIDTHS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
+VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture(params=VECTOR_BITS)
 def vector_bits(request):
     """Kernels of one vector width that this machine has."""
     ops.native.library.load()

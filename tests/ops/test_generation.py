@@ -134,19 +134,6 @@ def test_torch_knows_the_operators():
         torch.ops.lightconv.few_rows_linear(torch.zeros(2, 5), torch.zeros(3, 4), None)
 
 
-@torch.no_grad()
-def test_opcheck_of_the_raw_operators():
-    ops.native.library.load()
-    raw, checks = torch.ops.lightconv, ["test_schema", "test_faketensor"]
-    x, weight, bias = torch.randn(1, 3, 6), torch.randn(4, 6), torch.randn(4)
-    torch.library.opcheck(raw.few_rows_linear.default, (x, weight, bias), test_utils=checks)
-    keys, sentence = torch.randn(2, 5, 6), torch.tensor([0, 0, 1])
-    padding = torch.zeros(2, 5, dtype=torch.bool)
-    torch.library.opcheck(raw.attend.default, (x, keys, keys + 1, padding, sentence, 2), test_utils=checks)
-    search = (torch.randn(4, 9), torch.randn(4), 2, 3, 1.0, 0, 1, 0.0, -1, -1)
-    torch.library.opcheck(raw.beam_candidates.default, search, test_utils=checks)
-
-
 class Largest(TorchDispatchMode):
     """The most numbers that a tensor had which an operator gave."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import native, reference
+from tests.ops.conftest import VECTOR_BITS
 from tests.ops.equation import convolve
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -28,8 +29,8 @@ def widest() -> Iterator[int]:
 
 
 def every_width_of_vector() -> Iterator[int]:
-    """Sets each in turn, the widest last."""
-    for bits in (128, 256, 512):
+    """Set each in turn, the widest last."""
+    for bits in VECTOR_BITS:
         yield torch.ops.lightconv.cpu_vector_bits(bits)
 
 
@@ -125,14 +126,6 @@ def test_gradients_of_one_input_alone(operator):
     only_x, only_weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     assert torch.equal(torch.autograd.grad(call(only_x, weight, padding_l=3), only_x, grad)[0], grad_x)
     assert_close(torch.autograd.grad(call(x, only_weight, padding_l=3), only_weight, grad)[0], grad_weight)
-
-
-@pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
-def test_an_empty_batch(operator):
-    x, weight, grad = draw(operator, 5, 0, 2, 3, 7, torch.float32)
-    out, grad_x, grad_weight = with_gradients(getattr(native, operator), x, weight, grad, padding_l=3)
-    assert out.shape == grad_x.shape == x.shape
-    assert torch.equal(grad_weight, torch.zeros_like(weight))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -73,13 +73,6 @@ def test_hypotheses_come_and_go(width, ratio, dynamic, seed):
         decoder.reorder(torch.randint(before, (rows,), generator=decoder.random))
 
 
-def test_no_rows():
-    x, weight = torch.randn(1, 3, 4), torch.randn(2, 3)
-    _, state = ops.conv_step(x, weight, None, backend="native")
-    out, state = ops.conv_step(x[:, :0], weight, ops.reorder_state(state, torch.arange(0)))
-    assert out.shape == (1, 0, 4)
-
-
 @pytest.mark.parametrize("normalization", ["none", "l2", "sigmoid"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_other_normalisations(normalization, dynamic):

@@ -70,7 +70,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "dynamic_conv_backward": lambda: backward(T, B, H),
     "glu_mask": lambda: [(draw(2, T, 2 * C), PADDING.T), (draw(T, B, 2 * C), None)],
     "glu_mask_backward": lambda: [(draw(2, T, C), draw(2, T, 2 * C), PADDING.T)],
-    "dropout": lambda: [(draw(T, B).T, 0.3, SEED), (draw(0, B), 0.3, SEED)],
+    "dropout": lambda: [(x, 0.3, SEED) for x in (draw(T, B), draw(T, B).T, draw(0, B))],
     "smoothed_nll": lambda: [loss()],
     "smoothed_nll_backward": lambda: [loss_backward()],
     "conv_step": lambda: [

@@ -144,13 +144,6 @@ def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(monkeypatch):
         ops.dropout(x, 1.5)
 
 
-def test_opcheck_of_the_raw_operator():
-    checks = ["test_schema", "test_faketensor"]
-    torch.library.opcheck(
-        torch.ops.lightconv.dropout.default, (torch.randn(5), 0.5, torch.tensor([1])), test_utils=checks
-    )
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     batch=st.integers(1, 3),
@@ -266,13 +259,3 @@ def test_smoothed_nll_does_not_depend_on_the_threads():
         assert torch.equal(torch.stack(alone), torch.stack(ops.smoothed_nll(logits, target, 0.1, 0)))
     finally:
         torch.set_num_threads(threads)
-
-
-def test_opcheck_of_the_loss():
-    raw, checks = torch.ops.lightconv, ["test_schema", "test_faketensor"]
-    logits, target = torch.randn(3, 5), torch.tensor([1, 2, 3])
-    torch.library.opcheck(raw.smoothed_nll.default, (logits, target, 1), test_utils=checks)
-    log_sums = raw.smoothed_nll(logits, target, 1)[1]
-    torch.library.opcheck(
-        raw.smoothed_nll_backward.default, (torch.tensor(2.0), logits, target, log_sums, 0.9, 0.1, 1), test_utils=checks
-    )

@@ -11,11 +11,9 @@ layer's kernels are turned round), model (another model's file), dictionary (a t
 """
 
 import argparse
-import io
 import itertools
 import random
 import re
-import tarfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +34,7 @@ from data_prep.lines import line_steps
 from data_prep.text.bpe import learn
 from scripts.fairseq_io.published import Published, read_shelf
 from tests.convert import common
+from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
 
 DAMAGE = ("weights", "model", "dictionary", "codes", "lines")
@@ -77,17 +76,6 @@ def segments(lines: Sequence[str]) -> bytes:
     """Lines as SGM and IWSLT's XML have them."""
     marked = [f'<seg id="{number}"> {line.replace("&", "&amp;")} </seg>' for number, line in enumerate(lines, 1)]
     return "\n".join(["<doc>", *marked, "</doc>", ""]).encode()
-
-
-def packed(files: Mapping[str, bytes]) -> bytes:
-    """A .tar.gz of files."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -243,7 +231,8 @@ def archive(
     if how == "codes":
         files |= {name: b"#version: 0.2\nq q</w>\n" for name in files if "code" in name}
     folder = published.archive.removesuffix(".tar.gz")
-    return packed({f"{folder}/{name}": content for name, content in {"model.pt": content, **files}.items()})
+    members = {f"{folder}/{name}": content for name, content in {"model.pt": content, **files}.items()}
+    return packed(published.archive, members)
 
 
 def dataset_file(test_set: SmallSet, site: Site, file: Path, *, lines: int) -> None:
@@ -257,7 +246,7 @@ def dataset_file(test_set: SmallSet, site: Site, file: Path, *, lines: int) -> N
         for side, language in enumerate(test_set.dataset.languages):
             members.setdefault(source.file, {})[source.members[language]] = segments([pair[side] for pair in pairs])
     for name, files in members.items():
-        content["files"][name] = {"urls": [site.add(f"/{test_set.dataset.name}/{name}", packed(files))]}
+        content["files"][name] = {"urls": [site.add(f"/{test_set.dataset.name}/{name}", packed(name, files))]}
     for expected in content["expected"]:
         expected["lines"] |= {"test": TEST_LINES} if "test" in expected["lines"] else {}
     file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))

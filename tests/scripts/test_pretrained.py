@@ -20,6 +20,7 @@ from data_prep.fetch import Patience
 from scripts import pretrained
 from scripts.common.errors import UserError
 from scripts.fairseq_io.published import read_shelf
+from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
 
 NAME = "dynamicconv.glu.wmt17.zh-en"
@@ -28,15 +29,6 @@ CONVERT = pretrained.convert
 ARCHIVE = SHELF.models[NAME].archive
 OTHER = "lightconv.no_glu.iwslt14.de-en"
 FILES = ["bpecodes", "dict.en.txt", "dict.zh.txt", "manifest.json", "model.pt"]
-
-
-def pack(path: Path, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,10 @@ from scripts.pipeline.stamp import NAME, digest_data, fingerprint
 from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
 
-def test_a_second_run_does_nothing_and_prints_the_row(place):
+def test_what_changes_no_substance_runs_nothing_and_prints_the_row(place):
+    """Comments, the order of keys, texts about the dataset."""
+    place.config("# a comment\n" + "\n".join(reversed(CONFIG.strip().splitlines())))
+    place.dataset(DATASET + "about: a text\nlicence: free\n")
     status, out, _ = place.run()
     assert status == 0
     assert place.ran() == []
@@ -67,12 +70,6 @@ def test_a_change_runs_its_stage_and_all_after_it(place, change, first):
     assert place.ran() == keys[keys.index(first) :]
 
 
-def test_what_changes_no_text_runs_nothing(place):
-    place.dataset(DATASET + "about: a text\nlicence: free\n")
-    assert place.run()[0] == 0
-    assert place.ran() == []
-
-
 def test_the_configuration_is_checked_before_anything_runs_and_only_then(place):
     before = len(place.checked())
     assert place.run()[0] == 0
@@ -97,14 +94,8 @@ def test_another_precision_is_another_training(place):
     assert (status, "to do" in out) == (0, False)
 
 
-def test_training_checks_by_itself(place):
+def test_output_that_nobody_reads_ends_nothing_and_training_checks_by_itself(place):
     before = len(place.checked())
-    place.config(CONFIG.replace("max-update: 5", "max-update: 6"))
-    assert place.run()[0] == 0
-    assert len(place.checked()) == before
-
-
-def test_output_that_nobody_reads_ends_nothing(place):
     place.config(CONFIG.replace("max-update: 5", "max-update: 6"))
     process = place.start()
     assert process.stdout is not None
@@ -113,12 +104,7 @@ def test_output_that_nobody_reads_ends_nothing(place):
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == 0
     assert place.ran() == ["train:1", "average:1", "generate:1", "score:1"]
-
-
-def test_comments_and_order_are_no_change(place):
-    place.config("# a comment\n" + "\n".join(reversed(CONFIG.strip().splitlines())))
-    assert place.run()[0] == 0
-    assert place.ran() == []
+    assert len(place.checked()) == before
 
 
 def test_raw_files_count_by_their_content(place):

@@ -201,11 +201,10 @@ def test_what_it_cannot_go_with_is_refused(options, named):
         generator([few_words(0)], **{"alpha": 1.0, **options})
 
 
-@pytest.mark.parametrize("fairseq_searches", [False, True])
-def test_prefixes_and_ensembles_are_searched_with_it(fairseq_searches):
+def test_prefixes_and_ensembles_are_searched_with_it():
     """Two models of the same weights are as one."""
     built, batch = few_words(1), sample([4, 2], TYPES)
-    search = generator([built, built], alpha=1.0, fairseq_searches=fairseq_searches, max_len_b=6)
+    search = generator([built, built], alpha=1.0, max_len_b=6)
     one = generator([built], alpha=1.0, max_len_b=6)
     for got, expected in zip(search.generate([], batch), one.generate([], batch), strict=True):
         assert [each["tokens"].tolist() for each in got] == [each["tokens"].tolist() for each in expected]

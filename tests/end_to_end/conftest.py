@@ -1,0 +1,3 @@
+"""A tiny corpus for fairseq's own commands."""
+
+from tests.compat.conftest import corpus as corpus

@@ -1,0 +1,37 @@
+"""Kill a process at a rename, before or after it: what it writes has its final name from then on."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+Moment = Literal["before", "after"]
+
+
+def killed_at(work: Callable[[], object], when: Callable[[Path], Moment | None]) -> int:
+    """Do ``work`` in a process that kills itself at the rename that ``when`` chooses; return its exit status.
+
+    Args:
+        when: takes the target of each rename in turn; None lets the process live.
+    """
+
+    def child() -> None:
+        replace = os.replace
+
+        def watched(source: Any, target: Any) -> None:
+            moment = when(Path(target))
+            if moment != "before":
+                replace(source, target)
+            if moment is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.replace = watched  # type: ignore[assignment]
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
