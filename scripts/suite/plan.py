@@ -8,11 +8,12 @@
     {dataset: NAME, models: [MODEL, ...], seed: N, train: {...}, grid: {lr: [...], ...}, like: {MODEL: MODEL}}
                        `train` goes over the configurations' own; `like` gives a model the values found for another
   runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...], grid: {...}}, ...]   in this order
-                       with a `grid`, each model is trained with every combination of it, under a name that says which
+                       with a `grid`, each model is trained with every combination of it, under a name that says which:
+                       dynamicconv-max-epoch30
   claims: [{says: text, model: MODEL, than: MODEL, at_least: X, of: score, datasets: [NAME, ...]}, ...]
                        the model's figure minus the other's is at least X; of: score (sacreBLEU, ROUGE-1 or minus the
                        perplexity), speed (ratios, at the longest sentences) or growth (that ratio over the one at the
-                       shortest)
+                       shortest). Here MODEL may be the name of a run with a grid
 
 Each trial and each run gets a whole configuration in DIR/configs, which scripts.reproduce takes as it takes any other.
 """
@@ -40,7 +41,9 @@ QUANTITIES = ("score", "speed", "growth")
 
 
 def _named(model: str, choice: Mapping[str, Any]) -> str:
-    return "-".join([Path(model).name, *(f"{key}{value}" for key, value in choice.items())])
+    """Return a model's name with its choice of values: model-lr0.002-softmax."""
+    values = (value if isinstance(value, str) else f"{key}{value}" for key, value in choice.items())
+    return "-".join([Path(model).name, *values])
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,10 @@ class Runs:
     seeds: tuple[int, ...]
     grid: dict[str, Any] = field(default_factory=dict)
 
-    def each(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield every model with every choice of the grid."""
-        yield from itertools.product(self.models, combinations(self.grid))
+    def each(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield the name of each run, its model and its choice of the grid."""
+        for model, choice in itertools.product(self.models, combinations(self.grid)):
+            yield _named(model, choice) if choice else model, model, choice
 
 
 @dataclass(frozen=True)
@@ -115,22 +119,24 @@ def read_suite(path: Path) -> Suite:
     """
     suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path})
     known = set(suite.models)
+    names = {name for runs in suite.runs for name, _, _ in runs.each()}
     require(path, len(known) == len({Path(model).name for model in known}), "runs", sorted(known), "different names")
     trials = suite.trials
-    named = [suite.baseline, *(name for claim in suite.claims for name in (claim.model, claim.than))]
+    claimed = [name for claim in suite.claims for name in (claim.model, claim.than)]
+    named = [(suite.baseline, known), *((name, names) for name in claimed)]
     if trials:
-        named += [*trials.models, *trials.like, *trials.like.values()]
+        named += [(name, known) for name in (*trials.models, *trials.like, *trials.like.values())]
         for model, other in trials.like.items():
             require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
     grids = [("trials.grid", trials.grid)] if trials else []
     for where, grid in [*grids, *(("runs.grid", runs.grid) for runs in suite.runs)]:
         for key, values in grid.items():
             require(path, isinstance(values, list) and values, f"{where}.{key}", values, "a list of values")
-    runs_of = Counter(f"{runs.dataset}/{_named(*each)}" for runs in suite.runs for each in runs.each())
+    runs_of = Counter(f"{runs.dataset}/{Path(name).name}" for runs in suite.runs for name, _, _ in runs.each())
     twice = [name for name, count in runs_of.items() if count > 1]
     require(path, not twice, "runs", ", ".join(twice), "each model of a dataset once")
-    for name in named:
-        require(path, name in known, "models", name, f"a model of `runs`: {', '.join(sorted(known))}")
+    for name, of in named:
+        require(path, name in of, "models", name, f"one of `runs`: {', '.join(sorted(of))}")
     for claim in suite.claims:
         require(path, claim.of in QUANTITIES, "claims.of", claim.of, f"one of {', '.join(QUANTITIES)}")
     return suite
@@ -223,8 +229,7 @@ def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tu
     trials = suite.trials
     waiting = {*trials.models, *trials.like} - values.keys() if trials else set()
     for runs in some or suite.runs:
-        for model, choice in runs.each():
-            name = _named(model, choice) if choice else model
+        for name, model, choice in runs.each():
             if model in waiting:
                 yield runs.dataset, name, None
                 continue

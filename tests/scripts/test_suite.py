@@ -355,7 +355,8 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"baseline": "nobody"}, "`models` is 'nobody', expected a model of `runs`"),
+        ({"baseline": "nobody"}, "`models` is 'nobody', expected one of `runs`"),
+        ({"claims": [{**SUITE["claims"][0], "than": "good-lr3"}]}, "`models` is 'good-lr3', expected one of `runs`"),
         ({"trials": {**SUITE["trials"], "grid": {"lr": 0.1}}}, "`trials.grid.lr` is 0.1, expected a list"),
         ({"claims": [{**SUITE["claims"][0], "of": "luck"}]}, "`claims.of` is 'luck', expected one of score, speed"),
         ({"extra": 1}, "unknown key `extra`"),
