@@ -7,9 +7,9 @@
                        gives the values that the model is trained with in all runs
     {dataset: NAME, models: [MODEL, ...], seed: N, train: {...}, grid: {lr: [...], ...}, like: {MODEL: MODEL}}
                        `train` goes over the configurations' own; `like` gives a model the values found for another
-  runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...], grid: {...}}, ...]   in this order
+  runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...], grid: {...}, over: {...}}, ...]   in this order
                        with a `grid`, each model is trained with every combination of it, under a name that says which:
-                       dynamicconv-max-epoch30
+                       dynamicconv-max-epoch30; `over` goes over the configurations: {tune: {last: [1]}}
   claims: [{says: text, model: MODEL, than: MODEL, at_least: X, of: score, datasets: [NAME, ...]}, ...]
                        the model's figure minus the other's is at least X; of: score (sacreBLEU, ROUGE-1 or minus the
                        perplexity), speed (ratios, at the longest sentences) or growth (that ratio over the one at the
@@ -70,6 +70,7 @@ class Runs:
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     grid: dict[str, Any] = field(default_factory=dict)
+    over: dict[str, Any] = field(default_factory=dict)
 
     def each(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield the name of each run, its model and its choice of the grid."""
@@ -234,7 +235,7 @@ def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tu
                 yield runs.dataset, name, None
                 continue
             over = {"train": values.get(model, {}) | choice, "speed": None}  # scripts.suite.speed times all together
-            config = _config(suite, work, model, runs.dataset, runs.seeds, over, Path(name).name)
+            config = _config(suite, work, model, runs.dataset, runs.seeds, merge(runs.over, over), Path(name).name)
             yield runs.dataset, name, Job(config, model, work)
 
 

@@ -199,6 +199,18 @@ def test_a_run_waits_for_its_trials_and_a_changed_configuration_is_not_done(plac
         list(run_jobs(suite, place / "work"))
 
 
+def test_a_run_has_a_name_of_its_own_for_each_choice_of_its_grid(place, tmp_path):
+    runs = {"dataset": "debian_en_de", "models": ["wild"], "seeds": [1], "over": {"tune": {"lenpen": [2.0]}}}
+    runs["grid"] = {"arch": ["b", "c"], "lr": [0.5]}
+    claim = {"says": "b beats c", "model": "wild-b-lr0.5", "than": "wild-c-lr0.5", "at_least": 0}
+    path = place / "grid.yaml"
+    path.write_text(yaml.safe_dump({"about": "A grid", "baseline": "wild", "runs": [runs], "claims": [claim]}))
+    configs = {name: job.config for _, name, job in run_jobs(read_suite(path), tmp_path) if job}
+    assert [(name, config.name) for name, config in configs.items()] == [(claim[key],) * 2 for key in ("model", "than")]
+    one = configs["wild-b-lr0.5"]
+    assert (one.train["arch"], one.train["lr"], one.train["max-update"], one.tune["lenpen"]) == ("b", 0.5, 9, [2.0])
+
+
 @pytest.mark.parametrize(
     ("low", "high", "at_least", "verdict"),
     [
