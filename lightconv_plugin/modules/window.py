@@ -1,4 +1,4 @@
-"""The past inputs that a causal module keeps while a decoder takes one position at a time."""
+"""The past that a causal module keeps while a decoder takes one position at a time."""
 
 import uuid
 from typing import Any
@@ -73,7 +73,7 @@ class StepByStep(OwnEntry):
 
 
 class InputWindow(StepByStep):
-    """A module that sees its last ``size`` inputs, to which each step appends one.
+    """A module that sees its last ``size`` inputs, or what it makes of each; a step appends one.
 
     Args:
         size: how many inputs a step sees, the newest included; None for all.

@@ -205,13 +205,21 @@ def test_averaged_attention_decodes_with_a_state_of_constant_size():
     assert numbers_kept(build("average", causal=True), 8) == [3 * C + 3] * 8  # a sum and a count a row
 
 
-@pytest.mark.parametrize("name", ["standard", "local_attention"])
-def test_a_window_keeps_one_input_less_than_it_sees(name):
-    assert numbers_kept(build(name, 4, causal=True), 6) == [3 * C * kept for kept in (1, 2, 3, 3, 3, 3)]
+@pytest.mark.parametrize(("name", "width"), [("standard", C), ("local_attention", 2 * C)])
+def test_a_window_keeps_one_input_less_than_it_sees(name, width):
+    assert numbers_kept(build(name, 4, causal=True), 6) == [3 * width * kept for kept in (1, 2, 3, 3, 3, 3)]
 
 
-def test_full_attention_keeps_all_inputs():
-    assert numbers_kept(build("attention", causal=True), 6) == [3 * C * kept for kept in range(1, 7)]
+def test_full_attention_keeps_all_keys_and_values():
+    assert numbers_kept(build("attention", causal=True), 6) == [3 * 2 * C * kept for kept in range(1, 7)]
+
+
+def test_a_step_of_attention_projects_the_newest_position_alone():
+    module, seen = build("attention", causal=True), []
+    for layer in (module.q_proj, module.k_proj, module.v_proj):
+        layer.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[0]))
+    numbers_kept(module, 4)
+    assert seen == [1] * 3 * 4
 
 
 @pytest.mark.parametrize("name", BUILDERS)
