@@ -8,22 +8,25 @@ from scripts.common.figure import open_figure
 from scripts.fairseq_io.trainlog import TrainLog
 
 _STYLES = ("-", "--", ":", "-.")
+_MARKS = "os^vDP"  # a colour serves every tenth run
 
 
 def draw_losses(runs: Mapping[str, Mapping[int, TrainLog]], out: Path) -> None:
-    """Draw the losses of some runs, for each its logs by seed: a colour a run, a style a seed."""
+    """Draw the losses of some runs, for each its logs by seed: a colour and a mark a run, a style a seed."""
     if not any(log.train_loss or log.valid_loss for seeds in runs.values() for log in seeds.values()):
         raise UserError(
             f"nothing to draw: no losses in seed<N>/checkpoints/train.log of {', '.join(runs)}; "
             "expected the log of fairseq-train with --log-format json"
         )
-    with open_figure(out, width=11, height=4.8) as figure:
+    lines = sum(map(len, runs.values()))
+    with open_figure(out, width=11, height=max(4.8, 0.17 * lines)) as figure:  # the legend has a line for each
         train, valid = figure.subplots(1, 2, sharex=True, sharey=True)
         highest = 0.0
         for number, (name, seeds) in enumerate(runs.items()):
             for style, (seed, log) in enumerate(seeds.items()):
                 label = f"{name}, seed {seed}"
-                for axes, losses, mark in ((train, log.train_loss, ""), (valid, log.valid_loss, "o")):
+                marked = _MARKS[number // 10 % len(_MARKS)]
+                for axes, losses, mark in ((train, log.train_loss, ""), (valid, log.valid_loss, marked)):
                     updates = sorted(losses)
                     axes.plot(
                         updates,

@@ -139,6 +139,13 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
     merged: dict[str, Any] = {}
     for _, content in reversed(chain):
         merged = merge(merged, content)
+    return build_config(path, merged, other_dataset, precision=precision)
+
+
+def build_config(
+    path: Path, merged: dict[str, Any], other_dataset: str | None = None, *, precision: str | None = None
+) -> Config:
+    """The configuration that a file with this content alone is; see ``load_config``. The file need not be there."""
     published = merged.get("precision", "fp32")
     if precision is not None:
         merged["precision"] = precision

@@ -18,6 +18,7 @@ the training on all of them:
 import functools
 import shlex
 from pathlib import Path
+from typing import Any
 
 from data_prep.dataset import load_dataset
 from data_prep.stages import run_data_stages
@@ -34,7 +35,7 @@ from scripts.pipeline.schema import PRECISIONS
 from scripts.pipeline.stamp import fingerprint_files
 from scripts.reproduce import show
 from scripts.reproduce.layout import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
-from scripts.reproduce.record import build_record, seed_facts
+from scripts.reproduce.record import MADE_WITH, build_record, seed_facts
 
 
 def choose_stages(first: str, last: str) -> list[str]:
@@ -71,14 +72,31 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
         return
     with folder_lock(run.dataset_root, shared=True):
         warn_about_older(run, names, seeds)
-        for seed in seeds:
-            with folder_lock(seed_root(run.model_root, seed)):
-                try:
-                    run.run(run.chosen(set(names) & set(SEED_STAGES), [seed]))
-                finally:  # what was done counts, whatever failed after it
-                    write_record(run, seeds, names)
+        errors = [error for seed in seeds if (error := run_seed(run, names, seeds, seed))]
+        if errors:
+            raise UserError("\n".join(map(str, errors)))
         with folder_lock(run.model_root):
             finish(run, names, seeds)
+
+
+def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserError | None:
+    """Run the chosen stages of a seed. If its training diverges, return the error: other seeds may not.
+
+    Raises:
+        UserError: a stage failed in any other way.
+    """
+    failed = None
+    with folder_lock(seed_root(run.model_root, seed)):
+        try:
+            run.run(run.chosen(set(names) & set(SEED_STAGES), [seed]))
+        except UserError as error:
+            failed = error
+        finally:  # what was done counts, whatever failed after it
+            record = write_record(run, seeds, names)
+    training = record["seeds"].get(str(seed), {}).get("training") or {}
+    if failed and "diverged" not in training:
+        raise failed
+    return failed
 
 
 def finish(run: Run, names: list[str], seeds: list[int]) -> None:
@@ -111,8 +129,8 @@ def warn_about_older(run: Run, names: list[str], seeds: list[int]) -> None:
             print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
 
 
-def write_record(run: Run, seeds: list[int], names: list[str]) -> None:
-    """Write the run record from what the completed stages left behind, as far as the configuration is still theirs.
+def write_record(run: Run, seeds: list[int], names: list[str]) -> dict[str, Any]:
+    """Write and return the run record: what the completed stages left behind, as far as the configuration is theirs.
 
     Stages before the first of ``names`` are taken as they are; seeds other than these only where they are done whole.
     """
@@ -132,7 +150,12 @@ def write_record(run: Run, seeds: list[int], names: list[str]) -> None:
         if run.chosen(SEED_STAGES, [seed]) and any(found.values()):
             facts[seed] = found
     speed = read_json(run.stages["speed"].folder / "speed.json") if "speed" in done else None
-    write_json(run.record, build_record(run.config, facts, speed, stages))
+    record = build_record(run.config, facts, speed, stages)
+    before = read_json(run.record) if run.record.exists() else {}
+    if all(before.get(key) == record[key] for key in ("stages", "seeds")):  # nothing has run since
+        record |= {key: before[key] for key in MADE_WITH}
+    write_json(run.record, record)
+    return record
 
 
 def main() -> None:

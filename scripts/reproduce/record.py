@@ -10,6 +10,8 @@ from scripts.pipeline.config import Config
 from scripts.pipeline.stamp import digest_data, fingerprint
 from scripts.scoring.selection import numbers, summarise
 
+MADE_WITH = ("versions", "git", "machine")
+
 
 def seed_facts(root: Path, done: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
     """Return what the stages of a seed that are ``done`` left behind in its folder; what has not been done is null.
@@ -60,7 +62,5 @@ def build_record(
         **summarise(config.metric, seeds),
         "speed": speed,
         "stages": stages,
-        "versions": versions(),
-        "git": git_state(),
-        "machine": machine(),
+        **dict(zip(MADE_WITH, (versions(), git_state(), machine()), strict=True)),
     }

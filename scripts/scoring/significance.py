@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
-from sacrebleu.significance import PairedTest, Result
+from sacrebleu.significance import PairedTest
 
 from scripts.scoring.metrics import Measure, Side, check_sides
 
@@ -34,20 +34,7 @@ def paired_bootstrap(
             continue
         check_sides(ours, reference)
         check_sides(theirs, reference)
-        test = PairedTest(
-            [("baseline", list(theirs)), ("system", list(ours))],
-            {key: measure.metric},
-            [list(reference)],
-            test_type="bs",
-            n_samples=samples,
-        )
-        signatures, scores = test()
-        [(name, signature)] = signatures.items()
-        before, after = scores[name]
-        assert isinstance(before, Result)
-        assert isinstance(after, Result)
-        assert before.ci is not None
-        assert after.ci is not None
+        before, after, signature = paired_test(measure.metric, ours, theirs, reference, samples=samples)
         results[key] = {
             "score": after.score,
             "baseline": before.score,
@@ -55,26 +42,32 @@ def paired_bootstrap(
             "p": after.p_value,
             "ci": float(after.ci),
             "baseline_ci": float(before.ci),
-            "signature": str(signature),
+            "signature": signature,
         }
     return results
 
 
-def p_value(
-    metric: Metric, ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], test_type: str
-) -> tuple[float, str]:
-    """Return p of the difference as sacreBLEU's command prints it, and its signature.
+def paired_test(
+    metric: Metric,
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    references: Sequence[str],
+    test_type: str = "bs",
+    *,
+    samples: int = 0,
+) -> tuple[Any, Any, str]:
+    """Return what sacreBLEU's command says of ``theirs`` and of ``ours``, each with its score and p; and its signature.
 
     Args:
-        test_type: ``bs``, paired bootstrap of 1,000 resamples, or ``ar``, approximate randomisation of 10,000 trials.
+        test_type: ``bs``, paired bootstrap, or ``ar``, approximate randomisation.
+        samples: of the test; 0 for sacreBLEU's number, 1,000 or 10,000.
     """
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(theirs)), ("system", list(ours))]
-    signatures, scores = PairedTest(systems, {"score": metric}, [list(references)], test_type=test_type)()
+    test = PairedTest(systems, {"score": metric}, [list(references)], test_type=test_type, n_samples=samples)
+    signatures, scores = test()
     [(name, signature)] = signatures.items()
-    result = scores[name][1]
-    assert isinstance(result, Result)
-    assert result.p_value is not None
-    return result.p_value, str(signature)
+    before, after = scores[name]
+    return before, after, str(signature)
 
 
 def standard_error(

@@ -109,7 +109,10 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
     options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
     def all_of(jobs: Sequence[Job]) -> list[str]:
-        if (to_do := [job for job in jobs if not job.diverged]) and arguments.sweep:
+        to_do = [job for job in jobs if not job.diverged]
+        for job in to_do:
+            job.write_config()
+        if to_do and arguments.sweep:
             run_by_snakemake(to_do, arguments.sweep, arguments.raw, arguments.devices)
         else:
             run_here(to_do, options)

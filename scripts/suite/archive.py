@@ -57,9 +57,9 @@ def _of_dataset(dataset: Dataset) -> Iterator[tuple[str, Path | bytes]]:
         yield joined(dataset, "references", both), _text(dataset.references * len(both))
 
 
-def _of_job(job: Job) -> Iterator[tuple[str, Path]]:
+def _of_job(job: Job) -> Iterator[tuple[str, Path | bytes]]:
     yield f"{job.name}/record.json", job.folder / "record.json"
-    yield f"configs/{job.name}.yaml", job.config.path
+    yield f"configs/{job.name}.yaml", job.text.encode()
     for seed in job.config.seeds:
         root, model = seed_root(job.folder, seed), model_file(job.config, seed_root(job.folder, seed))
         names = [*(root / name for name in OF_SEED), *([model] if job.last == "table" else [])]

@@ -25,10 +25,12 @@ class Overlap:
     in_families: int | None  # None: the dataset is not of package descriptions that are split line by line
 
 
-def _runs(line: str) -> Iterator[tuple[str, ...]]:
+def _runs(line: str, sizes: Iterable[int] = (RUN,)) -> Iterator[tuple[str, ...]]:
+    """All runs of so many words; of a line that is shorter than all of them, the whole line."""
     words = tuple(line.replace("@@ ", "").lower().split())
-    for start in range(max(1, len(words) - RUN + 1)):
-        yield words[start : start + RUN]
+    for size in sizes:
+        for start in range(max(1, len(words) - size + 1)):
+            yield words[start : start + size]
 
 
 def _apart(test: list[str], train: Iterable[str]) -> set[int]:
@@ -38,8 +40,9 @@ def _apart(test: list[str], train: Iterable[str]) -> set[int]:
         for run in _runs(line):
             where.setdefault(run, []).append(number)
     alone = set(range(len(test)))
+    sizes = {len(run) for run in where}  # a short line of the test set may stand within a line of the training text
     for line in train:
-        for run in _runs(line):
+        for run in _runs(line, sizes):
             alone.difference_update(where.get(run, ()))
     return alone
 

@@ -16,6 +16,7 @@
                        shortest). Here MODEL may be the name of a run with a grid
 
 Each trial and each run gets a whole configuration in DIR/configs, which scripts.reproduce takes as it takes any other.
+It is written when its job is about to run, and not for a look at what there is: another process may be running by it.
 """
 
 import itertools
@@ -32,7 +33,7 @@ from scripts.common.files import atomic_file
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
 from scripts.fairseq_io.trainlog import read_log_file
-from scripts.pipeline.config import Config, combinations, load_config, merge
+from scripts.pipeline.config import Config, build_config, combinations, load_config, merge
 from scripts.pipeline.stamp import read_stamp
 from scripts.reproduce.layout import seed_root
 from scripts.tables.measured import diverged_after, read_record
@@ -150,7 +151,15 @@ class Job:
     config: Config
     model: str
     work: Path
+    text: str  # of its configuration
     last: str = "table"
+
+    def write_config(self) -> None:
+        """Write its configuration, unless it is there."""
+        path = self.config.path
+        if not path.exists() or path.read_text(encoding="utf-8") != self.text:
+            with atomic_file(path) as f:
+                f.write(self.text)
 
     @property
     def folder(self) -> Path:
@@ -206,8 +215,7 @@ def trial_jobs(suite: Suite, work: Path) -> list[tuple[Job, dict[str, Any]]]:
         for choice in combinations(trials.grid):
             name = f"trial-{_named(model, choice)}"
             over = {"train": trials.train | choice, "average": None, "tune": None, "speed": None}
-            config = _config(suite, work, model, trials.dataset, (trials.seed,), over, name)
-            found.append((Job(config, model, work, "train"), choice))
+            found.append((_job(suite, work, model, trials.dataset, (trials.seed,), over, name, "train"), choice))
     return found
 
 
@@ -235,11 +243,11 @@ def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tu
                 yield runs.dataset, name, None
                 continue
             over = {"train": values.get(model, {}) | choice, "speed": None}  # scripts.suite.speed times all together
-            config = _config(suite, work, model, runs.dataset, runs.seeds, merge(runs.over, over), Path(name).name)
-            yield runs.dataset, name, Job(config, model, work)
+            over = merge(runs.over, over)
+            yield runs.dataset, name, _job(suite, work, model, runs.dataset, runs.seeds, over, Path(name).name)
 
 
-def _config(
+def _job(
     suite: Suite,
     work: Path,
     model: str,
@@ -247,16 +255,13 @@ def _config(
     seeds: tuple[int, ...],
     over: Mapping[str, Any],
     name: str,
-) -> Config:
-    """Write a whole configuration, and read it as scripts.reproduce will."""
+    last: str = "table",
+) -> Job:
     source = suite.file.parent / f"{model}.yaml"
     if not source.is_file():
         raise UserError(f"{suite.file}: there is no {source}; expected a configuration for the model {model}")
     given = {key: value for key, value in load_config(source, dataset).merged().items() if value}
     content = merge(given, {**over, "seeds": list(seeds)})
-    path = work / "configs" / dataset / f"{name}.yaml"
     text = f"# {model}.yaml as {suite.file.name} trains it\n" + yaml.safe_dump(content, sort_keys=False)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        with atomic_file(path) as f:
-            f.write(text)
-    return load_config(path)
+    config = build_config(work / "configs" / dataset / f"{name}.yaml", content)
+    return Job(config, model, work, text, last)

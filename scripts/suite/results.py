@@ -22,7 +22,7 @@ from scripts.reproduce.layout import seed_root
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
 from scripts.scoring.score_names import FAMILY
-from scripts.scoring.significance import p_value, standard_error
+from scripts.scoring.significance import paired_test, standard_error
 from scripts.suite import speed
 from scripts.suite.plan import Claim, Job, Suite, run_jobs
 
@@ -159,9 +159,9 @@ class Dataset:
         interval = self._interval(difference, seeds, error**2)
         if not both:
             return Comparison(interval, both)
-        joined = [[line for seed in both for line in model.hypotheses(seed)] for model in (one, two)]
+        our, their = ([line for seed in both for line in model.hypotheses(seed)] for model in (one, two))
         references = self.references * len(both)
-        tests = [p_value(measure.metric, joined[0], joined[1], references, kind)[0] for kind in ("bs", "ar")]
+        tests = [paired_test(measure.metric, our, their, references, kind)[1].p_value for kind in ("bs", "ar")]
         return Comparison(interval, both, *tests)
 
     def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
