@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +25,14 @@ def shim(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., 
             seen = getattr(seen, "__wrapped__", None)
         if around.__qualname__ not in shims:
 
-            @functools.wraps(original)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 return around(original, *args, **kwargs)
 
-            wrapper._compat_shim = around.__qualname__  # type: ignore[attr-defined]
+            # TorchScript reads the source of the original, but the globals of what stands in its place
+            known = getattr(original, "__globals__", call.__globals__)
+            wrapper: Any = types.FunctionType(call.__code__, known, closure=call.__closure__)
+            functools.update_wrapper(wrapper, original)
+            wrapper._compat_shim = around.__qualname__
             static = isinstance(inspect.getattr_static(owner, name), staticmethod)
             setattr(owner, name, staticmethod(wrapper) if static else wrapper)
         return around

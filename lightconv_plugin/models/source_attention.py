@@ -1,5 +1,7 @@
 """Attention of a decoder to the source: fairseq's, with steps that never copy what they know of the source."""
 
+from typing import Any
+
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
@@ -21,6 +23,11 @@ class SourceAttention(MultiheadAttention):
             embed_dim, heads, kdim=source_dim, vdim=source_dim, dropout=dropout, encoder_decoder_attention=True
         )
         self.dropout_module = Dropout(dropout, self)
+
+    def __setstate__(self, state: Any) -> None:
+        """Give a copy another entry than the original's."""
+        super().__setstate__(state)
+        self.init_incremental_state()
 
     def forward(
         self,
@@ -102,10 +109,11 @@ class SourceAttention(MultiheadAttention):
             source["sentence"],
             self.num_heads,
         )
-        if not need_weights:
+        p = self.dropout_module.probability
+        if not need_weights and p == 0.0:
             return ops.attend(*arguments), None
-        out, weights = ops.attend_with_weights(*arguments)
-        return out, weights.transpose(0, 1).unsqueeze(2)
+        out, weights = ops.attend_with_weights(*arguments, p)
+        return out, weights.transpose(0, 1).unsqueeze(2) if need_weights else None
 
     def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
         """Keys and values (sentences, S, C) of the source, and each row's sentence."""

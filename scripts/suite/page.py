@@ -14,7 +14,7 @@ from scripts.pipeline.config import combinations
 from scripts.scoring.metrics import tokeniser
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
-from scripts.suite import archive, overlap, speed
+from scripts.suite import archive, overlap
 from scripts.suite.plan import Suite, chosen, trial_jobs
 from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, Model, collect, findings, overall
 from scripts.tables.measured import lookup
@@ -51,7 +51,7 @@ def introduction(suite: Suite) -> str:
         "seeds (one deviation, pooled over all models of several seeds); for a perplexity, the seeds only. p is "
         f"sacreBLEU's, of the hypotheses of all seeds that the model and {name} share, one after another. It takes the "
         "same sentence under several seeds for several sentences, and so is too small where there are several. "
-        "Verdicts go by the intervals."
+        "The brackets of a speed are the least and the greatest of its rounds, with one seed. Verdicts go by brackets."
     )
 
 
@@ -165,8 +165,13 @@ def speeds(dataset: Dataset) -> str:
             ratio = dataset.speed(name, dataset.baseline, least)
             cells.append(f"{_rate(dataset, name, least):.1f}" + (f" ({median(ratio):.2f})" if ratio else ""))
         rows.append([name, *cells])
-    how = ", ".join(f"{key} {value}" for key, value in found["settings"].items())
-    below = f"Median of {speed.ROUNDS} rounds, the models in turns; {how}, at most {speed.LINES} sentences a batch."
+    made = found["made_from"]["conditions"]
+    how = ", ".join(f"{key} {value}" for key, value in made["settings"].items())
+    below = (
+        f"Median of {made['rounds']} rounds, the models in turns; {how}, at most {made['lines']} sentences a batch, "
+        f"hypotheses of {', '.join(map(str, found['tokens'].values()))} tokens, {made['threads']} threads of "
+        f"{made['machine']['cores']} cores ({made['machine']['cpu']}), torch {made['versions']['torch']}."
+    )
     return f"{markdown_table(header, rows)}\n\n{below}"
 
 
@@ -176,7 +181,7 @@ def overlaps(dataset: Dataset) -> list[str]:
     shared = found.lines - len(found.apart)
     text = (
         f"Overlap: of the {found.lines:,} lines of the test set {shared:,} ({shared / found.lines:.0%}) share a run of "
-        f"{overlap.RUN} words, on either side, with the training text"
+        f"{overlap.RUN} words, or the whole of a shorter line, on either side, with the training text"
     )
     if found.in_families is not None:
         text += f"; {found.in_families:,} are of a family of packages of which other lines are trained on"

@@ -1,21 +1,26 @@
 """Measure how fast the models of a suite translate sentences of growing length, all in one process, in turns.
 
 The test set's lines are put into groups by their tokens; from each the same lines go through every model in one batch,
-beam and length penalty being the same for all, the models one after another in each round. The first round is not
+beam and length penalty being the same for all, the models one after another in each round. All hypotheses of a group
+are as long as its references are on average, so that no model is faster for writing less. The first round is not
 counted. Of a model's seeds the first that has its scores is timed. The result stands in DIR/<dataset>/speed.json, and
-is kept while the models are the same.
+is kept while the models, the plugin, the versions and the machine are the same.
 """
 
 import argparse
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from data_prep.dataset import load_dataset
+from scripts.common import CHECKOUT
 from scripts.common.command import run_command
-from scripts.common.files import read_json, read_lines, write_json
+from scripts.common.files import digest, read_json, read_lines, write_json
 from scripts.common.process import interruptible
+from scripts.common.provenance import available_cores, machine, versions
 from scripts.fairseq_io.trained import find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.stamp import read_stamp
@@ -28,6 +33,7 @@ LENGTHS = (1, 17, 33, 65)
 LINES = 32  # of each group, in a batch
 ROUNDS = 5  # beside the first
 SETTINGS: dict[str, Any] = {"beam": 4, "lenpen": 1.0}
+SOURCES = (".py", ".cpp", ".h", ".inl", ".cuh")
 
 
 def timed_seed(job: Job) -> Path:
@@ -41,33 +47,47 @@ def identities(jobs: Mapping[str, Job]) -> dict[str, str]:
     return {name: stamp.id for name, stamp in stamps.items() if stamp}
 
 
-def groups(lines: list[str]) -> dict[int, list[str]]:
-    """Up to ``LINES`` lines of each group, spread over the test set, by the group's least tokens."""
+def conditions() -> dict[str, Any]:
+    """Return what a measurement depends on, beside the models."""
+    plugin = digest(sorted(path for path in (CHECKOUT / "lightconv_plugin").rglob("*") if path.suffix in SOURCES))
+    how = {"settings": SETTINGS, "rounds": ROUNDS, "lines": LINES, "lengths": list(LENGTHS)}
+    threads = int(os.environ.get("OMP_NUM_THREADS") or available_cores())
+    return {**how, "threads": threads, "machine": machine(), "versions": versions(), "plugin": plugin}
+
+
+def groups(pairs: Sequence[tuple[str, str]]) -> dict[int, list[tuple[str, str]]]:
+    """Up to ``LINES`` lines of each group with references, spread over the test set, by the group's least tokens."""
     found = {}
     for number, least in enumerate(LENGTHS):
         below = LENGTHS[number + 1] if number + 1 < len(LENGTHS) else float("inf")
-        some = [line for line in lines if least <= len(line.split()) < below]
+        some = [pair for pair in pairs if least <= len(pair[0].split()) < below]
         if some:
             found[least] = some[:: max(1, len(some) // LINES)][:LINES]
     return found
 
 
-def measure(models: dict[str, Path], lines: list[str], languages: tuple[str, str]) -> dict[str, Any]:
-    """Seconds of every round, by model and group, and how many lines a group has."""
-    batches, loaded = groups(lines), {}
+def measure(
+    models: dict[str, Path], pairs: Sequence[tuple[str, str]], languages: tuple[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Seconds of every round, by model and group; how many lines a group has, and the tokens of their hypotheses."""
+    batches = {str(least): pairs for least, pairs in groups(pairs).items()}
+    tokens = {least: round(fmean(len(line.split()) for _, line in batch)) for least, batch in batches.items()}
+    loaded = {}
     for name, folder in models.items():
         trained = find_trained(folder)
-        loaded[name] = Translator(trained.model, trained.dictionaries, languages, SETTINGS)
-    seconds: dict[str, dict[str, list[float]]] = {name: {str(least): [] for least in batches} for name in models}
+        for least, length in tokens.items():
+            settings = SETTINGS | {"max-len-a": 0, "max-len-b": length, "min-len": length}
+            loaded[name, least] = Translator(trained.model, trained.dictionaries, languages, settings)
+    seconds: dict[str, dict[str, list[float]]] = {name: {least: [] for least in batches} for name in models}
     for number in range(ROUNDS + 1):
         for least, batch in batches.items():
-            for name, translator in loaded.items():
+            for name in models:
                 start = time.perf_counter()
-                translator.translate(batch)
+                loaded[name, least].translate([line for line, _ in batch])
                 if number:
-                    seconds[name][str(least)].append(time.perf_counter() - start)
+                    seconds[name][least].append(time.perf_counter() - start)
         print(f"speed: round {number} of {ROUNDS}", flush=True)
-    return {"lines": {str(least): len(batch) for least, batch in batches.items()}, "seconds": seconds}
+    return {"lines": {least: len(batch) for least, batch in batches.items()}, "tokens": tokens, "seconds": seconds}
 
 
 def main() -> None:
@@ -85,15 +105,15 @@ def main() -> None:
     }
     if dataset.target is None or not jobs:
         return
-    made_from = {"settings": SETTINGS, **identities(jobs)}
+    made_from = {"conditions": conditions(), **identities(jobs)}
     path = root / NAME
     if path.exists() and read_json(path)["made_from"] == made_from:
         print(f"= speed of {arguments.dataset}: nothing has changed, skipped", flush=True)
         return
-    lines = read_lines(root / "prepared" / f"test.{dataset.source}")
+    source, target = (read_lines(root / "prepared" / f"test.{lang}") for lang in (dataset.source, dataset.target))
     models = {name: timed_seed(job) for name, job in jobs.items()}
-    found = measure(models, lines, (dataset.source, dataset.target))
-    write_json(path, {**found, "settings": SETTINGS, "made_from": made_from})
+    found = measure(models, list(zip(source, target, strict=True)), (dataset.source, dataset.target))
+    write_json(path, {**found, "made_from": made_from})
 
 
 if __name__ == "__main__":

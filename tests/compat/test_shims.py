@@ -18,6 +18,8 @@ from fairseq.optim.amp_optimizer import AMPOptimizer
 
 from lightconv_plugin import compat
 from lightconv_plugin.compat import training
+from tests.models import common
+from tests.tolerances import assert_close
 
 from .conftest import Train, unwrapped
 
@@ -41,6 +43,15 @@ def test_applying_twice_changes_nothing() -> None:
     compat.apply()
     assert [getattr(owner, name) for owner, name in wrapped] == before
     assert set(torch.serialization.get_safe_globals()) == types
+
+
+def test_torchscript_still_takes_fairseqs_models() -> None:
+    """One of whose modules, the sinusoids, has a shim."""
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 64, "max_target_positions": 64}
+    small = {name: value for name, value in common.SMALL.items() if "conv" not in name}
+    model = common.build("transformer_iwslt_de_en", common.task(), **sizes, **small).eval()
+    given = (common.tokens(2, 5), torch.tensor([5, 5]), common.tokens(2, 4, seed=1))
+    assert_close(torch.jit.script(model)(*given)[0], model(*given)[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- numpy

@@ -1,5 +1,11 @@
 """Moses's rules for cleaning, the filters for Chinese, and the readers."""
 
+import marshal
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +15,7 @@ from data_prep.text.chinese import script_filter, segmenter, strip_control
 from data_prep.text.moses import clean_line, moses_filter
 from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from scripts.common.errors import UserError
+from tests.data_prep.samples import ROOT
 
 
 @pytest.mark.parametrize(
@@ -79,6 +86,23 @@ def test_chinese_words():
     assert words("我来到北京清华大学。 hello  world") == "我 来到 北京 清华大学 。 hello world"
     assert words("") == ""
     assert len(words("中\u2028文\x85\x1c国").splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", ["我 来到 北 京 清 华 大学 。", "我 来 到  北京 清华 大 学 。"])
+def test_chinese_that_comes_in_words_is_segmented_anew(line: str):
+    assert segmenter()(line) == "我 来到 北京 清华大学 。"
+    assert segmenter()(f"{line} hello  world 3 G") == "我 来到 北京 清华大学 。 hello world 3 G"
+
+
+def test_no_other_program_decides_what_a_chinese_word_is(tmp_path: Path):
+    """jieba itself would take its dictionary from a file of this name in the folder for temporary files."""
+    cache = tmp_path / "jieba.cache"
+    cache.write_bytes(marshal.dumps(({"我": 0, "我来": 9}, 9)))
+    script = "from data_prep.text.chinese import segmenter; print(segmenter()('我来到北京清华大学'))"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-X", "utf8", "-c", script], capture_output=True, env=env, cwd=ROOT)
+    assert done.stdout.decode() == "我 来到 北京 清华大学\n"
+    assert list(tmp_path.iterdir()) == [cache]
 
 
 SGM = """<refset setid="x">

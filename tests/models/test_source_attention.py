@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
@@ -101,17 +104,48 @@ def test_the_source_is_projected_once(module, monkeypatch):
     module(query, source, source, incremental_state=state)
 
 
-def test_weights_are_dropped_in_training_only():
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize("need_weights", [True, False])
+@torch.no_grad()
+def test_weights_are_dropped_in_training_and_where_dropout_is_retained(need_weights, step, backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     torch.manual_seed(0)
     module = SourceAttention(C, HEADS, source_dim=SOURCE, dropout=0.5)
-    query, source = torch.randn(4, 3, C), torch.randn(S, 3, SOURCE)
-    for need_weights in (True, False):
-        module.train()
-        first, second = (module(query, source, source, need_weights=need_weights)[0] for _ in range(2))
-        assert not torch.equal(first, second)
-        module.eval()
-        first, second = (module(query, source, source, need_weights=need_weights)[0] for _ in range(2))
-        assert torch.equal(first, second)
+    query, source = torch.randn(1 if step else 4, 3, C), torch.randn(S, 3, SOURCE)
+
+    def call():
+        return module(query, source, source, incremental_state={} if step else None, need_weights=need_weights)
+
+    def differ():
+        (first, weights), (second, same) = call(), call()
+        assert (weights is None) is not need_weights
+        if need_weights:  # these are given as they are before any are dropped
+            assert_close(weights, same)
+        return not torch.equal(first, second)
+
+    assert differ()
+    module.eval()
+    assert not differ()
+    average, _ = call()
+    module.dropout_module.make_generation_fast_("encoder_attn", retain_dropout=True)
+    assert differ()
+    drawn = torch.stack([call()[0] for _ in range(2000)])
+    # three standard errors of most of these means
+    assert (drawn.mean(0) - average).abs().mean() < 0.05 * drawn.std()
+
+
+@torch.no_grad()
+def test_a_copy_of_a_module_has_an_entry_of_its_own(module):
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        with torch.no_grad():
+            copied.k_proj.weight.mul_(2)
+        source, query = draw(S, 3, SOURCE), draw(1, 3, C)
+        state: dict = {}
+        module(query, source, source, incremental_state=state)
+        got, _ = copied(query, source, source, incremental_state=state)
+        assert_close(got, copied(query, source, source, incremental_state={})[0])
+        assert len(state) == 2
 
 
 def test_refusals(module):

@@ -158,8 +158,8 @@ def place(tmp_path_factory) -> Path:
         elif name != "late":
             run(run_job, name, references)
     seconds = {"base": {"1": [1.0, 1.1], "65": [4.0, 4.4]}, "good": {"1": [0.5, 0.5], "65": [1.0, 1.0]}}
-    timed = {"lines": {"1": 4, "65": 4}, "seconds": seconds, "settings": {"beam": 4}}
-    timed["made_from"] = dict.fromkeys(seconds, "scored")
+    timed = {"lines": {"1": 4, "65": 4}, "tokens": {"1": 8, "65": 70}, "seconds": seconds}
+    timed["made_from"] = {"conditions": speed.conditions(), **dict.fromkeys(seconds, "scored")}
     (data / speed.NAME).write_text(json.dumps(timed))
     return folder
 

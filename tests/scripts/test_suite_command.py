@@ -107,12 +107,13 @@ class Clock:
     batches: ClassVar[list[tuple[str, int]]] = []
     now = 0.0
 
-    def __init__(self, model: Path, *_: Any) -> None:
+    def __init__(self, model: Path, dictionaries: Path, languages: tuple[str, str], settings: dict[str, Any]) -> None:
         self.name = str(model)
+        self.tokens = [settings[key] for key in ("max-len-b", "min-len")]
 
     def translate(self, lines: list[str]) -> None:
         self.batches.append((self.name, len(lines)))
-        Clock.now += sum(len(line.split()) for line in lines)
+        Clock.now += sum(self.tokens)
 
 
 def test_models_take_turns_and_the_first_round_does_not_count(monkeypatch):
@@ -124,10 +125,12 @@ def test_models_take_turns_and_the_first_round_does_not_count(monkeypatch):
     monkeypatch.setattr(speed, "Translator", Clock)
     monkeypatch.setattr(speed, "find_trained", Found)
     monkeypatch.setattr(speed.time, "perf_counter", lambda: Clock.now)
-    lines = ["a", "a b", " ".join("a" * 40), *[" ".join("a" * 70)] * 100]
-    found = speed.measure({"x": Path("x"), "y": Path("y")}, lines, ("en", "de"))
+    sources = ["a", "a b", " ".join("a" * 40), *[" ".join("a" * 70)] * 100]
+    references = ["b", "b b b", "b b", *["b " * 60, "b " * 80] * 50]
+    found = speed.measure({"x": Path("x"), "y": Path("y")}, list(zip(sources, references, strict=True)), ("en", "de"))
+    assert found["tokens"] == {"1": 2, "33": 2, "65": 70}
     assert found["lines"] == {"1": 2, "33": 1, "65": speed.LINES}
     of_round = [(name, count) for count in (2, 1, speed.LINES) for name in ("x", "y")]
     assert Clock.batches == of_round * (speed.ROUNDS + 1)
-    times = {"1": [3.0] * speed.ROUNDS, "33": [40.0] * speed.ROUNDS, "65": [70.0 * speed.LINES] * speed.ROUNDS}
+    times = {least: [2.0 * length] * speed.ROUNDS for least, length in found["tokens"].items()}
     assert found["seconds"] == {"x": times, "y": times}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.auxiliary.training import attention, masked_softmax
+from lightconv_plugin.ops.auxiliary.training import attention, dropout, masked_softmax
 from lightconv_plugin.ops.dispatch import takes
 
 
@@ -42,9 +42,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
 
 
 def attend_with_weights(
-    query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int
+    query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int, p: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32."""
+    """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32.
+
+    The weights are dropped with probability p, for the output alone.
+    """
     _, rows, channels = query.shape
     sentence = sentence.flatten()
     split = (rows, keys.shape[1], heads, channels // heads)
@@ -52,7 +55,8 @@ def attend_with_weights(
     q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
     logits = torch.einsum("nhr,nshr->nhs", q, own_keys)
     weights = masked_softmax(logits, None if padding is None else ~padding[sentence].unsqueeze(1))
-    out = torch.einsum("nhs,nshr->nhr", weights.to(query.dtype), own_values)
+    kept = dropout(weights, p) if p > 0 else weights
+    out = torch.einsum("nhs,nshr->nhr", kept.to(query.dtype), own_values)
     return out.reshape(1, rows, channels), weights
 
 
