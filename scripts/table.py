@@ -26,6 +26,7 @@ def paper_table(table: Table, runs: Runs, options: str, out: Path | None) -> str
     """A table of the paper as text; with ``out`` also as files in that folder. ``options``: of reproduce.py."""
     content = cells(table, runs)
     below = render.remarks(table, content, baseline(table, runs), options)
+    below += [f"{run} was made with other settings than configs/{run}.yaml has now." for run in runs.outdated]
     for record in runs.of(table):
         below += ["", *records.signatures(record)]
     if out is not None:

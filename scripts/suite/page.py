@@ -94,7 +94,7 @@ def of_dataset(dataset: Dataset) -> list[str]:
         if dataset.measures and dataset.kind == "bleu":
             parts += overlaps(dataset)
     if dataset.diverged:
-        parts.append(f"Diverged: {', '.join(dataset.diverged)}.")
+        parts.append(f"Diverged: {', '.join(map(''.join, dataset.diverged.items()))}.")
     open_ = [name for name, job in dataset.jobs if job is None or not job.done]
     if open_:
         parts.append(f"Not run, or not to the end: {', '.join(open_)}.")

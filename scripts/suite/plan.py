@@ -179,6 +179,13 @@ class Job:
         return diverged_after(self.record) is not None
 
     @property
+    def diverged_seeds(self) -> str:
+        """Say how many of several seeds diverged; nothing where all did."""
+        seeds = self.record["seeds"].values() if self.record else []
+        count = sum("diverged" in (facts["training"] or {}) for facts in seeds)
+        return "" if count == len(self.config.seeds) else f" with {count} of {len(self.config.seeds)} seeds"
+
+    @property
     def name(self) -> str:
         """Dataset and run."""
         return f"{self.config.dataset}/{self.config.name}"

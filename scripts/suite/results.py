@@ -98,7 +98,8 @@ class Dataset:
     baseline: str  # the suite's; where that is not trained, the first
     jobs: list[tuple[str, Job | None]]
     models: dict[str, Model] = field(default_factory=dict)
-    diverged: list[str] = field(default_factory=list)
+    diverged: dict[str, str] = field(default_factory=dict)
+    """Names of what diverged, and with how many seeds."""
     _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
 
     @property
@@ -209,7 +210,7 @@ def collect(suite: Suite, work: Path) -> list[Dataset]:
         if job and job.record and job.scored:
             dataset.models[short] = Model(short, job, job.record)
         if job and job.diverged:
-            dataset.diverged.append(short)
+            dataset.diverged[short] = job.diverged_seeds
         if model == suite.baseline:
             dataset.baseline = short
     return list(found.values())
@@ -231,9 +232,10 @@ def judge(claim: Claim, dataset: Dataset) -> Finding:
     if claim.of != "score":
         return _judge_speed(claim, dataset, model, than)
     diverged = [name for name in (model, than) if name in dataset.diverged]
-    if diverged and {model, than} <= dataset.models.keys() | set(diverged):
+    if diverged and {model, than} <= dataset.models.keys() | dataset.diverged.keys():
         verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged == [than] else FAILED
-        return Finding(dataset.name, verdict, note=f"{' and '.join(diverged)} diverged")
+        note = " and ".join(f"{name} diverged{dataset.diverged[name]}" for name in diverged)
+        return Finding(dataset.name, verdict, note=note)
     if model not in dataset.models or than not in dataset.models:
         return Finding(dataset.name, ABSENT)
     figure = dataset.compare(model, than).difference

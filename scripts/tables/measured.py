@@ -42,6 +42,8 @@ class Runs:
 
     def __init__(self, work: Path) -> None:
         self.work = work
+        self.outdated: list[str] = []
+        """The runs read whose record is of other settings than their configuration has now, precision aside."""
         self._records: dict[str, dict[str, Any] | None] = {}
 
     def record(self, run: str) -> dict[str, Any] | None:
@@ -53,7 +55,9 @@ class Runs:
         if run not in self._records:
             config = load_config(CONFIGS / f"{run}.yaml")
             path = self.work / config.dataset / config.name / "record.json"
-            self._records[run] = read_record(path) if path.exists() else None
+            found = self._records[run] = read_record(path) if path.exists() else None
+            if found and found["config"] | {"precision": None} != config.merged() | {"precision": None}:
+                self.outdated.append(run)
         return self._records[run]
 
     def of(self, table: Table) -> list[dict[str, Any]]:

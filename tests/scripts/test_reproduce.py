@@ -239,6 +239,40 @@ def test_the_record_is_of_the_configuration_as_it_is(place):
     assert place.record()["seeds"]["2"]["training"] == {"diverged": 3}
 
 
+DIVERGES = """
+import sys
+from pathlib import Path
+from scripts.common.files import write_json
+from scripts.pipeline.config import load_config
+from scripts.pipeline.stamp import digest_data, fingerprint
+seed, data, out = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--seed", "--data", "--out"))
+if seed == "1":
+    of = load_config(Path(sys.argv[1])).training(1) | {"data": digest_data(Path(data))}
+    write_json(Path(out) / "diverged.json", {"update": 4, "of": fingerprint(of)})
+    sys.exit("error: it diverged")
+write_json(Path(out) / "train.json", {"parameters": 1000, "backend": None})
+"""
+
+
+def test_a_seed_that_diverges_keeps_no_other_from_its_scores(place):
+    place.config(CONFIG.replace("[1]", "[1, 2]").replace("max-update: 5", "max-update: 6"))
+    (place.folder / "scripts" / "train.py").write_text(DIVERGES)
+    assert place.run()[0] == 1
+    assert place.record()["seeds"]["1"]["training"] == {"diverged": 4}
+    assert place.record()["seeds"]["2"]["test"]["bleu"] == 1.5
+
+
+def test_the_record_keeps_what_it_was_made_with_until_something_runs(place):
+    path = place.stage_folder("select").parent / "record.json"
+    place.run()
+    path.write_text(json.dumps(place.record() | {"machine": "another"}))
+    place.run()
+    assert place.record()["machine"] == "another"
+    place.config(CONFIG.replace("beam: 5", "beam: 6"))
+    place.run()
+    assert place.record()["machine"] != "another"
+
+
 def test_seeds_can_be_run_at_the_same_time(place):
     place.config(CONFIG.replace("[1]", "[1, 2, 3]"))
     process = place.start("--seeds", "2", HANG="train")

@@ -270,10 +270,10 @@ def test_a_model_of_which_a_seed_diverged_is_said_to(place):
     (dataset, _) = collect(read_suite(place / "small.yaml"), place / "work")
     claim = Claim("Good is better", "good", "base", 0)
     for diverged, verdict in ((["base"], HELD), (["good"], FAILED), (["good", "base"], UNDECIDED)):
-        dataset.diverged = diverged
+        dataset.diverged = dict.fromkeys(diverged, " with 1 of 2 seeds")
         found = judge(claim, dataset)
         assert (found.verdict, found.figure) == (verdict, None)
-        assert found.note.endswith(" diverged")
+        assert found.note.endswith(" diverged with 1 of 2 seeds")
 
 
 def test_speeds_of_a_model_that_was_trained_anew_since_are_left_out(place):

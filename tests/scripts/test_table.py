@@ -10,10 +10,11 @@ import pytest
 
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
+from scripts.pipeline.config import load_config
 from scripts.table import choose, main, paper_table
 from scripts.tables import render
 from scripts.tables.measured import Runs, cells
-from scripts.tables.published import read_tables
+from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
 
@@ -157,6 +158,16 @@ def test_our_figures_stand_beside_the_papers(tmp_path):
     assert f"python -m scripts.reproduce configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
     assert not any("/transformer.yaml" in line or "/dynamicconv_nosoftmax.yaml" in line for line in wanted)
     assert "dynamicconv_nosoftmax: diverged after 120 updates" in text
+
+
+def test_figures_of_other_settings_are_said_to_be(tmp_path):
+    name, dataset = "lightconv_noglu", "wmt16_en_de_google"
+    scores = {"bleu_compounds": [26.0, 26.5, 27.0]}
+    now = load_config(CONFIGS / "wmt16_en_de" / f"{name}.yaml").merged()
+    for settings, outdated in ((now, False), (now | {"precision": "bf16"}, False), (now | {"tune": {}}, True)):
+        write(tmp_path, record(name, dataset, valid=scores, config=settings))
+        text = paper_table(TABLES[3], Runs(tmp_path), "", None)
+        assert (f"wmt16_en_de/{name} was made with other settings than configs/" in text) == outdated
 
 
 def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_digits(tmp_path):
