@@ -1,8 +1,8 @@
 """Average the last checkpoints of a training run into one model.
 
 The mean of every parameter is taken in float32 (float64 for float64 parameters), so reduced precision is not rounded
-again: a float16 parameter becomes float32. Whole numbers and truth values (counters, versions) are those of the last
-checkpoint, as are its settings; the optimiser's state is left out. Beside the sum only one checkpoint is open at a
+again: a float16 parameter becomes float32. Integers and booleans (counters, versions) and the settings are those of the
+last checkpoint; the optimiser's state is left out. Beside the sum only one checkpoint is open at a
 time, and its tensors are read one by one.
 """
 

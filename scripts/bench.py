@@ -1,4 +1,4 @@
-"""Time this project beside its peers, interleaved in one process, and print the ratios.
+"""Time this project beside its peers, taking turns, and print the ratios.
 
   ops     LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and scaled_dot_product_attention
   decode  one decoding step, and beam search from end to end
@@ -7,7 +7,7 @@
   kernels each operator's kernels alone, beside the bandwidth of a copy
 
 A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds are
-the machine's; ratios are from turns taken in one process and hold better.
+the machine's; ratios are from turns taken in one process (CTranslate2 has one of its own) and hold better.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def parse() -> argparse.Namespace:
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
         if name in ("train", "decode"):
             command.add_argument("--vocab-size", type=number, default=10_000, help="words of the dictionary")
-            command.add_argument("--precisions", help="of products on a CPU: fp32,bf16 unless it has no units, or fp32")
+            command.add_argument("--precisions", help="of products on a CPU (default: fp32,bf16 if it has the units)")
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
             command.add_argument("--length", type=number, default=30, help="words of a source and of a hypothesis")
@@ -96,8 +96,8 @@ def parse() -> argparse.Namespace:
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
             command.add_argument("--widths", type=numbers, default=[128], help="d, several by commas")
             command.add_argument("--layers", type=numbers, default=[2, 2], help="blocks of encoder and decoder")
-            command.add_argument("--models", default="", help="those with one of these words, by commas, in their name")
-            command.add_argument("--shapes", type=number, default=1, help="batches of so many lengths, by turns")
+            command.add_argument("--models", default="", help="only those whose name has one of these words: a,b")
+            command.add_argument("--shapes", type=number, default=1, help="how many batch lengths, taken in turns")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
 """Check a configuration before anything runs: every setting, by fairseq's own parsers and by building the model.
 
 The model is built without weights, its dictionaries of a stand-in size. With --data they are the real ones, and the
-lengths of all lines are compared with what the model reads. That the checkpoints will be there that `average` and
-`tune` ask for is computed. scripts.reproduce and scripts.train do this first.
+lengths of all lines are compared with what the model reads. It checks that the checkpoints for `average` and `tune`
+will exist. scripts.reproduce does this first, and scripts.train does it with --data.
 """
 
 import logging

@@ -124,7 +124,7 @@ def as_text(runs: Sequence[Run]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run: work/<dataset>/<model>")
-    parser.add_argument("--out", type=Path, metavar="PNG", help="draw the loss curves into this file")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="draw the loss curves into this .png or .svg")
     arguments = parser.parse_args()
     runs = read_runs(arguments.runs)
     print(as_text(runs))

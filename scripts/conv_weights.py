@@ -1,9 +1,9 @@
 """Draw the kernels with which a model reads a sentence, and say where each head looks most.
 
-DynamicConv: a panel a layer and head, a row a position (labelled with its token), a column an offset: which weight the
-position gives to the input so far to its left or right. Beyond the red line (black where weights may be negative) lies
-the padding, which is zero: weight there is lost. The plugin's self-attention is drawn in the same way. LightConv: a
-panel a layer, a row a head, the same at every position of every sentence.
+DynamicConv: one panel per layer and head, one row per position (labelled with its token), one column per offset: the
+weight that the position gives to the input at that offset. Beyond the red line (black where weights may be negative)
+lies the padding, which is zero: weight there is lost. The plugin's self-attention is drawn in the same way. LightConv:
+one panel per layer, one row per head, the same at every position of every sentence.
 
 The decoder reads the reference (--line), --target, or the model's own translation; the kernels of a position are those
 with which it predicts the next token. OUT.npz beside the picture has the same as numbers: <side>.<layer>, (T, H, K) or

@@ -1,6 +1,6 @@
-"""From two files of your own, line n of one translating line n of the other, to a model that translates.
+"""Write a dataset and a configuration for two text files of which line n translates line n.
 
-Looks at the text and writes what the other commands need, every choice explained in a comment:
+Looks at the text; every choice is explained in a comment:
 
   data_prep/datasets/NAME.yaml      how the text is prepared
   configs/NAME/dynamicconv.yaml     how the model is trained

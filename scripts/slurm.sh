@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # One configuration on the machines of a SLURM job; the folder work/ must be on a disk that all of them share.
 # usage: sbatch --nodes 4 --gpus-per-node 8 --cpus-per-task 64 --time 24:00:00 scripts/slurm.sh CONFIG [options of scripts.reproduce]
+#    or: sbatch --gpus-per-node 4 --cpus-per-task 32 --time 24:00:00 scripts/slurm.sh CONFIG    (one machine, 4 GPUs)
 # A job that runs out of time, or loses a machine, is put in the queue again and goes on from the last checkpoint.
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
-case "${1:-}" in "" | -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in "" | -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 : "${SLURM_JOB_ID:?is not set: this is for sbatch}"
 # sbatch runs a copy of this file from elsewhere, so the checkout is where it was submitted from
 root=${LIGHTCONV_CHECKOUT:-$SLURM_SUBMIT_DIR}

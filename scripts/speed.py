@@ -4,9 +4,9 @@ The settings are those of the CONFIG's section `speed`: beam, batch size, subset
 another configuration of the same dataset. Runs of the two alternate, so that whatever else the machine does falls on
 both; the first of each is not counted. Time is fairseq-generate's own: generation without loading and reading.
 
-A baseline that has not been trained is stood in for by a model of its architecture after one update on almost no text;
-with --untrained, so is the model itself. Such a model does not know when to end, so then both generate hypotheses of
-one fixed length, the mean length of the references. speed.json says which it was.
+If the baseline has not been trained, a model of its architecture is timed after one update on almost no text; with
+--untrained, one of the model's architecture, too. Such a model does not know when to end, so then both generate
+hypotheses of one fixed length, the mean length of the references. speed.json says which it was.
 """
 
 import shlex
@@ -116,7 +116,7 @@ def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
 def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for speed.json")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, selected")
-    parser.add_argument("--untrained", action="store_true", help="of models without training, whatever there is")
+    parser.add_argument("--untrained", action="store_true", help="time random weights, even if there are trained ones")
     arguments = parser.parse_args()
     interruptible()
     config, out, data = given_config(arguments), arguments.out, arguments.data

@@ -1,11 +1,11 @@
 """Print a table of the paper with the paper's figures and ours, or a row for each of some run records.
 
-  table.py 3                     Table 3: each figure of the paper, ours from work/<dataset>/<model>/record.json, and
-                                 the commands of what has not been run
-  table.py 3 --out DIR           the same, and DIR/table3.md, table3.csv and table3.png
-  table.py work/*/*/record.json  a row for each run, of whatever dataset
+  scripts.table 3                     Table 3: each figure of the paper, ours from work/<dataset>/<model>/record.json,
+                                      and the commands of what has not been run
+  scripts.table 3 --out DIR           the same, and DIR/table3.md, table3.csv and table3.png
+  scripts.table work/*/*/record.json  a row for each run, of whatever dataset
 
-Under the table stands what each score was measured with.
+The signatures of the scores follow the table.
 """
 
 import argparse

@@ -2,8 +2,7 @@
 
 DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions), loss.png, and train.json with
 the facts of the run. If DIR holds checkpoints of other settings or other data, the folder is renamed to DIR.1.old (or
-.2.old, ...), never deleted and never gone on from; when the settings return to those of such a folder, it is taken
-back.
+.2.old, ...), never deleted and never resumed. If the settings change back, it is renamed back.
 
 Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
 --nodes N --rendezvous HOST:PORT --node-rank K; scripts/slurm.sh does that. The tokens of an update stay those of the

@@ -1,4 +1,8 @@
-"""The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``."""
+"""The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``.
+
+A new one needs its name there, a case in ``build_mixer`` and, if it has no kernel, its name in
+``resolve.WITHOUT_KERNEL``.
+"""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Run every check that needs a GPU, in at most 30 minutes, and write OUT/first_gpu.md.
 
-A section that is done is not run again, unless the command, the machine or --rerun says so. A section that fails
+A finished section is run again only if its command or the machine has changed, or with --rerun. A section that fails
 leaves the others as they are; the page says so, and so does the exit status, 1.
 """
 

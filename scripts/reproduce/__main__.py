@@ -12,7 +12,7 @@ goes on where it was interrupted. Seeds may be run by several such commands at a
 
 Several machines (those of a SLURM job: scripts/slurm.sh) train together with --nodes and --rendezvous; --launch starts
 the training on all of them:
-  reproduce.py CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
+  python -m scripts.reproduce CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
 """
 
 import functools

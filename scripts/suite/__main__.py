@@ -1,8 +1,8 @@
 """Run a comparison from its suite file, and write its page.
 
-The runs come in the order of the file, each after the trials that choose its values, by scripts.reproduce, which passes
-over what is done and goes on where it was interrupted: the same command again goes on. A training that diverges is a
-result, and is not tried again. At the end generation is timed (scripts.suite.speed) and the page is written from the
+scripts.reproduce trains each model after the trials that choose its values, in the order of the file. Finished work is
+skipped: after an interruption the same command resumes. A training that diverges is a result, and is not tried again.
+At the end generation is timed (scripts.suite.speed) and the page is written from the
 records; --page-only writes it from what there is.
 
 --sweep runs them by Snakemake, several at a time, on processors, GPUs or a cluster (scripts/sweep/Snakefile):
