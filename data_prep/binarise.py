@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.cli import command_parser, positive
+from data_prep.cli import accepting, add_workers_option, command_parser
 from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common import ownership
 from scripts.common.command import run_command
@@ -46,7 +46,7 @@ def binarise(
         status.line("fairseq-preprocess ...")
         # it says nothing itself until a split is done
         with repeatedly(0.5, lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
-            command = _command(dataset, prepared, folder, workers, given)
+            command = _command(dataset, prepared, folder, splits, workers, given)
             run_logged(command, log, lambda line: None, what="fairseq-preprocess")
         status.close()
         copy_file(log, folder / _LOG)
@@ -56,36 +56,38 @@ def binarise(
                 said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
                 raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
         if given is None:
-            _check_vocab_size(dataset, folder, accept=accept)
+            _check_vocab_size(dataset, folder, out.parent, accept=accept)
         else:
             _check_known(dataset, folder / _LOG, given)
 
 
-def _command(dataset: Dataset, prepared: Path, folder: Path, workers: int, given: Path | None) -> list[str]:
+def _command(
+    dataset: Dataset, prepared: Path, folder: Path, splits: Sequence[str], workers: int, given: Path | None
+) -> list[str]:
     options = dataset.binarise
     command = python_module("fairseq_cli.preprocess")
-    if given is not None:
-        assert dataset.target is not None
+    command += ["--destdir", str(folder), "--workers", str(workers)]
+    if dataset.target is None:  # without a language fairseq takes the files by their names and writes train.bin
+        command.append("--only-source")
+        command += [f"--{split}pref={prepared / f'{split}.{dataset.source}'}" for split in splits]
+    else:
         command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
-        for flag, language in zip(("--srcdict", "--tgtdict"), dataset.languages, strict=True):
+        command += [f"--{split}pref={prepared / split}" for split in splits]
+    if given is not None:
+        for flag, language in zip(("--srcdict", "--tgtdict"), dataset.languages, strict=False):
             if not (path := given / dictionary(dataset, language)).is_file():
                 raise UserError(f"there is no {path}; expected the dictionaries that the model was trained with")
             command += [flag, str(path)]
-        return [*command, f"--testpref={prepared / 'test'}", "--destdir", str(folder), "--workers", str(workers)]
-    if dataset.target is None:  # without a language fairseq takes the files by their names and writes train.bin
-        command.append("--only-source")
-        command += [f"--{split}pref={prepared / f'{split}.{dataset.source}'}" for split in SPLITS]
-    else:
-        command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
-        command += [f"--{split}pref={prepared / split}" for split in SPLITS]
-        command += ["--thresholdtgt", str(options.threshold_target)]
+        return command
     command += ["--thresholdsrc", str(options.threshold_source)]
+    if dataset.target is not None:
+        command += ["--thresholdtgt", str(options.threshold_target)]
     for flag, number in (("--nwordssrc", options.nwords_source), ("--nwordstgt", options.nwords_target)):
         if number is not None:
             command += [flag, str(number)]
     if options.joined_dictionary:
         command.append("--joined-dictionary")
-    return [*command, "--destdir", str(folder), "--workers", str(workers)]
+    return command
 
 
 def _written(dataset: Dataset, splits: Sequence[str]) -> list[str]:
@@ -104,7 +106,7 @@ def vocab_size(file: Path) -> int:
     return count_lines(file) + SPECIAL_TYPES
 
 
-def _check_vocab_size(dataset: Dataset, folder: Path, *, accept: bool) -> None:
+def _check_vocab_size(dataset: Dataset, folder: Path, root: Path, *, accept: bool) -> None:
     for language, expected in dataset.binarise.expected_vocab_size.items():
         got = vocab_size(folder / dictionary(dataset, language))
         if got == expected:
@@ -116,19 +118,21 @@ def _check_vocab_size(dataset: Dataset, folder: Path, *, accept: bool) -> None:
         if not accept:
             raise UserError(
                 f"{message}; the text is not that of the recorded run: see counts.json, or, if it is what you mean to "
-                "use, go on with --accept-counts"
+                f"use, {accepting(dataset, root)}"
             )
         print(f"note: {message}; going on as --accept-counts says", flush=True)
 
 
 def _check_known(dataset: Dataset, log: Path, given: Path) -> None:
     """Refuse a dictionary that does not know the units of the source: it is not of the codes that cut them."""
-    (share,) = re.findall(rf"test\.{dataset.source}: .* ([\d.]+)% replaced", log.read_text(encoding="utf-8"))
-    if float(share) > MOST_UNKNOWN:
+    # fairseq writes 5.77e-05 and 1e+02, too
+    (share,) = re.findall(rf"test\.{dataset.source}: .* (\S+)% replaced", log.read_text(encoding="utf-8"))
+    if (unknown := float(share)) > MOST_UNKNOWN:
         name = dictionary(dataset, dataset.source)
         raise UserError(
-            f"{given / name} does not know {share}% of the units of the test set in {dataset.source}, expected at most "
-            f"{MOST_UNKNOWN}%: dictionary and BPE codes are not of one model, or the text is of another language"
+            f"{given / name} does not know {unknown:g}% of the units of the test set in {dataset.source}, "
+            f"expected at most {MOST_UNKNOWN}%: dictionary and BPE codes are not of one model, or the text is of "
+            "another language"
         )
 
 
@@ -146,7 +150,7 @@ def _check_input(dataset: Dataset, prepared: Path, splits: Sequence[str]) -> Non
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="folder that prepare.py wrote")
-    parser.add_argument("--workers", metavar="N", type=positive, default=1, help="fairseq's processes (default: 1)")
+    add_workers_option(parser)
     parser.add_argument("--accept-counts", action="store_true", help="go on where a dictionary has another size")
     parser.add_argument(
         "--dictionaries", metavar="DIR", type=Path, help="binarise the test set alone, with dict.*.txt of this folder"

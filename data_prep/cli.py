@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from data_prep.dataset import INVALID
+from data_prep.dataset import INVALID, Dataset
 from scripts.common.provenance import available_cores
 
 
@@ -15,17 +15,30 @@ def command_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def add_prepare_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of preparation, wherever it is started from."""
+def add_workers_option(parser: argparse.ArgumentParser) -> None:
+    """Add the number of processes, which changes nothing about the result."""
     cores = available_cores()
     parser.add_argument(
         "--workers", metavar="N", type=positive, default=cores, help=f"processes (default: one a core, {cores} here)"
     )
+
+
+def add_prepare_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of preparation, wherever it is started from."""
+    add_workers_option(parser)
     parser.add_argument("--keep", action="store_true", help="keep what every step made, beside the prepared folder")
     parser.add_argument(
         "--accept-counts",
         action="store_true",
         help="go on where a step leaves another number of lines than the dataset expects; the report says so",
+    )
+
+
+def accepting(dataset: Dataset, root: Path) -> str:
+    """The way to go on with other numbers than ``dataset`` expects, for messages; its folders are in ``root``."""
+    return (
+        "go on with --accept-counts (scripts.reproduce has no such option: before it, run "
+        f"python -m data_prep {dataset.name} --out {root} --accept-counts)"
     )
 
 

@@ -25,12 +25,13 @@ from data_prep.steps.finish import finish
 from data_prep.steps.pool import Pool
 from scripts.common import ownership, scratch
 from scripts.common.command import run_command
-from scripts.common.files import atomic_folder, work_folder
+from scripts.common.files import atomic_folder, digest, work_folder
 from scripts.common.lock import output_lock
 from scripts.common.process import interruptible
 from scripts.common.provenance import package_versions
 from scripts.pipeline.stamp import fingerprint
 
+_PACKAGE = Path(__file__).parent
 _PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on
 
 
@@ -40,13 +41,17 @@ def prepare(
     """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
     ownership.check_replaceable(out)
     files = listing(raw)
+    # not the notes and NAME.bad, which other runs of download may change
+    files = {name: files[name] for name in dataset.files or files if name in files}
     kind = kind_of(dataset)
     # Python's version without its last number: a mended Python makes the same text
     used = {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
     with output_lock(out), Pool(workers) as pool:
-        # what of the dataset decides the text
-        made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used}
-        work = work_folder(out, made_from)
+        # what of the dataset decides the text; and our code, which must not change half-way
+        made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used, "code": _code()}
+        begun, work = scratch.beside(out, "work"), work_folder(out, made_from)
+        if begun and work not in begun:
+            pool.say(f"note: the raw files, the dataset or the code have changed since; this begins {out} anew")
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
         report: dict[str, Any] = {}
         states = engine.run(engine.read(kind.read(dataset, raw, report), report))
@@ -57,6 +62,13 @@ def prepare(
         else:
             scratch.remove_leftover(work)
     return counts
+
+
+def _code() -> str:
+    """A digest of our own code that decides the text."""
+    paths = [path for name in ("sources", "steps", "text") for path in (_PACKAGE / name).iterdir()]
+    files = {str(path.relative_to(_PACKAGE)): path for path in paths if path.suffix in (".py", ".txt")}
+    return fingerprint({name: digest([path]) for name, path in files.items()})
 
 
 def main() -> None:

@@ -44,9 +44,11 @@ def data_stages(
 
     fetched = {key: facts[key] for key in _FETCHED if key in facts}
     given_by_hand = ["--raw", raw] if raw else []
-    replaces = not kind_of(dataset).resumes
+    resumes = kind_of(dataset).resumes
+    # not the notes on the way and NAME.bad, which people may delete
+    key_files = (*dataset.files, "manifest.json") if resumes else None
     return [
-        stage("download", fetched, *given_by_hand, *fetching, replaces=replaces, given=given),
+        stage("download", fetched, *given_by_hand, *fetching, replaces=not resumes, key_files=key_files, given=given),
         stage("prepare", facts, "--raw", folders["download"], *preparing, before=("download",)),
         stage("binarise", binarise, "--prepared", folders["prepare"], *binarising, before=("prepare",)),
     ]

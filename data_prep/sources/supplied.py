@@ -28,6 +28,7 @@ _PACKED = {
     ".xz": re.compile(rb"\xfd7zXZ\0"),
 }
 _SAVE = "save it as plain text in UTF-8, one sentence a line"
+_MARKED_UP = rb"(?:\xef\xbb\xbf)?\s*<(?i:\?xml|!doctype|html|tmx|xliff|mteval|srcset|refset|tstset)\b"
 _OTHER_KINDS = (
     (rb"\xff\xfe\0\0|\0\0\xfe\xff", "text in UTF-32", "iconv -f UTF-32 -t UTF-8 {file} > NEW"),
     (rb"\xff\xfe|\xfe\xff", "text in UTF-16", "iconv -f UTF-16 -t UTF-8 {file} > NEW"),
@@ -36,6 +37,7 @@ _OTHER_KINDS = (
     (rb"PK(\x03\x04|\x05\x06)", "a zip archive", "unzip {file}"),
     (rb"\xd0\xcf\x11\xe0", "a document of an old office program", _SAVE),
     (rb"\{\\rtf", "a document in RTF", _SAVE),
+    (_MARKED_UP, "marked up (XML, SGM, TMX or HTML)", "take the sentences out of it, one a line"),
     (rb"(?s:.{257})ustar", "a tar archive", "tar -xf {file}"),
     (rb"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd {file}"),
     (rb"\x04\x22\x4d\x18", "compressed with lz4", "unlz4 {file}"),

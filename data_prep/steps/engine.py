@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data_prep.cli import accepting
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import linewise
 from data_prep.steps.context import Context
@@ -201,7 +202,7 @@ class Engine:
             if not self._accept:
                 raise UserError(
                     f"{message}; the raw text or a tool is not that of the recorded run: look at the report, fetch the "
-                    "files again, or, if these are what you mean to use, go on with --accept-counts"
+                    f"files again, or, if these are what you mean to use, {accepting(self.dataset, self.work.parent)}"
                 )
             self._pool.say(f"note: {message}; going on as --accept-counts says")
 

@@ -4,9 +4,10 @@ Of those the number of tokens and the length ratio are moses_filter's, duplicate
 rest, after a public account of them. What else was done to the 20M pairs of the paper was never published.
 """
 
-import logging
 import re
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 from data_prep.text.characters import SPACE
 from scripts.common.errors import UserError
@@ -16,6 +17,7 @@ _SPACES = re.compile(f"[{SPACE}\x1c-\x1f]+")
 _HAN = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef\U00030000-\U0003134f]"
 )
+_APART = re.compile(f"(?<={_HAN.pattern}) +(?={_HAN.pattern})")  # some files of CWMT come in words, not in jieba's
 
 
 def strip_control(line: str) -> str:
@@ -43,16 +45,27 @@ def script_filter(*, chinese: int) -> Callable[[str, str], str | None]:
 
 
 def segmenter(*, guess: bool = True) -> Callable[[str], str]:
-    """jieba's words, parted by one space; ``guess``: also those that its dictionary lacks, by its HMM."""
+    """jieba's words, parted by one space; ``guess``: also those that its dictionary lacks, by its HMM.
+
+    Spaces between Chinese characters are removed first.
+    """
+    cut = _tokenizer().lcut
+
+    def segment(line: str) -> str:
+        words = _SPACES.sub(" ", " ".join(cut(_APART.sub("", line), HMM=guess)))
+        return words.strip(" ")
+
+    return segment
+
+
+@cache
+def _tokenizer() -> Any:
+    """jieba with its own dictionary, where it would take the one in $TMPDIR/jieba.cache, whoever wrote that."""
     try:
         import jieba
     except ImportError as error:
         raise UserError("jieba, which parts Chinese into words, is not installed: pip install jieba==0.42.1") from error
-    jieba.setLogLevel(logging.WARNING)
-    cut = jieba.dt.lcut
-
-    def segment(line: str) -> str:
-        words = _SPACES.sub(" ", " ".join(cut(line, HMM=guess)))
-        return words.strip(" ")
-
-    return segment
+    words = jieba.Tokenizer()
+    words.FREQ, words.total = words.gen_pfdict(words.get_dict_file())
+    words.initialized = True
+    return words

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-_WORDS = 1_000_000
+_WORDS = 250_000  # some 40 MB of BPE units
 _LONGEST = 60  # characters of a word worth remembering
 
 

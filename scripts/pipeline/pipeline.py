@@ -98,8 +98,9 @@ class Pipeline:
             return "its settings or inputs have changed"
         if (given := stage.given()) is not None and given != stamp.given:
             return "the files given with --raw have changed"
-        if gone := missing_files(stage.folder, stamp):
-            return f"{gone[0]} is gone or has changed"
+        for name in missing_files(stage.folder, stamp):
+            if stage.key_files is None or name in stage.key_files:  # older stamps have others, too
+                return f"{name} is gone or has changed"
         return None
 
     def fingerprint(self, key: str) -> str:

@@ -10,11 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from data_prep.binarise import binarise
+from data_prep.binarise import _check_known, _check_vocab_size, binarise, dictionary
+from data_prep.binarise import main as binarise_command
 from data_prep.dataset import load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
@@ -226,6 +229,62 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path):
     given = text_folder(tmp_path / "own", train=2100)  # several chunks
     one = contents(prepared(tmp_path, given, kind="text", workers=1))
     assert contents(prepared(tmp_path, given, kind="text", workers=2)) == one
+    dataset, made = load_dataset(str(dataset_file(tmp_path))), []
+    ready = text_folder(tmp_path / "ready", train=9, valid=2, test=3)
+    for workers in (1, 4):  # of which some get no line
+        binarise(dataset, prepared=ready, out=tmp_path / "out", workers=workers)
+        made.append({name: data for name, data in contents(tmp_path / "out").items() if name != "preprocess.log"})
+    assert made[0] == made[1]
+    assert len(made[0]) == 14
+
+
+@pytest.mark.parametrize(("given", "workers"), [([], 55), (["--workers", "77"], 77)])
+def test_binarise_takes_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], workers: int):
+    taken: dict[str, object] = {}
+    monkeypatch.setattr("data_prep.cli.available_cores", lambda: 55)
+    monkeypatch.setattr("data_prep.binarise.interruptible", lambda: None)
+    monkeypatch.setattr("data_prep.binarise.binarise", lambda *_, **options: taken.update(options))
+    monkeypatch.setattr("data_prep.binarise.vocab_size", lambda file: 0)
+    monkeypatch.setattr(sys, "argv", ["binarise", "gbw", "--prepared", "ready", "--out", str(tmp_path), *given])
+    binarise_command()
+    assert taken["workers"] == workers
+
+
+def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    dataset = load_dataset("iwslt14_de_en")
+    for language in LANGUAGES:
+        write_lines(tmp_path / dictionary(dataset, language), ["word 1"])
+    go_on = rf"--accept-counts \(.* python -m data_prep iwslt14_de_en --out {tmp_path.parent} --accept-counts\)"
+    with pytest.raises(UserError, match=rf"dict.de.txt: got 5 types, expected 8,848 .* {go_on}$"):
+        _check_vocab_size(dataset, tmp_path, tmp_path.parent, accept=False)
+    _check_vocab_size(dataset, tmp_path, tmp_path.parent, accept=True)
+    assert "dict.en.txt: got 5 types, expected 6,632" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", [None, "de"])
+def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, target: str | None):
+    dataset = replace(load_dataset(str(dataset_file(tmp_path))), target=target)
+    ready, model, out = text_folder(tmp_path / "ready", test=9), tmp_path / "model", tmp_path / "out"
+    model.mkdir()
+    for language in dataset.languages:
+        words = [language, "line", *map(str, range(9)), "of", "test", "it", "is"]
+        write_lines(model / dictionary(dataset, language), [f"{word} 1" for word in words])
+    binarise(dataset, prepared=ready, out=out, workers=2, given=model)
+    written = ["test"] if target is None else ["test.en-de.de", "test.en-de.en"]
+    assert sorted(path.stem for path in out.glob("*.idx")) == written
+    for path in model.glob("dict*"):
+        assert lines_of(out / path.name) == lines_of(path)
+        write_lines(path, ["another 1"])
+    with pytest.raises(UserError, match=r"dict.* does not know 87.5% of the units of the test set in en"):
+        binarise(dataset, prepared=ready, out=out, workers=2, given=model)
+
+
+@pytest.mark.parametrize(("share", "told"), [("5.77e-05", None), ("0.0", None), ("12.5", "12.5%"), ("1e+02", "100%")])
+def test_each_share_of_unknown_units_that_fairseq_writes_is_read(tmp_path: Path, share: str, told: str | None):
+    log = tmp_path / "preprocess.log"
+    log.write_text(f"INFO | [en] ready/test.en: 9 sents, 99 tokens, {share}% replaced (by <unk>)\n")
+    with nullcontext() if told is None else pytest.raises(UserError, match=f"does not know {told} of the units"):
+        _check_known(load_dataset("gbw"), log, tmp_path)
 
 
 @pytest.mark.parametrize("command", ["download", "prepare"])

@@ -103,6 +103,14 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, 
     assert message in str(caught.value)
 
 
+def test_the_pieces_of_the_un_corpus_are_named_for_a_person():
+    name = "UNv1.0.en-zh.tar.gz"
+    said = (load_dataset("wmt17_zh_en").files[name].by_hand or "").split()
+    folder = "https://stuncorpusprod.blob.core.windows.net/corpusfiles"
+    assert {f"{folder}/{name}.00", f"{folder}/{name}.01"} <= set(said)
+    assert said[-4:] == ["cat", f"{name}.*", ">", name]
+
+
 @pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])
 def test_a_file_without_keys(tmp_path: Path, text: str):
     file = tmp_path / "tiny.yaml"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.common.errors import UserError
+from scripts.pipeline.stamp import sizes
 from tests.data_prep.corpora import pack
 from tests.data_prep.test_pipeline import run
 
@@ -61,6 +62,30 @@ def test_only_files_that_a_dataset_names_count(tmp_path, monkeypatch, capsys):
     file.write_text(yaml.format("text"))
     with pytest.raises(UserError, match=r"mine.yaml: `files` is \['a.tgz'\], expected none for this kind"):
         run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out")
+
+
+def test_a_wrong_download_that_is_deleted_makes_nothing_run_again(tmp_path, monkeypatch, capsys):
+    raw, out, file = tmp_path / "archives", tmp_path / "out", tmp_path / "mine.yaml"
+    pack(raw / "a.tgz", {f"{split}.en": b"one line\n" * 9 for split in ("train", "valid", "test")})
+    sources = "".join(
+        f"  {split}: [{{file: a.tgz, members: {{en: {split}.en}}}}]\n" for split in ("train", "valid", "test")
+    )
+    file.write_text(f"kind: archives\nsource: en\nfiles: {{a.tgz: {{}}}}\nsplits:\n{sources}steps: [normalise_space]\n")
+    (out / "raw").mkdir(parents=True)
+    (out / "raw" / "a.tgz.bad").write_text("of a mirror")
+    given = [file, "--raw", raw, "--out", out, "--to", "prepare", "--workers", 1]
+    run(monkeypatch, *given)
+    stamp = json.loads((out / "raw" / "stamp.json").read_text())
+    assert stamp["files"].keys() == {"a.tgz", "manifest.json"}
+    (out / "raw" / "stamp.json").write_text(json.dumps(stamp | {"files": sizes(out / "raw")}))  # as it was once
+    (out / "raw" / "a.tgz.bad").unlink()
+    capsys.readouterr()
+    run(monkeypatch, *given)
+    assert capsys.readouterr().out.count("nothing has changed, skipped") == 2
+    for gone, said in (("manifest.json", "manifest.json is gone or has changed"), ("a.tgz", "a.tgz is gone")):
+        (out / "raw" / gone).unlink()
+        run(monkeypatch, *given)
+        assert f"== download: {said}" in capsys.readouterr().out
 
 
 def test_what_to_do_with_bytes_that_are_not_utf_8(tmp_path, sides, monkeypatch):

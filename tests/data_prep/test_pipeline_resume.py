@@ -3,12 +3,13 @@
 import itertools
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
-from data_prep.dataset import Dataset, load_dataset
+from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.prepare import prepare
 from data_prep.steps import deduplicate, shards
 from scripts.common.errors import UserError
@@ -145,6 +146,36 @@ def test_other_raw_files_begin_anew(dataset: Dataset, tmp_path: Path):
     prepare(dataset, raw=tmp_path / "raw", out=out, workers=1)
     assert set(numbers((out / "train.de").read_text().splitlines())) > set(range(13_000, 13_004))
     assert 10_005 not in numbers((out / "train.de").read_text().splitlines())
+
+
+@pytest.mark.parametrize("edited", ["text/clean.py", "text/unicode_14.txt", "sources/text.py", "bench.py", None])
+def test_a_run_goes_on_with_the_code_that_began_it(
+    dataset: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    edited: str | None,
+):
+    code = tmp_path / "code"
+    shutil.copytree(FOLDER.parent, code, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("data_prep.prepare._PACKAGE", code)
+    assert run_until_commit(dataset, tmp_path, tmp_path / "out", 12, "after") == -signal.SIGKILL
+    if edited is not None:
+        (code / edited).write_text((code / edited).read_text() + "\n# mended\n")
+    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
+    said = capsys.readouterr().out
+    assert ("going on with what" in said) is (edited in ("bench.py", None))
+    assert (f"begins {tmp_path / 'out'} anew" in said) is (edited not in ("bench.py", None))
+
+
+@pytest.mark.parametrize("name", ["ledger.json", "manifest.json", "stamp.json", "b.zip.bad"])
+def test_a_run_goes_on_whatever_lies_beside_the_raw_files(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    assert run_until_commit(dataset, tmp_path, tmp_path / "out", 12, "after") == -signal.SIGKILL
+    (tmp_path / "raw" / name).write_text("written again")
+    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
+    assert "going on with what" in capsys.readouterr().out
 
 
 def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

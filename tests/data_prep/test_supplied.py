@@ -117,6 +117,12 @@ def archive(kind: str) -> bytes:
         (gz(archive("tar")), "decompressed, is a tar archive"),
         (b"%PDF-1.7\n", "is a PDF document.*: pdftotext my.en"),
         (b"{\\rtf1 a}", "is a document in RTF"),
+        (
+            b'<srcset setid="newstest" srclang="any">\n',
+            r"is marked up \(XML, SGM, TMX or HTML\).*: take the sentences out",
+        ),
+        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<tmx version='1.4'>\n", "is marked up"),
+        (gz(b"\n <!doctype HTML>\n<html>\n"), "decompressed, is marked up"),
         (b"\x28\xb5\x2f\xfd\0\0", "is compressed with zstd.*: unzstd my.en"),
         (gz(gz(GOOD)), "decompressed, is compressed once more"),
         (gz(GOOD * 99)[:-5], "my.en is damaged or cut short .*give another copy"),
@@ -130,6 +136,13 @@ def archive(kind: str) -> bytes:
 def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, data, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path / "my.en", data)
+
+
+@pytest.mark.parametrize(
+    "line", [b"<htmlize> is a filter", b"<b>one</b>", b"< html", b"one <html>", b"<url>http://x</url>"]
+)
+def test_a_sentence_may_begin_with_a_tag(tmp_path, line):
+    assert read(tmp_path / "my.en", line + b"\n")[0] == [line]
 
 
 @pytest.mark.parametrize("data", [b"a\0b\nc\n", b"a\0\n", TEXT.encode() + b"\0\n", "我们\0\n".encode() * 3000])

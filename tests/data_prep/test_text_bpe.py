@@ -113,6 +113,8 @@ def test_words_are_remembered_up_to_a_limit():
     assert len(words) == 2
     assert words["x" * 100] == "x" * 200
     assert "x" * 100 not in words
+    by_default = WordCache(str.upper)
+    assert max(len(by_default) for n in range(300_000) if by_default[f"w{n}"]) <= 250_000
 
 
 def test_speeds_are_measured_of_each_step_on_what_the_one_before_made():
