@@ -1,4 +1,4 @@
-"""From nothing to what fairseq trains on, in one command: fetch, prepare, binarise, and a report to judge it by.
+"""Fetch, prepare and binarise a dataset for fairseq, and write a report on it.
 
   DIR/raw        the files as fetched, each checked
   DIR/prepared   text after the dataset's steps, with counts.json (see data_prep.prepare --help)
@@ -6,7 +6,8 @@
   DIR/report.md  where it comes from, what every step dropped and why, lengths, vocabulary, examples, checksums
 
 The same command again goes on where it was interrupted, down to the byte of a download and the shard of a step, and
-does nothing that is done. Files that no server gives any more, or that need a registration, go into a folder for --raw.
+does nothing that is done. Put files that no server has any more, or that need a registration, into a folder, and give
+it with --raw.
 
 examples:
   python -m data_prep --list

@@ -1,7 +1,7 @@
 """Speed of each step on one core, speed and memory of all of preparation, and an estimate for a large corpus.
 
-For all of it the lines given are repeated up to --lines; each time round, a line meets another of the other side, so
-that no pair occurs twice.
+For all of it the lines given are repeated up to --lines, one side shifted by a line each time, so that no pair occurs
+twice.
 
 example: python -m data_prep.bench --src train.en --tgt train.de --lines 1000000 --workers 1 2
 """

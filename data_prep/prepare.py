@@ -6,6 +6,7 @@ The folder written holds
   codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own;
                                  of sentencepiece, sentencepiece.model
   counts.json                    lines after every step, what was dropped why, words, digests
+  timings.json                   how long each step took
 
 A run that was interrupted goes on from its last complete shard, in the hidden folder beside --out (.NAME.*.work).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from typing import Any
 
@@ -68,8 +69,9 @@ def count_steps_of_beam_search() -> None:
 
     fairseq prints what its non-autoregressive models note. Of a beam search's hypothesis each token took a step.
     """
-    from fairseq.sequence_generator import SequenceGenerator
+    from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 
+    @shim(SequenceGeneratorWithAlignment, "generate")
     @shim(SequenceGenerator, "generate")
     def with_steps(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(self, *args, **kwargs)
@@ -82,7 +84,7 @@ def block_ngrams_that_were_written() -> None:
     """All versions, without fairseq's compiled extension: `--no-repeat-ngram-size`.
 
     fairseq compares the end of its buffer, which is padding until the longest hypothesis, with what was written, and so
-    blocks nothing (its issues 4709 and 5206).
+    blocks nothing (its issues 4709 and 5206). With 1 it compares the whole hypothesis, and blocks nothing either.
     """
     from fairseq.ngram_repeat_block import NGramRepeatBlock
 
@@ -90,4 +92,7 @@ def block_ngrams_that_were_written() -> None:
     def of_what_is_written(
         original: Original, self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int
     ) -> Any:
+        if self.no_repeat_ngram_size == 1:
+            # the first token begins the hypothesis, often with the end, which stays allowed
+            return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)
         return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)

@@ -136,6 +136,8 @@ class Step(nn.Module):
             entry = {**entry, state.part: tensor.index_select(1, order)}
             state.module.set_incremental_state(incremental_state, entry)
         x = decoder.embed_scale * decoder.embed_tokens(tokens.reshape(1, -1))
+        if decoder.quant_noise is not None:  # with --quant-noise-pq embeddings pass a linear map
+            x = decoder.quant_noise(x)
         if decoder.project_in_dim is not None:
             x = decoder.project_in_dim(x)
         if decoder.embed_positions is not None:

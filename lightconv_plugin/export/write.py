@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import warnings
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -174,7 +173,7 @@ def _write_graph(graph: Graph, path: Path, form: str) -> None:
 
 def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkpoint: str) -> dict[str, Any]:
     target = task.target_dictionary
-    starts_with_bos = getattr(task, "args", Namespace()).__dict__.get("add_bos_token", False)
+    starts_with_bos = bool(getattr(getattr(task, "args", None), "add_bos_token", False))
     step: Any = graphs["step"].module
     return {
         "version": decode.FORMAT,

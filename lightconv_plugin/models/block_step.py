@@ -83,6 +83,10 @@ class BlockStep:
         # one row here: rows come and go, and each step asks for its own
         return step if ops.takes("decoder_block", x[:, :1], *parameters) else None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BlockStep":
+        """Return the step itself: a copied state is one of the same modules."""
+        return self
+
     def parameters(self) -> list[Tensor]:
         """The operator's parameters."""
         return [tensor for module in self.modules for tensor in module._parameters.values() if tensor is not None]

@@ -62,7 +62,7 @@ class DecoderOptions(FairseqDataclass):
     )
     decoder_conv_type: Optional[ConvType] = _option("the decoder: " + _CONV_TYPE_HELP)  # type: ignore[valid-type]
     decoder_embed_dim: Optional[int] = _option("width of the decoder's blocks")
-    decoder_input_dim: Optional[int] = _option("width of the target embeddings (default: --decoder-embed-dim)")
+    decoder_input_dim: Optional[int] = _option("width of a language model's embeddings (default: --decoder-embed-dim)")
     decoder_output_dim: Optional[int] = _option("width of the last projection's input (default: --decoder-embed-dim)")
     decoder_conv_dim: Optional[int] = _option("channels of the decoder's convolutions (default: --decoder-embed-dim)")
     decoder_conv_heads: Optional[int] = _option(

@@ -77,6 +77,8 @@ class LightConvDecoder(TransformerDecoderBase):
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.dropout_module = Dropout(cfg.dropout, self)
+        # fairseq adds an output layer to the weights that it loads where this is true
+        self.share_input_output_embed = cfg.share_decoder_input_output_embed and self.adaptive_softmax is None
         # fairseq then hands the padding mask, which our blocks ignore, without asking the device if there is padding
         self.cross_self_attention = True
 

@@ -42,6 +42,11 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
     if args.character_embeddings and (args.adaptive_input or args.share_decoder_input_output_embed):
         other = "--adaptive-input" if args.adaptive_input else "--share-decoder-input-output-embed"
         raise ValueError(f"--character-embeddings and {other} contradict each other; give one")
+    if args.adaptive_input and args.share_decoder_input_output_embed and not args.adaptive_softmax_cutoff:
+        raise ValueError(
+            "--adaptive-input has no one matrix for --share-decoder-input-output-embed; give one of the two, or "
+            "--tie-adaptive-weights with --adaptive-softmax-cutoff"
+        )
     if args.tie_adaptive_weights:
         own = (args.adaptive_input_cutoff, args.adaptive_input_factor, args.decoder_input_dim)
         softmax = (args.adaptive_softmax_cutoff, args.adaptive_softmax_factor, args.decoder_output_dim)
@@ -50,6 +55,12 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
                 "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor and width of the adaptive "
                 f"softmax; got {own if args.adaptive_input else 'no adaptive input'} and {softmax}. Make them equal, "
                 "or give --no-tie-adaptive-weights"
+            )
+        if args.decoder_output_dim != args.decoder_embed_dim:
+            raise ValueError(
+                f"--tie-adaptive-weights needs an input and output of --decoder-embed-dim {args.decoder_embed_dim}; "
+                f"got {args.decoder_output_dim}. Leave --decoder-input-dim and --decoder-output-dim out, or give "
+                "--no-tie-adaptive-weights"
             )
     return TransformerConfig.from_namespace(args)
 

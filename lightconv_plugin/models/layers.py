@@ -1,6 +1,7 @@
 """Blocks of the encoder and the decoder (section 5.1 and Figure 2): a mixer over time where the Transformer has
 self-attention, source-target attention in the decoder, a feed-forward network; each with a residual connection."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from fairseq.modules import LayerNorm
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from fairseq.utils import get_activation_fn
+from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from lightconv_plugin.models.block_step import BlockStep
@@ -198,6 +200,26 @@ class DecoderBlock(OwnEntry, Block):
 
 class ForGeneration(BaseFairseqModel):
     """The part of a model that fairseq calls before it generates. It refuses to train the model after that."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
+        """Load as fairseq does. Where layers are left out, ``model_cfg`` then describes the model without them.
+
+        fairseq would leave out all layers of a side that is not named, prune again a checkpoint that is pruned already,
+        and have training save the options of the whole model.
+        """
+        sides = [side for side in ("encoder", "decoder") if hasattr(self, side)]
+        named = {side: getattr(model_cfg, f"{side}_layers_to_keep", None) for side in sides}
+        if any(named.values()):
+            with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else contextlib.nullcontext():
+                for side in sides:
+                    stack = getattr(self, side)
+                    saved = {name.split(".")[2] for name in state_dict if name.startswith(f"{side}.layers.")}
+                    if not named[side] or len(saved) == len(stack.layers):
+                        setattr(model_cfg, f"{side}_layers_to_keep", ",".join(saved))
+                    options = getattr(stack.cfg, side)
+                    setattr(model_cfg, f"{side}_layers", options.layers)
+                    setattr(model_cfg, f"{side}_kernel_size_list", list(options.kernel_size_list))
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def make_generation_fast_(self, **options: Any) -> None:
         """Do as fairseq does, and pack the weights for products in bfloat16."""

@@ -1,6 +1,6 @@
 """From given options to a complete, checked configuration: what the user left open, the architecture and BASE fill."""
 
-from argparse import Action, ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -66,13 +66,20 @@ def add_arguments(parser: ArgumentParser, config: FairseqDataclass) -> None:
         if name in options:
             help = options[name].metadata["help"] + " (1 or 0)"
             flag = "--" + name.replace("_", "-")
-            parser.add_argument(flag, type=utils.eval_bool, nargs="?", const=True, metavar="BOOL", help=help)
+            parser.add_argument(flag, type=_boolean, nargs="?", const=True, metavar="BOOL", help=help)
     for name, option in options.items():
         if option.type == bool | None and name not in VALUED_BOOLS:
             flag = name.replace("_", "-")
             opposite = flag.removeprefix("no-") if flag.startswith("no-") else f"no-{flag}"
             parser.add_argument(f"--{flag}", f"--{opposite}", action=Switch, help=option.metadata["help"])
     gen_parser_from_dataclass(parser, config, delete_default=True)
+
+
+def _boolean(text: str) -> bool:
+    """Return the value of 1, 0, true or false, in letters of any case."""
+    if text.lower() not in ("1", "0", "true", "false"):
+        raise ArgumentTypeError(f"got {text}; expected 1 or 0")
+    return text.lower() in ("1", "true")
 
 
 def fill(args: Any, values: Mapping[str, Any]) -> None:
@@ -103,6 +110,11 @@ def resolve(cfg: Any) -> TransformerConfig:
         if not isinstance(getattr(args, name), int):  # an interpolation that nobody resolved
             setattr(args, name, 1024)
     resolve_common(args)
+    if args.decoder_input_dim != args.decoder_embed_dim:
+        raise ValueError(
+            f"--decoder-input-dim is {args.decoder_input_dim} and --decoder-embed-dim {args.decoder_embed_dim}; "
+            "an input width of its own is for language models: leave it out"
+        )
     resolve_side(args, "encoder")
     resolve_side(args, "decoder")
     return TransformerConfig.from_namespace(args)
@@ -113,6 +125,13 @@ def resolve_common(args: Namespace) -> None:
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
     args.adaptive_softmax_cutoff = args.adaptive_softmax_cutoff or None  # an empty list takes an architecture's back
+    shared = args.share_decoder_input_output_embed or getattr(args, "share_all_embeddings", False)
+    if shared and not args.adaptive_softmax_cutoff and args.decoder_output_dim != args.decoder_input_dim:
+        raise ValueError(
+            f"embeddings of width {args.decoder_input_dim} and an output layer of width {args.decoder_output_dim} "
+            "cannot share a matrix; leave --decoder-input-dim and --decoder-output-dim out, or give "
+            "--no-share-all-embeddings and --no-share-decoder-input-output-embed"
+        )
     args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
     if args.weight_normalization is None:
         args.weight_normalization = "softmax" if args.weight_softmax else "none"

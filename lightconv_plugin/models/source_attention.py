@@ -9,6 +9,8 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
 
+_NO_SOURCE = "there is no source to attend to; give encoder_out, or build the model with --no-cross-attention"
+
 
 class SourceAttention(MultiheadAttention):
     """fairseq's source-target attention: the same parameters, the same results.
@@ -54,8 +56,8 @@ class SourceAttention(MultiheadAttention):
             attn_mask, before_softmax: not supported.
 
         Raises:
-            ValueError: what is not supported, more than one position at once with a state, or hypotheses that the
-                sentences of the source do not divide.
+            ValueError: no source, what is not supported, more than one position at once with a state, or hypotheses
+                that the sentences of the source do not divide.
         """
         if attn_mask is not None or before_softmax:
             raise ValueError("attention to the source takes no mask but that of its padding, and gives no raw scores")
@@ -76,6 +78,8 @@ class SourceAttention(MultiheadAttention):
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.view(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads).permute(1, 2, 0, 3)
 
+        if key is None or value is None:
+            raise ValueError(_NO_SOURCE)
         q, k, v = (
             split(apply_linear(layer, x))
             for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
@@ -117,10 +121,12 @@ class SourceAttention(MultiheadAttention):
 
     def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
         """Keys and values (sentences, S, C) of the source, and each row's sentence."""
-        if source is None or (rows % source.shape[1] if source.shape[1] else rows):
+        if source is None:
+            raise ValueError(_NO_SOURCE)
+        if rows % source.shape[1] if source.shape[1] else rows:
             raise ValueError(
                 f"each sentence of the source must have the same number of hypotheses; got {rows} rows and a source "
-                f"{None if source is None else tuple(source.shape)}, (S, sentences, C)"
+                f"{tuple(source.shape)}, (S, sentences, C)"
             )
         sentences = source.shape[1]
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -47,33 +48,43 @@ def test_without_the_shim_diverse_beams_fail_beyond_the_first_batch(monkeypatch:
         diverse([3, 1])
 
 
-def repeated(size: int) -> int:
-    """Trigrams that hypotheses of 12 words hold twice, with --no-repeat-ngram-size of ``size``."""
+def repeated(size: int, forbidden: bool) -> int:
+    """N-grams of ``size`` that hypotheses of 12 words hold twice, with or without --no-repeat-ngram-size."""
     torch.manual_seed(0)
-    words = common.dictionary(8)
-    model = common.build("pla_dynamicconv_small", common.task(8), **common.SMALL).eval()
-    generator = SequenceGenerator([model], words, beam_size=2, min_len=12, max_len_b=14, no_repeat_ngram_size=size)
-    net_input = {"src_tokens": common.tokens(SENTENCES, 6, 8), "src_lengths": torch.full((SENTENCES,), 6)}
-    found = [one["tokens"].tolist() for done in generator.generate([model], {"net_input": net_input}) for one in done]
-    trigrams = [list(zip(tokens, tokens[1:], tokens[2:], strict=False)) for tokens in found]
-    return sum(len(several) - len(set(several)) for several in trigrams)
+    types = 20 if size == 1 else 8  # of one type each there must be enough
+    words = common.dictionary(types)
+    model = common.build("pla_dynamicconv_small", common.task(types), **common.SMALL).eval()
+    options = {"beam_size": 2, "min_len": 12, "max_len_b": 14, "no_repeat_ngram_size": size if forbidden else 0}
+    net_input = {"src_tokens": common.tokens(SENTENCES, 6, types), "src_lengths": torch.full((SENTENCES,), 6)}
+    found = SequenceGenerator([model], words, **options).generate([model], {"net_input": net_input})
+    all_tokens = [one["tokens"].tolist() for done in found for one in done]
+    assert all(math.isfinite(one["score"]) and one["tokens"][-1] == words.eos() for done in found for one in done)
+    ngrams = [list(zip(*(tokens[i:] for i in range(size)), strict=False)) for tokens in all_tokens]
+    return sum(len(several) - len(set(several)) for several in ngrams)
 
 
-def test_no_ngram_is_repeated_where_that_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert repeated(3) == 0
-    assert repeated(0) > 0
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_is_repeated_where_that_is_forbidden(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repeated(size, True) == 0
+    assert repeated(size, False) > 0
     monkeypatch.setattr(NGramRepeatBlock, "_no_repeat_ngram", unwrapped(NGramRepeatBlock._no_repeat_ngram))
-    assert repeated(3) > 0  # fairseq alone blocks nothing
+    assert repeated(size, True) > 0  # fairseq alone blocks nothing
 
 
+@pytest.mark.parametrize("more", ["", "--print-alignment"])
 @pytest.mark.parametrize("task", ["translation", "pla_translation"])
 def test_steps_of_hypotheses_are_printed(
-    task: str, corpus: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    task: str,
+    more: str,
+    corpus: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = (
         f"{corpus} --task {task} --path {checkpoint} --gen-subset valid --cpu --beam 2 --max-len-b 5 --print-step"
     )
-    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *arguments.split(), "--num-workers", "0"])
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *arguments.split(), "--num-workers", "0", *more.split()])
     fairseq_generate.cli_main()
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     words = {line[0][2:]: len(line[2].split()) for line in lines if line[0].startswith("H-")}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from lightconv_plugin.export import write
@@ -35,6 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lightconv": ("pla_lightconv_iwslt_de_en", {**APART, **KERNELS}),
     "dynamicconv": ("pla_dynamicconv_iwslt_de_en", {**APART, **KERNELS, **NORMS_FIRST}),
     "kernels of 1": ("pla_dynamicconv_iwslt_de_en", {**APART, **KERNELS, "decoder_kernel_size_list": [1, 3]}),
+    "quantisation noise": ("pla_dynamicconv_iwslt_de_en", {**APART, **KERNELS, "quant_noise_pq": 0.1}),
     "query apart": ("pla_dynamicconv_decoupled_iwslt_de_en", {**APART, **KERNELS}),
     "standard convolution": ("pla_cnn_wmt_en_de_big", {**APART, **KERNELS}),
     "local attention": ("pla_local_attention_wmt_en_de_big", {**APART, **KERNELS}),
@@ -86,6 +88,16 @@ def test_steps_give_the_models_log_probabilities(name, definition):
     exported = Unwritten(model, task)
     for sizes in ({"sentences": 1, "beam": 1, "length": 1}, {"sentences": 3, "beam": 4, "length": 33}):
         write.compare(model, exported, steps=9, **sizes)  # more than the kernels are wide
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("kind", [OmegaConf.create, lambda options: Namespace(**options)])
+def test_a_language_model_starts_as_it_was_trained(kind, added):
+    """With the token that --add-bos-token adds, or with the end of a sentence."""
+    model, task = build(*MODELS["language model"])
+    task.args = kind({"add_bos_token": added})
+    words = task.target_dictionary
+    assert Unwritten(model, task).manifest["first"] == (words.bos() if added else words.eos())
 
 
 def test_another_models_steps_are_refused(definition):

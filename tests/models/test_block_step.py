@@ -109,6 +109,7 @@ def test_any_sizes(conv, width, conv_dim, ffn, heads, kernel, rows, padded):
         {"decoder_conv_type": "attention"},
         {"dropout": 0.5, "retained": True},
         {"weight_dropout": 0.5, "retained": True},
+        {"attention_dropout": 0.5, "retained": True},
     ],
 )
 def test_other_blocks_run_part_by_part(options, calls, monkeypatch):
@@ -180,6 +181,23 @@ def test_who_looks_at_the_attention_gets_it(calls):
     block.make_generation_fast_()
     assert block(torch.randn(1, 2, 16), None, None, state, need_attn=True)[1] is None
     assert calls == [2]
+
+
+@torch.no_grad()
+def test_a_copied_state_goes_its_own_way(calls):
+    block = decoder_block(decoder_conv_type="dynamic")
+    source, steps = torch.randn(S, 2, 16), torch.randn(5, 1, 2, 16)
+
+    def walk(state, *numbers):
+        return torch.cat([block(steps[number], source, None, state)[0] for number in numbers])
+
+    state: dict = {}
+    walk(state, 0, 1)
+    copied = copy.deepcopy(state)
+    calls.clear()
+    assert_close(walk(state, 2, 3), walk({}, 0, 1, 2, 3)[2:])
+    assert_close(walk(copied, 4, 3), walk({}, 0, 1, 4, 3)[2:])
+    assert len(calls) == 2 + 3 + 2 + 3  # a search's first step makes the states
 
 
 @torch.no_grad()

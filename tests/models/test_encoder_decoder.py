@@ -131,6 +131,12 @@ def test_options_combine(conv, glu, normalize_before):
         ({"decoder_query_heads": 3}, "3 query heads do not divide 4 heads"),
         ({"weight_softmax": False, "weight_normalization": "softmax"}, "contradict each other"),
         ({"share_all_embeddings": True}, "joined dictionary"),
+        ({"decoder_input_dim": 12}, "--decoder-input-dim is 12 and --decoder-embed-dim 16; .* leave it out"),
+        (
+            {"decoder_output_dim": 12, "share_all_embeddings": True},
+            "of width 16 and an output layer of width 12",
+        ),
+        ({"decoder_output_dim": 12, "share_decoder_input_output_embed": True}, "give --no-share-all-embeddings and"),
     ],
 )
 def test_refusals(options, message):

@@ -70,6 +70,19 @@ def test_a_flag_takes_back_what_an_architecture_sets(arch, name):
     assert getattr(flags(arch, *opposite, f"--{flag}"), name) is True
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("1", True), ("True", True), ("true", True), ("0", False), ("False", False), ("FALSE", False), ("no", None)],
+)
+def test_a_flag_with_a_value_takes_numbers_and_words(written, value, capsys):
+    if value is not None:
+        assert flags("pla_dynamicconv_small", "--decoder-glu", written).decoder_glu is value
+        return
+    with pytest.raises(SystemExit):
+        flags("pla_dynamicconv_small", "--decoder-glu", written)
+    assert "argument --decoder-glu: got no; expected 1 or 0" in capsys.readouterr().err
+
+
 def test_two_dictionaries_are_refused_with_the_flag_that_helps():
     with pytest.raises(ValueError, match=r"has two, of 20 and 24 types\. Give --no-share-all"):
         common.build("pla_dynamicconv_small", common.task(20, 24))
@@ -143,6 +156,32 @@ def test_flags_of_fairseqs_transformer_reach_the_model(arch):
         assert built.encoder.layers.p == 0.5
 
 
+@pytest.mark.parametrize(
+    ("arch", "shared"),
+    [
+        ("pla_dynamicconv_small", "share_all_embeddings"),
+        ("pla_dynamicconv_small", "share_decoder_input_output_embed"),
+        ("pla_lightconv_lm", "share_decoder_input_output_embed"),
+    ],
+)
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_weights_of_shared_embeddings_are_loaded(arch, shared, adaptive):
+    """An adaptive softmax has an output layer of its own, whatever is shared."""
+    cutoff = [10, 15] if adaptive else None
+    given = {"share_all_embeddings": False, shared: True, "decoder_layers": 1, "decoder_kernel_size_list": [3]}
+    task = common.task(20)
+    task.dictionary = task.output_dictionary = task.target_dictionary
+
+    def built() -> Any:
+        kinds = SMALL if arch in ENCODER_DECODER else common.SMALL
+        return common.build(arch, task, **{**kinds, **given, "adaptive_softmax_cutoff": cutoff})
+
+    weights, other = built().state_dict(), built()
+    other.load_state_dict(dict(weights), strict=True)
+    assert ("decoder.output_projection.weight" in weights) is not adaptive
+    assert all(torch.equal(weight, weights[name]) for name, weight in other.state_dict().items())
+
+
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_layerdrop_leaves_out_blocks_in_training_alone(side):
     option: dict[str, Any] = {f"{side}_layerdrop": 0.5}
@@ -158,17 +197,37 @@ def test_layerdrop_leaves_out_blocks_in_training_alone(side):
     assert len(dropped) == 2
 
 
-def test_a_model_pruned_to_some_blocks_keeps_their_widths():
-    """In the order of the layers, whatever that of the numbers, as fairseq prunes their weights."""
+@pytest.mark.parametrize("written", ["flags", "yaml"])
+def test_a_model_pruned_to_some_blocks_keeps_their_widths(written):
+    """In the order of the layers, whatever that of the numbers, as fairseq prunes their weights; one side or both."""
     sizes: dict[str, Any] = {"decoder_layers": 3, "decoder_kernel_size_list": [3, 5, 7]}
     weights = model(**sizes).state_dict()
-    for kept in ("0,2", "2,0"):
-        built = model(**sizes, decoder_layers_to_keep=kept)
+    for kept, encoder in (("0,2", None), ("2,0", "0,1"), ("0,2", "1")):
+        built = model(**sizes, decoder_layers_to_keep=kept, encoder_layers_to_keep=encoder)
         assert [block.mixer.conv.kernel_size for block in built.decoder.layers] == [3, 7]
-        assert len(built.encoder.layers) == 2
+        assert len(built.encoder.layers) == (1 if encoder == "1" else 2)
         loss(built)
-        pruned = common.Namespace(arch="x", encoder_layers_to_keep="0,1", decoder_layers_to_keep=kept)
-        built.load_state_dict(dict(weights), model_cfg=pruned)
+        pruned: Any = {"arch": "x", "_name": "x", "encoder_layers_to_keep": encoder, "decoder_layers_to_keep": kept}
+        options = common.Namespace(**pruned)
+        if written == "yaml":
+            options = OmegaConf.create(pruned)
+            OmegaConf.set_struct(options, True)
+        built.load_state_dict(dict(weights), model_cfg=options)
+        pruned = OmegaConf.to_container(options) if written == "yaml" else vars(options)
+        for side, number, place in (("decoder", 1, 2), ("encoder", 0, 1 if encoder == "1" else 0)):
+            loaded = getattr(built, side).layers[number].ffn.fc1.weight
+            assert torch.equal(loaded, weights[f"{side}.layers.{place}.ffn.fc1.weight"])
+        layers = {name: value for name, value in pruned.items() if "layers" in name or "kernel" in name}
+        assert layers["decoder_layers_to_keep"] is None
+        again = model(**layers)  # as the configuration that training saves says
+        again.load_state_dict(built.state_dict(), model_cfg=options)
+
+
+def test_pruning_hides_no_other_difference():
+    """A side that is not named must have the layers of the file."""
+    built = model(decoder_layers_to_keep="1", encoder_layers=1)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoder\.layers\.1"):
+        built.load_state_dict(model().state_dict(), model_cfg=common.Namespace(arch="x", decoder_layers_to_keep="1"))
 
 
 @pytest.mark.parametrize("decoder", ["dynamic", "lightweight", "local_attention", "average"])

@@ -137,6 +137,17 @@ def test_embeddings_shared_with_a_plain_softmax():
     assert common.parameters(apart) == common.parameters(shared) + TYPES * 16
 
 
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_a_shared_matrix_has_one_width(side):
+    shared = {"share_decoder_input_output_embed": True, f"decoder_{side}_dim": 12}
+    with pytest.raises(ValueError, match=r"embeddings of width \d+ and an output layer of width \d+ cannot share"):
+        build_model("pla_lightconv_lm", **shared)
+    both = build_model("pla_lightconv_lm", **{**shared, "decoder_input_dim": 12, "decoder_output_dim": 12})
+    assert log_probabilities(both, common.tokens(2, 5)).shape == (2, 5, TYPES)
+    apart = build_model("pla_lightconv_lm", **{**shared, "share_decoder_input_output_embed": False})
+    assert log_probabilities(apart, common.tokens(2, 5)).shape == (2, 5, TYPES)
+
+
 def test_embeddings_from_characters_are_fairseq_s():
     parser = ArgumentParser(argument_default=SUPPRESS)  # as in fairseq-train
     FairseqLanguageModel.add_args(parser)
@@ -171,6 +182,14 @@ def test_norms_come_before_and_none_after_the_last_block():
         ({"adaptive_input": False}, "got no adaptive input and"),
         ({"adaptive_input_factor": 2.0}, "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor"),
         ({"decoder_input_dim": 12}, "--tie-adaptive-weights needs"),
+        (
+            {"decoder_input_dim": 32, "decoder_output_dim": 32},
+            "--tie-adaptive-weights needs an input and output of --decoder-embed-dim 16; got 32. Leave",
+        ),
+        (
+            {"share_decoder_input_output_embed": True, "adaptive_softmax_cutoff": [], "tie_adaptive_weights": False},
+            "--adaptive-input has no one matrix for --share-decoder-input-output-embed; give one",
+        ),
         (
             {"adaptive_input_cutoff": [8, 30], "adaptive_softmax_cutoff": [8, 30]},
             r"--adaptive-input-cutoff \[8, 30\] goes beyond the dictionary's 20 types; give smaller cut-offs",

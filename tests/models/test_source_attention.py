@@ -130,16 +130,14 @@ def test_weights_are_dropped_in_training_and_where_dropout_is_retained(need_weig
     average, _ = call()
     module.dropout_module.make_generation_fast_("encoder_attn", retain_dropout=True)
     assert differ()
-    drawn = torch.stack([call()[0] for _ in range(2000)])
-    # three standard errors of most of these means
-    assert (drawn.mean(0) - average).abs().mean() < 0.05 * drawn.std()
+    drawn = torch.stack([call()[0] for _ in range(400)])
+    assert (drawn.mean(0) - average).abs().mean() < 0.1 * drawn.std()  # twice the standard error
 
 
 @torch.no_grad()
 def test_a_copy_of_a_module_has_an_entry_of_its_own(module):
     for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        with torch.no_grad():
-            copied.k_proj.weight.mul_(2)
+        copied.k_proj.weight.mul_(2)
         source, query = draw(S, 3, SOURCE), draw(1, 3, C)
         state: dict = {}
         module(query, source, source, incremental_state=state)
@@ -154,5 +152,9 @@ def test_refusals(module):
         module(draw(1, 4, C), source, source, incremental_state={})
     with pytest.raises(ValueError, match="one position at a time"):
         module(draw(2, 3, C), source, source, incremental_state={})
+    states: list[dict | None] = [None, {}]
+    for state in states:
+        with pytest.raises(ValueError, match="no source to attend to; give encoder_out, or build the model with --no"):
+            module(draw(1, 3, C), None, None, incremental_state=state)
     with pytest.raises(ValueError, match="no mask but that of its padding"):
         module(draw(2, 3, C), source, source, attn_mask=torch.zeros(2, S))
