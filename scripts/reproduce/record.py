@@ -11,6 +11,7 @@ from scripts.pipeline.stamp import digest_data, fingerprint
 from scripts.scoring.selection import numbers, summarise
 
 MADE_WITH = ("versions", "git", "machine")
+"""The keys of a record that are of the moment when something last ran."""
 
 
 def seed_facts(root: Path, done: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
@@ -62,5 +63,7 @@ def build_record(
         **summarise(config.metric, seeds),
         "speed": speed,
         "stages": stages,
-        **dict(zip(MADE_WITH, (versions(), git_state(), machine()), strict=True)),
+        "versions": versions(),
+        "git": git_state(),
+        "machine": machine(),
     }
