@@ -11,7 +11,7 @@ from scripts.suite.plan import Suite, read_suite, run_jobs, trial_jobs
 from scripts.tables.published import CONFIGS
 
 FOLDER = CONFIGS / "compare"
-SUITES = [FOLDER / "two_cores.yaml", FOLDER / "one_gpu.yaml"]
+SUITES = [FOLDER / f"{name}.yaml" for name in ("two_cores", "one_gpu", "table6")]
 TRANSLATION = Vocabulary(3216, None, True, "the dictionary of debian_en_de on Debian 12")
 WORDS = Vocabulary(51_288, None, True, "that of debian_lm")
 UNEQUAL = ("dynamicconv_dec1",)  # a short decoder is smaller
