@@ -22,6 +22,7 @@ import json
 import os
 import re
 import secrets
+import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,6 +158,23 @@ def claim(path: Path) -> None:
     # what is entered with a size is about to have another
     if not os.path.lexists(path) or _read(path.parent).sizes.get(path.name) is not None:
         _append(path.parent, path.name)
+
+
+def adopt(*paths: Path) -> None:
+    """Enter those files that git has as they are: nothing is lost when they are replaced."""
+    for path in paths:
+        if os.path.lexists(path) and not _read(path.parent).has(path) and _is_committed(path):
+            _append(path.parent, {"name": path.name, "bytes": path.lstat().st_size})
+
+
+def _is_committed(path: Path) -> bool:
+    git = ["git", "-C", str(path.parent)]
+    try:
+        known = subprocess.run([*git, "ls-files", "--error-unmatch", path.name], capture_output=True, check=False)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", path.name], capture_output=True, check=False)
+    except OSError:  # no git
+        return False
+    return known.returncode == changed.returncode == 0
 
 
 def claim_pattern(folder: Path, *patterns: str) -> None:

@@ -5,7 +5,7 @@ p is the share of them in which the difference strays from its mean by more than
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
@@ -15,6 +15,25 @@ from scripts.scoring.metrics import Measure, Side, check_sides
 
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
+
+
+def counts(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> list[str]:
+    """The numbers that a score is made of, of each line: for BLEU lengths and matches of n-grams."""
+    return [" ".join(map(str, line)) for line in metric._extract_corpus_statistics(hypotheses, [references])]
+
+
+class Counted:
+    """A metric of sacreBLEU's that takes the ``counts`` of each line in place of hypothesis and references."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        metric.num_refs = 1  # which only the lines themselves would tell it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._metric, name)
+
+    def _extract_corpus_statistics(self, lines: Sequence[str], _: Any = None) -> list[list[float]]:
+        return [[int(word) if word.isdecimal() else float(word) for word in line.split()] for line in lines]
 
 
 def paired_bootstrap(
@@ -48,7 +67,7 @@ def paired_bootstrap(
 
 
 def paired_test(
-    metric: Metric,
+    metric: Metric | Counted,
     ours: Sequence[str],
     theirs: Sequence[str],
     references: Sequence[str],
@@ -63,25 +82,25 @@ def paired_test(
         samples: of the test; 0 for sacreBLEU's number, 1,000 or 10,000.
     """
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(theirs)), ("system", list(ours))]
-    test = PairedTest(systems, {"score": metric}, [list(references)], test_type=test_type, n_samples=samples)
+    test = PairedTest(
+        systems, {"score": cast(Metric, metric)}, [list(references)], test_type=test_type, n_samples=samples
+    )
     signatures, scores = test()
     [(name, signature)] = signatures.items()
     before, after = scores[name]
     return before, after, str(signature)
 
 
-def standard_error(
-    metric: Metric, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]], references: Sequence[str]
-) -> float:
+def standard_error(metric: Counted, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> float:
     """Return the deviation of the difference of two systems over resamples of the test set, by paired bootstrap.
 
-    Each system has the hypotheses of one or more seeds. A sentence that is drawn brings those of all seeds, whose
+    Each system has the counted lines of one or more seeds. A sentence that is drawn brings those of all seeds, whose
     errors are alike.
     """
-    drawn = np.random.default_rng(SEED).choice(len(references), size=(SAMPLES, len(references)))
+    drawn = np.random.default_rng(SEED).choice(len(ours[0]), size=(SAMPLES, len(ours[0])))
     scores = []
     for side in (ours, theirs):
-        by_seed = [metric._extract_corpus_statistics(list(lines), [list(references)]) for lines in side]
+        by_seed = [metric._extract_corpus_statistics(lines) for lines in side]
         of_sentences = np.sum(np.array(by_seed, dtype=float), axis=0)
         scores.append([metric._compute_score_from_stats(of_sentences[some].sum(0)).score for some in drawn])
     return float(np.std(np.diff(scores, axis=0), ddof=1))

@@ -2,8 +2,9 @@
 
 scripts.reproduce trains each model after the trials that choose its values, in the order of the file. Finished work is
 skipped: after an interruption the same command resumes. A training that diverges is a result, and is not tried again.
-At the end generation is timed (scripts.suite.speed) and the page is written from the
-records; --page-only writes it from what there is.
+At the end generation is timed (scripts.suite.speed), records are put beside the page, and it is written from them;
+--page-only writes it from what there is. The records are small (scripts.suite.records): with them in git, a run that
+one machine has finished is not run again by another.
 
 --sweep runs them by Snakemake, several at a time, on processors, GPUs or a cluster (scripts/sweep/Snakefile):
   OMP_NUM_THREADS=1 ... --devices 1 --sweep "snakemake --cores 2"
@@ -13,6 +14,7 @@ records; --page-only writes it from what there is.
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.common import CHECKOUT, ownership
@@ -21,7 +23,9 @@ from scripts.common.errors import UserError
 from scripts.common.process import child, interruptible, python_module
 from scripts.common.terminal import aligned
 from scripts.suite import archive, page
+from scripts.suite.keep import keep
 from scripts.suite.plan import Job, Suite, read_suite, run_jobs, trial_jobs
+from scripts.suite.records import check_text
 
 SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 
@@ -29,7 +33,8 @@ SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 def reproduce(job: Job, options: Sequence[str]) -> list[str]:
     """The command of a job."""
     command = [*python_module("scripts.reproduce"), str(job.config.path), "--work", str(job.work), *options]
-    return [*command, "--to", job.last]
+    seeds = ",".join(map(str, job.missing))
+    return [*command, "--to", job.last, *([f"--seeds={seeds}"] if job.missing != job.config.seeds else [])]
 
 
 def run_here(jobs: Sequence[Job], options: Sequence[str]) -> None:
@@ -49,6 +54,8 @@ def run_by_snakemake(jobs: Sequence[Job], sweep: str, raw: Path | None, devices:
     """Run jobs of one kind by the rules of scripts/sweep."""
     settings = {"configs": " ".join(str(job.config.path) for job in jobs), "work": jobs[0].work, "to": jobs[0].last}
     settings |= {key: value for key, value in (("raw", raw), ("gpus_per_seed", devices)) if value is not None}
+    skipped = [f"{job.name}.seed{seed}" for job in jobs for seed in job.config.seeds if seed not in job.missing]
+    settings |= {"skip": " ".join(skipped)} if skipped else {}
     given = [f"{key}={value}" for key, value in settings.items()]
     with child([*shlex.split(sweep), "--keep-going", "-s", str(SNAKEFILE), "--config", *given]) as process:
         process.wait()
@@ -58,7 +65,7 @@ def state(job: Job | None) -> str:
     """Return how far a job has come."""
     if job is None:
         return "waits for the trials"
-    if job.diverged:
+    if job.diverged == job.config.seeds:
         return "diverged"
     if job.done:
         return f"done, loss {job.loss():.3f}" if job.last == "train" else "done"
@@ -86,14 +93,18 @@ def main() -> None:
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")
     arguments = parser.parse_args()
     interruptible()
-    suite = read_suite(arguments.suite)
     work = arguments.work or CHECKOUT / "work" / arguments.suite.stem
+    out = arguments.out or work / "RESULTS.md"
+    suite = read_suite(arguments.suite, out.with_suffix(""))
     if arguments.dry_run:
         print("\n".join(overview(suite, work)))
         return
-    out = arguments.out or work / "RESULTS.md"
+    records = [*suite.records.glob("*.json"), *suite.records.glob("*/*.json")]
+    if page.is_page(out) and records:
+        ownership.adopt(out, *records, *suite.records.glob("*.svg"))
     ownership.check_writable(out, *([arguments.archive] if arguments.archive else []))
     failed = [] if arguments.page_only else run(suite, work, arguments)
+    keep(suite, work)
     page.write(suite, work, out)
     print(f"the page: {out}")
     if arguments.archive:
@@ -103,13 +114,24 @@ def main() -> None:
         raise UserError(f"failed: {', '.join(failed)}; each has said why above. The same command goes on from there")
 
 
+def prepare(suite: Suite, work: Path, options: Sequence[str]) -> None:
+    """Prepare the datasets of which there are records and runs to do, to see that their text is that of the records."""
+    for dataset in suite.datasets:
+        kept = suite.records / f"{dataset}.json"
+        jobs = [job for name, _, job in run_jobs(suite, work) if job and name == dataset and not job.done]
+        if kept.exists() and jobs:
+            jobs[0].write_config()
+            run_here([replace(jobs[0], last="binarise")], options)
+            check_text(kept, work / dataset / "binarised")
+
+
 def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
     """Run what is missing; return what failed."""
     given = {"--raw": arguments.raw, "--devices": arguments.devices}
     options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
     def all_of(jobs: Sequence[Job]) -> list[str]:
-        to_do = [job for job in jobs if not job.diverged]
+        to_do = [job for job in jobs if not job.done]
         for job in to_do:
             job.write_config()
         if to_do and arguments.sweep:
@@ -118,6 +140,7 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
             run_here(to_do, options)
         return [job.name for job in jobs if not job.done]
 
+    prepare(suite, work, options)
     failed, tried = [], set[str]()
     for runs in suite.runs:
         first = (suite.trials.of(runs.models) if suite.trials else set()) - tried
@@ -125,8 +148,8 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
         failed += all_of([job for _, _, job in run_jobs(suite, work, [runs]) if job])
         tried |= first
     for dataset in suite.datasets:
-        command = [*python_module("scripts.suite.speed"), str(suite.file), "--work", str(work), "--dataset", dataset]
-        with child(command) as process:
+        command = [*python_module("scripts.suite.speed"), str(suite.file), "--work", str(work)]
+        with child([*command, "--dataset", dataset, "--records", str(suite.records)]) as process:
             if process.wait():
                 failed.append(f"the speed of {dataset}")
     return failed

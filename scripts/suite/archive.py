@@ -1,14 +1,15 @@
-"""The files that a suite's page rests on, as one .tar.gz whose bytes follow from theirs.
+"""The files of a suite's runs that are on this machine, as one .tar.gz whose bytes follow from theirs.
 
 <dataset>/<model>/record.json, and of each seed its log, tuning, scores, hypotheses and averaged model; the
 configurations; the references; and in <dataset>/tests what sacreBLEU's own command compares: the hypotheses of a
-model's seeds one after another. In front stand the page, its pictures and SHA256SUMS, which has the checksums of all
-other files; the page has that of SHA256SUMS.
+model's seeds one after another. In front stand the page with its pictures, CHECK.md with sacreBLEU's commands, and
+SHA256SUMS with the checksums of all other files.
 """
 
 import gzip
 import hashlib
 import io
+import shlex
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +18,14 @@ from data_prep.dataset import load_dataset
 from scripts.common import files
 from scripts.common.files import atomic_file
 from scripts.reproduce.layout import model_file, seed_root
+from scripts.scoring.metrics import tokeniser
 from scripts.suite import speed
 from scripts.suite.plan import Job, Suite, trial_jobs
-from scripts.suite.results import Dataset, collect
+from scripts.suite.results import Dataset, Model, collect
 
-SUMS = "SHA256SUMS"
+SUMS, CHECK = "SHA256SUMS", "CHECK.md"
+HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
+LOWERCASE = ("-lc", "--chrf-lowercase")
 OF_SEED = (
     *("checkpoints/train.json", "checkpoints/train.log", "checkpoints/diverged.json", "tuned/tune.json"),
     *("tuned/tune.csv", "hypotheses/generation.json", "hypotheses/generate.log", "hypotheses/hypotheses.tok"),
@@ -29,32 +33,56 @@ OF_SEED = (
 )
 
 
-def joined(dataset: Dataset, model: str, seeds: Sequence[int]) -> str:
+def _joined(dataset: Dataset, model: str, seeds: Sequence[int]) -> str:
     """The name of a model's hypotheses of some seeds, one after another."""
     return f"{dataset.name}/tests/{model}.seeds{'-'.join(map(str, seeds))}.txt"
 
 
-def _text(lines: Sequence[str]) -> bytes:
-    return "".join(line + "\n" for line in lines).encode()
+def _hypotheses(job: Job, seed: int) -> Path:
+    return seed_root(job.folder, seed) / "scores" / "test" / "hypotheses.detok"
 
 
-def _of_dataset(dataset: Dataset) -> Iterator[tuple[str, Path | bytes]]:
-    for language in load_dataset(dataset.name).languages:
-        yield f"{dataset.name}/test.{language}", dataset.root / "prepared" / "raw" / f"test.{language}"
-        yield f"{dataset.name}/dict.{language}.txt", dataset.root / "binarised" / f"dict.{language}.txt"
-    for codes in sorted((dataset.root / "prepared").glob("codes*")):
-        yield f"{dataset.name}/{codes.name}", codes
-    yield f"{dataset.name}/{speed.NAME}", dataset.root / speed.NAME
+def _here(model: Model | None) -> list[int]:
+    """The seeds of a model whose hypotheses are on this machine."""
+    return [seed for seed in model.seeds if _hypotheses(model.job, seed).exists()] if model else []
+
+
+def _pairs(dataset: Dataset) -> Iterator[tuple[Model, Model, list[int]]]:
+    """Each model and the baseline, with the seeds of which both are on this machine."""
     base = dataset.models.get(dataset.baseline)
-    if base is None or not dataset.measures:
-        return
     for model in dataset.models.values():
-        both = [seed for seed in model.seeds if seed in base.seeds]
-        if not both:
-            continue
-        for each in (model, base):
-            yield joined(dataset, each.name, both), _text([line for seed in both for line in each.hypotheses(seed)])
-        yield joined(dataset, "references", both), _text(dataset.references * len(both))
+        if base and model != base and (both := [seed for seed in _here(model) if seed in _here(base)]):
+            yield model, base, both
+
+
+def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | bytes]]:
+    for language in load_dataset(dataset.name).languages:
+        yield f"{dataset.name}/test.{language}", root / "prepared" / "raw" / f"test.{language}"
+        yield f"{dataset.name}/dict.{language}.txt", root / "binarised" / f"dict.{language}.txt"
+    for codes in sorted((root / "prepared").glob("codes*")):
+        yield f"{dataset.name}/{codes.name}", codes
+    yield f"{dataset.name}/{speed.NAME}", root / speed.NAME
+    if dataset.measures:
+        references = (root / "prepared" / "raw" / f"test.{dataset.target}").read_bytes()
+        for *models, both in _pairs(dataset):
+            for each in models:
+                yield _joined(dataset, each.name, both), b"".join(_hypotheses(each.job, s).read_bytes() for s in both)
+            yield _joined(dataset, "references", both), references * len(both)
+
+
+def commands(dataset: Dataset) -> list[str]:
+    """The commands of sacreBLEU that give the page's figures from an archive's files."""
+    base = dataset.models.get(dataset.baseline)
+    if not _here(base) or base is None or not dataset.measures or dataset.kind != "bleu":
+        return []
+    how = [*HOW, "-tok", tokeniser(dataset.target or ""), *(LOWERCASE if dataset.lowercase else ())]
+    hypotheses = f"{base.job.name}/seed{_here(base)[0]}/scores/test/hypotheses.detok"
+    found = [shlex.join(["sacrebleu", f"{dataset.name}/test.{dataset.target}", "-i", hypotheses, *how])]
+    for *models, both in _pairs(dataset):
+        texts = [_joined(dataset, name, both) for name in ("references", models[1].name, models[0].name)]
+        tests = ["sacrebleu", texts[0], "-i", *texts[1:], *how]
+        found += [shlex.join([*tests, f"--paired-{kind}"]) for kind in ("bs", "ar")]
+    return found
 
 
 def _of_job(job: Job) -> Iterator[tuple[str, Path | bytes]]:
@@ -70,13 +98,17 @@ def _of_job(job: Job) -> Iterator[tuple[str, Path | bytes]]:
 def members(suite: Suite, work: Path) -> dict[str, Path | bytes]:
     """The archive's files that are there, by their names in it, in order."""
     found: dict[str, Path | bytes] = {f"configs/{suite.file.name}": suite.file}
-    for dataset in collect(suite, work):
-        found |= dict(_of_dataset(dataset))
+    datasets = collect(suite, work)
+    for dataset in datasets:
+        found |= dict(_of_dataset(dataset, work / dataset.name))
         for _, job in dataset.jobs:
             found |= dict(_of_job(job)) if job else {}
     for job, _ in trial_jobs(suite, work):
         found |= dict(_of_job(job))
-    return {name: given for name, given in sorted(found.items()) if isinstance(given, bytes) or given.is_file()}
+    check = [f"sha256sum --check {SUMS}", *(command for dataset in datasets for command in commands(dataset))]
+    text = "These commands give the figures of the page:\n\n```\n" + "\n".join(check) + "\n```\n"
+    there = {name: given for name, given in sorted(found.items()) if isinstance(given, bytes) or given.is_file()}
+    return {CHECK: text.encode(), **there}
 
 
 def digest(given: Path | bytes) -> str:

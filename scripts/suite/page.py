@@ -1,6 +1,5 @@
 """The page of a suite: claims with their verdicts, tables, pictures, and what all of it was measured with."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -11,18 +10,15 @@ from scripts.common.files import atomic_file
 from scripts.common.terminal import clock, markdown_table
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.pipeline.config import combinations
-from scripts.scoring.metrics import tokeniser
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
-from scripts.suite import archive, overlap
+from scripts.suite import overlap
 from scripts.suite.plan import Suite, chosen, trial_jobs
-from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, Model, collect, findings, overall
-from scripts.tables.measured import lookup
+from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, collect, findings, overall
 from scripts.tables.records import EMPTY, spread
 
-HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
-LOWERCASE = ("-lc", "--chrf-lowercase")
 FILES = ("keep-last-epochs", "no-epoch-checkpoints")  # settings that change no training
+BEGIN = "Written by `python -m scripts.suite "
 FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
 """The form of a claim's figure, and its unit."""
 
@@ -31,21 +27,27 @@ def write(suite: Suite, work: Path, out: Path) -> None:
     """Write the page and, in a folder of its name, its pictures."""
     datasets = collect(suite, work)
     pictures = {each.name: draw(each, out.with_suffix("")) for each in datasets}
-    parts = [f"# {suite.about}", introduction(suite), "## The claims", *claims(suite, datasets)]
+    parts = [f"# {suite.about}", introduction(suite), *(["## The claims"] if suite.claims else [])]
+    parts += claims(suite, datasets)
     for dataset in datasets:
         shown = [f"![{name}]({out.stem}/{path.name})" for name, path in pictures[dataset.name].items()]
         parts += [f"## {dataset.name}", *of_dataset(dataset), *shown]
-    parts += [*trials(suite, work), *provenance(datasets), *checks(suite, work, datasets)]
+    parts += [*trials(suite, work), *provenance(datasets), *checks(suite, out)]
     with atomic_file(out) as f:
         f.write("\n\n".join(parts) + "\n")
+
+
+def is_page(path: Path) -> bool:
+    """Return True if a file is a page of a suite's."""
+    return path.is_file() and BEGIN in path.read_text(encoding="utf-8", errors="replace")
 
 
 def introduction(suite: Suite) -> str:
     """The sentences that a reader of the tables needs."""
     name = Path(suite.baseline).name
     return (
-        f"Written by `python -m scripts.suite {_short(suite.file)}` from the records of its runs; with `--page-only` "
-        "from what there is, without running anything.\n\n"
+        f"{BEGIN}{_short(suite.file)}` from the records of its runs; with `--page-only` from what there is, without "
+        "running anything.\n\n"
         "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, "
         "with a 95% interval. It covers the choice of the test set (paired bootstrap over its sentences) and of the "
         "seeds (one deviation, pooled over all models of several seeds); for a perplexity, the seeds only. p is "
@@ -108,7 +110,7 @@ def scores(dataset: Dataset) -> str:
     header = ["model", "parameters", "seeds", *head, f"gain over {baseline}", "p, bootstrap", "p, randomised"]
     rows = []
     for name, model in dataset.models.items():
-        row = [name, f"{model.record['parameters']:,}", ", ".join(map(str, model.seeds))]
+        row = [name, f"{model.parameters:,}", ", ".join(map(str, model.seeds))]
         row += [spread(over(model.scores(key))) for key in keys]
         if name == baseline or baseline not in dataset.models:
             row += [EMPTY] * 3
@@ -128,7 +130,7 @@ def costs(dataset: Dataset) -> str:
     for name, model in dataset.models.items():
         losses = [list(log.valid_loss.values()) for log in model.logs().values() if log.valid_loss]
         changes = [each[-1] - each[-2] for each in losses if len(each) > 1]
-        tuned = [lookup(model.record, f"seeds.{seed}.tuned") or {} for seed in model.seeds]
+        tuned = [model.known[seed]["tuned"] or {} for seed in model.seeds]
         rows.append(
             [
                 name,
@@ -177,28 +179,22 @@ def speeds(dataset: Dataset) -> str:
 
 def overlaps(dataset: Dataset) -> list[str]:
     """The overlap of test and training text, and the scores on the lines that do not."""
-    found = overlap.measure(dataset.name, dataset.root)
-    shared = found.lines - len(found.apart)
+    found = dataset.facts["overlap"]
+    lines, apart = found["lines"], found["apart"]
     text = (
-        f"Overlap: of the {found.lines:,} lines of the test set {shared:,} ({shared / found.lines:.0%}) share a run of "
+        f"Overlap: of the {lines:,} lines of the test set {lines - apart:,} ({1 - apart / lines:.0%}) share a run of "
         f"{overlap.RUN} words, or the whole of a shorter line, on either side, with the training text"
     )
-    if found.in_families is not None:
-        text += f"; {found.in_families:,} are of a family of packages of which other lines are trained on"
-    if not found.apart:
+    if found["in_families"] is not None:
+        text += f"; {found['in_families']:,} are of a family of packages of which other lines are trained on"
+    if not apart:
         return [text + "."]
-    header = ["model", *(f"{NAMES[key]}, the {len(found.apart):,} lines apart" for key in dataset.measures)]
-    rows = [[name, *_apart(dataset, model, found.apart)] for name, model in dataset.models.items()]
+    header = ["model", *(f"{NAMES[key]}, the {apart:,} lines apart" for key in dataset.measures)]
+    rows = [
+        [name, *(spread(over([model.known[seed]["apart"][key] for seed in model.seeds])) for key in dataset.measures)]
+        for name, model in dataset.models.items()
+    ]
     return [text + ".", markdown_table(header, rows)]
-
-
-def _apart(dataset: Dataset, model: Model, numbers: Sequence[int]) -> list[str]:
-    references = [[dataset.references[number] for number in numbers]]
-    cells = []
-    for measure in dataset.measures.values():
-        lines = ([hypotheses[number] for number in numbers] for hypotheses in map(model.hypotheses, model.seeds))
-        cells.append(spread(over([measure.metric.corpus_score(each, references).score for each in lines])))
-    return cells
 
 
 def trials(suite: Suite, work: Path) -> list[str]:
@@ -223,14 +219,13 @@ def trials(suite: Suite, work: Path) -> list[str]:
 
 
 def provenance(datasets: Sequence[Dataset]) -> list[str]:
-    """Machines, commits and versions of all runs, each with the number of its runs."""
-    records = [model.record for dataset in datasets for model in dataset.models.values()]
+    """Machines, commits and versions of all trainings, each with their number."""
+    models = [model for dataset in datasets for model in dataset.models.values()]
+    seeds = [model.known[seed] for model in models for seed in model.seeds]
     lines = []
     for title in ("Machine", "Versions", "Precision"):
-        lines += _counted(title, [_words(record.get(title.lower())) for record in records])
-    stages = [stage for record in records for key, stage in record["stages"].items() if key.startswith("train:")]
-    commits = [stage["git"] for stage in stages]
-    lines += _counted("Commit of the trainings", [_commit(git) for git in commits])
+        lines += _counted(title, [_words(facts[title.lower()]) for facts in seeds])
+    lines += _counted("Commit", [_commit(facts["git"]) for facts in seeds])
     return ["## What it was run with", "\n".join(f"- {line}" for line in lines)] if lines else []
 
 
@@ -249,31 +244,16 @@ def _counted(title: str, values: Sequence[str]) -> list[str]:
     return [f"{title} ({count}): {value}" for value, count in counts.items()]
 
 
-def checks(suite: Suite, work: Path, datasets: Sequence[Dataset]) -> list[str]:
-    """The archive's checksum, and sacreBLEU's commands on its files."""
-    files = archive.members(suite, work)
-    commands = [f"sha256sum --check {archive.SUMS}"]
-    for dataset in datasets:
-        base = dataset.baseline
-        if not dataset.measures or dataset.kind != "bleu" or base not in dataset.models:
-            continue
-        how = [*HOW, "-tok", tokeniser(dataset.target or ""), *(LOWERCASE if dataset.lowercase else ())]
-        reference = f"{dataset.name}/test.{dataset.target}"
-        example = next(iter(dataset.models.values()))
-        hypotheses = f"{example.job.name}/seed{example.seeds[0]}/scores/test/hypotheses.detok"
-        commands.append(shlex.join(["sacrebleu", reference, "-i", hypotheses, *how]))
-        for name in dataset.models:
-            if name != base and (seeds := dataset.compare(name, base).seeds):
-                texts = [archive.joined(dataset, each, seeds) for each in ("references", base, name)]
-                tests = ["sacrebleu", texts[0], "-i", *texts[1:], *how]
-                commands += [shlex.join([*tests, f"--paired-{kind}"]) for kind in ("bs", "ar")]
+def checks(suite: Suite, out: Path) -> list[str]:
+    """Say what the page rests on, and how to doubt it."""
+    command = f"python -m scripts.suite {_short(suite.file)}"
     return [
         "## To check it",
-        f"`python -m scripts.suite {_short(suite.file)} --page-only --archive FILE.tar.gz` puts the hypotheses, logs, "
-        f"records and averaged models into one archive of {len(files):,} files. The SHA-256 of its {archive.SUMS} is "
-        f"`{archive.digest(archive.checksums(files))}`. Unpacked, these commands give the figures above:",
-        "```\n" + "\n".join(commands) + "\n```",
-        "`python -m scripts.reproduce` with a configuration of the archive's `configs/` repeats that run.",
+        f"`{command} --page-only --out {_short(out)}` makes this page again from the records in `{out.stem}/`. They "
+        "have each run's configuration, its scores, losses and costs, the counts of each line that sacreBLEU makes its "
+        "score of, and the SHA-256 of hypotheses and averaged model. With `--archive FILE.tar.gz` the hypotheses, logs "
+        "and models that are on the machine go into an archive, with sacreBLEU's commands for the figures above. With "
+        "another `--out` the command runs everything again.",
     ]
 
 

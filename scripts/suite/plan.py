@@ -32,11 +32,8 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
-from scripts.fairseq_io.trainlog import read_log_file
 from scripts.pipeline.config import Config, build_config, combinations, load_config, merge
-from scripts.pipeline.stamp import read_stamp
-from scripts.reproduce.layout import seed_root
-from scripts.tables.measured import diverged_after, read_record
+from scripts.suite.records import read_kept, read_run
 
 QUANTITIES = ("score", "speed", "growth")
 
@@ -96,6 +93,7 @@ class Suite:
     """A suite file."""
 
     file: Path
+    records: Path  # the folder of the page's records
     about: str
     baseline: str
     runs: tuple[Runs, ...]
@@ -113,13 +111,13 @@ class Suite:
         return list(dict.fromkeys(runs.dataset for runs in self.runs))
 
 
-def read_suite(path: Path) -> Suite:
-    """Read a suite file.
+def read_suite(path: Path, records: Path) -> Suite:
+    """Read a suite file; ``records`` is the folder beside its page.
 
     Raises:
         UserError: a key is unknown or of another type, or something is named that is not there.
     """
-    suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path})
+    suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path, "records": records})
     known = set(suite.models)
     names = {name for runs in suite.runs for name, _, _ in runs.each()}
     require(path, len(known) == len({Path(model).name for model in known}), "runs", sorted(known), "different names")
@@ -152,6 +150,7 @@ class Job:
     model: str
     work: Path
     text: str  # of its configuration
+    kept: Path  # its record beside the page
     last: str = "table"
 
     def write_config(self) -> None:
@@ -167,50 +166,45 @@ class Job:
         return self.work / self.config.dataset / self.config.name
 
     @property
-    def record(self) -> dict[str, Any] | None:
-        """The record of its run, if there is one with this configuration."""
-        path = self.folder / "record.json"
-        record = read_record(path) if path.exists() else None
-        return record if record and record["config"] == self.config.merged() else None
-
-    @property
-    def diverged(self) -> bool:
-        """Return True if a training diverged with this configuration, which is a result."""
-        return diverged_after(self.record) is not None
-
-    @property
-    def diverged_seeds(self) -> str:
-        """Say how many of several seeds diverged; nothing where all did."""
-        seeds = self.record["seeds"].values() if self.record else []
-        count = sum("diverged" in (facts["training"] or {}) for facts in seeds)
-        return "" if count == len(self.config.seeds) else f" with {count} of {len(self.config.seeds)} seeds"
-
-    @property
     def name(self) -> str:
         """Dataset and run."""
         return f"{self.config.dataset}/{self.config.name}"
 
     @property
+    def seeds(self) -> dict[int, dict[str, Any]]:
+        """Facts of each seed that has been trained with this configuration, here or elsewhere."""
+        known = [read(path, self.config) for read, path in ((read_kept, self.kept), (read_run, self.folder))]
+        found = {int(seed): facts for record in known for seed, facts in record.get("seeds", {}).items()}
+        return {seed: found[seed] for seed in self.config.seeds if seed in found}
+
+    @property
     def scored(self) -> list[int]:
         """The seeds that have their scores."""
-        stages = self.record["stages"] if self.record else {}
-        return [seed for seed in self.config.seeds if f"score:{seed}" in stages]
+        return [seed for seed, facts in self.seeds.items() if facts["test"]]
+
+    @property
+    def diverged(self) -> list[int]:
+        """The seeds whose training diverged, which is a result."""
+        return [seed for seed, facts in self.seeds.items() if "diverged" in facts["training"]]
+
+    @property
+    def missing(self) -> list[int]:
+        """The seeds that are left to run."""
+        if self.last == "train":
+            return [seed for seed in self.config.seeds if seed not in self.seeds]
+        return [seed for seed in self.config.seeds if seed not in {*self.scored, *self.diverged}]
 
     @property
     def done(self) -> bool:
         """Return True if there is nothing left to run."""
-        if self.last == "train":
-            return self.loss() is not None
-        return self.diverged or self.scored == self.config.seeds
+        return not self.missing
 
     def loss(self) -> float | None:
         """The least loss on validation of the first seed; None before the training has ended."""
-        if self.diverged:
-            return float("inf")
-        root = seed_root(self.folder, self.config.seeds[0]) / "checkpoints"
-        if self.record is None or read_stamp(root) is None:
+        facts = self.seeds.get(self.config.seeds[0])
+        if facts is None:
             return None
-        return min(read_log_file(root / "train.log").valid_loss.values(), default=None)
+        return float("inf") if "diverged" in facts["training"] else min(facts["valid_loss"].values(), default=None)
 
 
 def trial_jobs(suite: Suite, work: Path) -> list[tuple[Job, dict[str, Any]]]:
@@ -271,4 +265,4 @@ def _job(
     content = merge(given, {**over, "seeds": list(seeds)})
     text = f"# {model}.yaml as {suite.file.name} trains it\n" + yaml.safe_dump(content, sort_keys=False)
     config = build_config(work / "configs" / dataset / f"{name}.yaml", content)
-    return Job(config, model, work, text, last)
+    return Job(config, model, work, text, suite.records / dataset / f"{name}.json", last)

@@ -6,7 +6,7 @@ the interval is Student's, with Satterthwaite's degrees of freedom.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +16,14 @@ from typing import Any
 from scipy.stats import t as student
 
 from data_prep.dataset import load_dataset
-from scripts.common.files import read_json, read_lines
-from scripts.fairseq_io.trainlog import TrainLog, read_log_file
-from scripts.reproduce.layout import seed_root
+from scripts.common.files import read_json
+from scripts.fairseq_io.trainlog import TrainLog
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
 from scripts.scoring.score_names import FAMILY
-from scripts.scoring.significance import paired_test, standard_error
-from scripts.suite import speed
+from scripts.scoring.significance import Counted, paired_test, standard_error
 from scripts.suite.plan import Claim, Job, Suite, run_jobs
+from scripts.suite.records import read_kept
 
 SHOWN = {"bleu": ("sacrebleu", "chrf"), "rouge": ("rouge1", "rouge2", "rougeL"), "perplexity": ("perplexity",)}
 """The scores of a page by the kind of a dataset's score; claims are about the first of each."""
@@ -48,34 +47,31 @@ class Interval:
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a dataset with what its seeds left behind."""
+    """A model of a dataset with its record beside the page."""
 
     name: str
     job: Job
-    record: Mapping[str, Any]
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds that have their scores."""
-        return self.job.scored
+    parameters: int
+    known: dict[int, dict[str, Any]]  # of each seed that was trained
+    seeds: list[int]  # those that have their scores
 
     def scores(self, key: str) -> list[float]:
         """The score of each seed on test."""
-        return [self.record["seeds"][str(seed)]["test"][key] for seed in self.seeds]
+        return [self.known[seed]["test"][key] for seed in self.seeds]
 
-    def hypotheses(self, seed: int) -> list[str]:
-        """The lines that a seed's model wrote for the test set, as people write."""
-        return read_lines(seed_root(self.job.folder, seed) / "scores" / "test" / "hypotheses.detok")
+    def lines(self, seed: int) -> list[str]:
+        """Of each line of the test set, what the first score of a seed is made of (``Counted``)."""
+        return str(self.known[seed]["lines"]).split("; ")
 
     def logs(self) -> dict[int, TrainLog]:
-        """The training log of each seed."""
-        folders = {seed: seed_root(self.job.folder, seed) / "checkpoints" for seed in self.seeds}
-        return {seed: read_log_file(folder / "train.log") for seed, folder in folders.items()}
+        """The losses of each seed."""
+        losses = {seed: [self.known[seed][key] for key in ("train_loss", "valid_loss")] for seed in self.seeds}
+        by_update = {seed: [{int(n): loss for n, loss in one.items()} for one in two] for seed, two in losses.items()}
+        return {seed: TrainLog(train_loss=train, valid_loss=valid) for seed, (train, valid) in by_update.items()}
 
     def facts(self, part: str, key: str) -> list[float]:
         """A figure of each seed's ``training`` or ``generation`` that has it."""
-        found = [(self.record["seeds"][str(seed)][part] or {}).get(key) for seed in self.seeds]
-        return [value for value in found if value is not None]
+        return [self.known[seed][part][key] for seed in self.seeds if key in self.known[seed][part]]
 
 
 @dataclass(frozen=True)
@@ -93,10 +89,11 @@ class Dataset:
     """All that there is of one dataset of a suite."""
 
     name: str
-    root: Path
     kind: str
     baseline: str  # the suite's; where that is not trained, the first
-    jobs: list[tuple[str, Job | None]]
+    facts: dict[str, Any]
+    """The content of <page>/<dataset>.json."""
+    jobs: list[tuple[str, Job | None]] = field(default_factory=list)
     models: dict[str, Model] = field(default_factory=dict)
     diverged: dict[str, str] = field(default_factory=dict)
     """Names of what diverged, and with how many seeds."""
@@ -116,11 +113,6 @@ class Dataset:
     def lowercase(self) -> bool:
         """Return True if its target has lost its case, so that scores take no account of it."""
         return self.target is not None and lowercases(load_dataset(self.name), self.target)
-
-    @cached_property
-    def references(self) -> list[str]:
-        """The untouched references of the test set."""
-        return read_lines(self.root / "prepared" / "raw" / f"test.{self.target}")
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
@@ -155,14 +147,13 @@ class Dataset:
         measure = self.measures.get(self.key)
         if measure is None:  # a perplexity, of which less is better
             return Comparison(self._interval(-difference, seeds, 0.0), both)
-        ours, theirs = ([model.hypotheses(seed) for seed in model.seeds] for model in (one, two))
-        error = standard_error(measure.metric, ours, theirs, self.references)
+        ours, theirs = ([model.lines(seed) for seed in model.seeds] for model in (one, two))
+        error = standard_error(Counted(measure.metric), ours, theirs)
         interval = self._interval(difference, seeds, error**2)
         if not both:
             return Comparison(interval, both)
-        our, their = ([line for seed in both for line in model.hypotheses(seed)] for model in (one, two))
-        references = self.references * len(both)
-        tests = [paired_test(measure.metric, our, their, references, kind)[1].p_value for kind in ("bs", "ar")]
+        our, their = ([line for seed in both for line in model.lines(seed)] for model in (one, two))
+        tests = [paired_test(Counted(measure.metric), our, their, (), kind)[1].p_value for kind in ("bs", "ar")]
         return Comparison(interval, both, *tests)
 
     def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
@@ -180,15 +171,14 @@ class Dataset:
     @cached_property
     def speeds(self) -> dict[str, Any] | None:
         """Return what scripts.suite.speed measured of the models that are as they were then; None if it has not."""
-        path = self.root / speed.NAME
-        if not path.exists():
+        found = self.facts.get("speed")
+        if not found:
             return None
-        found: dict[str, Any] = read_json(path)
-        now = speed.identities({name: model.job for name, model in self.models.items()})
-        found["seconds"] = {
-            name: seconds for name, seconds in found["seconds"].items() if now.get(name) == found["made_from"].get(name)
+        now = {name: {facts["scored"] for facts in model.known.values()} for name, model in self.models.items()}
+        seconds = {
+            name: each for name, each in found["seconds"].items() if found["made_from"].get(name) in now.get(name, ())
         }
-        return found if found["seconds"] else None
+        return found | {"seconds": seconds} if seconds else None
 
     def speed(self, name: str, other: str, least: str) -> list[float]:
         """Return how many times as fast as another a model is, in each round."""
@@ -199,20 +189,26 @@ class Dataset:
 
 
 def collect(suite: Suite, work: Path) -> list[Dataset]:
-    """Read all that the runs of a suite left behind."""
+    """Read all records of a suite's page."""
     found: dict[str, Dataset] = {}
     for name, model, job in run_jobs(suite, work):
-        short = Path(model).name
-        dataset = found.setdefault(name, Dataset(name, work / name, "bleu", short, []))
+        short, path = Path(model).name, suite.records / f"{name}.json"
+        if name not in found:
+            found[name] = Dataset(name, "bleu", short, read_json(path) if path.exists() else {})
+        dataset = found[name]
         dataset.jobs.append((short, job))
-        if job:
-            dataset.kind = FAMILY[job.config.metric]
-        if job and job.record and job.scored:
-            dataset.models[short] = Model(short, job, job.record)
-        if job and job.diverged:
-            dataset.diverged[short] = job.diverged_seeds
         if model == suite.baseline:
             dataset.baseline = short
+        if job is None:
+            continue
+        dataset.kind = FAMILY[job.config.metric]
+        record = read_kept(job.kept, job.config)
+        known = {int(seed): facts for seed, facts in record.get("seeds", {}).items()}
+        if seeds := [seed for seed, facts in known.items() if facts["test"]]:
+            dataset.models[short] = Model(short, job, record["parameters"], known, seeds)
+        if wild := sum("diverged" in facts["training"] for facts in known.values()):
+            all_of = len(job.config.seeds)
+            dataset.diverged[short] = "" if wild == all_of else f" with {wild} of {all_of} seeds"
     return list(found.values())
 
 

@@ -10,7 +10,7 @@ is kept while the models, the plugin, the versions and the machine are the same.
 import argparse
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,15 +36,14 @@ SETTINGS: dict[str, Any] = {"beam": 4, "lenpen": 1.0}
 SOURCES = (".py", ".cpp", ".h", ".inl", ".cuh")
 
 
-def timed_seed(job: Job) -> Path:
-    """The folder of the seed whose model is timed."""
-    return seed_root(job.folder, job.scored[0])
-
-
-def identities(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """The identity of the timed model of each job, which another training changes."""
-    stamps = {name: read_stamp(timed_seed(job) / "scores") for name, job in jobs.items()}
-    return {name: stamp.id for name, stamp in stamps.items() if stamp}
+def timed_seeds(jobs: Iterable[Job]) -> dict[str, tuple[Path, str]]:
+    """By run the folder of the first seed that has its scores on this machine, and the identity of these scores."""
+    found: dict[str, tuple[Path, str]] = {}
+    for job in jobs:
+        for root in (seed_root(job.folder, seed) for seed in job.scored):
+            if (stamp := read_stamp(root / "scores")) and job.config.name not in found:
+                found[job.config.name] = root, stamp.id
+    return found
 
 
 def conditions() -> dict[str, Any]:
@@ -95,24 +94,25 @@ def main() -> None:
     parser.add_argument("suite", type=Path, metavar="FILE", help="a suite file")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where its results are")
     parser.add_argument("--dataset", required=True, metavar="NAME", help="of which dataset")
+    parser.add_argument(
+        "--records", type=Path, required=True, metavar="DIR", help="the records beside the suite's page"
+    )
     arguments = parser.parse_args()
     interruptible()
     dataset, root = load_dataset(arguments.dataset), arguments.work / arguments.dataset
-    jobs = {
-        job.config.name: job
-        for name, _, job in run_jobs(read_suite(arguments.suite), arguments.work)
-        if job and name == arguments.dataset and job.scored
-    }
-    if dataset.target is None or not jobs:
+    suite = read_suite(arguments.suite, arguments.records)
+    jobs = (job for name, _, job in run_jobs(suite, arguments.work) if job and name == arguments.dataset)
+    models = timed_seeds(jobs)
+    if dataset.target is None or not models:
         return
-    made_from = {"conditions": conditions(), **identities(jobs)}
+    made_from = {"conditions": conditions(), **{name: identity for name, (_, identity) in models.items()}}
     path = root / NAME
     if path.exists() and read_json(path)["made_from"] == made_from:
         print(f"= speed of {arguments.dataset}: nothing has changed, skipped", flush=True)
         return
     source, target = (read_lines(root / "prepared" / f"test.{lang}") for lang in (dataset.source, dataset.target))
-    models = {name: timed_seed(job) for name, job in jobs.items()}
-    found = measure(models, list(zip(source, target, strict=True)), (dataset.source, dataset.target))
+    folders = {name: folder for name, (folder, _) in models.items()}
+    found = measure(folders, list(zip(source, target, strict=True)), (dataset.source, dataset.target))
     write_json(path, {**found, "made_from": made_from})
 
 

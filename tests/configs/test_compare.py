@@ -59,17 +59,19 @@ def test_a_contender_differs_from_self_attention_in_its_model_alone(path):
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_a_suite_file_has_configurations_for_all_of_its_jobs(path, tmp_path):
-    suite: Suite = read_suite(path)
-    assert suite.trials is not None
+    suite: Suite = read_suite(path, tmp_path)
+    for model in suite.models:
+        load_config(path.parent / f"{model}.yaml")
     jobs = trial_jobs(suite, tmp_path)
+    if suite.trials is None:
+        assert not jobs
+        return
     assert len(jobs) == len(suite.trials.models) * len(combinations(suite.trials.grid)) >= 3 * 4
     assert len({job.config.name for job, _ in jobs}) == len(jobs)
     runs = list(run_jobs(suite, tmp_path))
     waiting = {name.partition("-")[0] for _, name, job in runs if job is None}
     assert waiting == {*suite.trials.models, *suite.trials.like}
-    for model in suite.models:
-        load_config(path.parent / f"{model}.yaml")
 
 
 def test_every_contender_is_in_the_suite_of_two_cores():
-    assert {path.stem for path in CONTENDERS} <= set(read_suite(SUITES[0]).models)
+    assert {path.stem for path in CONTENDERS} <= set(read_suite(SUITES[0], FOLDER).models)

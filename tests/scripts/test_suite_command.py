@@ -47,12 +47,17 @@ log = '2026-01-01 00:00:00 | INFO | valid | {"valid_num_updates": "5", "valid_lo
 write_lines(out / "train.log", [log])
 write_json(out / "train.json", {"parameters": 1000, "backend": None})
 """
-PAGE = "def write(suite, work, out):\n    out.parent.mkdir(exist_ok=True)\n"
+PAGE = "def is_page(path):\n    return False\n\n\ndef write(suite, work, out):\n    out.parent.mkdir(exist_ok=True)\n"
 SPEED = """
 import os, sys
 NAME = "speed.json"
 if __name__ == "__main__":
-    open(os.environ["RAN"], "a").write("speed of " + sys.argv[-1] + "\\n")
+    open(os.environ["RAN"], "a").write("speed of " + sys.argv[sys.argv.index("--dataset") + 1] + "\\n")
+"""
+OVERLAP = """
+from types import SimpleNamespace
+def measure(name, root):
+    return SimpleNamespace(apart=[], lines=1, in_families=None)
 """
 
 
@@ -60,7 +65,8 @@ if __name__ == "__main__":
 def suite(place):
     folder = place.folder
     shutil.copytree(CHECKOUT / "scripts" / "suite", folder / "scripts" / "suite")
-    for name, text in (("train", TRAIN), ("suite/page", PAGE), ("suite/speed", SPEED)):
+    stand_ins = {"train": TRAIN, "suite/page": PAGE, "suite/overlap": OVERLAP, "suite/speed": SPEED}
+    for name, text in stand_ins.items():
         (folder / "scripts" / f"{name}.py").write_text(text)
     for name in ("one", "two", "three"):
         (folder / f"{name}.yaml").write_text(CONFIG.replace("arch: a", "arch: a, lr: 7"))
@@ -86,6 +92,9 @@ def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_t
     assert "error: failed: toy/two; each has said why above" in said
     status, said, ran = run(suite)
     assert (status, ran) == (0, ["two:seed1:2", "speed of toy"]), said  # what diverged is not tried again
+    elsewhere = ["--work", str(suite.folder / "elsewhere"), "--out", str(suite.folder / "work" / "RESULTS.md")]
+    status, said, ran = run(suite, *elsewhere)  # nothing runs on another machine of which there is a record
+    assert (status, ran) == (0, ["speed of toy"]), said
 
 
 @pytest.mark.slow

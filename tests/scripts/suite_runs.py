@@ -1,0 +1,157 @@
+"""A small suite file, and all that its runs leave behind, made by hand."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.fairseq_io.trainlog import read_log_file
+from scripts.pipeline.stamp import Stamp, write_stamp
+from scripts.scoring.selection import summarise
+from scripts.suite import speed
+from scripts.suite.keep import keep
+from scripts.suite.plan import Job, Suite, read_suite, run_jobs, trial_jobs
+
+WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
+SUITE: dict[str, Any] = {
+    "about": "A small comparison",
+    "baseline": "base",
+    "trials": {
+        **{
+            "dataset": "debian_en_de",
+            "models": ["base", "good"],
+            "grid": {"lr": [0.1, 0.2]},
+            "train": {"max-update": 2},
+        },
+        "like": {"bad": "good"},
+    },
+    "runs": [
+        {"dataset": "debian_en_de", "models": ["base", "good"], "seeds": [1, 2]},
+        {"dataset": "debian_en_de", "models": ["bad", "wild", "late"], "seeds": [1]},
+        {"dataset": "debian_lm", "models": ["lm_base", "lm_good"], "seeds": [1, 2]},
+    ],
+    "claims": [
+        {"says": "Good is better", "model": "good", "than": "base", "at_least": 0},
+        {"says": "Bad costs nothing", "model": "bad", "than": "base", "at_least": -0.5},
+        {"says": "Good needs to be tame", "model": "good", "than": "wild", "at_least": 0},
+        {"says": "Wild is better", "model": "wild", "than": "base", "at_least": 0},
+        {"says": "Late is better", "model": "late", "than": "base", "at_least": 0},
+        {
+            **{"says": "It tells words", "model": "lm_good", "than": "lm_base", "at_least": 0},
+            "datasets": ["debian_lm"],
+        },
+        {"says": "Good is fast", "model": "good", "than": "base", "at_least": 1, "of": "speed"},
+        {"says": "And the more so", "model": "good", "than": "base", "at_least": 1, "of": "growth"},
+    ],
+}
+LOSSES = {("base", 0.1): 3.0, ("base", 0.2): 2.5, ("good", 0.1): 2.0, ("good", 0.2): 2.25}
+# how many of ten words are wrong, by model and seed
+WRONG = {("base", 1): 3, ("base", 2): 3, ("good", 1): 1, ("good", 2): 1, ("bad", 1): 7}
+PERPLEXITY = {"lm_base": [41.0, 42.0], "lm_good": [30.0, 29.0]}
+LOG = '2026-01-01 00:00:00 | INFO | {0} | {{"{0}_num_updates": "{1}", "{0}_loss": "{2}"}}\n'
+
+
+def sentences(count: int, seed: int) -> tuple[list[str], list[str]]:
+    """Number words in English and in German."""
+    rng = random.Random(seed)
+    lines = [rng.choices(list(WORDS), k=rng.randint(8, 14)) for _ in range(count)]
+    return [" ".join(line) for line in lines], [" ".join(WORDS[word] for word in line) for line in lines]
+
+
+def hypotheses(references: list[str], wrong: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join("falsch" if rng.random() < wrong / 10 else word for word in line.split()) for line in references]
+
+
+def write(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def train(job: Job, seed: int, loss: float) -> None:
+    """Leave behind what a training does."""
+    folder = job.folder / f"seed{seed}" / "checkpoints"
+    write(folder / "train.log", [LOG.format("train_inner", 1, loss + 1)[:-1], LOG.format("valid", 2, loss)[:-1]])
+    assert read_log_file(folder / "train.log").valid_loss == {2: loss}
+    write_stamp(folder, Stamp("id", "made from", None, 1.0, "then", None, {}))
+
+
+def record(job: Job, seeds: dict, stages: list[str]) -> None:
+    made = {"dataset": job.config.dataset, "model": job.config.name, "config": job.config.merged(), "parameters": 1234}
+    made |= {"seeds": seeds, "precision": "fp32", "machine": {"cpu": "a processor"}, "versions": {"python": "3"}}
+    made |= {"stages": {key: {"git": {"commit": "c" * 40, "changed": False}} for key in stages}}
+    made |= summarise("bleu", {int(seed): facts for seed, facts in seeds.items()})
+    (job.folder / "record.json").write_text(json.dumps(made))
+
+
+def run(job: Job, name: str, references: list[str]) -> None:
+    """Leave behind what a run does."""
+    seeds = {}
+    for seed in job.config.seeds:
+        train(job, seed, 2.0)
+        root, lines = job.folder / f"seed{seed}", hypotheses(references, WRONG[name, seed], seed)
+        write(root / "scores" / "test" / "hypotheses.detok", lines)
+        write_stamp(root / "scores", Stamp("scored", "made from", None, 1.0, "then", None, {}))
+        (root / "tuned").mkdir()
+        (root / "tuned" / "model.pt").write_bytes(b"weights")
+        found = collect_measures(job, lines, references)
+        facts = {"updates": 2, "seconds": 60.0, "tokens_per_second": 1000, "peak_mb": 300}
+        seeds[str(seed)] = {"training": facts, "generation": None, "tuned": {"lenpen": 1.0}, "valid": {}, "test": found}
+    record(job, seeds, [f"{stage}:{seed}" for seed in job.config.seeds for stage in ("train", "score")])
+
+
+def collect_measures(job: Job, lines: list[str], references: list[str]) -> dict[str, float]:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    pairs = {"sacrebleu": BLEU(), "chrf": CHRF()}
+    return {key: metric.corpus_score(lines, [references]).score for key, metric in pairs.items()}
+
+
+def build(folder: Path) -> Path:
+    """Fill a folder with small.yaml and in work/ all that its runs leave behind but ``late``, which was not run."""
+    work, data = folder / "work", folder / "work" / "debian_en_de"
+    config = {"dataset": "debian_en_de", "seeds": [1], "train": {"arch": "a", "lr": 0.3, "max-update": 9}}
+    config |= {"average": {"by": "update", "last": 2}, "tune": {"lenpen": [0.5, 1.0]}}
+    for name in ("base", "good", "bad", "wild", "late"):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    config |= {"score": {"metric": "perplexity"}, "dataset": "debian_lm", "tune": {"last": [2]}}
+    for name in PERPLEXITY:
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    (folder / "small.yaml").write_text(yaml.safe_dump(SUITE))
+    for split, count in (("train", 40), ("test", 60)):
+        for language, lines in zip(("en", "de"), sentences(count, count), strict=True):
+            write(data / "prepared" / f"{split}.{language}", lines)
+            write(data / "prepared" / "raw" / f"{split}.{language}", lines)
+    for name in ("debian_en_de", "debian_lm"):
+        write(work / name / "binarised" / "dict.en.txt", [f"{word} 1" for word in WORDS])
+    references = (data / "prepared" / "raw" / "test.de").read_text().splitlines()
+    suite = suite_of(folder)
+    for job, choice in trial_jobs(suite, work):
+        train(job, 1, LOSSES[job.model, choice["lr"]])
+        record(job, {"1": {"training": {"updates": 2}, "valid": {}, "test": None}}, ["train:1"])
+    for dataset, name, run_job in run_jobs(suite, work):
+        assert run_job is not None
+        if dataset == "debian_en_de" and name == "wild":
+            run_job.folder.mkdir()
+            record(run_job, {"1": {"training": {"diverged": 7}, "valid": {}, "test": None}}, [])
+        elif dataset == "debian_lm":
+            tests = {str(seed): {"perplexity": value} for seed, value in enumerate(PERPLEXITY[name], 1)}
+            for seed in (1, 2):
+                train(run_job, seed, 2.0)
+            facts = {seed: {"training": {"updates": 2}, "valid": {}, "test": each} for seed, each in tests.items()}
+            record(run_job, facts, ["train:1", "score:1", "train:2", "score:2"])
+        elif name != "late":
+            run(run_job, name, references)
+    seconds = {"base": {"1": [1.0, 1.1], "65": [4.0, 4.4]}, "good": {"1": [0.5, 0.5], "65": [1.0, 1.0]}}
+    timed = {"lines": {"1": 4, "65": 4}, "tokens": {"1": 8, "65": 70}, "seconds": seconds}
+    timed["made_from"] = {"conditions": speed.conditions(), **dict.fromkeys(seconds, "scored")}
+    (data / speed.NAME).write_text(json.dumps(timed))
+    keep(suite, work)
+    return folder
+
+
+def suite_of(folder: Path) -> Suite:
+    return read_suite(folder / "small.yaml", folder / "RESULTS")
