@@ -45,10 +45,15 @@ def _write(path: Path, content: Any) -> None:
 
 
 def _new_seeds(job: Job) -> dict[str, dict[str, Any]]:
-    """The seeds of which a run's folder says something that the record does not, and all that it says."""
+    """The seeds that a run's folder has and its record has not, or of another training or other scores."""
     known = read_kept(job.kept, job.config).get("seeds", {})
     found = read_run(job.folder, job.config).get("seeds", {})
-    return {seed: facts for seed, facts in found.items() if not facts.items() <= known.get(seed, {}).items()}
+    same = ("training", "scored")
+    return {
+        seed: facts
+        for seed, facts in found.items()
+        if seed not in known or any(known[seed][key] != facts[key] for key in same)
+    }
 
 
 def _with_seeds(
