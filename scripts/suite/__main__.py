@@ -23,9 +23,8 @@ from scripts.common.errors import UserError
 from scripts.common.process import child, interruptible, python_module
 from scripts.common.terminal import aligned
 from scripts.suite import archive, page
-from scripts.suite.keep import keep
+from scripts.suite.keep import check_text, jobs_of, keep
 from scripts.suite.plan import Job, Suite, read_suite, run_jobs, trial_jobs
-from scripts.suite.records import check_text
 
 SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 
@@ -33,21 +32,22 @@ SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 def reproduce(job: Job, options: Sequence[str]) -> list[str]:
     """The command of a job."""
     command = [*python_module("scripts.reproduce"), str(job.config.path), "--work", str(job.work), *options]
-    seeds = ",".join(map(str, job.missing))
-    return [*command, "--to", job.last, *([f"--seeds={seeds}"] if job.missing != job.config.seeds else [])]
+    if job.missing == job.config.seeds:
+        return [*command, "--to", job.last]
+    last = "score" if job.last == "table" else job.last  # the stages after all seeds would wait for those elsewhere
+    return [*command, "--to", last, f"--seeds={','.join(map(str, job.missing))}"]
 
 
-def run_here(jobs: Sequence[Job], options: Sequence[str]) -> None:
-    """Run jobs one after another; a failure does not keep the others from being run.
+def run_here(job: Job, options: Sequence[str]) -> None:
+    """Run a job; its failure is seen by what it leaves undone.
 
     Raises:
-        KeyboardInterrupt: one was interrupted.
+        KeyboardInterrupt: it was interrupted.
     """
-    for job in jobs:
-        print(f"= {job.name}", flush=True)
-        with child(reproduce(job, options)) as process:
-            if process.wait() in (INTERRUPTED, *range(-64, 0)):
-                raise KeyboardInterrupt
+    print(f"= {job.name}", flush=True)
+    with child(reproduce(job, options)) as process:
+        if process.wait() in (INTERRUPTED, *range(-64, 0)):
+            raise KeyboardInterrupt
 
 
 def run_by_snakemake(jobs: Sequence[Job], sweep: str, raw: Path | None, devices: int | None) -> None:
@@ -87,7 +87,9 @@ def main() -> None:
     parser.add_argument("--devices", type=int, metavar="N", help="passed to scripts.reproduce")
     parser.add_argument("--sweep", metavar="COMMAND", help="run the jobs by Snakemake; see above")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: RESULTS.md in DIR)")
-    parser.add_argument("--archive", type=Path, metavar="FILE", help="put what the page rests on into this .tar.gz")
+    parser.add_argument(
+        "--archive", type=Path, metavar="FILE", help="pack records, hypotheses, logs and models into this .tar.gz"
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")
@@ -99,10 +101,10 @@ def main() -> None:
     if arguments.dry_run:
         print("\n".join(overview(suite, work)))
         return
-    records = [*suite.records.glob("*.json"), *suite.records.glob("*/*.json")]
-    if page.is_page(out) and records:
-        ownership.adopt(out, *records, *suite.records.glob("*.svg"))
-    ownership.check_writable(out, *([arguments.archive] if arguments.archive else []))
+    files = [out, *(path for kind in ("*.json", "*/*.json", "*.svg") for path in suite.records.glob(kind))]
+    if len(files) > 1:
+        ownership.adopt(*(path for path in files if path != out or page.is_page(out)))
+    ownership.check_writable(*files, *([arguments.archive] if arguments.archive else []))
     failed = [] if arguments.page_only else run(suite, work, arguments)
     keep(suite, work)
     page.write(suite, work, out)
@@ -117,12 +119,12 @@ def main() -> None:
 def prepare(suite: Suite, work: Path, options: Sequence[str]) -> None:
     """Prepare the datasets of which there are records and runs to do, to see that their text is that of the records."""
     for dataset in suite.datasets:
-        kept = suite.records / f"{dataset}.json"
-        jobs = [job for name, _, job in run_jobs(suite, work) if job and name == dataset and not job.done]
-        if kept.exists() and jobs:
-            jobs[0].write_config()
-            run_here([replace(jobs[0], last="binarise")], options)
-            check_text(kept, work / dataset / "binarised")
+        jobs = jobs_of(suite, work, dataset)
+        to_do = [job for job in jobs if not job.done]
+        if to_do and any(job.kept.exists() for job in jobs):
+            to_do[0].write_config()
+            run_here(replace(to_do[0], last="binarise"), options)
+            check_text(suite, work, dataset)
 
 
 def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
@@ -135,9 +137,14 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
         for job in to_do:
             job.write_config()
         if to_do and arguments.sweep:
-            run_by_snakemake(to_do, arguments.sweep, arguments.raw, arguments.devices)
+            try:
+                run_by_snakemake(to_do, arguments.sweep, arguments.raw, arguments.devices)
+            finally:
+                keep(suite, work)
         else:
-            run_here(to_do, options)
+            for job in to_do:
+                run_here(job, options)
+                keep(suite, work)
         return [job.name for job in jobs if not job.done]
 
     prepare(suite, work, options)

@@ -1,4 +1,4 @@
-"""The files of a suite's runs that are on this machine, as one .tar.gz whose bytes follow from theirs.
+"""The records of a suite's page and the files of its runs that are on this machine: a .tar.gz that they alone decide.
 
 <dataset>/<model>/record.json, and of each seed its log, tuning, scores, hypotheses and averaged model; the
 configurations; the references; and in <dataset>/tests what sacreBLEU's own command compares: the hypotheses of a
@@ -48,10 +48,11 @@ def _here(model: Model | None) -> list[int]:
 
 
 def _pairs(dataset: Dataset) -> Iterator[tuple[Model, Model, list[int]]]:
-    """Each model and the baseline, with the seeds of which both are on this machine."""
+    """Each model and the baseline, with the seeds that both have, if all of these are on this machine."""
     base = dataset.models.get(dataset.baseline)
     for model in dataset.models.values():
-        if base and model != base and (both := [seed for seed in _here(model) if seed in _here(base)]):
+        both = [seed for seed in model.seeds if base and seed in base.seeds]
+        if base and model != base and both and {*both} <= {*_here(model)} & {*_here(base)}:
             yield model, base, both
 
 
@@ -62,8 +63,9 @@ def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | byte
     for codes in sorted((root / "prepared").glob("codes*")):
         yield f"{dataset.name}/{codes.name}", codes
     yield f"{dataset.name}/{speed.NAME}", root / speed.NAME
-    if dataset.measures:
-        references = (root / "prepared" / "raw" / f"test.{dataset.target}").read_bytes()
+    whole = root / "prepared" / "raw" / f"test.{dataset.target}"
+    if dataset.measures and whole.exists():
+        references = whole.read_bytes()
         for *models, both in _pairs(dataset):
             for each in models:
                 yield _joined(dataset, each.name, both), b"".join(_hypotheses(each.job, s).read_bytes() for s in both)
@@ -105,6 +107,7 @@ def members(suite: Suite, work: Path) -> dict[str, Path | bytes]:
             found |= dict(_of_job(job)) if job else {}
     for job, _ in trial_jobs(suite, work):
         found |= dict(_of_job(job))
+    found |= {f"records/{path.relative_to(suite.records)}": path for path in suite.records.rglob("*.json")}
     check = [f"sha256sum --check {SUMS}", *(command for dataset in datasets for command in commands(dataset))]
     text = "These commands give the figures of the page:\n\n```\n" + "\n".join(check) + "\n```\n"
     there = {name: given for name, given in sorted(found.items()) if isinstance(given, bytes) or given.is_file()}

@@ -253,7 +253,7 @@ def checks(suite: Suite, out: Path) -> list[str]:
         "have each run's configuration, its scores, losses and costs, the counts of each line that sacreBLEU makes its "
         "score of, and the SHA-256 of hypotheses and averaged model. With `--archive FILE.tar.gz` the hypotheses, logs "
         "and models that are on the machine go into an archive, with sacreBLEU's commands for the figures above. With "
-        "another `--out` the command runs everything again.",
+        "another `--out` and another `--work` the command runs everything again.",
     ]
 
 

@@ -125,6 +125,7 @@ def read_suite(path: Path, records: Path) -> Suite:
     claimed = [name for claim in suite.claims for name in (claim.model, claim.than)]
     named = [(suite.baseline, known), *((name, names) for name in claimed)]
     if trials:
+        require(path, trials.dataset in suite.datasets, "trials.dataset", trials.dataset, "a dataset of `runs`")
         named += [(name, known) for name in (*trials.models, *trials.like, *trials.like.values())]
         for model, other in trials.like.items():
             require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
@@ -172,10 +173,15 @@ class Job:
 
     @property
     def seeds(self) -> dict[int, dict[str, Any]]:
-        """Facts of each seed that has been trained with this configuration, here or elsewhere."""
-        known = [read(path, self.config) for read, path in ((read_kept, self.kept), (read_run, self.folder))]
-        found = {int(seed): facts for record in known for seed, facts in record.get("seeds", {}).items()}
-        return {seed: found[seed] for seed in self.config.seeds if seed in found}
+        """Facts of each seed that has come to its end: from its record, or else from the run's folder."""
+        here, kept = read_run(self.folder, self.config), read_kept(self.kept, self.config)
+        found = {seed: facts for seed, facts in here.get("seeds", {}).items() if self._ended(facts)}
+        found |= kept.get("seeds", {})
+        return {seed: found[str(seed)] for seed in self.config.seeds if str(seed) in found}
+
+    def _ended(self, facts: Mapping[str, Any]) -> bool:
+        """Return True if a seed diverged, which is a result, has its scores, or, of a trial, a loss on validation."""
+        return bool("diverged" in facts["training"] or facts["valid_loss" if self.last == "train" else "test"])
 
     @property
     def scored(self) -> list[int]:
@@ -184,15 +190,14 @@ class Job:
 
     @property
     def diverged(self) -> list[int]:
-        """The seeds whose training diverged, which is a result."""
+        """The seeds whose training diverged."""
         return [seed for seed, facts in self.seeds.items() if "diverged" in facts["training"]]
 
     @property
     def missing(self) -> list[int]:
         """The seeds that are left to run."""
-        if self.last == "train":
-            return [seed for seed in self.config.seeds if seed not in self.seeds]
-        return [seed for seed in self.config.seeds if seed not in {*self.scored, *self.diverged}]
+        known = self.seeds
+        return [seed for seed in self.config.seeds if seed not in known]
 
     @property
     def done(self) -> bool:
@@ -200,7 +205,7 @@ class Job:
         return not self.missing
 
     def loss(self) -> float | None:
-        """The least loss on validation of the first seed; None before the training has ended."""
+        """The least loss on validation of the first seed; None before it has come to its end."""
         facts = self.seeds.get(self.config.seeds[0])
         if facts is None:
             return None

@@ -6,7 +6,7 @@ the interval is Student's, with Satterthwaite's degrees of freedom.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,7 +79,6 @@ class Comparison:
     """A model against another on the same test set."""
 
     difference: Interval
-    seeds: tuple[int, ...]  # those that both have, which the tests are about
     bootstrap: float | None = None
     randomisation: float | None = None
 
@@ -146,15 +145,15 @@ class Dataset:
         seeds = 1 / len(one.seeds) + 1 / len(two.seeds)
         measure = self.measures.get(self.key)
         if measure is None:  # a perplexity, of which less is better
-            return Comparison(self._interval(-difference, seeds, 0.0), both)
+            return Comparison(self._interval(-difference, seeds, 0.0))
         ours, theirs = ([model.lines(seed) for seed in model.seeds] for model in (one, two))
         error = standard_error(Counted(measure.metric), ours, theirs)
         interval = self._interval(difference, seeds, error**2)
         if not both:
-            return Comparison(interval, both)
+            return Comparison(interval)
         our, their = ([line for seed in both for line in model.lines(seed)] for model in (one, two))
         tests = [paired_test(Counted(measure.metric), our, their, (), kind)[1].p_value for kind in ("bs", "ar")]
-        return Comparison(interval, both, *tests)
+        return Comparison(interval, *tests)
 
     def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
         """The interval of a difference.
@@ -171,14 +170,7 @@ class Dataset:
     @cached_property
     def speeds(self) -> dict[str, Any] | None:
         """Return what scripts.suite.speed measured of the models that are as they were then; None if it has not."""
-        found = self.facts.get("speed")
-        if not found:
-            return None
-        now = {name: {facts["scored"] for facts in model.known.values()} for name, model in self.models.items()}
-        seconds = {
-            name: each for name, each in found["seconds"].items() if found["made_from"].get(name) in now.get(name, ())
-        }
-        return found | {"seconds": seconds} if seconds else None
+        return of_now(self.facts.get("speed"), self)
 
     def speed(self, name: str, other: str, least: str) -> list[float]:
         """Return how many times as fast as another a model is, in each round."""
@@ -186,6 +178,16 @@ class Dataset:
         if name not in seconds or other not in seconds:
             return []
         return [theirs / ours for ours, theirs in zip(seconds[name][least], seconds[other][least], strict=True)]
+
+
+def of_now(speeds: Mapping[str, Any] | None, dataset: Dataset) -> dict[str, Any] | None:
+    """Leave out of measured speeds the models that are others now; None if nothing is left."""
+    if speeds is None:
+        return None
+    now = {name: {facts["scored"] for facts in model.known.values()} for name, model in dataset.models.items()}
+    made_from = speeds["made_from"]
+    seconds = {name: each for name, each in speeds["seconds"].items() if made_from.get(name) in now.get(name, ())}
+    return {**speeds, "seconds": seconds} if seconds else None
 
 
 def collect(suite: Suite, work: Path) -> list[Dataset]:

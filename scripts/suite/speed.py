@@ -37,11 +37,13 @@ SOURCES = (".py", ".cpp", ".h", ".inl", ".cuh")
 
 
 def timed_seeds(jobs: Iterable[Job]) -> dict[str, tuple[Path, str]]:
-    """By run the folder of the first seed that has its scores on this machine, and the identity of these scores."""
+    """By run the folder of the first scored seed whose model is on this machine, and the identity of its scores."""
     found: dict[str, tuple[Path, str]] = {}
     for job in jobs:
-        for root in (seed_root(job.folder, seed) for seed in job.scored):
-            if (stamp := read_stamp(root / "scores")) and job.config.name not in found:
+        for seed in job.scored:
+            root = seed_root(job.folder, seed)
+            stamp = read_stamp(root / "scores")
+            if stamp and stamp.id == job.seeds[seed]["scored"] and job.config.name not in found:
                 found[job.config.name] = root, stamp.id
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from scripts.fairseq_io.trainlog import read_log_file
-from scripts.pipeline.stamp import Stamp, write_stamp
+from scripts.pipeline.stamp import Stamp, digest_data, write_stamp
 from scripts.scoring.selection import summarise
 from scripts.suite import speed
 from scripts.suite.keep import keep
@@ -50,7 +50,7 @@ LOSSES = {("base", 0.1): 3.0, ("base", 0.2): 2.5, ("good", 0.1): 2.0, ("good", 0
 # how many of ten words are wrong, by model and seed
 WRONG = {("base", 1): 3, ("base", 2): 3, ("good", 1): 1, ("good", 2): 1, ("bad", 1): 7}
 PERPLEXITY = {"lm_base": [41.0, 42.0], "lm_good": [30.0, 29.0]}
-LOG = '2026-01-01 00:00:00 | INFO | {0} | {{"{0}_num_updates": "{1}", "{0}_loss": "{2}"}}\n'
+LOG = '2026-01-01 00:00:00 | INFO | {0} | {{"{1}num_updates": "{2}", "{1}loss": "{3}"}}'
 
 
 def sentences(count: int, seed: int) -> tuple[list[str], list[str]]:
@@ -73,8 +73,12 @@ def write(path: Path, lines: list[str]) -> None:
 def train(job: Job, seed: int, loss: float) -> None:
     """Leave behind what a training does."""
     folder = job.folder / f"seed{seed}" / "checkpoints"
-    write(folder / "train.log", [LOG.format("train_inner", 1, loss + 1)[:-1], LOG.format("valid", 2, loss)[:-1]])
-    assert read_log_file(folder / "train.log").valid_loss == {2: loss}
+    lines = [LOG.format("train_inner", "", 1, loss + 1), LOG.format("valid", "valid_", 2, loss)]
+    write(folder / "train.log", lines)
+    log = read_log_file(folder / "train.log")
+    assert (log.train_loss, log.valid_loss) == ({1: loss + 1}, {2: loss})
+    data = digest_data(job.work / job.config.dataset / "binarised")
+    (folder / "started.json").write_text(json.dumps({"data": data}))
     write_stamp(folder, Stamp("id", "made from", None, 1.0, "then", None, {}))
 
 
@@ -121,8 +125,12 @@ def build(folder: Path) -> Path:
     for name in PERPLEXITY:
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
     (folder / "small.yaml").write_text(yaml.safe_dump(SUITE))
-    for split, count in (("train", 40), ("test", 60)):
-        for language, lines in zip(("en", "de"), sentences(count, count), strict=True):
+    test = sentences(60, 60)
+    train_text = [
+        [*lines, *some[:5]] for lines, some in zip(sentences(40, 40), test, strict=True)
+    ]  # five lines of test
+    for split, sides in (("train", train_text), ("test", test)):
+        for language, lines in zip(("en", "de"), sides, strict=True):
             write(data / "prepared" / f"{split}.{language}", lines)
             write(data / "prepared" / "raw" / f"{split}.{language}", lines)
     for name in ("debian_en_de", "debian_lm"):
@@ -135,7 +143,9 @@ def build(folder: Path) -> Path:
     for dataset, name, run_job in run_jobs(suite, work):
         assert run_job is not None
         if dataset == "debian_en_de" and name == "wild":
-            run_job.folder.mkdir()
+            train(run_job, 1, 9.0)
+            with open(run_job.folder / "seed1" / "checkpoints" / "train.log", "a") as log:
+                log.write(LOG.format("train_inner", "", 7, "nan") + "\n")
             record(run_job, {"1": {"training": {"diverged": 7}, "valid": {}, "test": None}}, [])
         elif dataset == "debian_lm":
             tests = {str(seed): {"perplexity": value} for seed, value in enumerate(PERPLEXITY[name], 1)}

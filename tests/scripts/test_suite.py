@@ -128,7 +128,7 @@ def test_models_without_a_seed_in_common_have_no_tests(dataset):
     lines = dataset.models["good"].lines
     one, two = (SimpleNamespace(seeds=[seed], scores=lambda key: [20.0], lines=lines) for seed in (1, 2))
     found = dataset._compare(cast(Any, one), cast(Any, two))
-    assert (found.seeds, found.bootstrap, found.randomisation) == ((), None, None)
+    assert (found.bootstrap, found.randomisation) == (None, None)
 
 
 def test_a_model_of_which_a_seed_diverged_is_said_to(dataset):

@@ -37,8 +37,11 @@ config, out = load_config(Path(sys.argv[1])), Path(sys.argv[sys.argv.index("--ou
 lr = config.train.get("lr", 9)
 with open(os.environ["RAN"], "a") as f:
     f.write(f"{config.name}:{out.parent.name}:{lr}\\n")
+data = digest_data(Path(sys.argv[sys.argv.index("--data") + 1]))
+write_json(out / "started.json", {"data": data})
+if config.name == "two" and not Path(os.environ.get("KEPT", "/")).exists():
+    sys.exit("error: what ran before has no record yet")
 if lr >= int(os.environ.get("WILD", 99)):
-    data = digest_data(Path(sys.argv[sys.argv.index("--data") + 1]))
     write_json(out / "diverged.json", {"update": 4, "of": fingerprint(config.training(1) | {"data": data})})
     sys.exit("error: it diverged")
 if config.name == os.environ.get("BROKEN"):
@@ -69,7 +72,9 @@ def suite(place):
     for name, text in stand_ins.items():
         (folder / "scripts" / f"{name}.py").write_text(text)
     for name in ("one", "two", "three"):
-        (folder / f"{name}.yaml").write_text(CONFIG.replace("arch: a", "arch: a, lr: 7"))
+        (folder / f"{name}.yaml").write_text(
+            CONFIG.replace("arch: a", "arch: a, lr: 7").replace("metric: bleu", "metric: perplexity")
+        )
     (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE))
     return place
 
@@ -86,15 +91,22 @@ def run(place: Place, *options: str, **environment: str) -> tuple[int, str, list
 
 @pytest.mark.usefixtures("forks")
 def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_twice(suite):
-    status, said, ran = run(suite, WILD="3", BROKEN="two")
+    records = suite.folder / "work" / "RESULTS" / "toy"
+    status, said, ran = run(suite, WILD="3", BROKEN="two", KEPT=str(records / "one.json"))
     runs = ["one:seed1:2", "two:seed1:2"]
     assert (status, ran) == (1, [*TRIALS, *runs, *LATER, *THREE, "speed of toy"])
     assert "error: failed: toy/two; each has said why above" in said
+    assert "error: it broke" in said
     status, said, ran = run(suite)
     assert (status, ran) == (0, ["two:seed1:2", "speed of toy"]), said  # what diverged is not tried again
     elsewhere = ["--work", str(suite.folder / "elsewhere"), "--out", str(suite.folder / "work" / "RESULTS.md")]
     status, said, ran = run(suite, *elsewhere)  # nothing runs on another machine of which there is a record
     assert (status, ran) == (0, ["speed of toy"]), said
+    (records / "two.json").unlink()
+    (records / "one.json").write_text((records / "one.json").read_text().replace('"text": "', '"text": "another'))
+    status, said, ran = run(suite, *elsewhere)
+    assert (status, ran) == (1, []), said
+    assert "binarised is not the text that" in said
 
 
 @pytest.mark.slow

@@ -1,19 +1,24 @@
 """The records of a comparison in place of its runs, and pages that git has."""
 
+import hashlib
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 
 from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.suite import page, speed
+from scripts.common.files import read_lines
+from scripts.suite import __main__ as command_line
+from scripts.suite import overlap, page, speed
 from scripts.suite.__main__ import overview, reproduce
-from scripts.suite.keep import keep
+from scripts.suite.keep import jobs_of, keep
 from scripts.suite.plan import chosen, read_suite, run_jobs
-from tests.scripts.suite_runs import build, suite_of
+from tests.scripts.suite_runs import build, suite_of, write
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +88,81 @@ def test_a_page_that_git_has_as_it_is_may_be_made_anew(written, tmp_path):
         ownership.check_writable(tmp_path / "edited.md")
 
 
-def test_records_of_another_text_are_refused(place, tmp_path):
-    shutil.copytree(place, tmp_path / "place")
-    (tmp_path / "place" / "work" / "debian_en_de" / "binarised" / "dict.en.txt").write_text("another 1\n")
-    with pytest.raises(
-        UserError, match=r"binarised is not the text that the records beside .*debian_en_de.json are of"
-    ):
-        keep(suite_of(tmp_path / "place"), tmp_path / "place" / "work")
+def test_records_of_another_text_are_refused_and_so_are_runs(place, tmp_path):
+    folder = tmp_path / "place"
+    shutil.copytree(place, folder)
+    shutil.rmtree(folder / "work" / "debian_en_de" / "binarised")
+    write(folder / "work" / "debian_en_de" / "binarised" / "dict.en.txt", ["another 1"])
+    (folder / "RESULTS" / "debian_lm" / "lm_good.json").unlink()
+    suite = suite_of(folder)
+    with pytest.raises(UserError, match=r"binarised is not the text that .*\.json is a record of"):
+        keep(suite, folder / "work")
+    assert (folder / "RESULTS" / "debian_lm" / "lm_good.json").exists()  # the other dataset's are kept
+    without = read_suite(folder / "small.yaml", tmp_path / "new")
+    assert [job.done for job in jobs_of(without, folder / "work", "debian_lm")] == [True, True]
+    assert not any(job.done for job in jobs_of(without, folder / "work", "debian_en_de"))
+
+
+def test_a_record_is_not_replaced_by_a_run_of_the_same(place, written, tmp_path):
+    """Be it unfinished or another. Removed, it is taken from the run's folder anew."""
+    folder = tmp_path / "place"
+    shutil.copytree(place, folder)
+    suite, work = suite_of(folder), folder / "work"
+    (job,) = [job for _, name, job in run_jobs(suite, work) if job and name == "bad"]
+    record = json.loads((job.folder / "record.json").read_text())
+    record["seeds"]["1"] |= {"test": None, "training": {"updates": 1}}
+    (job.folder / "record.json").write_text(json.dumps(record))
+    before = job.kept.read_text()
+    keep(suite, work)
+    assert (job.done, job.kept.read_text()) == (True, before)
+    job.kept.unlink()
+    keep(suite, work)
+    assert (job.done, job.kept.exists()) == (False, False)
+
+
+def test_a_record_has_the_checksums_and_the_score_of_the_lines_apart(place):
+    suite, work = suite_of(place), place / "work"
+    (job,) = [job for _, name, job in run_jobs(suite, work) if job and name == "good"]
+    facts, root = job.seeds[2], job.folder / "seed2"
+    files = {"hypotheses": root / "scores" / "test" / "hypotheses.detok", "model": root / "tuned" / "model.pt"}
+    assert facts["sha256"] == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    apart = overlap.measure("debian_en_de", work / "debian_en_de").apart
+    lines, references = (
+        read_lines(path) for path in (files["hypotheses"], work / "debian_en_de" / "prepared" / "raw" / "test.de")
+    )
+    assert 0 < len(apart) < len(lines)
+    expected = BLEU().corpus_score([lines[n] for n in apart], [[references[n] for n in apart]]).score
+    assert facts["apart"]["sacrebleu"] == pytest.approx(expected)
+    assert list(facts["train_loss"].values()) == [3.0]
+
+
+def test_without_its_hypotheses_a_run_has_no_record(place, tmp_path, capsys):
+    folder = tmp_path / "place"
+    shutil.copytree(place, folder)
+    suite = suite_of(folder)
+    (job,) = [job for _, name, job in run_jobs(suite, folder / "work") if job and name == "bad"]
+    job.kept.unlink()
+    (job.folder / "seed1" / "scores" / "test" / "hypotheses.detok").unlink()
+    keep(suite, folder / "work")
+    assert "note: debian_en_de/bad, seed 1, is left out: there is no " in capsys.readouterr().out
+    assert not job.kept.exists()
+
+
+def test_a_committed_page_is_made_again_by_the_command(place, written, tmp_path, monkeypatch):
+    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS")
+    for path in (place / "RESULTS.md", *place.glob("*.yaml")):
+        shutil.copy(path, tmp_path)
+    for path in tmp_path.rglob(".lightconv"):
+        path.unlink()
+    for command in (["init"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-m", "a page"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True, capture_output=True)
+    given = [str(tmp_path / "small.yaml"), "--page-only", "--work", str(tmp_path / "work")]
+    monkeypatch.setattr(sys, "argv", ["suite", *given, "--out", str(tmp_path / "RESULTS.md")])
+    monkeypatch.setattr(command_line, "interruptible", lambda: None)
+    (tmp_path / "RESULTS.md").write_text(written + "An edit.\n")
+    with pytest.raises(UserError, match=r"RESULTS\.md is there"):
+        command_line.main()
+    (tmp_path / "RESULTS.md").write_text(written)
+    command_line.main()
+    changed = subprocess.run(["git", "-C", str(tmp_path), "status", "--porcelain", "-uno"], capture_output=True)
+    assert changed.stdout == b""
