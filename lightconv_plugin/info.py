@@ -128,7 +128,10 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     print("\n".join(versions()))
-    print(f"\ncompiled files are kept in {build.cache_folder()} (set LIGHTCONV_CACHE to change it)")
+    try:
+        print(f"\ncompiled files are kept in {build.cache_folder()} (set LIGHTCONV_CACHE to change it)")
+    except build.BuildError as error:
+        print(f"\nnothing can be compiled: {error}")
     chosen = os.environ.get(VARIABLE)
     print(f"{VARIABLE} is {chosen or 'not set: native where it can, else reference'}")
     print(f"units for products in bfloat16 (set {MATMUL_VARIABLE}=bf16 to use them): {ops.bf16_units()}")

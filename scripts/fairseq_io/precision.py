@@ -26,20 +26,22 @@ FASTER = 1.1  # less is noise
 _UNITS = {"amx_bf16", "avx512_bf16"}  # as Linux calls them
 # values of oneDNN's variable that forbid these units
 _WITHOUT = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
-# The row counts change from turn to turn, as the batches of a training do: oneDNN prepares itself anew for each.
+# The row counts change from turn to turn, as those of batches do.
 _MEASURE = """
 import statistics, sys, time, torch
 from lightconv_plugin import ops
 rows, width, backward = map(int, sys.argv[1:])
 torch.set_grad_enabled(bool(backward))
-weight, times = torch.randn(width, width, requires_grad=True), {"ieee": [], "bf16": []}
+weight, times = torch.randn(width, width, requires_grad=True), {"fp32": [], "bf16": []}
+ops.set_precision("bf16")
+packed = {"bf16": None if backward else ops.pack_weight(weight)}  # a search packs its weights once
 deadline, turn = time.perf_counter() + 1, -1
 while turn < 5 or time.perf_counter() < deadline:
-    x = torch.randn(max(1, rows - turn), width, requires_grad=True)
+    x = torch.randn(max(1, rows - turn % 16), width, requires_grad=True)
     for precision, taken in times.items():
-        torch.backends.mkldnn.matmul.fp32_precision = precision
+        ops.set_precision(precision)
         start = time.perf_counter()
-        y = ops.linear(x, weight)
+        y = ops.linear(x, weight, packed=packed.get(precision))
         if backward:
             y.backward(x.detach())
         if turn >= 0:  # the first turn warms up
@@ -123,7 +125,8 @@ def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_
     if lacking := bf16_unsupported_reason():
         return Taken("fp32", f"{asked} takes fp32: {lacking}")
     if asked == "bf16":
-        return Taken("bf16")
+        lacking = _plugin_reason()
+        return Taken("fp32", f"bf16 takes fp32: {lacking}") if lacking else Taken("bf16")
     if devices.nodes > 1:
         return Taken("fp32", "auto takes fp32: several machines could measure differently; bf16 has to be asked for")
     ratio = measured_ratio(products)
@@ -179,6 +182,12 @@ def _processor_flags() -> frozenset[str]:
 
 
 @functools.cache
+def _plugin_reason() -> str | None:
+    """Return the reason why the plugin would multiply in float32 on this processor, or None."""
+    return _run("from lightconv_plugin.ops.auxiliary.linear import lacking; print(lacking() or '')") or None
+
+
+@functools.cache
 def measured_ratio(products: Products) -> float:
     """Time the products for about a second in both precisions, by turns: the time in float32 over that in bfloat16.
 
@@ -186,11 +195,15 @@ def measured_ratio(products: Products) -> float:
         UserError: the plugin or torch cannot be imported.
     """
     arguments = [str(int(value)) for value in (products.rows, products.width, products.backward)]
-    command = [sys.executable, "-P", "-c", _MEASURE, *arguments]
+    return float(_run(_MEASURE, *arguments))
+
+
+def _run(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-P", "-c", code, *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if answer.returncode != 0:
         raise UserError(f"the products cannot be measured: {answer.stderr.strip().splitlines()[-1]}")
-    return float(answer.stdout)
+    return answer.stdout.strip()
 
 
 def matmul_precision(precision: str, *, gpu: bool) -> list[str]:

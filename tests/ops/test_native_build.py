@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightconv_plugin.ops.native import build
+from lightconv_plugin.ops.native import build, library
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -78,7 +78,7 @@ def compiler_that_writes_rubbish(folder: Path) -> dict[str, str]:
         (no_compiler, "no C++ compiler was found"),
         (cache_is_a_file, "set LIGHTCONV_CACHE to a folder that can"),
         (compiler_that_fails, "error: no such header"),
-        (compiler_that_writes_rubbish, "its library cannot be loaded"),
+        (compiler_that_writes_rubbish, "file too short); remove"),
     ],
 )
 def test_without_the_library_the_reference_runs_with_one_warning(setting, message, tmp_path):
@@ -263,6 +263,19 @@ def test_compilers_that_cannot_compile_it_are_not_looked_for(monkeypatch, tmp_pa
         build.compiler()
     (tmp_path / "g++").touch(0o755)
     assert build.compiler() == str(tmp_path / "g++")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    for name in ("LIGHTCONV_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(build.BuildError, match=r"Could not determine home directory.*set LIGHTCONV_CACHE"):
+        build.library_path()
+    assert str(library._load.__wrapped__()).startswith("its library could not be compiled: there is no folder")
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lightconv_plugin import ops
 from scripts.common.errors import UserError
 from scripts.fairseq_io import precision
 from scripts.fairseq_io.commands import evaluate_command, generate_command, shell, train_command
@@ -39,6 +41,7 @@ def _units(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(precision, "_processor_flags", lambda: UNITS)
     monkeypatch.setattr(precision, "measured_ratio", lambda products: 3.0)
+    monkeypatch.setattr(precision, "_plugin_reason", lambda: None)
 
 
 @pytest.mark.parametrize("devices", [GPU, OLD_GPU])
@@ -108,6 +111,39 @@ def test_both_precisions_are_measured(monkeypatch):
     monkeypatch.setattr(precision, "_MEASURE", at_once)
     for backward in (False, True):
         assert measured_ratio(Products(8, 16, backward)) > 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_products_that_are_measured_keep_their_size(backward, monkeypatch):
+    """However many turns there are. A search's weights are packed, where there are units for them."""
+    taken: dict[str, list[tuple[int, bool]]] = {"fp32": [], "bf16": []}
+    now = ["fp32"]
+    monkeypatch.setattr(ops, "set_precision", lambda chosen: now.append(chosen))
+    monkeypatch.setattr(ops, "pack_weight", lambda weight: weight)
+
+    def linear(x, weight, packed=None):
+        taken[now[-1]].append((len(x), packed is not None))
+        return x @ weight.T
+
+    monkeypatch.setattr(ops, "linear", linear)
+    monkeypatch.setattr(sys, "argv", ["-c", "40", "8", str(int(backward))])
+    before = torch.is_grad_enabled()
+    exec(precision._MEASURE.replace("while turn < 5", "while turn < 50"), {})
+    torch.set_grad_enabled(before)
+    for chosen, calls in taken.items():
+        assert {packed for _, packed in calls} == {chosen == "bf16" and not backward}
+        assert {rows for rows, _ in calls} == {*range(25, 41)}
+
+
+def test_products_that_the_plugin_would_compute_in_float32_are_said_to_be(monkeypatch):
+    monkeypatch.setattr(precision, "_plugin_reason", lambda: "its library could not be compiled")
+    assert take("bf16", CPU) == Taken("fp32", "bf16 takes fp32: its library could not be compiled")
+
+
+def test_the_plugin_is_asked(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert "no units for it that may be used" in str(precision._plugin_reason.__wrapped__())
 
 
 def test_what_is_measured_has_the_size_of_the_batch():

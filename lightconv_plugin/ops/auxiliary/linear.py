@@ -51,6 +51,13 @@ def bf16_units() -> str:
     return UNITS[torch.ops.lightconv.cpu_bf16_units(-1)]
 
 
+def lacking() -> str | None:
+    """Return the reason why there are no products in bfloat16; None where there are."""
+    if bf16_units() != UNITS[0]:
+        return None
+    return library.load() or "this processor has no units for it that may be used (AMX or AVX512-BF16)"
+
+
 def set_precision(chosen: str) -> None:
     """Compute the products of linear maps on processors in "bf16" or "fp32".
 
@@ -59,10 +66,9 @@ def set_precision(chosen: str) -> None:
     """
     if chosen not in ("bf16", "fp32"):
         raise ValueError(f"the precision of products is {chosen!r}; expected bf16 or fp32")
-    if chosen == "bf16" and bf16_units() == UNITS[0]:
+    if chosen == "bf16" and (reason := lacking()):
         logger.warning(
-            "lightconv_plugin: products are to be in bfloat16, and this processor has no units for it that may be used "
-            "(AMX or AVX512-BF16); they are computed in float32"
+            "lightconv_plugin: products are to be in bfloat16, and are computed in float32, since %s", reason
         )
         chosen = "fp32"
     operators.products_in_bf16 = chosen == "bf16"

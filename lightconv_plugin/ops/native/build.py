@@ -46,11 +46,18 @@ class BuildError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder."""
+    """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder.
+
+    Raises:
+        BuildError: the user has no home.
+    """
     chosen = os.environ.get("LIGHTCONV_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightconv_plugin"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightconv_plugin"
+    except RuntimeError as error:  # no HOME, and nobody of this number in the list of users
+        raise BuildError(f"there is no folder to keep it in ({error}); set LIGHTCONV_CACHE to one") from error
 
 
 def compiler() -> str:
@@ -96,7 +103,8 @@ def fingerprint_of_sources() -> str:
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(fingerprint_of_sources().encode())
-    for text in (torch.__version__, platform.machine(), repr(COMMON_FLAGS), repr(X86_FLAGS)):
+    # a container's C library may be older than that of the machine with which it shares the cache
+    for text in (torch.__version__, platform.machine(), repr(platform.libc_ver()), repr(COMMON_FLAGS), repr(X86_FLAGS)):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -160,7 +168,7 @@ def _compile(cxx: str) -> bytes:
             _run([cxx, *flags, *include, "-c", str(source), "-o", str(target)])
             return str(target)
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(min(4, _cores())) as pool:  # each takes up to half a gigabyte
             objects = list(pool.map(one, sources()))
         whole = Path(folder) / "native.so"
         lib = torch_root / "lib"
@@ -168,8 +176,14 @@ def _compile(cxx: str) -> bytes:
         return whole.read_bytes()
 
 
+def _cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        raise BuildError(f"{Path(command[0]).name} failed ({lines[0] if lines else f'exit {done.returncode}'})")
+        said = lines[0] if lines else f"exit {done.returncode}"
+        raise BuildError(f"{Path(command[0]).name} failed ({said}); GNU g++ 11 or later is needed: set CXX to one")

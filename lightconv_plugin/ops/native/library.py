@@ -34,7 +34,8 @@ def _load() -> str | None:
     except build.BuildError as error:
         return f"its library could not be compiled: {error}"
     except OSError as error:
-        return f"its library cannot be loaded: {error}; remove {build.cache_folder()}, to have it compiled again"
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        return f"its library cannot be loaded: {error}{cause}; remove {build.cache_folder()}, to have it compiled again"
     _register_fakes()
     limit = next(filter(None, (os.environ.get(f"{name}_MAX_CPU_ISA") for name in ("ONEDNN", "DNNL"))), "")
     if limit.upper() in LIMITS:
