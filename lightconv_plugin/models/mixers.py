@@ -1,7 +1,7 @@
 """The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``.
 
 A new one needs its name there, a case in ``build_mixer`` and, if it has no kernel, its name in
-``resolve.WITHOUT_KERNEL``.
+``resolve.WITHOUT_KERNEL``. Its state while decoding: see ``modules.window.StepByStep``.
 """
 
 from typing import Any

@@ -41,6 +41,9 @@ class OwnEntry(nn.Module):
 class StepByStep(OwnEntry):
     """A module that decodes one position at a time.
 
+    Its entry in the state is a dict of tensors that have the hypotheses in dimension 1, as x (T, B, C) has: a search
+    reorders them there. A module that is used twice in a step would share its entry: make two.
+
     Args:
         causal: a module that also looks to the right cannot decode step by step.
     """

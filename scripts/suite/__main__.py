@@ -81,12 +81,19 @@ def overview(suite: Suite, work: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", type=Path, metavar="FILE", help="a suite file, such as configs/compare/two_cores.yaml")
+    parser.add_argument(
+        "suite", type=Path, metavar="FILE", help="such as configs/compare/two_cores.yaml; keys: suite/plan.py"
+    )
     parser.add_argument("--work", type=Path, metavar="DIR", help="where all results go (default: work/<FILE's name>)")
     parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
     parser.add_argument("--devices", type=int, metavar="N", help="passed to scripts.reproduce")
     parser.add_argument("--sweep", metavar="COMMAND", help="run the jobs by Snakemake; see above")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: RESULTS.md in DIR)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page; what has its record beside it is not run again (default: RESULTS.md in DIR)",
+    )
     parser.add_argument(
         "--archive", type=Path, metavar="FILE", help="pack records, hypotheses, logs and models into this .tar.gz"
     )

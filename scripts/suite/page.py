@@ -27,7 +27,7 @@ def write(suite: Suite, work: Path, out: Path) -> None:
     """Write the page and, in a folder of its name, its pictures."""
     datasets = collect(suite, work)
     pictures = {each.name: draw(each, out.with_suffix("")) for each in datasets}
-    parts = [f"# {suite.about}", introduction(suite), *(["## The claims"] if suite.claims else [])]
+    parts = [f"# {suite.about}", introduction(suite, out), *(["## The claims"] if suite.claims else [])]
     parts += claims(suite, datasets)
     for dataset in datasets:
         shown = [f"![{name}]({out.stem}/{path.name})" for name, path in pictures[dataset.name].items()]
@@ -42,12 +42,12 @@ def is_page(path: Path) -> bool:
     return path.is_file() and BEGIN in path.read_text(encoding="utf-8", errors="replace")
 
 
-def introduction(suite: Suite) -> str:
+def introduction(suite: Suite, out: Path) -> str:
     """The sentences that a reader of the tables needs."""
     name = Path(suite.baseline).name
     return (
-        f"{BEGIN}{_short(suite.file)}` from the records of its runs; with `--page-only` from what there is, without "
-        "running anything.\n\n"
+        f"{BEGIN}{_short(suite.file)} --out {_short(out)}` from the records of its runs; with `--page-only` from what "
+        "there is, without running anything.\n\n"
         "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, "
         "with a 95% interval. It covers the choice of the test set (paired bootstrap over its sentences) and of the "
         "seeds (one deviation, pooled over all models of several seeds); for a perplexity, the seeds only. p is "

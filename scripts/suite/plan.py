@@ -9,7 +9,8 @@
                        `train` goes over the configurations' own; `like` gives a model the values found for another
   runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...], grid: {...}, over: {...}}, ...]   in this order
                        with a `grid`, each model is trained with every combination of it, under a name that says which:
-                       dynamicconv-max-epoch30; `over` goes over the configurations: {tune: {last: [1]}}
+                       dynamicconv-max-epoch30; `over` goes over the configurations and the trials' values:
+                       {tune: {last: [1]}}
   claims: [{says: text, model: MODEL, than: MODEL, at_least: X, of: score, datasets: [NAME, ...]}, ...]
                        the model's figure minus the other's is at least X; of: score (sacreBLEU, ROUGE-1 or minus the
                        perplexity), speed (ratios, at the longest sentences) or growth (that ratio over the one at the
@@ -123,10 +124,10 @@ def read_suite(path: Path, records: Path) -> Suite:
     require(path, len(known) == len({Path(model).name for model in known}), "runs", sorted(known), "different names")
     trials = suite.trials
     claimed = [name for claim in suite.claims for name in (claim.model, claim.than)]
-    named = [(suite.baseline, known), *((name, names) for name in claimed)]
+    named = [("baseline", suite.baseline, known), *(("claims", name, names) for name in claimed)]
     if trials:
         require(path, trials.dataset in suite.datasets, "trials.dataset", trials.dataset, "a dataset of `runs`")
-        named += [(name, known) for name in (*trials.models, *trials.like, *trials.like.values())]
+        named += [("trials", name, known) for name in (*trials.models, *trials.like, *trials.like.values())]
         for model, other in trials.like.items():
             require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
     grids = [("trials.grid", trials.grid)] if trials else []
@@ -136,8 +137,8 @@ def read_suite(path: Path, records: Path) -> Suite:
     runs_of = Counter(f"{runs.dataset}/{Path(name).name}" for runs in suite.runs for name, _, _ in runs.each())
     twice = [name for name, count in runs_of.items() if count > 1]
     require(path, not twice, "runs", ", ".join(twice), "each model of a dataset once")
-    for name, of in named:
-        require(path, name in of, "models", name, f"one of `runs`: {', '.join(sorted(of))}")
+    for key, name, of in named:
+        require(path, name in of, key, name, f"one of `runs`: {', '.join(sorted(of))}")
     for claim in suite.claims:
         require(path, claim.of in QUANTITIES, "claims.of", claim.of, f"one of {', '.join(QUANTITIES)}")
     return suite
@@ -248,8 +249,8 @@ def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tu
             if model in waiting:
                 yield runs.dataset, name, None
                 continue
-            over = {"train": values.get(model, {}) | choice, "speed": None}  # scripts.suite.speed times all together
-            over = merge(runs.over, over)
+            over = merge({"train": values.get(model, {})}, runs.over)
+            over = merge(over, {"train": choice, "speed": None})  # scripts.suite.speed times all together
             yield runs.dataset, name, _job(suite, work, model, runs.dataset, runs.seeds, over, Path(name).name)
 
 

@@ -14,7 +14,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def test_how_many_there_are():
-    assert len(NAMES) == 15
+    assert len(NAMES) >= 15  # own_text adds to them
     assert {"wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "iwslt14_de_en", "gbw", "cnn_dm", "debian_en_de"} < set(NAMES)
 
 

@@ -66,6 +66,14 @@ def test_a_run_waits_for_its_trials_and_a_changed_configuration_is_not_done(plac
         (place / "good.yaml").write_text((place / "late.yaml").read_text())
 
 
+def test_the_settings_of_runs_go_over_the_values_of_their_trials(place):
+    runs = [{**SUITE["runs"][0], "over": {"train": {"lr": 0.7}}}, *SUITE["runs"][1:]]
+    (place / "over.yaml").write_text(yaml.safe_dump({**SUITE, "runs": runs}))
+    suite = read_suite(place / "over.yaml", place / "RESULTS")
+    jobs = {name: job for _, name, job in run_jobs(suite, place / "work") if job}
+    assert (jobs["good"].config.train["lr"], jobs["bad"].config.train["lr"]) == (0.7, 0.1)
+
+
 def test_a_run_has_a_name_of_its_own_for_each_choice_of_its_grid(place, tmp_path):
     runs = {"dataset": "debian_en_de", "models": ["wild"], "seeds": [1], "over": {"tune": {"lenpen": [2.0]}}}
     runs["grid"] = {"arch": ["b", "c"], "lr": [0.5]}
@@ -222,8 +230,8 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"baseline": "nobody"}, "`models` is 'nobody', expected one of `runs`"),
-        ({"claims": [{**SUITE["claims"][0], "than": "good-lr3"}]}, "`models` is 'good-lr3', expected one of `runs`"),
+        ({"baseline": "nobody"}, "`baseline` is 'nobody', expected one of `runs`"),
+        ({"claims": [{**SUITE["claims"][0], "than": "good-lr3"}]}, "`claims` is 'good-lr3', expected one of `runs`"),
         ({"trials": {**SUITE["trials"], "grid": {"lr": 0.1}}}, "`trials.grid.lr` is 0.1, expected a list"),
         ({"claims": [{**SUITE["claims"][0], "of": "luck"}]}, "`claims.of` is 'luck', expected one of score, speed"),
         ({"extra": 1}, "unknown key `extra`"),
