@@ -34,7 +34,11 @@ class AverageAttention(StepByStep):
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
-        mean = self._mean(x, padding_mask) if incremental_state is None else self._step(x, incremental_state)
+        if incremental_state is None:
+            mean = self._mean(x, padding_mask)
+        else:
+            self.check_step(x, padding_mask)
+            mean = self._step(x, incremental_state)
         g = apply_linear(self.fc2, self.dropout(F.relu(apply_linear(self.fc1, mean))))
         own, averaged = torch.sigmoid(apply_linear(self.gate, torch.cat([x, g], dim=-1))).chunk(2, dim=-1)
         return own * x + averaged * g
@@ -54,7 +58,6 @@ class AverageAttention(StepByStep):
 
     def _step(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
         """One position in constant time: the sum so far and how many it holds."""
-        self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
         total = x if x.dtype == torch.float64 else x.float()
         count = torch.ones_like(total[:, :, :1])

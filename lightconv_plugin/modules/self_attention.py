@@ -39,6 +39,7 @@ class SelfAttention(InputWindow):
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
         q, k, v = self._project(x)
         if incremental_state is not None:  # which keeps keys and values: the past is projected once
+            self.check_step(x, padding_mask)
             k, v = self.push(torch.cat([k, v], dim=2), incremental_state).chunk(2, dim=2)
             return self._attend(q, k, v, None)[0]
         seen = self._visible(x.shape[0], x.device)  # len() would fix the length of an exported graph

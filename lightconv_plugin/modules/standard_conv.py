@@ -33,6 +33,7 @@ class StandardConv(InputWindow):
     ) -> Tensor:
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
         if incremental_state is not None:
+            self.check_step(x, padding_mask)
             window = self.push(x, incremental_state)
             latest = self.weight[..., self.kernel_size - len(window) :]
             return F.conv1d(window.permute(1, 2, 0), latest, self.bias).permute(2, 0, 1)

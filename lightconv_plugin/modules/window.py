@@ -66,8 +66,13 @@ class StepByStep(OwnEntry):
         if saved is not None:
             self.set_incremental_state(incremental_state, ops.reorder_state(saved, new_order))
 
-    def check_step(self, x: Tensor) -> None:
-        """Refuse what cannot be one step of decoding."""
+    def check_step(self, x: Tensor, padding_mask: Tensor | None = None) -> None:
+        """Refuse what cannot be one step of decoding, and padding that it would take for input."""
+        if padding_mask is not None:
+            raise ValueError(
+                f"{type(self).__name__} decodes step by step without padding, and got a padding mask; "
+                "decode prompts of one length together, or pad behind them"
+            )
         if x.shape[0] != 1 or not self.causal:
             raise ValueError(
                 f"incremental decoding takes one position at a time from a causal module; "

@@ -59,6 +59,20 @@ def visible(time, window, causal):
     return seen
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+def test_padding_is_left_out_of_a_step_or_refused(name):
+    """Refused by those that keep what they have seen without its padding."""
+    module, x, mask = build(name, causal=True), inputs(5), padding(5, [5, 3, 4], "left")
+    state = {}
+    if name == "decoupled":
+        steps = [module(x[t : t + 1], mask[:, t : t + 1], state) for t in range(len(x))]
+        assert_close(torch.cat(steps)[~mask.t()], module(x, mask)[~mask.t()])
+        return
+    with pytest.raises(ValueError, match="decodes step by step without padding"):
+        module(x[:1], mask[:, :1], state)
+    assert state == {}
+
+
 @pytest.mark.parametrize("window", [1, 3, 5])
 @pytest.mark.parametrize("causal", [True, False])
 def test_standard_conv_is_a_sum_over_taps_and_channels(window, causal):
