@@ -63,7 +63,7 @@ def visible(time, window, causal):
 def test_padding_is_left_out_of_a_step_or_refused(name):
     """Refused by those that keep what they have seen without its padding."""
     module, x, mask = build(name, causal=True), inputs(5), padding(5, [5, 3, 4], "left")
-    state = {}
+    state: dict = {}
     if name == "decoupled":
         steps = [module(x[t : t + 1], mask[:, t : t + 1], state) for t in range(len(x))]
         assert_close(torch.cat(steps)[~mask.t()], module(x, mask)[~mask.t()])
