@@ -108,10 +108,10 @@ def main() -> None:
     if arguments.dry_run:
         print("\n".join(overview(suite, work)))
         return
-    files = [out, *(path for kind in ("*.json", "*/*.json", "*.svg") for path in suite.records.glob(kind))]
-    if len(files) > 1:
-        ownership.adopt(*(path for path in files if path != out or page.is_page(out)))
-    ownership.check_writable(*files, *([arguments.archive] if arguments.archive else []))
+    files = [path for kind in ("*.json", "*/*.json", "*.svg") for path in suite.records.glob(kind)]
+    if any(path.suffix == ".json" for path in files):  # a page without records could not be made again
+        ownership.adopt(*files, *([out] if page.is_page(out) else []))
+    ownership.check_writable(out, *files, *([arguments.archive] if arguments.archive else []))
     failed = [] if arguments.page_only else run(suite, work, arguments)
     keep(suite, work)
     page.write(suite, work, out)
