@@ -12,8 +12,7 @@ from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
 from lightconv_plugin.modules.conv import DROPCONNECT_PER
-from lightconv_plugin.ops.dispatch import BACKENDS
-from lightconv_plugin.ops.normalization import NORMALIZATIONS
+from lightconv_plugin.ops import CHOICES, NORMALIZATIONS
 
 # What mixes the positions of a block, and the rows of the paper's tables that it serves.
 CONV_TYPES = {
@@ -57,7 +56,7 @@ class DecoderOptions(FairseqDataclass):
     weight_normalization: Optional[ChoiceEnum(list(NORMALIZATIONS))] = _option(  # type: ignore[valid-type]
         "normalise the kernels otherwise than by a softmax (Table 6 of the paper)"
     )
-    conv_backend: ChoiceEnum(["auto", *BACKENDS]) = _option(  # type: ignore[valid-type]
+    conv_backend: ChoiceEnum(list(CHOICES)) = _option(  # type: ignore[valid-type]
         "the code that runs the convolutions; a named backend is never replaced by another", "auto"
     )
     decoder_conv_type: Optional[ConvType] = _option("the decoder: " + _CONV_TYPE_HELP)  # type: ignore[valid-type]

@@ -26,12 +26,12 @@ class TimeConv(StepByStep):
         dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
             "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
             DynamicConv has a kernel for each position, so for it both are the same.
-        normalization: a name in ``ops.normalization.NORMALIZATIONS``.
+        normalization: a name in ``ops.NORMALIZATIONS``.
         backend: "auto", or the one backend that may run.
 
     Raises:
         ValueError: heads that do not divide the channels, an even kernel that is not causal, a probability outside
-            [0, 1), a kernel without weights, or an unknown dropconnect_per.
+            [0, 1), a kernel without weights, or an unknown dropconnect_per, normalization or backend.
     """
 
     def __init__(
@@ -52,8 +52,13 @@ class TimeConv(StepByStep):
             raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
         if not 0.0 <= dropconnect < 1.0:
             raise ValueError(f"DropConnect's probability is {dropconnect}; expected 0 <= p < 1")
-        if dropconnect_per not in DROPCONNECT_PER:
-            raise ValueError(f"DropConnect per {dropconnect_per!r} was asked for; expected position or kernel")
+        for name, value, choices in (
+            ("dropconnect_per", dropconnect_per, DROPCONNECT_PER),
+            ("normalization", normalization, ops.NORMALIZATIONS),
+            ("backend", backend, ops.CHOICES),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} is {value!r}; expected one of: {', '.join(choices)}")
         self.channels = channels
         self.kernel_size = kernel_size
         self.heads = heads

@@ -10,14 +10,16 @@ from lightconv_plugin.ops.auxiliary.generation import (
 )
 from lightconv_plugin.ops.auxiliary.linear import bf16_units, linear, pack_weight, set_precision
 from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask, smoothed_nll
-from lightconv_plugin.ops.dispatch import BACKENDS, choose_backend, dynamic_conv, light_conv, takes
+from lightconv_plugin.ops.dispatch import BACKENDS, CHOICES, choose_backend, dynamic_conv, light_conv, takes
 from lightconv_plugin.ops.native.operators import FEW_ROWS
-from lightconv_plugin.ops.normalization import normalize_kernel
+from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.step import conv_step, reorder_state
 
 __all__ = [
     "BACKENDS",
+    "CHOICES",
     "FEW_ROWS",
+    "NORMALIZATIONS",
     "attend",
     "attend_with_weights",
     "attention",

@@ -86,7 +86,7 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
         announce(operator, name)
         return reference
     if name not in CHOICES:
-        raise ValueError(f"backend {name!r} is not available; expected auto or one of: {', '.join(BACKENDS)}")
+        raise ValueError(f"backend {name!r} is not available; expected one of: {', '.join(CHOICES)}")
     refused = native.unsupported_reason(operator, x, *others)
     if refused is None:
         announce(operator, "native")

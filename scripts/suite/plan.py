@@ -21,6 +21,7 @@ It is written when its job is about to run, and not for a look at what there is:
 """
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from typing import Any
 
 import yaml
 
+from data_prep.dataset import load_dataset
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.common.schema import build, require
@@ -40,9 +42,9 @@ QUANTITIES = ("score", "speed", "growth")
 
 
 def _named(model: str, choice: Mapping[str, Any]) -> str:
-    """Return a model's name with its choice of values: model-lr0.002-softmax."""
+    """Return a model's name with its choice of values, as a file may be called: model-lr0.002-softmax."""
     values = (value if isinstance(value, str) else f"{key}{value}" for key, value in choice.items())
-    return "-".join([Path(model).name, *values])
+    return "-".join([Path(model).name, *(re.sub(r"[^\w.-]+", "-", value).strip("-") for value in values)])
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,9 @@ def read_suite(path: Path, records: Path) -> Suite:
     suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path, "records": records})
     known = set(suite.models)
     names = {name for runs in suite.runs for name, _, _ in runs.each()}
+    for dataset in suite.datasets:
+        load_dataset(dataset)
+        require(path, "/" not in dataset, "runs.dataset", dataset, "a name, which its folder in work/ has too")
     require(path, len(known) == len({Path(model).name for model in known}), "runs", sorted(known), "different names")
     trials = suite.trials
     claimed = [name for claim in suite.claims for name in (claim.model, claim.than)]

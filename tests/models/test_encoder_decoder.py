@@ -5,6 +5,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerEncoderBase
 
 from lightconv_plugin.models.architectures import ENCODER_DECODER
+from lightconv_plugin.models.config import CONV_TYPES
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from tests.models import common
 from tests.tolerances import assert_close
@@ -12,10 +13,14 @@ from tests.tolerances import assert_close
 PAD, EOS = Dictionary().pad(), Dictionary().eos()
 
 
-@pytest.fixture(params=sorted(ENCODER_DECODER))
+@pytest.fixture(params=[*sorted(ENCODER_DECODER), *CONV_TYPES])
 def model(request):
+    """A small model of each architecture, and of each mixer on both sides."""
     torch.manual_seed(0)
-    return common.build(request.param, common.task(), **common.SMALL).double().eval()
+    mixer = request.param if request.param in CONV_TYPES else None
+    given = {"encoder_conv_type": mixer, "decoder_conv_type": mixer} if mixer else {}
+    arch = "pla_lightconv" if mixer else request.param
+    return common.build(arch, common.task(), **common.SMALL, **given).double().eval()
 
 
 def test_the_registry_holds_our_classes():

@@ -178,7 +178,12 @@ def test_dropconnect_per_kernel_drops_entries_of_the_normalised_kernel(backend, 
         ({"heads": 2, "causal": False, "kernel_size": 4}, 'kernel size 4 is even, so "same" padding'),
         ({"heads": 2, "causal": True, "kernel_size": 0}, "a kernel of 0 weights"),
         ({"heads": 2, "causal": True, "dropconnect": 1.0}, "DropConnect's probability is 1.0"),
-        ({"heads": 2, "causal": True, "dropconnect_per": "head"}, "DropConnect per 'head' was asked for; expected"),
+        (
+            {"heads": 2, "causal": True, "dropconnect_per": "head"},
+            "dropconnect_per is 'head'; expected one of: position, ker",
+        ),
+        ({"heads": 2, "causal": True, "normalization": "l3"}, "normalization is 'l3'; expected one of: none, softmax"),
+        ({"heads": 2, "causal": True, "backend": "triton"}, "backend is 'triton'; expected one of: auto, native, ref"),
     ],
 )
 def test_refusals(options, message):

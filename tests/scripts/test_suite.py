@@ -76,13 +76,15 @@ def test_the_settings_of_runs_go_over_the_values_of_their_trials(place):
 
 def test_a_run_has_a_name_of_its_own_for_each_choice_of_its_grid(place, tmp_path):
     runs = {"dataset": "debian_en_de", "models": ["wild"], "seeds": [1], "over": {"tune": {"lenpen": [2.0]}}}
-    runs["grid"] = {"arch": ["b", "c"], "lr": [0.5]}
-    claim = {"says": "b beats c", "model": "wild-b-lr0.5", "than": "wild-c-lr0.5", "at_least": 0}
+    runs["grid"] = {"arch": ["b", "c"], "lr": [0.5], "sizes": [[3, "7 x"]]}
+    names = {"model": "wild-b-lr0.5-sizes-3-7-x", "than": "wild-c-lr0.5-sizes-3-7-x"}
+    claim = {"says": "b beats c", **names, "at_least": 0}
     path = place / "grid.yaml"
     path.write_text(yaml.safe_dump({"about": "A grid", "baseline": "wild", "runs": [runs], "claims": [claim]}))
     configs = {name: job.config for _, name, job in run_jobs(read_suite(path, tmp_path), tmp_path) if job}
     assert [(name, config.name) for name, config in configs.items()] == [(claim[key],) * 2 for key in ("model", "than")]
-    one = configs["wild-b-lr0.5"]
+    one = configs[names["model"]]
+    assert one.train["sizes"] == [3, "7 x"]
     assert (one.train["arch"], one.train["lr"], one.train["max-update"], one.tune["lenpen"]) == ("b", 0.5, 9, [2.0])
 
 
@@ -235,6 +237,7 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
         ({"trials": {**SUITE["trials"], "grid": {"lr": 0.1}}}, "`trials.grid.lr` is 0.1, expected a list"),
         ({"claims": [{**SUITE["claims"][0], "of": "luck"}]}, "`claims.of` is 'luck', expected one of score, speed"),
         ({"extra": 1}, "unknown key `extra`"),
+        ({"runs": [{**SUITE["runs"][0], "dataset": "nowhere"}]}, "no dataset 'nowhere'"),
         ({"runs": [*SUITE["runs"], SUITE["runs"][1]]}, "`runs` is 'debian_en_de/bad, debian_en_de/wild, debian_en_de/"),
     ],
 )
