@@ -113,7 +113,7 @@ def dynamic_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "s
     heads, width = weight.shape[2:]
     kernel = normalize_kernel(weight, normalization)[0, :, :, width - inputs :].to(window.dtype)
     values = window.reshape(inputs, batch, heads, channels // heads)
-    return torch.einsum("bht,tbhr->bhr", kernel, values).reshape(1, batch, channels)
+    return torch.einsum("bht,tbhr->bhr", kernel, values).to(window.dtype).reshape(1, batch, channels)
 
 
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -139,13 +139,13 @@ def _band_matmul(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
     time, width = x.shape[1], kernel.shape[2]
     padded = F.pad(x, (0, 0, padding_l, width - 1 - padding_l))
     if torch.compiler.is_exporting():  # into a graph for any length, whose blocks cannot be counted
-        return torch.bmm(_shift_rows(kernel), padded)
+        return torch.bmm(_shift_rows(kernel), padded).to(x.dtype)
     blocks = []
     for start in range(0, max(time, 1), TIME_BLOCK):  # no positions at all are one empty block
         size = min(TIME_BLOCK, time - start)
         band = _shift_rows(kernel[:, start : start + size])
         blocks.append(torch.bmm(band, padded[:, start : start + size + width - 1]))
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+    return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)).to(x.dtype)  # autocast multiplies in its own
 
 
 def _shift_rows(kernel: Tensor) -> Tensor:

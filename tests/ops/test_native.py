@@ -226,17 +226,21 @@ def test_raw_operators_check_their_arguments(change, message):
         )
 
 
-def test_autocast_mixes_types():
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_autocast_mixes_types(backend):
     """Under autocast a linear layer gives bfloat16 logits beside a float32 x: x's type is kept."""
     x, w, _ = draw("dynamic_conv", 9, 2, 2, 3, 4, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         x = x.requires_grad_()
         logits = w.bfloat16().requires_grad_()
-        out = ops.dynamic_conv(x, logits, padding_l=2, backend="native")
+        out = ops.dynamic_conv(x, logits, padding_l=2, backend=backend)
         out.sum().backward()
-    assert out.dtype == torch.float32
+        step, _ = ops.conv_step(x.detach()[:1], logits.detach()[:1], None, backend=backend)
+    assert out.dtype == step.dtype == torch.float32
     assert x.grad is not None
     assert x.grad.dtype == torch.float32
     assert logits.grad is not None
     assert logits.grad.dtype == torch.bfloat16
-    assert_close(out.detach(), reference.dynamic_conv(x.detach(), logits.detach().float(), padding_l=2))
+    definition = reference.dynamic_conv(x.detach(), logits.detach().float(), padding_l=2)
+    rounded = torch.bfloat16 if backend == "reference" else torch.float32  # its product is autocast's
+    assert_close(out.detach(), definition, rounded)
