@@ -115,9 +115,8 @@ def scores(dataset: Dataset) -> str:
         if name == baseline or baseline not in dataset.models:
             row += [EMPTY] * 3
         else:
-            found = dataset.compare(name, baseline)
-            tests = [found.bootstrap, found.randomisation]
-            row += [interval(found.difference), *(EMPTY if p is None else f"{p:.4f}" for p in tests)]
+            row.append(interval(dataset.difference(name, baseline)))
+            row += [EMPTY if p is None else f"{p:.4f}" for p in dataset.p_values(name, baseline)]
         rows.append(row)
     return markdown_table(header, rows)
 

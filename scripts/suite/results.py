@@ -74,15 +74,6 @@ class Model:
         return [self.known[seed][part][key] for seed in self.seeds if key in self.known[seed][part]]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A model against another on the same test set."""
-
-    difference: Interval
-    bootstrap: float | None = None
-    randomisation: float | None = None
-
-
 @dataclass
 class Dataset:
     """All that there is of one dataset of a suite."""
@@ -96,7 +87,6 @@ class Dataset:
     models: dict[str, Model] = field(default_factory=dict)
     diverged: dict[str, str] = field(default_factory=dict)
     """Names of what diverged, and with how many seeds."""
-    _compared: dict[tuple[str, str], Comparison] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -133,27 +123,26 @@ class Dataset:
             return None
         return sum(variance(scores) * (len(scores) - 1) for scores in several) / freedom, freedom
 
-    def compare(self, name: str, other: str) -> Comparison:
-        """Compare two models that have scores."""
-        if (name, other) not in self._compared:
-            self._compared[name, other] = self._compare(self.models[name], self.models[other])
-        return self._compared[name, other]
-
-    def _compare(self, one: Model, two: Model) -> Comparison:
-        both = tuple(seed for seed in one.seeds if seed in two.seeds)
+    def difference(self, name: str, other: str) -> Interval:
+        """The score of a model minus that of another; of perplexities, of which less is better, the other way round."""
+        one, two = self.models[name], self.models[other]
         difference = fmean(one.scores(self.key)) - fmean(two.scores(self.key))
         seeds = 1 / len(one.seeds) + 1 / len(two.seeds)
         measure = self.measures.get(self.key)
-        if measure is None:  # a perplexity, of which less is better
-            return Comparison(self._interval(-difference, seeds, 0.0))
+        if measure is None:
+            return self._interval(-difference, seeds, 0.0)
         ours, theirs = ([model.lines(seed) for seed in model.seeds] for model in (one, two))
-        error = standard_error(Counted(measure.metric), ours, theirs)
-        interval = self._interval(difference, seeds, error**2)
-        if not both:
-            return Comparison(interval)
-        our, their = ([line for seed in both for line in model.lines(seed)] for model in (one, two))
-        tests = [paired_test(Counted(measure.metric), our, their, (), kind)[1].p_value for kind in ("bs", "ar")]
-        return Comparison(interval, *tests)
+        return self._interval(difference, seeds, standard_error(Counted(measure.metric), ours, theirs) ** 2)
+
+    def p_values(self, name: str, other: str) -> list[float | None]:
+        """Return sacreBLEU's p by paired bootstrap and by approximate randomisation, over the seeds that both have."""
+        one, two = self.models[name], self.models[other]
+        both = [seed for seed in one.seeds if seed in two.seeds]
+        measure = self.measures.get(self.key)
+        if measure is None or not both:
+            return [None, None]
+        ours, theirs = ([line for seed in both for line in model.lines(seed)] for model in (one, two))
+        return [paired_test(Counted(measure.metric), ours, theirs, (), kind)[1].p_value for kind in ("bs", "ar")]
 
     def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
         """The interval of a difference.
@@ -236,7 +225,7 @@ def judge(claim: Claim, dataset: Dataset) -> Finding:
         return Finding(dataset.name, verdict, note=note)
     if model not in dataset.models or than not in dataset.models:
         return Finding(dataset.name, ABSENT)
-    figure = dataset.compare(model, than).difference
+    figure = dataset.difference(model, than)
     note = "" if figure.low is not None else "one seed each, and no model of several seeds to tell how much a seed does"
     return Finding(dataset.name, figure.verdict(claim.at_least), figure, note)
 
