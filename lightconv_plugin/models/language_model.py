@@ -47,6 +47,12 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
             "--adaptive-input has no one matrix for --share-decoder-input-output-embed; give one of the two, or "
             "--tie-adaptive-weights with --adaptive-softmax-cutoff"
         )
+    plain = not (args.adaptive_input or args.character_embeddings)
+    if plain and args.quant_noise_pq and args.decoder_input_dim != args.decoder_embed_dim:
+        raise ValueError(
+            "--quant-noise-pq maps embeddings of --decoder-embed-dim only; got --decoder-input-dim "
+            f"{args.decoder_input_dim} and --decoder-embed-dim {args.decoder_embed_dim}: leave the first out"
+        )
     if args.tie_adaptive_weights:
         own = (args.adaptive_input_cutoff, args.adaptive_input_factor, args.decoder_input_dim)
         softmax = (args.adaptive_softmax_cutoff, args.adaptive_softmax_factor, args.decoder_output_dim)

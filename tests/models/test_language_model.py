@@ -198,6 +198,10 @@ def test_norms_come_before_and_none_after_the_last_block():
             {"tie_adaptive_weights": False, "adaptive_softmax_cutoff": [21]},
             r"--adaptive-softmax-cutoff \[21\] goes beyond the dictionary's 20 types",
         ),
+        (
+            {"adaptive_input": False, "decoder_input_dim": 8, "quant_noise_pq": 0.1, "tie_adaptive_weights": False},
+            "--quant-noise-pq maps embeddings of --decoder-embed-dim only; got --decoder-input-dim 8 and",
+        ),
         ({"decoder_kernel_size_list": [3] * 5}, "--decoder-kernel-size-list has 5 widths .* for 2 layers"),
         ({"decoder_conv_heads": 3}, "--decoder-conv-heads 3 does not divide --decoder-conv-dim 16"),
     ],
