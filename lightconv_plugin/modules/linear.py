@@ -1,9 +1,12 @@
 """Linear maps, started as everywhere in these models, and their few rows in decoding."""
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.plain import is_plain
@@ -35,6 +38,7 @@ def pack_weights(model: nn.Module) -> None:
 
     For a model that is not trained any more: a weight that changes through its ``data`` cannot be seen to change.
     """
+    _see_optimizers()
     for layer in model.modules():
         if isinstance(layer, nn.Linear) and is_plain(layer, nn.Linear) and not layer.weight.is_inference():
             packed = ops.pack_weight(layer.weight)
@@ -50,6 +54,16 @@ def packed_weight(layer: nn.Module) -> Tensor | None:
     if packed is None or torch.is_grad_enabled() or identity != _identity(layer.weight):
         return None
     return packed
+
+
+@functools.cache
+def _see_optimizers() -> None:
+    """Have every step of an optimiser count as a change of its weights; torch's fused ones do not say that they do."""
+
+    def say(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        increment_version([weight for group in optimizer.param_groups for weight in group["params"]])
+
+    register_optimizer_step_post_hook(say)
 
 
 def _identity(weight: Any) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def check_operands(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, w
         )
     if not (x.is_floating_point() and weight.is_floating_point()):
         raise ValueError(f"{operator}: expected floating-point tensors; got x {x.dtype} and weight {weight.dtype}")
-    if x.shape[2] % weight.shape[-2]:
+    if not weight.shape[-2] or x.shape[2] % weight.shape[-2]:
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[2]} channels of x")
 
 

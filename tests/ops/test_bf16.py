@@ -161,6 +161,46 @@ def test_packed_weights_are_used_until_the_weight_changes():
     assert layer.state_dict().keys() == {"weight", "bias"}
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimiser_changes_weights(fused):
+    layer = nn.Linear(40, 20)
+    pack_weights(nn.Sequential(layer))
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, fused=fused)
+    apply_linear(layer, torch.randn(3, 40)).square().sum().backward()
+    with torch.no_grad():
+        assert packed_weight(layer) is not None
+        optimizer.step()
+        assert packed_weight(layer) is None
+
+
+@pytest.mark.parametrize("units", NUMBERS)
+def test_packed_weights_may_lie_anywhere(units):
+    torch.ops.lightconv.cpu_bf16_units(units)
+    x, weight, bias, _ = draw(40, 70, 30)
+    packed = ops.pack_weight(weight)
+    assert packed is not None
+    moved = torch.empty(packed.numel() + 1, dtype=packed.dtype)[1:].view(packed.shape).copy_(packed)
+    with torch.no_grad():
+        assert torch.equal(ops.linear(x, weight, bias, moved), ops.linear(x, weight, bias, packed))
+
+
+@pytest.mark.parametrize(("width", "out"), [(8, 0), (0, 5)])
+def test_maps_of_nothing_or_to_nothing(width, out):
+    x, weight = torch.randn(4, width, requires_grad=True), torch.randn(out, width, requires_grad=True)
+    y = ops.linear(x, weight)
+    y.sum().backward()
+    for got, shape in ((y, (4, out)), (x.grad, (4, width)), (weight.grad, (out, width))):
+        assert got is not None
+        assert torch.equal(got, torch.zeros(shape))
+
+
+def test_a_row_alone_with_a_frozen_weight():
+    x, weight, bias, _ = draw(1, 24, 9)
+    ops.linear(x[0], weight, bias.requires_grad_()).sum().backward()
+    assert bias.grad is not None
+    assert torch.equal(bias.grad, torch.ones(9))
+
+
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [

@@ -14,6 +14,7 @@ X = torch.randn(5, 2, 6)
     ("call", "message"),
     [
         (lambda: ops.light_conv(X, torch.zeros(4, 3), padding_l=1), "4 heads do not divide the 6 channels"),
+        (lambda: ops.light_conv(X, torch.zeros(0, 3), padding_l=1), "0 heads do not divide the 6 channels"),
         (lambda: ops.light_conv(X, torch.zeros(2, 3), padding_l=3), "padding_l is 3; a kernel of width 3 takes 0..2"),
         (lambda: ops.light_conv(X, torch.zeros(2, 3), padding_l=-1), "padding_l is -1"),
         (

@@ -66,6 +66,13 @@ def test_attention(dtype, size, padded, vector_bits):
         assert weights[padding[sentence].unsqueeze(1).expand_as(weights)].abs().max() == 0
 
 
+def test_attention_takes_any_layout():
+    query, keys = torch.randn(1, 4, 6), torch.randn(2, 3, 6)
+    padding, sentence = torch.tensor([[False, True]] * 3).t(), torch.tensor([0, 9, 1, 9, 1, 9, 0, 9])[::2]
+    expected = ops.attend_with_weights(query.double(), keys.double(), keys.double(), padding, sentence, 2)[0]
+    assert_close(ops.attend(query, keys, keys, padding, sentence, 2), expected)
+
+
 def test_attention_refuses_what_it_cannot_read():
     query, keys = torch.randn(1, 2, 6), torch.randn(2, 3, 6)
     with pytest.raises(RuntimeError, match="names a sentence that there is not"):
@@ -85,22 +92,23 @@ def test_attention_refuses_what_it_cannot_read():
     first=st.booleans(),
     temperature=st.sampled_from([1.0, 0.3, 2.0]),
     unk_penalty=st.sampled_from([0.0, -3.0, 3.0]),
-    limit=st.sampled_from([None, "banned", "only"]),
+    banned=st.sampled_from([None, 2]),
+    only=st.sampled_from([None, 1, 2, 3, 5]),
     seed=st.integers(0, 1000),
 )
-def test_candidates(sentences, beams, types, count, first, temperature, unk_penalty, limit, seed):
+def test_candidates(sentences, beams, types, count, first, temperature, unk_penalty, banned, only, seed):
     torch.manual_seed(seed)
     logits, scores = torch.randn(sentences * beams, types) * 3, torch.randn(sentences * beams)
     values = torch.log_softmax(logits.double() / temperature, dim=-1) + (0 if first else scores.double().unsqueeze(1))
     values[:, 1] = -math.inf
     values[:, 3] -= unk_penalty
-    if limit == "banned":
-        values[:, 2] = -math.inf
-    elif limit == "only":
-        values[:, [token for token in range(types) if token != 2]] = -math.inf
+    if banned is not None:
+        values[:, banned] = -math.inf
+    if only is not None:
+        values[:, [token for token in range(types) if token != only]] = -math.inf
     expected, index = values.view(sentences, -1).topk(count)
     options: dict = {"beams": beams, "count": count, "temperature": temperature, "pad": 1, "unk": 3}
-    options |= {"unk_penalty": unk_penalty, "banned": None, "only": None, **({limit: 2} if limit else {})}
+    options |= {"unk_penalty": unk_penalty, "banned": banned, "only": only}
     for backend in ("native", "reference"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LIGHTCONV_BACKEND", backend)

@@ -111,11 +111,19 @@ def test_strided_inputs():
     assert_close(got, expected)
 
 
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_a_logit_of_minus_infinity_weighs_nothing(backend):
+    weight, state = torch.tensor([[-torch.inf, 0.0]]), None
+    for value in (1e38, 1.0):
+        out, state = ops.conv_step(torch.full((1, 1, 1), value), weight, state, backend=backend)
+    assert out.item() == 1.0
+
+
 def test_the_ring_stays_where_it_is_and_only_its_table_is_reordered():
     x, weight = torch.randn(1, 6, 8), torch.randn(2, 3)
     _, state = ops.conv_step(x, weight, None, backend="native")
     where = state["ring"].data_ptr()
-    state = ops.reorder_state(state, torch.tensor([5, 5, 0]))
+    state = ops.reorder_state(state, torch.tensor([5, 5, 0], dtype=torch.int32))
     assert state["ring"].data_ptr() == where
     assert state["ancestors"].shape == (3, 3)
     _, state = ops.conv_step(x[:, :3], weight, state, backend="native")

@@ -117,6 +117,15 @@ def test_dropout_does_not_depend_on_the_threads():
     assert torch.equal(outs[0], outs[2])
 
 
+def test_dropout_with_almost_no_number_kept(vector_bits):
+    """1 - 1e-9 is 1 in float32."""
+    assert torch.equal(ops.dropout(torch.randn(1000), 1 - 1e-9), torch.zeros(1000))
+    for weight in (torch.randn(4, 3), torch.randn(5, 2, 4, 3)):
+        conv = ops.light_conv if weight.ndim == 2 else ops.dynamic_conv
+        out = conv(torch.randn(5, 2, 8), weight, padding_l=2, dropconnect=1 - 1e-9, backend="native")
+        assert torch.equal(out, torch.zeros(5, 2, 8))
+
+
 def test_dropout_of_what_is_not_a_number():
     x = torch.tensor([float("nan"), float("inf"), -float("inf")]).repeat(100)
     out = ops.dropout(x, 0.5)
@@ -213,6 +222,15 @@ def test_smoothed_nll(dtype, rows, types, smoothing, vector_bits):
         assert grad.dtype == dtype
         assert_close(grad, torch.autograd.grad(expected * 0.5, logits)[0])
         assert torch.equal(grad[0], torch.zeros(types, dtype=dtype))
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e6])
+def test_smoothed_nll_of_logits_far_from_zero(offset, vector_bits):
+    logits, target = (torch.randn(4, 1000) + offset).requires_grad_(), torch.tensor([1, 2, 3, 4])
+    exact = logits.detach().double().requires_grad_()
+    loss, expected = (ops.smoothed_nll(logits, target, 0.1, 0)[0], defined_loss(exact, target, 0.1, 0)[0])
+    assert_close(loss.detach(), expected.detach())
+    assert_close(torch.autograd.grad(loss, logits)[0], torch.autograd.grad(expected, exact)[0])
 
 
 def test_smoothed_nll_takes_any_layout_and_refuses_what_is_no_type():

@@ -103,11 +103,11 @@ class _Bf16Linear(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
+        rows = torch.atleast_2d(grad).flatten(0, -2)
         if recorded(grad, x, weight):
-            rows = grad.flatten(0, -2)
             return (
                 grad @ weight if need_x else None,
-                rows.T @ x.flatten(0, -2) if need_weight else None,
+                rows.T @ torch.atleast_2d(x).flatten(0, -2) if need_weight else None,
                 rows.sum(dim=0) if need_bias else None,
             )
         together = need_weight and need_bias
@@ -115,7 +115,7 @@ class _Bf16Linear(Function):
             grad, x, weight, need_x, need_weight, together
         )
         if need_bias and not together:
-            of_bias = grad.flatten(0, -2).sum(dim=0)
+            of_bias = rows.sum(dim=0)
         return of_x if need_x else None, of_weight if need_weight else None, of_bias if need_bias else None
 
 

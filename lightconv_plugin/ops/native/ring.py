@@ -42,7 +42,7 @@ def reorder(state: State, new_order: Tensor) -> State:
     """The state in which hypothesis n continues what new_order[n] has read; there may be fewer or more than before."""
     ring, ancestors = state["ring"], state["ancestors"]
     if native.unsupported_reason("reorder_ancestors", ancestors) is None:
-        ancestors = torch.ops.lightconv.reorder_ancestors(ancestors, new_order)
+        ancestors = torch.ops.lightconv.reorder_ancestors(ancestors, new_order.long())
     else:
         ancestors = ancestors.index_select(1, new_order)
     if len(new_order) <= ring.shape[1]:

@@ -1,12 +1,16 @@
 // What the operators ask of their arguments, in the same words on CPUs and GPUs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
 #include "tensor.h"
 
 namespace lightconv {
+
+// A probability of dropping as the kernels have it: in float32, and less than 1 there too.
+inline float probability_of(double p) { return std::min(static_cast<float>(p), 0x1.fffffep-1f); }
 
 // Sizes of a convolution: x (T, B, C), weight (H, K) or, dynamic, (T, B, H, K).
 struct ConvSizes {

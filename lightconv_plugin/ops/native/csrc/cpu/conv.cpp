@@ -20,7 +20,7 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
   Conv conv{};
   conv.T = sizes.T, conv.B = sizes.B, conv.C = sizes.C, conv.H = sizes.H, conv.K = sizes.K;
   conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax;
-  conv.dropconnect = static_cast<float>(dropconnect);
+  conv.dropconnect = probability_of(dropconnect);
   if (dropconnect > 0.0) conv.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
   conv.type = scalar_of(x);
   conv.x = x.const_data_ptr(), conv.weight = weight.const_data_ptr();

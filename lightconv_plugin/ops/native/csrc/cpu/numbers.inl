@@ -10,9 +10,9 @@ inline void store(Bf16& to, float x) { to = bf16_of(x); }
 
 inline double exponential(double x) { return __builtin_exp(x); }
 
-// e^x for x <= 0, NaN for NaN: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which leaves 5e-9.
-inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
+// e^x for x <= 0, NaN for NaN, 0 below e^-87: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which leaves 5e-9.
+inline float exponential(float given) {
+  const float x = given < -87.0f ? -87.0f : given;
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   const float shifted = x * 1.44269504f + shift;
   const float n = shifted - shift;
@@ -25,7 +25,8 @@ inline float exponential(float x) {
   series = series * r + 0.5f;
   series = series * r + 1.0f;
   series = series * r + 1.0f;
-  return series * __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, shifted) + 127) << 23);
+  const float power = __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, shifted) + 127) << 23);
+  return given < -87.0f ? 0.0f : series * power;
 }
 
 // 64 bytes of numbers: one register, or several that the compiler takes turns with.

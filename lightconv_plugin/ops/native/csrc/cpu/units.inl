@@ -38,7 +38,7 @@ struct Scratch {
 
   Scratch(const Conv& conv, const Units& units, bool backward, Arena arena) {
     constexpr int n = kLanes<A>;
-    const int64_t rows = units.rows + conv.K - 1, R = conv.C / conv.H, blocks = units.wide ? 1 : units.heads;
+    const int64_t whole = units.rows + conv.K - 1, rows = conv.T < whole ? conv.T : whole, R = conv.C / conv.H, blocks = units.wide ? 1 : units.heads;
     row = round_up(units.wide ? units.heads * R : R, n), taps = round_up(conv.K, n);
     products = round_up(conv.K + kProductRows - 1, n);
     columns = round_up(units.rows + products + n, n);

@@ -17,7 +17,8 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
   check_same(x, weight, "weight");
   Conv conv{};
   conv.T = sizes.T, conv.B = sizes.B, conv.H = sizes.H, conv.R = sizes.C / sizes.H, conv.K = sizes.K;
-  conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax, conv.dropconnect = dropconnect;
+  conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax;
+  conv.dropconnect = probability_of(dropconnect);
   if (dropconnect > 0.0) {
     check_same(x, *seed, "seed");
     conv.seed = static_cast<const long long*>(seed->const_data_ptr());

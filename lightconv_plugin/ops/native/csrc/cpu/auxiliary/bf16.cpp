@@ -109,8 +109,8 @@ void dot_block(const Block& block) {
     for (int64_t k = 0; k < block.tiles; ++k) {
       const uint16_t* a = block.a + (2 * k + row / 16) * kTile + row % 16 * 32;
       for (int pair = 0; pair < 16; ++pair) {
-        const auto left = reinterpret_cast<__m512bh>(_mm512_load_si512(block.b + k * kTile + 32 * pair));
-        const auto right = reinterpret_cast<__m512bh>(_mm512_load_si512(b1 + k * kTile + 32 * pair));
+        const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(block.b + k * kTile + 32 * pair));
+        const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b1 + k * kTile + 32 * pair));
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
           int32_t both;
@@ -235,7 +235,7 @@ void bf16_pack_left(const Matrix& a, int64_t M, int64_t K, uint16_t* packed, flo
 
 void bf16_product(const Product& p, Bf16Units units, uint16_t* scratch, int64_t first, int64_t last, int64_t begin,
                   int64_t end) {
-  const int64_t depth = std::min(kDepth, 32 * tiles(p.K)), stride = tiles(p.K) * kTile;
+  const int64_t depth = std::clamp<int64_t>(32 * tiles(p.K), 32, kDepth), stride = tiles(p.K) * kTile;
   const int64_t panel = std::max<int64_t>(2, kPanel / (depth * 16 + 1) / 2 * 2);
   const auto multiply = units == Bf16Units::amx ? &amx_block : &dot_block;
   if (units == Bf16Units::amx) begin_tiles();

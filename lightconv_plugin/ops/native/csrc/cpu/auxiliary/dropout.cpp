@@ -1,4 +1,5 @@
 // Dropout on a CPU. The gradient of it is itself, with the same seed.
+#include "checks.h"
 #include "cpu/auxiliary/kernels.h"
 #include "cpu/scalar.h"
 
@@ -20,7 +21,7 @@ Tensor dropout(const Tensor& x_any, double p, const Tensor& seed) {
   void* to = out.mutable_data_ptr();
   const AuxiliaryKernels& table = auxiliary_kernels();
   torch::stable::parallel_for(0, (count + 63) / 64, kGrain, [&](int64_t begin, int64_t end) {
-    table.dropout(type, from, to, count, static_cast<float>(p), number, begin, end);
+    table.dropout(type, from, to, count, probability_of(p), number, begin, end);
   });
   return out;
 }

@@ -41,10 +41,11 @@ std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& 
   double nll = 0, all = 0;
   for (int64_t n = 0; n < N; ++n) {
     const double* row = rows.data() + 4 * n;
-    log_sum[n] = row[0] + std::log(row[1]);
+    const double log_exps = std::log(row[1]);
+    log_sum[n] = row[0] + log_exps;
     if (words[n] < 0) continue;
     nll += log_sum[n] - row[3];
-    all += static_cast<double>(V) * log_sum[n] - row[2];
+    all += static_cast<double>(V) * log_exps - row[2];
   }
   auto* out = static_cast<double*>(sums.mutable_data_ptr());
   out[0] = nll, out[1] = all;

@@ -12,7 +12,8 @@ inline Vec<A> load_part(const S* from, int64_t count, A other) {  // `other` in 
   return v;
 }
 
-// Of each row of V logits: the largest, the sum of exp(logit - largest), the sum of all, and the target's (if there is one).
+// Of each row of V logits: the largest, the sums of exp(logit - largest) and of logit - largest, and the target's (if
+// there is one).
 template <class S>
 void loss_rows_of(const LossTask& task, double* rows, int64_t begin, int64_t end) {
   using A = Sums<S>;
@@ -25,10 +26,12 @@ void loss_rows_of(const LossTask& task, double* rows, int64_t begin, int64_t end
     for (int64_t v = 0; v < V; v += n) {
       const Vec<A> here = load_part<A>(x + v, V - v, lowest);
       most = most > here ? most : here;
-      plain += load_part<A>(x + v, V - v, A{0});
     }
     const Vec<A> top = largest<A>(most);
-    for (int64_t v = 0; v < V; v += n) total += exp_of(load_part<A>(x + v, V - v, lowest) - top);
+    for (int64_t v = 0; v < V; v += n) {
+      total += exp_of(load_part<A>(x + v, V - v, lowest) - top);
+      plain += load_part<A>(x + v, V - v, top[0]) - top;
+    }
     A target = 0;
     if (task.target[row] >= 0) assign(target, x[task.target[row]]);
     double* to = rows + 4 * row;
@@ -51,14 +54,16 @@ void loss_gradient_of(const LossTask& task, const double* log_sums, double scale
       for (int64_t v = 0; v < V; ++v) assign(to[v], A{0});
       continue;
     }
-    const A log_sum = static_cast<A>(log_sums[row]), times = static_cast<A>(scale), less = static_cast<A>(share);
+    // in two parts, since float32 rounds the log-sum of large logits
+    const A high = static_cast<A>(log_sums[row]), low = static_cast<A>(log_sums[row] - static_cast<double>(high));
+    const A times = static_cast<A>(scale), less = static_cast<A>(share);
     for (int64_t v = 0; v < V; v += n) {
       A lanes[n];
-      store(lanes, times * exp_of(load_part<A>(x + v, V - v, A{0}) - log_sum) - less);
+      store(lanes, times * exp_of(load_part<A>(x + v, V - v, A{0}) - high - low) - less);
       convert(to + v, lanes, V - v < n ? V - v : n);
     }
     A at;
     assign(at, x[target]);
-    assign(to[target], times * exp_of(Vec<A>{} + (at - log_sum))[0] - less - static_cast<A>(extra));
+    assign(to[target], times * exp_of(Vec<A>{} + (at - high - low))[0] - less - static_cast<A>(extra));
   }
 }

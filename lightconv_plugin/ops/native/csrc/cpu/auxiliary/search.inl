@@ -25,23 +25,25 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
       for (int64_t i = 0; i < size; ++i) copy[i] = exponential((logits[v + i] - top) * scale);
       sum += total(copy, size);
     }
+    const auto allowed = [&](int64_t token) { return token != s.pad && token != s.banned; };
     const float log_sum = std::log(sum), before = s.scores == nullptr ? 0 : s.scores[n];
     for (int64_t i = 0; i < s.count; ++i) values[i] = -INFINITY, tokens[i] = static_cast<int32_t>(i);
     if (sum != sum || top == -INFINITY) continue;  // not a number: no continuation is likely
     if (s.only >= 0) {
-      insert((logits[s.only] - top) * scale - log_sum + before, static_cast<int32_t>(s.only), s.count, values, tokens);
+      const float value = (logits[s.only] - top) * scale - log_sum - (s.only == s.unk ? s.unk_penalty : 0) + before;
+      if (allowed(s.only)) insert(value, static_cast<int32_t>(s.only), s.count, values, tokens);
       continue;
     }
     for (int64_t v = 0, i = 0; v < s.V; v += kSearchChunk, ++i) {
       if (!(tops[i] > values[s.count - 1])) continue;
       const int64_t stop = s.V - v < kSearchChunk ? s.V : v + kSearchChunk;
       for (int64_t token = v; token < stop; ++token)
-        if (logits[token] > values[s.count - 1] && token != s.pad && token != s.unk && token != s.banned)
+        if (logits[token] > values[s.count - 1] && token != s.unk && allowed(token))
           insert(logits[token], static_cast<int32_t>(token), s.count, values, tokens);
     }
     for (int64_t i = 0; i < s.count; ++i) values[i] = (values[i] - top) * scale - log_sum + before;
     const float unk = (logits[s.unk] - top) * scale - log_sum - s.unk_penalty + before;
-    if (s.unk != s.pad && s.unk != s.banned && unk > values[s.count - 1])
+    if (allowed(s.unk) && unk > values[s.count - 1])
       insert(unk, static_cast<int32_t>(s.unk), s.count, values, tokens);
   }
 }

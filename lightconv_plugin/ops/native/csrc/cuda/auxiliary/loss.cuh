@@ -26,6 +26,7 @@ template <Case C> __device__ __forceinline__ void smoothed_nll(const LossArgs& a
   }
   const S* row = static_cast<const S*>(args.logits) + n * args.stride;
   A most = -__int_as_float(0x7f800000), total = 0, plain = 0;
+  const A first = widen(row[0]), base = first - first == A(0) ? first : A(0);  // sums of large logits would be rounded
 #pragma unroll 4
   for (long long v = threadIdx.x * W; v < args.V; v += LOSS_THREADS * W) {
     A x[W], top = most;
@@ -34,7 +35,7 @@ template <Case C> __device__ __forceinline__ void smoothed_nll(const LossArgs& a
     for (int w = 0; w < W; ++w) top = x[w] > top ? x[w] : top;
     total *= exp_below(most, top);
 #pragma unroll
-    for (int w = 0; w < W; ++w) total += exp_below(x[w], top), plain += x[w];
+    for (int w = 0; w < W; ++w) total += exp_below(x[w], top), plain += x[w] - base;
     most = top;
   }
   const A top = lanes_max<32>(most);
@@ -55,7 +56,7 @@ template <Case C> __device__ __forceinline__ void smoothed_nll(const LossArgs& a
   args.log_sums[n] = log_sum;
   // a host could raise an error for a target outside of 0..V-1; without waiting for the device NaN has to say it
   terms[0] = target >= 0 && target < args.V ? log_sum - static_cast<double>(widen(row[target])) : __int_as_float(0x7fffffff);
-  terms[1] = static_cast<double>(args.V) * log_sum - all;
+  terms[1] = static_cast<double>(args.V) * (log_sum - static_cast<double>(base)) - all;
 }
 
 // One block: the sums of both terms over the rows.
