@@ -21,4 +21,5 @@ cd "$root"
 # one process a core with one thread each: the tests are many and small
 cores=$(nproc)  # before the next line: nproc heeds it
 export OMP_NUM_THREADS=1
+unset PYTHONDONTWRITEBYTECODE  # or each of the many commands compiles what it imports
 exec "$bin/python" -m pytest --numprocesses "$cores" --dist loadfile --no-loadscope-reorder "$@"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from scripts.common.process import environment
-from tests.forks import executable, wait_for_no_disk
+from tests.forks import executable, parse_flags_once, wait_for_no_disk
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 
@@ -41,6 +41,7 @@ LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models",
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch  # the process that only hands out the tests goes without it
 
+    parse_flags_once()
     can_run = {
         "gpu": torch.device(config.getoption("--device")).type == "cpu" or torch.cuda.is_available(),
         "cuda_build": torch.version.cuda is not None,
@@ -92,6 +93,13 @@ def environment_as_new() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def forking_python() -> Iterator[str]:
     with executable() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def forking_torch() -> Iterator[str]:
+    """Python with torch alone."""
+    with executable(["torch"]) as path:
         yield path
 
 

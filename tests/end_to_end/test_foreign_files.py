@@ -9,8 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fairseq_cli.preprocess  # noqa: F401  once, not in every process
+import matplotlib.backends.backend_agg
 import matplotlib.figure
+import matplotlib.pyplot
+import PIL.features  # noqa: F401
 import pytest
+import sacrebleu.tokenizers.tokenizer_ter  # noqa: F401
 import sacremoses  # noqa: F401
 import torch
 from hypothesis import HealthCheck, given, settings

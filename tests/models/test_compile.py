@@ -83,7 +83,8 @@ def test_architectures(arch, training):
     if key not in seen:
         torch._dynamo.reset()
         compiled = torch.compile(model, fullgraph=True, backend="eager")
-        seen[key], _ = stop(compiled, *arguments)
+        with torch.set_grad_enabled(training):  # as in what follows, or it would be compiled twice
+            seen[key], _ = stop(compiled, *arguments)
         if seen[key] is None:
             for got, expected in zip(run(compiled, arguments), run(model, arguments), strict=True):
                 assert_close(got, expected)

@@ -1,12 +1,10 @@
 """The operators and modules in a process that has torch and nothing of fairseq's."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from tests.forks import executable
 
 ROOT = Path(__file__).resolve().parents[2]
 NONE = "import sys\nfor name in ('fairseq', 'hydra', 'omegaconf'): sys.modules[name] = None\n"
@@ -63,11 +61,10 @@ assert hasattr(utils.torch_persistent_save, "_compat_shim")
 Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+@pytest.fixture
+def run(forking_torch) -> Run:
     """Run code in a process that has torch alone."""
-    with executable(["torch"]) as python:
-        yield lambda code: subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    return lambda code: subprocess.run([forking_torch, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -221,17 +220,24 @@ SHOW = (
 )
 
 
-def show(code: str = SHOW, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
+@pytest.fixture
+def show(forking_torch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a process that has torch alone, with more in its environment."""
+
+    def run(code: str = SHOW, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [forking_torch, "-c", code]
+        return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+
+    return run
 
 
-def test_the_environment_switches_it_on():
+def test_the_environment_switches_it_on(show):
     done = show(LIGHTCONV_MATMUL="bf16")
     assert done.stdout == f"{UNITS[BEST]} True highest\n"
     assert done.stderr == ""
 
 
-def test_a_processor_without_the_units_is_told_and_computes_in_float32():
+def test_a_processor_without_the_units_is_told_and_computes_in_float32(show):
     done = show(LIGHTCONV_MATMUL="bf16", ONEDNN_MAX_CPU_ISA="AVX2")
     assert done.stdout == "none False highest\n"
     assert "this processor has no units for it that may be used" in done.stderr
@@ -239,13 +245,13 @@ def test_a_processor_without_the_units_is_told_and_computes_in_float32():
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
-def test_pytorchs_switch_heeds_the_limit_too(name):
+def test_pytorchs_switch_heeds_the_limit_too(name, show):
     code = "torch.set_float32_matmul_precision('medium'); print(ops.pack_weight(torch.ones(2, 2)) is not None)"
     for limit, packs in (("avx512_core", False), ("AVX512_CORE_AMX", BEST > 0)):
         done = show("from lightconv_plugin import ops; import torch; " + code, **{name: limit})
         assert done.stdout == f"{packs}\n", done.stderr
 
 
-def test_another_word_is_refused():
+def test_another_word_is_refused(show):
     done = show(LIGHTCONV_MATMUL="int8")
     assert "ValueError: the precision of products is 'int8'; expected bf16 or fp32" in done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.fairseq_io.models import load_plugin, training_arguments
 from tests.forks import executable
 
 SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), sys.path[0], sys.stdin.name, sys.stdin.read()); "
@@ -104,3 +105,17 @@ def test_it_ends_with_its_command(forking_python, tmp_path, signum):
         time.sleep(0.5)
         if beats.stat().st_size == before:
             return
+
+
+@pytest.mark.parametrize("arch", ["transformer", "pla_dynamicconv_small"])
+def test_flags_that_hydra_parses_once_give_the_same(arch, monkeypatch):
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from hydra._internal.config_repository import CachingConfigRepository
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    load_plugin()
+    args = training_arguments(["--arch", arch, "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"])
+    converted = [convert_namespace_to_omegaconf(args) for _ in range(2)]  # the second from what the first has parsed
+    monkeypatch.setattr(OverridesParser, "parse_rule", OverridesParser.parse_rule.__wrapped__)
+    monkeypatch.setattr(CachingConfigRepository, "__init__", CachingConfigRepository.__init__.__wrapped__)
+    assert converted == [convert_namespace_to_omegaconf(args)] * 2
