@@ -38,17 +38,10 @@ def _decode(blocks: Sequence[list[bytes]]) -> tuple[list[list[str]], int]:
     try:
         return [[line.decode() for line in block] for block in blocks], 0
     except UnicodeDecodeError:
-        good = [row for row in zip(*blocks, strict=True) if all(map(_is_utf8, row))]
+        rows = zip(*blocks, strict=True)
+        good = [row for row in rows if all(line.decode(errors="replace").encode() == line for line in row)]
         columns = [[row[place].decode() for row in good] for place in range(len(blocks))]
         return columns, len(blocks[0]) - len(good)
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class _RunningStep:

@@ -85,33 +85,20 @@ def dynamic_conv(
     return _band_matmul(folded, rows, padding_l).transpose(0, 1).reshape(time, batch, channels)
 
 
-def light_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
-    """LightConv at one position of a decoder.
+def conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
+    """Either convolution at one position of a decoder.
 
     Args:
         window: (t, B, C), the last t <= K inputs, the current one last.
-        weight: (H, K) logits.
+        weight: logits: LightConv's (H, K), or DynamicConv's (1, B, H, K) of the current position.
 
     Returns:
-        (1, B, C): what ``light_conv`` with padding_l = K - 1 gives at this position.
-    """
-    heads, width = weight.shape
-    return dynamic_conv_step(window, weight.expand(1, window.shape[1], heads, width), normalization=normalization)
-
-
-def dynamic_conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
-    """DynamicConv at one position of a decoder.
-
-    Args:
-        window: (t, B, C), the last t <= K inputs, the current one last.
-        weight: (1, B, H, K) logits of the current position.
-
-    Returns:
-        (1, B, C): what ``dynamic_conv`` with padding_l = K - 1 gives at this position.
+        (1, B, C): what ``light_conv`` or ``dynamic_conv`` with padding_l = K - 1 gives at this position.
     """
     inputs, batch, channels = window.shape
-    heads, width = weight.shape[2:]
-    kernel = normalize_kernel(weight, normalization)[0, :, :, width - inputs :].to(window.dtype)
+    heads, width = weight.shape[-2:]
+    kernel = normalize_kernel(weight, normalization)[..., width - inputs :].to(window.dtype)
+    kernel = kernel.expand(1, batch, heads, inputs)[0]
     values = window.reshape(inputs, batch, heads, channels // heads)
     return torch.einsum("bht,tbhr->bhr", kernel, values).to(window.dtype).reshape(1, batch, channels)
 

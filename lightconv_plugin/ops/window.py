@@ -29,8 +29,7 @@ def conv_step(
 ) -> tuple[Tensor, State]:
     """One position: x (1, B, C) and logits (H, K) or (1, B, H, K) give (1, B, C) and the state for the next."""
     window, state = push(x, state, weight.shape[-1])
-    step = reference.light_conv_step if weight.ndim == 2 else reference.dynamic_conv_step
-    return step(window, weight, normalization=normalization), state
+    return reference.conv_step(window, weight, normalization=normalization), state
 
 
 def rows(state: State) -> int:

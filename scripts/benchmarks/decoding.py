@@ -10,6 +10,7 @@ import torch
 
 from lightconv_plugin import ops
 from scripts.benchmarks import ctranslate2, onnx
+from scripts.benchmarks.peers import Shape, fairseq_layer
 from scripts.benchmarks.timing import interleaved, products_in, spread, take_turns
 from scripts.fairseq_io.models import Translation, translation
 
@@ -69,18 +70,8 @@ def _our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Cal
 
 
 def _fairseq_step(operator: str, x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:
-    from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
-    from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
-
-    from scripts.benchmarks.peers import Given
-
-    channels, heads = x.shape[2], logits.shape[-2]
-    options = {"padding_l": WIDTH - 1, "num_heads": heads, "weight_softmax": True, "bias": False}
-    if operator == "light":
-        module = LightweightConv1dTBC(channels, WIDTH, **options).to(x).eval()
-    else:
-        module = DynamicConv1dTBC(channels, WIDTH, **options).to(x).eval()
-        module.weight_linear = Given(logits)
+    shape = Shape(1, x.shape[1], x.shape[2], logits.shape[-2], WIDTH, causal=True)
+    module: Any = fairseq_layer(operator, shape, x, None if operator == "light" else logits)[0].eval()
     state: dict[str, Any] = {}
 
     def step() -> None:

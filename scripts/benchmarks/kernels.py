@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,64 +98,49 @@ def cases(tokens: int, channels: int, dtype: torch.dtype, device: torch.device) 
     def random(*shape: int, grad: bool = False) -> Tensor:
         return torch.randn(*shape, device=device, dtype=dtype).requires_grad_(grad)
 
-    def convolution(operator: str, wanted: str, width: int) -> Made:
-        def made() -> tuple[Call, int]:
-            x = random(TIME, batch, channels, grad=wanted == "x")
-            shape = (heads, width) if operator == "light_conv" else (TIME, batch, heads, width)
-            weight = random(*shape, grad=wanted == "weight")
+    def convolution(operator: str, wanted: str, width: int) -> tuple[Call, int]:
+        x = random(TIME, batch, channels, grad=wanted == "x")
+        shape = (heads, width) if operator == "light_conv" else (TIME, batch, heads, width)
+        weight = random(*shape, grad=wanted == "weight")
 
-            def forward() -> Tensor:
-                return getattr(ops, operator)(x, weight, padding_l=width // 2, backend="native")
+        def forward() -> Tensor:
+            return getattr(ops, operator)(x, weight, padding_l=width // 2, backend="native")
 
-            moved = size(x) * 2 + size(weight) * (2 if wanted == "weight" else 1)
-            return (forward, moved) if wanted == "" else (gradient(forward(), x if wanted == "x" else weight), moved)
+        moved = size(x) * 2 + size(weight) * (2 if wanted == "weight" else 1)
+        return (forward, moved) if wanted == "" else (gradient(forward(), x if wanted == "x" else weight), moved)
 
-        return made
+    def gate(backward: bool) -> tuple[Call, int]:
+        x, mask = random(TIME, batch, 2 * channels, grad=backward), torch.zeros(batch, TIME, device=device).bool()
+        return both(lambda: ops.glu_mask(x, mask), x, backward, size(x) * 3 // 2, size(x) * 5 // 2)
 
-    def gate(backward: bool) -> Made:
-        def made() -> tuple[Call, int]:
-            x, mask = random(TIME, batch, 2 * channels, grad=backward), torch.zeros(batch, TIME, device=device).bool()
-            return both(lambda: ops.glu_mask(x, mask), x, backward, size(x) * 3 // 2, size(x) * 5 // 2)
+    def dropout(backward: bool) -> tuple[Call, int]:
+        x = random(TIME, batch, channels, grad=backward)
+        return both(lambda: ops.dropout(x, 0.1), x, backward, 2 * size(x), 2 * size(x))
 
-        return made
+    def loss(backward: bool) -> tuple[Call, int]:
+        logits = random(tokens, WORDS, grad=backward)
+        target = torch.randint(WORDS, (tokens,), device=device)
+        read = size(logits)
+        return both(lambda: ops.smoothed_nll(logits, target, 0.1, 1)[0], logits, backward, read, 2 * read)
 
-    def dropout(backward: bool) -> Made:
-        def made() -> tuple[Call, int]:
-            x = random(TIME, batch, channels, grad=backward)
-            return both(lambda: ops.dropout(x, 0.1), x, backward, 2 * size(x), 2 * size(x))
-
-        return made
-
-    def loss(backward: bool) -> Made:
-        def made() -> tuple[Call, int]:
-            logits = random(tokens, WORDS, grad=backward)
-            target = torch.randint(WORDS, (tokens,), device=device)
-            return both(
-                lambda: ops.smoothed_nll(logits, target, 0.1, 1)[0], logits, backward, size(logits), 2 * size(logits)
-            )
-
-        return made
-
-    def step(dynamic: bool) -> Made:
-        def made() -> tuple[Call, int]:
-            x = random(1, tokens, channels)
-            weight = random(*((1, tokens, heads, WIDTH) if dynamic else (heads, WIDTH)))
-            state = None
-            for _ in range(WIDTH):  # until the state is full
-                _, state = ops.conv_step(x, weight, state, backend="native")
-            return lambda: ops.conv_step(x, weight, state), size(x) * (WIDTH + 2) + size(weight)
-
-        return made
+    def step(dynamic: bool) -> tuple[Call, int]:
+        x = random(1, tokens, channels)
+        weight = random(*((1, tokens, heads, WIDTH) if dynamic else (heads, WIDTH)))
+        state = None
+        for _ in range(WIDTH):  # until the state is full
+            _, state = ops.conv_step(x, weight, state, backend="native")
+        return lambda: ops.conv_step(x, weight, state), size(x) * (WIDTH + 2) + size(weight)
 
     found: dict[str, tuple[str, Made]] = {}
     for operator in ("light_conv", "dynamic_conv"):
         for width in (WIDTH, WIDE):
             for wanted in ("", "x", "weight"):
                 label = f"gradient of {wanted}" if wanted else "forward"
-                found[f"{operator}, K = {width}, {label}"] = operator, convolution(operator, wanted, width)
-    for operator, maker in (("glu_mask", gate), ("dropout", dropout), ("smoothed_nll", loss)):
-        found |= {f"{operator}, {'gradient' if b else 'forward'}": (operator, maker(b)) for b in (False, True)}
-    found |= {f"conv_step, {'dynamic' if d else 'light'}, K = {WIDTH}": ("conv_step", step(d)) for d in (False, True)}
+                found[f"{operator}, K = {width}, {label}"] = operator, partial(convolution, operator, wanted, width)
+    for operator, make in (("glu_mask", gate), ("dropout", dropout), ("smoothed_nll", loss)):
+        found |= {f"{operator}, {'gradient' if b else 'forward'}": (operator, partial(make, b)) for b in (False, True)}
+    for dynamic in (False, True):
+        found[f"conv_step, {'dynamic' if dynamic else 'light'}, K = {WIDTH}"] = "conv_step", partial(step, dynamic)
     return found
 
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,49 +63,28 @@ class Given(nn.Module):
 Case = tuple[Callable[[], Tensor], list[Tensor]]  # a forward pass, and what gradients are taken of
 
 
-def _fairseq_light(shape: Shape, x: Tensor, unfold: bool) -> Case:
-    from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
-
-    module = LightweightConv1dTBC(
-        shape.C, shape.K, padding_l=shape.padding_l, num_heads=shape.H, weight_softmax=True, bias=False
-    ).to(x)
-    return lambda: module(x, unfold=unfold), [x, module.weight]
-
-
-def _fairseq_dynamic(shape: Shape, x: Tensor, unfold: bool, logits: Tensor | None) -> Case:
-    from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
-
-    module = DynamicConv1dTBC(
-        shape.C, shape.K, padding_l=shape.padding_l, num_heads=shape.H, weight_softmax=True, bias=False
-    ).to(x)
-    weight = module.weight_linear.weight
-    if logits is not None:
-        module.weight_linear, weight = Given(logits), logits
-    return lambda: module(x, unfold=unfold), [x, weight]
+_LAYERS = {
+    "light": ("lightweight_convolution", "LightweightConv1dTBC"),
+    "dynamic": ("dynamic_convolution", "DynamicConv1dTBC"),
+    "light cuda": ("lightconv_layer", "LightconvLayer"),
+    "dynamic cuda": ("dynamicconv_layer", "DynamicconvLayer"),
+}
 
 
-def _fairseq_cuda(name: str, shape: Shape, x: Tensor, logits: Tensor | None) -> Case:
-    """fairseq's own CUDA kernels; they have to be compiled and installed by hand.
+def fairseq_layer(kind: str, shape: Shape, x: Tensor, logits: Tensor | None = None) -> tuple[nn.Module, Tensor]:
+    """fairseq's convolution of a kind in ``_LAYERS``, and its weight: the logits, if they are given.
 
     Raises:
-        ImportError: they are not installed.
+        ImportError: fairseq's own CUDA kernels are not installed; they have to be compiled by hand.
     """
-    if name == "light":
-        from fairseq.modules.lightconv_layer import LightconvLayer
-
-        module = LightconvLayer(
-            shape.C, shape.K, padding_l=shape.padding_l, num_heads=shape.H, weight_softmax=True, bias=False
-        ).to(x)
-        return lambda: module(x), [x, module.weight]
-    from fairseq.modules.dynamicconv_layer import DynamicconvLayer
-
-    module = DynamicconvLayer(
-        shape.C, shape.K, padding_l=shape.padding_l, num_heads=shape.H, weight_softmax=True, bias=False
-    ).to(x)
-    weight = module.weight_linear.weight
-    if logits is not None:
-        module.weight_linear, weight = Given(logits.flatten(2)), logits
-    return lambda: module(x), [x, weight]
+    place, name = _LAYERS[kind]
+    made = getattr(importlib.import_module(f"fairseq.modules.{place}"), name)
+    options = {"padding_l": shape.padding_l, "num_heads": shape.H, "weight_softmax": True, "bias": False}
+    layer = made(shape.C, shape.K, **options).to(x)
+    if logits is None:
+        return layer, layer.weight if kind.startswith("light") else layer.weight_linear.weight
+    layer.weight_linear = Given(logits.flatten(2) if kind.endswith("cuda") else logits)
+    return layer, logits
 
 
 def _causal_conv1d(shape: Shape, x: Tensor) -> Case | None:
@@ -159,14 +139,14 @@ def cases(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device)
         result[OURS] = (lambda: module(x)), [x, module.weight_linear.weight]
     else:
         raise ValueError(f"no operator {operator!r}")
+    kind = operator.split()[0]
     for name, unfold in (("fairseq band", False), ("fairseq unfold", True)):
-        if operator == "light":
-            result[name] = _fairseq_light(shape, x, unfold)
-        else:
-            result[name] = _fairseq_dynamic(shape, x, unfold, logits)
+        layer, weight = fairseq_layer(kind, shape, x, logits)
+        result[name] = partial(layer, x, unfold=unfold), [x, weight]
     if device.type == "cuda":
         with contextlib.suppress(ImportError):  # the command says so, once
-            result["fairseq cuda"] = _fairseq_cuda(operator.split()[0], shape, x, logits)
+            layer, weight = fairseq_layer(f"{kind} cuda", shape, x, logits)
+            result["fairseq cuda"] = partial(layer, x), [x, weight]
     if operator == "light":
         result["conv1d"] = _conv1d(shape, x)
         special = _causal_conv1d(shape, x)

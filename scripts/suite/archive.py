@@ -20,6 +20,7 @@ from scripts.common.files import atomic_file
 from scripts.reproduce.layout import model_file, seed_root
 from scripts.scoring.metrics import tokeniser
 from scripts.suite import speed
+from scripts.suite.keep import hypotheses_file
 from scripts.suite.plan import Job, Suite, trial_jobs
 from scripts.suite.results import Dataset, Model, collect
 
@@ -38,13 +39,9 @@ def _joined(dataset: Dataset, model: str, seeds: Sequence[int]) -> str:
     return f"{dataset.name}/tests/{model}.seeds{'-'.join(map(str, seeds))}.txt"
 
 
-def _hypotheses(job: Job, seed: int) -> Path:
-    return seed_root(job.folder, seed) / "scores" / "test" / "hypotheses.detok"
-
-
 def _here(model: Model | None) -> list[int]:
     """The seeds of a model whose hypotheses are on this machine."""
-    return [seed for seed in model.seeds if _hypotheses(model.job, seed).exists()] if model else []
+    return [seed for seed in model.seeds if hypotheses_file(model.job, seed).exists()] if model else []
 
 
 def _pairs(dataset: Dataset) -> Iterator[tuple[Model, Model, list[int]]]:
@@ -68,7 +65,10 @@ def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | byte
         references = whole.read_bytes()
         for *models, both in _pairs(dataset):
             for each in models:
-                yield _joined(dataset, each.name, both), b"".join(_hypotheses(each.job, s).read_bytes() for s in both)
+                yield (
+                    _joined(dataset, each.name, both),
+                    b"".join(hypotheses_file(each.job, s).read_bytes() for s in both),
+                )
             yield _joined(dataset, "references", both), references * len(both)
 
 

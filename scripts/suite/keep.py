@@ -76,7 +76,8 @@ def _write(path: Path, content: Any) -> None:
         write_json(path, content)
 
 
-def _hypotheses(job: Job, seed: int) -> Path:
+def hypotheses_file(job: Job, seed: int) -> Path:
+    """The file of a seed's hypotheses of the test set, as people write."""
     return seed_root(job.folder, seed) / "scores" / "test" / "hypotheses.detok"
 
 
@@ -85,8 +86,8 @@ def _new_seeds(job: Job, dataset: Dataset) -> dict[int, dict[str, Any]]:
     known, here = read_kept(job.kept, job.config).get("seeds", {}), read_run(job.folder, job.config).get("seeds", {})
     new = {seed: facts for seed, facts in job.seeds.items() if str(seed) in here and str(seed) not in known}
     for seed, facts in list(new.items()):
-        if facts["test"] and dataset.measures and not _hypotheses(job, seed).exists():
-            print(f"note: {job.name}, seed {seed}, is left out: there is no {_hypotheses(job, seed)}", flush=True)
+        if facts["test"] and dataset.measures and not hypotheses_file(job, seed).exists():
+            print(f"note: {job.name}, seed {seed}, is left out: there is no {hypotheses_file(job, seed)}", flush=True)
             del new[seed]
     return new
 
@@ -108,7 +109,7 @@ def _of_lines(
     """Facts of a seed's hypotheses and model, which are not kept themselves."""
     if not facts["test"]:
         return {}
-    files = {"hypotheses": _hypotheses(job, seed), "model": model_file(job.config, seed_root(job.folder, seed))}
+    files = {"hypotheses": hypotheses_file(job, seed), "model": model_file(job.config, seed_root(job.folder, seed))}
     found: dict[str, Any] = {"sha256": {name: digest([path]) for name, path in files.items() if path.exists()}}
     if not dataset.measures:
         return found

@@ -80,7 +80,7 @@ def test_a_causal_kernel_longer_than_the_sequence_shares_its_softmax_with_the_pa
     """One position, three equal logits: a third of the input stays, the rest fell on the padding."""
     x = torch.full((1, 1, 1), 6.0, dtype=torch.float64)
     assert reference.dynamic_conv(x, torch.zeros(1, 1, 1, 3).double(), padding_l=2).item() == pytest.approx(2.0)
-    assert reference.light_conv_step(x, torch.zeros(1, 3).double()).item() == pytest.approx(2.0)
+    assert reference.conv_step(x, torch.zeros(1, 3).double()).item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 9])
@@ -90,8 +90,8 @@ def test_one_step_equals_the_full_sequence_at_every_position(width):
     full_dynamic = reference.dynamic_conv(x, dynamic, padding_l=width - 1)
     for i in range(7):
         window = x[max(0, i - width + 1) : i + 1]
-        assert_close(reference.light_conv_step(window, light), full_light[i : i + 1])
-        assert_close(reference.dynamic_conv_step(window, dynamic[i : i + 1]), full_dynamic[i : i + 1])
+        assert_close(reference.conv_step(window, light), full_light[i : i + 1])
+        assert_close(reference.conv_step(window, dynamic[i : i + 1]), full_dynamic[i : i + 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
