@@ -165,12 +165,18 @@ class Server:
     def begin(self, command: socket.socket, selector: selectors.BaseSelector) -> dict[str, Any] | None:
         size, files, _, _ = socket.recv_fds(command, 8, 250)
         text = b""
-        while len(text) < int.from_bytes(size, "big"):
-            text += command.recv(1 << 20)
+        while (missing := int.from_bytes(size, "big") - len(text)) and (part := command.recv(missing)):
+            text += part
+        if missing or not size:  # the command was killed while it asked
+            command.close()
+            for file in files:
+                os.close(file)
+            return None
         request: dict[str, Any] = json.loads(text)
         other_start = target(request["words"]) is None or deciding(request["environment"]) != self.started
         if other_start or request["files"][-1] >= FILES:
-            command.sendall(bytes(8))
+            with contextlib.suppress(OSError):  # it was killed since
+                command.sendall(bytes(8))
             command.close()
         elif (process := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
@@ -183,7 +189,8 @@ class Server:
             resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
             return request
         else:
-            command.sendall(process.to_bytes(8, "big"))
+            with contextlib.suppress(OSError):  # the fork is killed when its command is seen to be gone
+                command.sendall(process.to_bytes(8, "big"))
             self.processes[process] = command
             selector.register(command, selectors.EVENT_READ)
         for file in files:

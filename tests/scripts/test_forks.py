@@ -4,6 +4,7 @@ import functools
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -105,6 +106,15 @@ def test_it_ends_with_its_command(forking_python, tmp_path, signum):
         time.sleep(0.5)
         if beats.stat().st_size == before:
             return
+
+
+@pytest.mark.parametrize("said", [b"", (9).to_bytes(8, "big"), (9).to_bytes(8, "big") + b"{"])
+def test_a_command_that_is_killed_as_it_asks_takes_nobody_along(forking_python, said):
+    with socket.socket(socket.AF_UNIX) as command:
+        command.connect(str(Path(forking_python).with_name("socket")))
+        command.sendall(said)
+    done = subprocess.run([forking_python, "-c", "print(1)"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 @pytest.mark.parametrize("arch", ["transformer", "pla_dynamicconv_small"])
