@@ -29,7 +29,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
         (1, N, C); zero for a row whose sentence is all padding.
     """
     if takes("attend", query, keys, values):
-        padding = padding if padding is None else padding.contiguous()
+        padding = None if padding is None else padding.contiguous()
         return torch.ops.lightconv.attend(query, keys, values, padding, sentence.flatten().contiguous(), heads)
     if sentence.ndim == 1:
         return attend_with_weights(query, keys, values, padding, sentence, heads)[0]

@@ -38,7 +38,8 @@ struct Scratch {
 
   Scratch(const Conv& conv, const Units& units, bool backward, Arena arena) {
     constexpr int n = kLanes<A>;
-    const int64_t whole = units.rows + conv.K - 1, rows = conv.T < whole ? conv.T : whole, R = conv.C / conv.H, blocks = units.wide ? 1 : units.heads;
+    const int64_t seen = units.rows + conv.K - 1, rows = seen < conv.T ? seen : conv.T;  // those outside are not packed
+    const int64_t R = conv.C / conv.H, blocks = units.wide ? 1 : units.heads;
     row = round_up(units.wide ? units.heads * R : R, n), taps = round_up(conv.K, n);
     products = round_up(conv.K + kProductRows - 1, n);
     columns = round_up(units.rows + products + n, n);
