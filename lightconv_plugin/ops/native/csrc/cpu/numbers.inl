@@ -10,7 +10,8 @@ inline void store(Bf16& to, float x) { to = bf16_of(x); }
 
 inline double exponential(double x) { return __builtin_exp(x); }
 
-// e^x for x <= 0, NaN for NaN, 0 below e^-87: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which leaves 5e-9.
+// e^x for x <= 0, 0 for x < -87, NaN for NaN: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which
+// leaves 5e-9.
 inline float exponential(float given) {
   const float x = given < -87.0f ? -87.0f : given;
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
