@@ -1,5 +1,7 @@
 """The one reader of YAML: configurations, datasets and the paper's tables. What YAML passes in silence is refused."""
 
+import copy
+import functools
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -29,10 +31,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start:,}); give a YAML file in UTF-8") from error
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        _check(loader, node)
-        content = None if node is None else loader.construct_document(node)
+        content = copy.deepcopy(_content(text))
     except yaml.MarkedYAMLError as error:
         problem = " ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark or error.context_mark
@@ -48,6 +47,15 @@ def read_yaml(path: Path) -> dict[Any, Any]:
         held = "nothing" if content is None else type(content).__name__
         raise UserError(f"{path} holds {held}, expected keys with values such as `train: ...`")
     return content
+
+
+@functools.lru_cache(maxsize=256)
+def _content(text: str) -> Any:
+    """What a text says. A suite's configurations share their bases, and parsing is what takes time."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    _check(loader, node)
+    return None if node is None else loader.construct_document(node)
 
 
 class _Loader(yaml.SafeLoader):
