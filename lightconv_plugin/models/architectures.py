@@ -1,13 +1,12 @@
 """Named architectures: every model of the paper's tables. Each states only what differs from the one it derives from.
 
-Where fairseq has exactly the model already, its own name serves: self-attention is
-``transformer_vaswani_wmt_en_de_big`` (Tables 1 to 3), ``transformer_iwslt_de_en`` (Table 2), ``transformer`` (Table 5).
+The self-attention baselines are among them. fairseq's own Transformer is no longer the one of the paper: since March 2020
+(commit 73e1f683) its feed-forward networks start with PyTorch's weights, where the paper's models all had Xavier's.
 """
 
 from typing import Any
 
 from fairseq.models import register_model_architecture
-from fairseq.models.transformer_lm import base_lm_architecture
 
 from lightconv_plugin.models import encoder_decoder, language_model  # noqa: F401  register what these belong to
 from lightconv_plugin.models.resolve import BASE, BASE_DECODER, fill
@@ -28,6 +27,8 @@ def size(*, embed_dim: int, ffn_embed_dim: int, heads: int) -> Values:
 
 LIGHTCONV = both(conv_type="lightweight")
 DYNAMICCONV = both(conv_type="dynamic")
+# Section 5.1, "the Transformer Big architecture (Ott et al., 2018)": six blocks a side, without dropout of attention
+ATTENTION: Values = {**both(conv_type="attention"), "encoder_layers": 6, "attention_dropout": 0.0}
 NO_GLU = both(glu=False)
 
 # Section 5.1: 7 encoder blocks against the Transformer's 6, since a block without queries and keys is smaller
@@ -40,6 +41,7 @@ WMT: Values = {
 # Table 1 prints 202M for LightConv, which its GLU in the encoder alone gives (both: 209M)
 LIGHTCONV_WMT = {**WMT, **LIGHTCONV, "decoder_glu": False}
 DYNAMICCONV_WMT = {**WMT, **DYNAMICCONV}
+ATTENTION_WMT = {**WMT, **ATTENTION}
 EN_FR: Values = {"dropout": 0.1}
 # two scripts, two vocabularies; section 5.3 gives the dropout
 ZH_EN: Values = {"dropout": 0.25, "attention_dropout": 0.2, "weight_dropout": 0.2, "share_all_embeddings": False}
@@ -76,17 +78,21 @@ SMALL: Values = {
 
 ENCODER_DECODER: dict[str, Values] = {
     # Tables 1 and 2
+    "pla_attention_wmt_en_de_big": ATTENTION_WMT,
+    "pla_attention_wmt_en_fr_big": {**ATTENTION_WMT, **EN_FR},
+    "pla_attention_wmt_zh_en_big": {**WMT, **ZH_EN, **ATTENTION},
     "pla_lightconv_wmt_en_de_big": LIGHTCONV_WMT,
     "pla_dynamicconv_wmt_en_de_big": DYNAMICCONV_WMT,
     "pla_lightconv_wmt_en_fr_big": {**LIGHTCONV_WMT, **EN_FR},
     "pla_dynamicconv_wmt_en_fr_big": {**DYNAMICCONV_WMT, **EN_FR},
     "pla_lightconv_wmt_zh_en_big": {**LIGHTCONV_WMT, **ZH_EN},
     "pla_dynamicconv_wmt_zh_en_big": {**DYNAMICCONV_WMT, **ZH_EN},
+    "pla_attention_iwslt_de_en": {**IWSLT, **ATTENTION},
     "pla_lightconv_iwslt_de_en": {**IWSLT, **LIGHTCONV},
     "pla_dynamicconv_iwslt_de_en": {**IWSLT, **DYNAMICCONV},
     # the variant of the review: value and query projected apart
     "pla_dynamicconv_decoupled_iwslt_de_en": {**IWSLT, **DYNAMICCONV, **both(query_dim=256, query_heads=1)},
-    # Table 3, row by row; the full self-attention of the first row is fairseq's
+    # Table 3, row by row after the first, which is Table 1's self-attention
     "pla_local_attention_wmt_en_de_big": {**ABLATION, **both(conv_type="local_attention"), **SIX_WINDOWS},
     "pla_cnn_wmt_en_de_big": {**ABLATION, **both(conv_type="standard", kernel_size_list=[3])},
     "pla_depthwise_k3_wmt_en_de_big": {**DEPTHWISE, **both(kernel_size_list=[3])},
@@ -117,6 +123,7 @@ ENCODER_DECODER: dict[str, Values] = {
         "decoder_kernel_size_list": [3, 7, 15],
     },
     # Table 5
+    "pla_attention_cnn_dm": {**CNN_DM, **ATTENTION},
     "pla_lightconv_cnn_dm": {**CNN_DM, **LIGHTCONV},
     "pla_dynamicconv_cnn_dm": {**CNN_DM, **DYNAMICCONV},
     "pla_lightconv_small": {**SMALL, **LIGHTCONV},
@@ -157,6 +164,7 @@ LM_SMALL: Values = {
 }
 
 LANGUAGE_MODELS: dict[str, Values] = {
+    "pla_attention_lm_gbw": {**LM_GBW, "decoder_layers": 16, "decoder_conv_type": "attention"},
     "pla_lightconv_lm_gbw": {**LM_GBW_CONV, "decoder_conv_type": "lightweight"},
     "pla_dynamicconv_lm_gbw": {**LM_GBW_CONV, "decoder_conv_type": "dynamic"},
     "pla_lightconv_lm_small": {**LM_SMALL, "decoder_conv_type": "lightweight"},
@@ -174,11 +182,3 @@ for _name, _values in ENCODER_DECODER.items():
     _register("pla_lightconv", _name, {**BASE, **_values})
 for _name, _values in LANGUAGE_MODELS.items():
     _register("pla_lightconv_lm", _name, {**BASE_DECODER, **_values})
-
-
-@register_model_architecture("transformer_lm", "pla_attention_lm_gbw")
-def self_attention_lm(args: Any) -> None:
-    """Table 4's baseline: fairseq's own Transformer language model in the paper's size, which it has no name for."""
-    values = {**LM_GBW, "decoder_layers": 16, "adaptive_input_cutoff": "60000,160000"}
-    fill(args, {**values, "adaptive_softmax_cutoff": "60000,160000"})
-    base_lm_architecture(args)

@@ -32,6 +32,7 @@ ADAPTIVE = {
     "decoder_input_dim": 16,
     "decoder_output_dim": 16,
 }
+FAIRSEQ_LM = {"decoder_normalize_before": True, "no_decoder_final_norm": True, "tie_adaptive_weights": True}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lightconv": ("pla_lightconv_iwslt_de_en", {**APART, **KERNELS}),
     "dynamicconv": ("pla_dynamicconv_iwslt_de_en", {**APART, **KERNELS, **NORMS_FIRST}),
@@ -39,18 +40,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantisation noise": ("pla_dynamicconv_iwslt_de_en", {**APART, **KERNELS, "quant_noise_pq": 0.1}),
     "query apart": ("pla_dynamicconv_decoupled_iwslt_de_en", {**APART, **KERNELS}),
     "standard convolution": ("pla_cnn_wmt_en_de_big", {**APART, **KERNELS}),
+    "self-attention": ("pla_attention_iwslt_de_en", {**APART, **KERNELS}),
     "local attention": ("pla_local_attention_wmt_en_de_big", {**APART, **KERNELS}),
     "averages": ("pla_aan_wmt_en_de_big", {**APART, **KERNELS}),
     "transformer": ("transformer_iwslt_de_en", {**APART, "decoder_output_dim": 12}),
     "transformer, norms first": ("transformer_iwslt_de_en", {**APART, **NORMS_FIRST, **LEARNED}),
-    "language model": ("pla_attention_lm_gbw", {**LANGUAGE_MODEL, **ADAPTIVE}),
+    "language model": ("transformer_lm_gbw", {**LANGUAGE_MODEL, **ADAPTIVE, **FAIRSEQ_LM}),
 }
 
 
 def build(arch: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """A model with random weights, norms and biases too, and its task."""
     task = common.task(20, 28)
-    if "_lm_" in arch:
+    if "_lm" in arch:
         task = common.task(28)
         task.dictionary = task.output_dictionary = task.target_dictionary = task.source_dictionary
     torch.manual_seed(1)
