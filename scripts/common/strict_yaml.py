@@ -51,7 +51,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _content(text: str) -> Any:
-    """What a text says. A suite's configurations share their bases, and parsing is what takes time."""
+    """The values of a text. A suite's configurations share their bases, and parsing is what takes time."""
     loader = _Loader(text)
     node = loader.get_single_node()
     _check(loader, node)

@@ -182,9 +182,9 @@ class Built:
 
     @property
     def pairs(self) -> str:
-        """Lines of the training text in millions, as the dataset expects them."""
+        """Lines of the training text, in millions or thousands, as the dataset expects them."""
         lines = [each.lines["train"] for each in self.dataset.expected if "train" in each.lines][-1]
-        return f"{lines / 1e6:.1f}M"
+        return f"{lines / 1e6:.1f}M" if lines >= 1e6 else f"{lines / 1e3:.0f}K"
 
     @property
     def archives(self) -> list[str]:
