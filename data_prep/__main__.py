@@ -12,8 +12,7 @@ it with --raw.
 examples:
   python -m data_prep --list
   python -m data_prep iwslt14_de_en --out work/iwslt14
-  python -m data_prep debian_descriptions --pair en-fr --out work/debian_en_fr
-  python -m data_prep debian_descriptions --task summarization --out work/debian_summaries
+  python -m data_prep debian_summaries
   python -m data_prep own_text --src my.en --tgt my.de --out work/my
 """
 
@@ -28,11 +27,11 @@ from data_prep.cli import add_invalid_option, add_prepare_options
 from data_prep.dataset import Dataset, load_dataset, names
 from data_prep.report import FILES as REPORT
 from data_prep.report import write_report
-from data_prep.sources import debian, kind_of
+from data_prep.sources import kind_of
 from data_prep.stages import NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
 from scripts.common import CHECKOUT, ownership, scratch
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.lock import folder_lock
 from scripts.common.process import interruptible
@@ -96,19 +95,13 @@ def list_datasets() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="a name that --list shows, or a YAML file's path")
     parser.add_argument("--list", action="store_true", help="show the datasets there are, and end")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for all that is made (default: work/DATASET)")
     parser.add_argument("--raw", metavar="DIR", type=Path, help="folder with files fetched by hand; never changed")
     parser.add_argument("--src", metavar="FILE", type=Path, help="own text: the source side, one sentence a line")
     parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
-    parser.add_argument("--pair", metavar="S-T", help="debian_descriptions: which translation (default: en-de)")
-    parser.add_argument(
-        "--task", metavar="TASK", help=f"debian_descriptions: {', '.join(debian.TASKS)} (default: {debian.TASKS[0]})"
-    )
     parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"end with: {', '.join(STAGES)}")
     add_invalid_option(parser)
     add_prepare_options(parser)
@@ -125,10 +118,6 @@ def main() -> None:
     if arguments.tgt is not None and arguments.src is None:
         raise UserError(f"--tgt {arguments.tgt} without --src; give the other side of your text with --src FILE")
     interruptible()
-    if arguments.dataset == debian.DESCRIPTIONS:
-        arguments.dataset = debian.dataset_name(pair=arguments.pair, task=arguments.task)
-    elif arguments.pair is not None or arguments.task is not None:
-        raise UserError(f"--pair and --task are for {debian.DESCRIPTIONS}; {arguments.dataset} is one pair and task")
     dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
     kind_of(dataset)
     if dataset.kind == "text" and arguments.src is not None and (arguments.tgt is None) != (dataset.target is None):

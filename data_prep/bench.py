@@ -6,7 +6,6 @@ twice.
 example: python -m data_prep.bench --src train.en --tgt train.de --lines 1000000 --workers 1 2
 """
 
-import argparse
 import os
 import re
 import tempfile
@@ -20,7 +19,7 @@ from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
 from data_prep.text import bpe, characters, moses, punctuation, tokenise
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.files import read_json, write_json
 from scripts.common.terminal import aligned, clock, repeatedly
 
@@ -99,12 +98,14 @@ def repeated(path: Path, lines: int, out: Path, *, shift: int = 0) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--src", metavar="FILE", type=Path, required=True, help="English text")
     parser.add_argument("--tgt", metavar="FILE", type=Path, required=True, help="German text")
-    parser.add_argument("--lines", metavar="N", type=positive, default=1_000_000)
-    parser.add_argument("--merges", metavar="N", type=positive, default=32_000)
-    parser.add_argument("--workers", metavar="N", type=positive, nargs="+", default=[1, 2])
+    parser.add_argument("--lines", metavar="N", type=positive, default=1_000_000, help="pairs (default: a million)")
+    parser.add_argument("--merges", metavar="N", type=positive, default=32_000, help="of BPE (default: 32000)")
+    parser.add_argument(
+        "--workers", metavar="N", type=positive, nargs="+", default=[1, 2], help="numbers of processes (default: 1 2)"
+    )
     arguments = parser.parse_args()
     lines = arguments.src.read_bytes().decode("utf-8", "replace").removesuffix("\n").split("\n")
     tokens = list(map(tokenise.tokeniser(language="en"), lines))

@@ -149,7 +149,7 @@ def _check_input(dataset: Dataset, prepared: Path, splits: Sequence[str]) -> Non
 
 def main() -> None:
     parser = command_parser(__doc__)
-    parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="folder that prepare.py wrote")
+    parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="what data_prep.prepare wrote")
     add_workers_option(parser)
     parser.add_argument("--accept-counts", action="store_true", help="go on where a dictionary has another size")
     parser.add_argument(

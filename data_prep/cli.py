@@ -4,12 +4,13 @@ import argparse
 from pathlib import Path
 
 from data_prep.dataset import INVALID, Dataset
+from scripts.common.command import argument_parser
 from scripts.common.provenance import available_cores
 
 
 def command_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that shows the module's docstring and takes a dataset and an output folder."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(description)
     parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write, or to write anew")
     return parser

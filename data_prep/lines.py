@@ -6,7 +6,6 @@ no part in it. Each line is answered as it comes.
 example: echo "A small tool." | python -m data_prep.lines debian_en_de --language en --codes work/debian/prepared/codes
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.steps.plan import plan
 from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE, INNER, LINE, STEPS
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 
 
@@ -55,7 +54,7 @@ def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("dataset", metavar="DATASET", help="a name in data_prep/datasets/, or the path of a YAML file")
     parser.add_argument("--language", required=True, help="of the lines, as the dataset names it")
     parser.add_argument("--codes", metavar="FILE", type=Path, required=True, help="BPE merges or SentencePiece model")

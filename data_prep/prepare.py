@@ -1,4 +1,4 @@
-"""Prepare a dataset's raw text by the steps its YAML lists: from download.py's folder to the input of binarise.py.
+"""Prepare a dataset's raw text by the steps its YAML lists: from what was fetched to what is binarised.
 
 The folder written holds
   {train,valid,test}.<language>  tokenised, in BPE units (or whatever the steps make)
@@ -74,7 +74,7 @@ def _code() -> str:
 
 def main() -> None:
     parser = command_parser(__doc__)
-    parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="folder that download.py wrote")
+    parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="what data_prep.download wrote")
     parser.add_argument(
         "--codes",
         metavar=("SOURCE", "TARGET"),

@@ -6,11 +6,10 @@ last checkpoint; the optimiser's state is left out. Beside the sum only one chec
 time, and its tensors are read one by one.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.fairseq_io import checkpoints
@@ -108,7 +107,7 @@ def save(state: dict[str, Any], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
     parser.add_argument("--out", type=Path, required=True, help="the model file to write")
     parser.add_argument("--last", type=int, required=True, help="how many checkpoints, counted from the newest")

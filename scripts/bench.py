@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
@@ -57,12 +57,12 @@ def device(text: str) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory,kernels}")
     for name in ("ops", "decode", "train", "memory", "kernels"):
         command = commands.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         command.add_argument("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
-        command.add_argument("--threads", type=number, help="threads on a CPU; torch's own choice unless given")
+        command.add_argument("--threads", type=number, help="threads on a CPU; torch chooses them unless given")
         command.add_argument("--seconds", type=float, default=1.0, help="about how long each case is timed")
         command.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON too")
         if name == "kernels":

@@ -4,13 +4,12 @@ RUN is the folder of a run, work/<dataset>/<model>. With --out the losses of eve
 from seed<N>/checkpoints/train.log.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.terminal import aligned, clock
 from scripts.fairseq_io.loss_curve import draw_losses
@@ -122,7 +121,7 @@ def as_text(runs: Sequence[Run]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run: work/<dataset>/<model>")
     parser.add_argument("--out", type=Path, metavar="FILE", help="draw the loss curves into this .png or .svg")
     arguments = parser.parse_args()

@@ -10,14 +10,13 @@ with which it predicts the next token. OUT.npz beside the picture has the same a
 (H, K); <side>.<layer>.offsets; <side>.tokens.
 """
 
-import argparse
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
@@ -179,7 +178,7 @@ def choose(kernels: Sequence[Kernels], side: str | None, layers: Sequence[int] |
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
     parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="its binarised data")
     which = parser.add_mutually_exclusive_group(required=True)

@@ -11,7 +11,6 @@ Japanese, Thai, ...) need nothing else than the others.
 example: python -m scripts.own_text manuals --src my.zh --tgt my.en --source zh --target en
 """
 
-import argparse
 import math
 import re
 import shlex
@@ -25,7 +24,7 @@ from data_prep.dataset import LANGUAGE
 from data_prep.sources.supplied import SuppliedText
 from data_prep.text.clean import count_words
 from scripts.common import CHECKOUT
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.common.terminal import aligned
@@ -208,7 +207,7 @@ def config_text(name: str, chosen: Choices) -> str:
         why = "the recipe of the demo, for processors: a small model"
     return f"""\
 # DynamicConv for {name}. Written by scripts.own_text; edit what you like.
-#   python -m scripts.reproduce configs/{name}/dynamicconv.yaml --raw DIR
+#   python -m scripts.reproduce configs/{name}/dynamicconv.yaml
 base: {base}  # {why}
 dataset: "{name}"
 seeds: [1]
@@ -222,7 +221,7 @@ train:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("name", metavar="NAME", help="what the dataset is to be called: letters, digits, _ and -")
     for flag, side in (("--src", "source"), ("--tgt", "target")):
         parser.add_argument(flag, type=Path, required=True, metavar="FILE", help=f"the {side} side, a sentence a line")

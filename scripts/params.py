@@ -6,7 +6,6 @@ less than a million: the paper rounds some and truncates others. A vocabulary th
 inferred from the printed counts themselves.
 """
 
-import argparse
 import functools
 from argparse import Namespace
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.models import StandInDictionary, load_plugin, training_arguments, without_memory
@@ -200,7 +199,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--table", type=int, metavar="N", help="the models of one table only (1 to 7)")
     args = parser.parse_args()
     everything = read_rows()

@@ -21,7 +21,7 @@ from typing import Any
 
 from data_prep.fetch import RemoteFile, fetch, iterate_members
 from scripts.common import CHECKOUT, ownership, scratch
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json
 from scripts.common.process import environment, interruptible, python_module
@@ -154,7 +154,7 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     every = argparse.ArgumentParser(add_help=False)
     every.add_argument("--models", metavar="FILE", type=Path, default=FILE, help="their table (default: %(default)s)")
     some = argparse.ArgumentParser(add_help=False, parents=[every])

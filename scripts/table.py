@@ -8,11 +8,10 @@
 The signatures of the scores follow the table.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.tables import plot, records, render
@@ -53,7 +52,7 @@ def choose(given: Sequence[str]) -> Table | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("what", nargs="+", metavar="N | RECORD", help="a table's number, or the record.json of runs")
     parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write Markdown, CSV and a plot here, too")

@@ -24,7 +24,7 @@ from typing import IO, Any
 from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from scripts.common.blanks import BLANK
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.process import environment, python_module
 from scripts.fairseq_io.devices import find_devices
@@ -133,7 +133,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint"
     )

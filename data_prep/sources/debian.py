@@ -15,23 +15,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import open_own, read_lines
 from scripts.common.schema import require
 
-DESCRIPTIONS = "debian_descriptions"
 TASKS = ("translation", "summarization", "language_modeling")
-_PAIRS = {"en-de": "debian_en_de", "en-fr": "debian_en_fr", "en-zh": "debian_en_zh"}
-
-
-def dataset_name(*, pair: str | None = None, task: str | None = None) -> str:
-    """The file of datasets/ that ``DESCRIPTIONS`` stands for with ``--pair`` or ``--task``."""
-    task = task or "translation"
-    if task not in TASKS:
-        raise UserError(f"--task {task}: expected one of {', '.join(TASKS)}")
-    if task == "translation":
-        if (pair or "en-de") not in _PAIRS:
-            raise UserError(f"--pair {pair}: expected one of {', '.join(_PAIRS)}")
-        return _PAIRS[pair or "en-de"]
-    if pair is not None:
-        raise UserError(f"--task {task} takes the English text alone; leave out --pair {pair}")
-    return {"summarization": "debian_summaries", "language_modeling": "debian_lm"}[task]
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:

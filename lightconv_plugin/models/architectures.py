@@ -1,7 +1,7 @@
 """Named architectures: every model of the paper's tables. Each states only what differs from the one it derives from.
 
-The self-attention baselines are among them. fairseq's own Transformer is no longer the one of the paper: since March 2020
-(commit 73e1f683) its feed-forward networks start with PyTorch's weights, where the paper's models all had Xavier's.
+The self-attention baselines are among them. fairseq's own Transformer is no longer the one of the paper: since March
+2020 (commit 73e1f683) its feed-forward networks start with PyTorch's weights, where the paper's models had Xavier's.
 """
 
 from typing import Any

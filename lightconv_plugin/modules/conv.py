@@ -188,7 +188,7 @@ class DynamicConv(TimeConv):
         )
 
     def kernels(self, query: Tensor) -> Tensor:
-        """The kernels that x is convolved with, normalised: (T, B, H, K) from the query (T, B, Q), x unless given."""
+        """The normalised kernels, (T, B, H, K), of a query (T, B, Q): x where the module has no query of its own."""
         return ops.normalize_kernel(self.predict(query), self.normalization)
 
     def predict(self, query: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ class Dropout(nn.Module):
 
     Args:
         p: probability of dropping.
-        owner: the class that ``--retain-dropout-modules`` calls it by.
+        owner: the module it belongs to, by whose class ``--retain-dropout-modules`` names it.
     """
 
     def __init__(self, p: float, owner: object) -> None:
@@ -27,7 +27,7 @@ class Dropout(nn.Module):
 
     @property
     def probability(self) -> float:
-        """With which it drops now: 0 where neither training nor ``--retain-dropout`` asks for it."""
+        """The probability with which it drops now: 0 where neither training nor ``--retain-dropout`` asks for it."""
         return self.p if self.training or self.apply_during_inference else 0.0
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:

@@ -57,7 +57,11 @@ def conv_step(
 
 
 def reorder_state(state: State, new_order: Tensor) -> State:
-    """The state in which hypothesis b continues what new_order[b] has read; there may be fewer or more than before."""
+    """The state in which hypothesis b continues what new_order[b] has read; there may be fewer or more than before.
+
+    The state that was given is used up: the new one may share its memory. Copy it first (``copy.deepcopy``) to order it
+    twice.
+    """
     return _form(state).reorder(state, new_order)
 
 

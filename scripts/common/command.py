@@ -1,5 +1,6 @@
 """The way each command runs: what it refuses is a sentence, and an exit status that is not 0."""
 
+import argparse
 import errno
 import os
 import sys
@@ -12,6 +13,13 @@ from scripts.common.terminal import OUTPUT, make_streams_usable
 
 _NO_READER = 128 + 13  # the status of a program that SIGPIPE ends, as with `| head`
 INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
+
+
+def argument_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser that shows a command's docstring, and in its usage what was typed: `python -m scripts.train`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None  # None: the file's name
+    return argparse.ArgumentParser(prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def _in_words(error: OSError) -> str:

@@ -48,7 +48,7 @@ class Reader:
         from fairseq.models import FairseqLanguageModel
 
         if problem := damage(path):
-            raise UserError(f"cannot load {path}: {problem}; give a checkpoint that scripts.train or average.py wrote")
+            raise UserError(f"cannot load {path}: {problem}; give one that scripts.train or scripts.average wrote")
         try:
             models, _, task = checkpoint_utils.load_model_ensemble_and_task(
                 [str(path)], arg_overrides={"data": str(data.resolve())}

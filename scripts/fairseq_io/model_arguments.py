@@ -25,7 +25,7 @@ def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what tuning chose, once data and model are known to be there."""
     check_binarised(arguments.data)
     if not arguments.model.is_file():
-        raise UserError(f"no model {arguments.model}; expected a checkpoint that scripts.train or average.py wrote")
+        raise UserError(f"no model {arguments.model}; expected what scripts.train or scripts.average wrote")
     check_path(arguments.model)
     chosen: dict[str, Any] = read_json(arguments.tuned)["chosen"] if arguments.tuned else {}
     return chosen

@@ -40,7 +40,7 @@ class Trained:
 
 
 def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
-    """Find what belongs to a run's folder in work/ or one of its seeds', a folder of pretrained.py's, or a checkpoint.
+    """Find what belongs to a run's folder in work/ or one of its seeds', one of scripts.pretrained, or a checkpoint.
 
     Of a run's seeds the one that is best on validation is taken. ``dataset``, whose steps the text goes through, and
     ``dictionaries``, the folder of dict.*.txt, are given where they do not follow from the path.

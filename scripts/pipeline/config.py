@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.common.command import argument_parser
 from scripts.common.errors import UserError
 from scripts.common.strict_yaml import read_yaml
 from scripts.pipeline.schema import OWN, SECTIONS, check_keys, check_values
@@ -100,7 +101,7 @@ def config_parser(doc: str | None, *, data: bool = False, out: str | None = None
 
     ``data``: it takes the binarised data, too; ``out``: and a folder to write, for this.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(doc)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
     parser.add_argument(
         "--dataset", metavar="NAME", help="a file of data_prep/datasets in place of the configuration's `dataset`"

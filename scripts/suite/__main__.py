@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scripts.common import CHECKOUT, ownership
-from scripts.common.command import INTERRUPTED, run_command
+from scripts.common.command import INTERRUPTED, argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.process import child, interruptible, python_module
 from scripts.common.terminal import aligned
@@ -80,7 +80,7 @@ def overview(suite: Suite, work: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "suite", type=Path, metavar="FILE", help="such as configs/compare/two_cores.yaml; keys: suite/plan.py"
     )

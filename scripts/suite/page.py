@@ -19,7 +19,11 @@ from scripts.tables.records import EMPTY, spread
 
 FILES = ("keep-last-epochs", "no-epoch-checkpoints")  # settings that change no training
 BEGIN = "Written by `python -m scripts.suite "
-FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
+FORMS = {
+    "score": ("+.2f", ""),
+    "speed": (".2f", " times as fast"),
+    "growth": (".2f", " times that at the shortest"),
+}
 """The form of a claim's figure, and its unit."""
 
 
@@ -51,9 +55,10 @@ def introduction(suite: Suite, out: Path) -> str:
         "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, "
         "with a 95% interval. It covers the choice of the test set (paired bootstrap over its sentences) and of the "
         "seeds (one deviation, pooled over all models of several seeds); for a perplexity, the seeds only. p is "
-        f"sacreBLEU's, of the hypotheses of all seeds that the model and {name} share, one after another. It takes the "
-        "same sentence under several seeds for several sentences, and so is too small where there are several. "
-        "The brackets of a speed are the least and the greatest of its rounds, with one seed. Verdicts go by brackets."
+        f"sacreBLEU's, of the hypotheses of all seeds that the model and {name} share, one after another. It counts a "
+        "sentence once for each seed, and so is too small where there are several. "
+        "The brackets of a speed are the least and the greatest of its rounds, with one seed. A claim held "
+        "if the whole of its brackets is on its side."
     )
 
 
@@ -218,7 +223,7 @@ def trials(suite: Suite, work: Path) -> list[str]:
 
 
 def provenance(datasets: Sequence[Dataset]) -> list[str]:
-    """Machines, commits and versions of all trainings, each with their number."""
+    """Machines, commits and versions of all runs that have scores, each with their number."""
     models = [model for dataset in datasets for model in dataset.models.values()]
     seeds = [model.known[seed] for model in models for seed in model.seeds]
     lines = []

@@ -7,7 +7,6 @@ counted. Of a model's seeds the first that has its scores is timed. The result s
 is kept while the models, the plugin, the versions and the machine are the same.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from data_prep.dataset import load_dataset
 from scripts.common import CHECKOUT
-from scripts.common.command import run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.files import digest, read_json, read_lines, write_json
 from scripts.common.process import interruptible
 from scripts.common.provenance import available_cores, machine, versions
@@ -92,7 +91,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("suite", type=Path, metavar="FILE", help="a suite file")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where its results are")
     parser.add_argument("--dataset", required=True, metavar="NAME", help="of which dataset")

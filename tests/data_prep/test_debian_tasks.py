@@ -1,4 +1,4 @@
-"""The datasets that debian_descriptions stands for, and their tasks from Translation files to what is binarised."""
+"""The datasets of package descriptions, and their tasks from Translation files to what is binarised."""
 
 import json
 import os
@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from data_prep.dataset import load_dataset
-from data_prep.sources.debian import TASKS, dataset_name
-from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of
 from tests.data_prep.samples import ROOT, block
 
@@ -21,32 +19,18 @@ SEED = 3
 
 
 @pytest.mark.parametrize(
-    ("options", "name", "task", "languages"),
+    ("name", "task", "languages"),
     [
-        ({}, "debian_en_de", "translation", ("en", "de")),
-        ({"pair": "en-fr"}, "debian_en_fr", "translation", ("en", "fr")),
-        ({"pair": "en-zh", "task": "translation"}, "debian_en_zh", "translation", ("en", "zh_CN")),
-        ({"task": "summarization"}, "debian_summaries", "summarization", ("en_description", "en_synopsis")),
-        ({"task": "language_modeling"}, "debian_lm", "language_modeling", ("en",)),
+        ("debian_en_de", "translation", ("en", "de")),
+        ("debian_en_fr", "translation", ("en", "fr")),
+        ("debian_en_zh", "translation", ("en", "zh_CN")),
+        ("debian_summaries", "summarization", ("en_description", "en_synopsis")),
+        ("debian_lm", "language_modeling", ("en",)),
     ],
 )
-def test_each_choice_is_a_dataset(options: dict[str, str], name: str, task: str, languages: tuple[str, ...]):
-    assert dataset_name(**options) == name
+def test_each_dataset_has_one_task(name: str, task: str, languages: tuple[str, ...]):
     dataset = load_dataset(name)
     assert (dataset.kind, dataset.debian.task, dataset.languages) == ("debian", task, languages)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pair": "en-xx"}, "--pair en-xx: expected one of en-de, en-fr, en-zh"),
-        ({"task": "parsing"}, f"--task parsing: expected one of {', '.join(TASKS)}"),
-        ({"task": "summarization", "pair": "en-de"}, "leave out --pair en-de"),
-    ],
-)
-def test_choices_there_are_not(options: dict[str, str], message: str):
-    with pytest.raises(UserError, match=message):
-        dataset_name(**options)
 
 
 def english(folder: Path, count: int = 400) -> Path:
@@ -74,12 +58,10 @@ def data_prep(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
 
 
-def made(tmp_path: Path, task: str) -> Path:
+def made(tmp_path: Path, name: str) -> Path:
     out = tmp_path / "out"
     raw = english(tmp_path / "raw")
-    done = data_prep(
-        "debian_descriptions", "--task", task, "--raw", raw, "--out", out, "--accept-counts", "--workers", 1
-    )
+    done = data_prep(name, "--raw", raw, "--out", out, "--accept-counts", "--workers", 1)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -95,7 +77,7 @@ def test_too_little_text_for_a_test_set_is_a_sentence(tmp_path: Path):
 
 @pytest.mark.slow
 def test_summaries(tmp_path: Path):
-    out = made(tmp_path, "summarization")
+    out = made(tmp_path, "debian_summaries")
     sides = {
         split: [lines_of(out / "prepared" / f"{split}.{side}") for side in ("en_description", "en_synopsis")]
         for split in ("train", "valid", "test")
@@ -121,7 +103,7 @@ def test_summaries(tmp_path: Path):
 
 @pytest.mark.slow
 def test_lines_for_a_language_model(tmp_path: Path):
-    out = made(tmp_path, "language_modeling")
+    out = made(tmp_path, "debian_lm")
     splits = {split: lines_of(out / "prepared" / f"{split}.en") for split in ("train", "valid", "test")}
     together = [line for split in splits.values() for line in split]
     assert len(together) == len(set(together))
@@ -130,9 +112,3 @@ def test_lines_for_a_language_model(tmp_path: Path):
     counts = json.loads((out / "prepared" / "counts.json").read_text(encoding="utf-8"))
     # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own
     assert counts["source"]["lines left out"] == {"repeated": 399 + 200}
-
-
-def test_options_of_debian_descriptions_are_for_it_alone(tmp_path: Path):
-    done = data_prep("own_text", "--pair", "en-fr", "--out", tmp_path / "out")
-    assert done.returncode != 0
-    assert "--pair and --task are for debian_descriptions" in done.stderr

@@ -154,7 +154,7 @@ def beam_candidates(
         logits: (sentences * beams, V).
         scores: (sentences * beams,), float32, those so far; None for zeros.
         beams: hypotheses of a sentence.
-        count: how many continuations; at most beams * min(count, V).
+        count: how many continuations; at most beams * V.
         temperature: divides the logits.
         pad: a token that is never taken.
         unk, unk_penalty: a token, and what its log-probability is lowered by.

@@ -26,7 +26,7 @@ UNITS = ("none", "AVX512-BF16", "AMX")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None) -> Tensor:
     """x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
 
-    The step of a decoder with few hypotheses spends its time on reading the weights; that is then all it does.
+    For few rows the product takes no longer than reading the weights once, where a decoding step spends its time.
 
     Args:
         packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
@@ -60,6 +60,8 @@ def lacking() -> str | None:
 
 def set_precision(chosen: str) -> None:
     """Compute the products of linear maps on processors in "bf16" or "fp32".
+
+    Where the processor has no units for bfloat16, a warning says so, and it is fp32.
 
     Raises:
         ValueError: another word.

@@ -96,6 +96,9 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
 
     Returns:
         the loss, and the sum of -log p(target), which has no gradient; numbers, in float32 or float64.
+
+    Raises:
+        RuntimeError: a target outside 0..V-1, on a CPU. On a GPU it gives NaN.
     """
     if takes("smoothed_nll", logits):
         return autograd.smoothed_nll(logits, target, smoothing, ignore)

@@ -1,4 +1,4 @@
-"""Compiles the C++ library, once per version of its sources and of torch, into a cache that processes share.
+"""Compile the C++ library, once per version of its sources and of torch, into a cache that processes share.
 
 g++ 11 or later and torch's own headers are enough: the library uses LibTorch's stable ABI alone, so one file serves
 CPU and CUDA builds of torch.
@@ -94,7 +94,7 @@ def sources() -> list[Path]:
 
 
 def fingerprint_of_sources() -> str:
-    """Changes with any file of the library."""
+    """A digest of all files of the library."""
     digest = hashlib.sha256()
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())

@@ -1,4 +1,4 @@
-"""Loads the native library once a process and tells torch what its operators give."""
+"""Load the native library once a process and tells torch what its operators give."""
 
 import functools
 import logging
