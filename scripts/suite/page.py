@@ -208,14 +208,16 @@ def trials(suite: Suite, work: Path) -> list[str]:
     choices = combinations(suite.trials.grid)
     best = chosen(suite, work)
     losses: dict[str, list[str]] = {}
+    machines: dict[str, None] = {}
     for job, choice in trial_jobs(suite, work):
         loss = job.loss()
+        machines |= dict.fromkeys(_words(facts["machine"]) for facts in job.seeds.values())
         mark = "**" if loss is not None and best.get(job.model) == choice else ""
         losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
     header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
     given = [f", {key} {value}" for key, value in suite.trials.train.items() if key not in FILES]
     how = f"Trained on {suite.trials.dataset} with seed {suite.trials.seed}{''.join(given)}"
-    text = f"{how}; the least loss on validation:"
+    text = f"{how} ({'; '.join(machines) or 'nowhere yet'}); the least loss on validation:"
     like = [f"{Path(model).name} as {Path(other).name}" for model, other in suite.trials.like.items()]
     below = [f"Trained with the values of another: {', '.join(like)}."] if like else []
     rows = [[Path(model).name, *cells] for model, cells in losses.items()]
