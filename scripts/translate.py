@@ -14,19 +14,18 @@ examples:
 import argparse
 import itertools
 import os
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
 from data_prep.cli import positive
 from data_prep.dataset import load_dataset
+from data_prep.lines import line_steps
 from scripts.common.blanks import BLANK
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.process import environment, python_module
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import Taken, take_search_precision
 from scripts.fairseq_io.trained import Trained, find_trained
@@ -54,43 +53,9 @@ def read_text(line: bytes, number: int) -> str:
     return text
 
 
-class Preprocessor:
-    """The dataset's own steps, in a process of their own: data_prep.lines."""
-
-    def __init__(self, process: subprocess.Popen) -> None:
-        self._process = process
-
-    def __call__(self, line: str) -> str:
-        """One line through the steps."""
-        source, answers = self._process.stdin, self._process.stdout
-        assert source is not None
-        assert answers is not None
-        try:
-            source.write(line.encode() + b"\n")
-            source.flush()
-        except BrokenPipeError:
-            pass
-        else:
-            if answer := answers.readline():
-                return answer.removesuffix(b"\n").decode()
-        raise UserError("the steps of the dataset ended; what was said above is why")
-
-
-@contextmanager
-def preprocessor(dataset: str, language: str, codes: Path) -> Iterator[Preprocessor]:
-    """Start the steps; they end with the block."""
-    command = [*python_module("data_prep.lines"), dataset, "--language", language, "--codes", str(codes)]
-    # a group of its own: Ctrl-C is for this process alone
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, env=environment()
-    ) as process:
-        try:
-            yield Preprocessor(process)
-        finally:
-            process.terminate()
-
-
-def answers(lines: Iterable[bytes], steps: Preprocessor, model: Translator, batch_size: int) -> Iterator[list[str]]:
+def answers(
+    lines: Iterable[bytes], steps: Callable[[str], str], model: Translator, batch_size: int
+) -> Iterator[list[str]]:
     """The model's tokens for each line, in lists as long as the batches that were read."""
     numbered = enumerate(lines, 1)
     while batch := list(itertools.islice(numbered, batch_size)):
@@ -121,15 +86,15 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     if taken.reason:
         print(taken.reason, file=sys.stderr, flush=True)
     as_written = detokeniser(target, dataset)
-    with preprocessor(trained.dataset, source, codes) as steps:
-        model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
-        if sys.stdin.isatty():
-            print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
-        for batch in answers(lines, steps, model, arguments.batch_size):
-            for each in batch:
-                text = as_written(each.replace(SENTENCE_SEPARATOR, " "))
-                out.write(" ".join(text.split()).encode() + b"\n")
-            out.flush()
+    steps = line_steps(dataset, source, codes)
+    model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
+    if sys.stdin.isatty():
+        print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
+    for batch in answers(lines, steps, model, arguments.batch_size):
+        for each in batch:
+            text = as_written(each.replace(SENTENCE_SEPARATOR, " "))
+            out.write(" ".join(text.split()).encode() + b"\n")
+        out.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

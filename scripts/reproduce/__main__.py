@@ -55,8 +55,7 @@ def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) ->
     Raises:
         UserError: something in it cannot be.
     """
-    stages = [stage for stage in run.stages.values() if stage.name in names and stage.seed in (None, *seeds)]
-    to_do = next((stage.name for stage in stages if run.stale_reason(stage.key)), None)
+    to_do = next((run.stages[key].name for key in run.chosen(names, seeds) if run.stale_reason(key)), None)
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
         check_first(run.config, *flags)
@@ -65,7 +64,7 @@ def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) ->
 def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end."""
     ownership.check_writable(run.record)
-    run.check_places([*run.chosen(names), *run.chosen(names, seeds)])
+    run.check_places(run.chosen(names, seeds))
     if data := run.chosen(set(names) & set(DATA_STAGES)):
         run_data_stages(run, run.dataset_root, data)
     if set(names) <= set(DATA_STAGES):
@@ -213,7 +212,7 @@ def main() -> None:
         print(show.whole(run, seeds, set(names)))
     elif arguments.dry_run:
         print(show.to_do(run, seeds, set(names)))
-    elif not run.chosen(names) and not run.chosen(names, seeds) and names != ["table"]:
+    elif not run.chosen(names, seeds) and names != ["table"]:
         there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:

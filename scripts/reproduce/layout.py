@@ -80,25 +80,19 @@ class Run(Pipeline):
         """The run record."""
         return self.model_root / "record.json"
 
-    def chosen(self, names: Iterable[str], seeds: Iterable[int] | None = None) -> list[str]:
-        """Return the keys of the stages with these names, of these seeds, or of none (None)."""
-        wanted, of = set(names), set() if seeds is None else set(seeds)
-        return [
-            key
-            for key, stage in self.stages.items()
-            if stage.name in wanted and (stage.seed is None if seeds is None else stage.seed in of)
-        ]
+    def chosen(self, names: Iterable[str] = NAMES, seeds: Iterable[int] = ()) -> list[str]:
+        """Return the keys of the stages with these names: those that serve all seeds, and those of these seeds."""
+        wanted, of = set(names), {None, *seeds}
+        return [key for key, stage in self.stages.items() if stage.name in wanted and stage.seed in of]
 
     def outdated(self, names: Iterable[str]) -> set[str]:
         """Return the keys of the stages that are not as the configuration is now, or build on one that is not.
 
         Stages before the first of these names are taken as they are.
         """
-        first, found = min(map(NAMES.index, names)), set[str]()
-        for key, stage in self.stages.items():
-            if NAMES.index(stage.name) >= first and (self.stale_reason(key) or found.intersection(stage.before)):
-                found.add(key)
-        return found
+        first = min(map(NAMES.index, names))
+        later = [key for key, stage in self.stages.items() if NAMES.index(stage.name) >= first]
+        return {key for key, reason in self.to_do(later).items() if reason}
 
     def seeds_to_do(self, seeds: Iterable[int]) -> list[int]:
         """Return the seeds among these that are not done with all their stages, as the configuration is now."""

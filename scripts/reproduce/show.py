@@ -24,14 +24,6 @@ def chosen_seeds(config: Config, given: str | None) -> list[int]:
     return [seed for seed in config.seeds if str(seed) in wanted]
 
 
-def _shown(run: Run, seeds: Collection[int], names: Collection[str] | None = None) -> list[Stage]:
-    return [
-        stage
-        for stage in run.stages.values()
-        if (stage.seed is None or stage.seed in seeds) and (names is None or stage.name in names)
-    ]
-
-
 def commands(stage: Stage) -> list[str]:
     """Return what is typed to run a stage, and as comments fairseq's commands that it comes down to."""
     lines = [shlex.join([*stage.prefix, "python", *command]) for command in stage.commands]
@@ -40,17 +32,18 @@ def commands(stage: Stage) -> list[str]:
     return lines
 
 
+def _titled(stage: Stage) -> str:
+    return "\n".join([f"# {stage.title}", *commands(stage)])
+
+
 def to_do(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
     """A line for each stage, its state and its folder; then the commands of the stages that would run now."""
-    reasons = run.to_do([stage.key for stage in _shown(run, seeds)])
+    reasons = [(run.stages[key], reason) for key, reason in run.to_do(run.chosen(seeds=seeds)).items()]
     states = [
-        [f"# {stage.title}", f"to do: {reason}" if reason else "done", str(stage.folder)]
-        for stage, reason in zip(_shown(run, seeds), reasons.values(), strict=True)
+        [f"# {stage.title}", f"to do: {reason}" if reason else "done", str(stage.folder)] for stage, reason in reasons
     ]
     blocks = ["\n".join(aligned(states, left=3))]
-    for stage in _shown(run, seeds, names):
-        if reasons[stage.key]:
-            blocks.append("\n".join([f"# {stage.title}", *commands(stage)]))
+    blocks += [_titled(stage) for stage, reason in reasons if reason and stage.name in names]
     return "\n\n".join(blocks)
 
 
@@ -60,7 +53,7 @@ def whole(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
     text = yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
     header = [f"# {run.config.path}, merged with what it builds on", *(f"# {line}" for line in text.splitlines())]
     blocks = ["\n".join(header)]
-    blocks += ["\n".join([f"# {stage.title}", *commands(stage)]) for stage in _shown(run, seeds, names)]
+    blocks += [_titled(run.stages[key]) for key in run.chosen(names, seeds)]
     if "table" in names:
         blocks.append(f"# table\n{shlex.join(['python', '-m', 'scripts.table', str(run.record)])}")
     return "\n\n".join(blocks)

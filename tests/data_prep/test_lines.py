@@ -1,6 +1,5 @@
 """The lines that a model is asked go through the steps that its test set went through."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from data_prep.dataset import FOLDER, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from scripts.common.errors import UserError
-from scripts.common.process import python_module
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = Path(__file__).parent / "text_samples"
@@ -77,29 +75,6 @@ def test_lines_in_sentencepiece(prepared):
         raw = (folder / "raw" / f"test.{language}").read_text(encoding="utf-8").splitlines()
         assert [apply(line) for line in raw] == made
         assert any("\u2581" in line for line in made)
-
-
-def test_the_command_answers_each_line_as_it_comes(prepared):
-    _, folder = prepared("debian_en_de")
-    script = [*python_module("data_prep.lines"), "debian_en_de"]
-    command = [*script, "--language", "en", "--codes", str(folder / "codes")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for line, tokens in (
-            ("A small tool,\x00  isn't it?\r", ["A", "small", "tool", ","]),
-            ("", []),
-            ("x" * 200_000, ["x" * 200_000]),
-        ):
-            process.stdin.write(line.encode() + b"\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()  # before the next line is there
-            assert answer.endswith(b"\n")
-            assert answer.decode().replace("@@ ", "").split()[:4] == tokens
-        _, said = process.communicate(b"M\xfcller\n")
-    assert process.returncode == 1
-    assert said.decode() == "error: line 4: byte 0xfc is not UTF-8; convert the text\n"
 
 
 def test_what_cannot_be_done_is_refused(prepared):

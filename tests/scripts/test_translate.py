@@ -223,11 +223,3 @@ def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
         found.codes("en")
     with pytest.raises(UserError, match=r"there is no .*dict\.de\.txt"):
         Translator(found.model, found.dictionaries, ("en", "de"), {})
-
-
-def test_steps_that_end_are_no_answer(tmp_path):
-    with (
-        translate.preprocessor("debian_en_de", "en", tmp_path / "none") as steps,
-        pytest.raises(UserError, match="ended"),
-    ):
-        steps("a line")
