@@ -24,16 +24,13 @@ def chosen_seeds(config: Config, given: str | None) -> list[int]:
     return [seed for seed in config.seeds if str(seed) in wanted]
 
 
-def commands(stage: Stage) -> list[str]:
-    """Return what is typed to run a stage, and as comments fairseq's commands that it comes down to."""
-    lines = [shlex.join([*stage.prefix, "python", *command]) for command in stage.commands]
+def commands(stage: Stage) -> str:
+    """Return a stage's title, what is typed to run it, and as comments fairseq's commands that it comes down to."""
+    lines = [f"# {stage.title}"]
+    lines += [shlex.join([*stage.prefix, "python", *command]) for command in stage.commands]
     for command in stage.fairseq():
         lines += [f"# {line}" for line in ("which runs:", *shell(command).split("\n"))]
-    return lines
-
-
-def _titled(stage: Stage) -> str:
-    return "\n".join([f"# {stage.title}", *commands(stage)])
+    return "\n".join(lines)
 
 
 def to_do(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
@@ -43,7 +40,7 @@ def to_do(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
         [f"# {stage.title}", f"to do: {reason}" if reason else "done", str(stage.folder)] for stage, reason in reasons
     ]
     blocks = ["\n".join(aligned(states, left=3))]
-    blocks += [_titled(stage) for stage, reason in reasons if reason and stage.name in names]
+    blocks += [commands(stage) for stage, reason in reasons if reason and stage.name in names]
     return "\n\n".join(blocks)
 
 
@@ -53,7 +50,7 @@ def whole(run: Run, seeds: Collection[int], names: Collection[str]) -> str:
     text = yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
     header = [f"# {run.config.path}, merged with what it builds on", *(f"# {line}" for line in text.splitlines())]
     blocks = ["\n".join(header)]
-    blocks += [_titled(run.stages[key]) for key in run.chosen(names, seeds)]
+    blocks += [commands(run.stages[key]) for key in run.chosen(names, seeds)]
     if "table" in names:
         blocks.append(f"# table\n{shlex.join(['python', '-m', 'scripts.table', str(run.record)])}")
     return "\n\n".join(blocks)

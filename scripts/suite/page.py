@@ -19,11 +19,7 @@ from scripts.tables.records import EMPTY, spread
 
 FILES = ("keep-last-epochs", "no-epoch-checkpoints")  # settings that change no training
 BEGIN = "Written by `python -m scripts.suite "
-FORMS = {
-    "score": ("+.2f", ""),
-    "speed": (".2f", " times as fast"),
-    "growth": (".2f", " times that at the shortest"),
-}
+FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
 """The form of a claim's figure, and its unit."""
 
 
