@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,6 @@ VARIABLE = "LIGHTCONV_MATMUL"
 CHOSEN_HERE = ("auto", "bf16")  # they become another precision by the machine and by what it measures
 OURS = "pla_"  # begins the names of the plugin's architectures
 FASTER = 1.1  # less is noise
-_UNITS = {"amx_bf16", "avx512_bf16"}  # as Linux calls them
-# values of oneDNN's variable that forbid these units
-_WITHOUT = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 # The row counts change from turn to turn, as those of batches do.
 _MEASURE = """
 import statistics, sys, time, torch
@@ -125,8 +121,7 @@ def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_
     if lacking := bf16_unsupported_reason():
         return Taken("fp32", f"{asked} takes fp32: {lacking}")
     if asked == "bf16":
-        lacking = _plugin_reason()
-        return Taken("fp32", f"bf16 takes fp32: {lacking}") if lacking else Taken("bf16")
+        return Taken("bf16")
     if devices.nodes > 1:
         return Taken("fp32", "auto takes fp32: several machines could measure differently; bf16 has to be asked for")
     ratio = measured_ratio(products)
@@ -164,25 +159,8 @@ def check_precision(given: str | None, *, gpu: bool) -> None:
         raise UserError("--precision is fp16, which is for GPUs, and torch sees none; take fp32 or bf16")
 
 
+@functools.cache
 def bf16_unsupported_reason() -> str | None:
-    """Return the reason why the processor does not multiply in bfloat16, or None."""
-    limit = next(filter(None, (os.environ.get(f"{name}_MAX_CPU_ISA") for name in ("ONEDNN", "DNNL"))), "")
-    if limit.upper() in _WITHOUT:
-        return f"ONEDNN_MAX_CPU_ISA is {limit}, which forbids the processor's bfloat16 units (unset it)"
-    if not _UNITS & _processor_flags():
-        return "this processor has no bfloat16 units (amx_bf16 or avx512_bf16)"
-    return None
-
-
-@functools.cache
-def _processor_flags() -> frozenset[str]:
-    with suppress(OSError), open("/proc/cpuinfo") as file:
-        return frozenset(next((line for line in file if line.startswith("flags")), "").split())
-    return frozenset()
-
-
-@functools.cache
-def _plugin_reason() -> str | None:
     """Return the reason why the plugin would multiply in float32 on this processor, or None."""
     return _run("from lightconv_plugin.ops.auxiliary.linear import lacking; print(lacking() or '')") or None
 

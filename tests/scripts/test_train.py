@@ -60,7 +60,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(precision, "_processor_flags", lambda: {"amx_bf16"})
+    monkeypatch.setattr(precision, "bf16_unsupported_reason", lambda: None)
     return tmp_path
 
 

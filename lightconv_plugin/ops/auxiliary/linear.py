@@ -55,7 +55,8 @@ def lacking() -> str | None:
     """Return the reason why there are no products in bfloat16; None where there are."""
     if bf16_units() != UNITS[0]:
         return None
-    return library.load() or "this processor has no units for it that may be used (AMX or AVX512-BF16)"
+    limited = f"; ONEDNN_MAX_CPU_ISA is {limit}" if (limit := library.isa_limit()) else ""
+    return library.load() or f"this processor has no units for it that may be used (AMX or AVX512-BF16{limited})"
 
 
 def set_precision(chosen: str) -> None:

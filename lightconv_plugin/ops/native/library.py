@@ -37,10 +37,15 @@ def _load() -> str | None:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         return f"its library cannot be loaded: {error}{cause}; remove {build.cache_folder()}, to have it compiled again"
     _register_fakes()
-    limit = next(filter(None, (os.environ.get(f"{name}_MAX_CPU_ISA") for name in ("ONEDNN", "DNNL"))), "")
-    if limit.upper() in LIMITS:
-        torch.ops.lightconv.cpu_bf16_units(LIMITS[limit.upper()])
+    if (limit := isa_limit()) in LIMITS:
+        torch.ops.lightconv.cpu_bf16_units(LIMITS[limit])
     return None
+
+
+def isa_limit() -> str:
+    """The instructions that oneDNN's variables limit a process to, in capitals; empty where they do not."""
+    given = (os.environ.get(f"{name}_MAX_CPU_ISA", "") for name in ("ONEDNN", "DNNL"))
+    return next(filter(None, given), "").upper()
 
 
 def _register_fakes() -> None:
