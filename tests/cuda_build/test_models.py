@@ -1,6 +1,7 @@
-"""Every architecture on a pretended GPU: whole sentences, and beam search step by step."""
+"""Every architecture on a pretended GPU, for which nothing waits: updates, and beam search step by step."""
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
 from tests.models import common
+from tests.models.common import READERS_ANYWHERE, put_into_layers
+from tests.waits import waits
 
 TYPES, SENTENCES, BEAM, S = 30, 3, 4, 6
 OPTIONS = {
@@ -17,6 +20,7 @@ OPTIONS = {
     "encoder_kernel_size_list": [3, 5],
     "decoder_kernel_size_list": [3, 5],
 }
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "weight_dropout": 0.1}
 PRECISIONS = ["float32", "bfloat16", "float16", "autocast"]
 
 
@@ -29,6 +33,10 @@ def precise(precision):
 
 def tokens(*shape):
     return torch.full(shape, 5)
+
+
+def sources():
+    return tokens(SENTENCES, S), torch.full((SENTENCES,), S)
 
 
 def build(arch, **options):
@@ -55,43 +63,57 @@ def of_one_type(model):
 @pytest.mark.parametrize("arch", ENCODER_DECODER)
 def test_whole_sentences(arch, precision, gpu):
     with precise(precision), torch.no_grad():
-        for dropout in (0.0, 0.1):
-            model = build(arch, dropout=dropout, attention_dropout=dropout, weight_dropout=dropout).train()
-            lengths = torch.full((SENTENCES,), S)
-            logits, _ = model(tokens(SENTENCES, S), lengths, tokens(SENTENCES, 4))
-            assert logits.shape == (SENTENCES, 4, TYPES)
-            assert logits.device.type == "cuda"
+        for dropout in ({}, DROPOUT):
+            model = build(arch, **dropout)
+            (source, lengths), target = sources(), tokens(SENTENCES, 4)
+            for training in (True, False):
+                model.train(training)
+                with waits("cuda") as met:
+                    logits, _ = model(source, lengths, target)
+                    ops.smoothed_nll(logits.flatten(0, 1), target.flatten(), 0.1, 1)
+                assert met == []
+                assert logits.shape == (SENTENCES, 4, TYPES)
+                assert logits.device.type == "cuda"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("arch", ENCODER_DECODER)
 def test_a_search_step_by_step(arch, precision, gpu):
+    """Three steps, of which the second keeps all sentences but one."""
+    kept, options = torch.zeros(SENTENCES - 1, dtype=torch.long), {"temperature": 1.0, "pad": 1, "unk": 3}
     with precise(precision), torch.no_grad():
         model = build(arch).eval()
         model.make_generation_fast_(need_attn=False)
-        read = model.encoder(tokens(SENTENCES, S), torch.full((SENTENCES,), S))
         state: dict = {}
         words, scores, beams = tokens(SENTENCES, 1), None, 1
-        for step in range(3):
-            logits, _ = model.decoder(words, encoder_out=read, incremental_state=state)
-            options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0, "banned": 2, "only": None}
-            best, found, parents = ops.beam_candidates(logits[:, -1], scores, beams=beams, count=2 * BEAM, **options)
-            assert best.shape == found.shape == parents.shape == (SENTENCES, 2 * BEAM)
-            assert best.dtype == torch.float32
-            parents = parents + beams * torch.arange(SENTENCES).unsqueeze(1)
-            order = parents[:, :BEAM].reshape(-1)
-            words = torch.cat([words.index_select(0, order), found[:, :BEAM].reshape(-1, 1)], dim=1)
-            scores, beams = best[:, :BEAM].reshape(-1), BEAM
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            assert words.shape == (SENTENCES * BEAM, step + 2)
+        with waits("cuda") as met:
+            read = model.encoder(*sources())
+            for step in range(3):
+                logits, _ = model.decoder(words, encoder_out=read, incremental_state=state)
+                ends: dict = {"banned": 2 if step == 0 else None, "only": 2 if step == 2 else None}
+                best, found, parents = ops.beam_candidates(
+                    logits[:, -1], scores, beams=beams, count=2 * BEAM, unk_penalty=0.0, **options, **ends
+                )
+                sentences = len(words) // beams
+                assert best.shape == found.shape == parents.shape == (sentences, 2 * BEAM)
+                assert best.dtype == torch.float32
+                if step == 1:
+                    found, parents, best = (x.index_select(0, kept) for x in (found, parents, best))
+                order = (parents + beams * torch.arange(len(parents)).unsqueeze(1))[:, :BEAM].reshape(-1)
+                words = torch.cat([words.index_select(0, order), found[:, :BEAM].reshape(-1, 1)], dim=1)
+                scores, beams = best[:, :BEAM].reshape(-1), BEAM
+                model.decoder.reorder_within_sentences(state, order, kept if step == 1 else None)
+                model.decoder.reorder_incremental_state_scripting(dict(state), order)  # as fairseq's search does
+                assert words.shape == (len(order), step + 2)
+        assert met == []
 
 
 def test_the_kernels_that_there_are_are_used(gpu):
     with torch.no_grad():
         model = build("pla_dynamicconv_iwslt_de_en", encoder_glu=True, decoder_glu=True).eval()
-        read = model.encoder(tokens(SENTENCES, S), torch.full((SENTENCES,), S))
+        read = model.encoder(*sources())
         model.decoder(tokens(SENTENCES, 1), encoder_out=read, incremental_state={})
-        build("pla_lightconv_iwslt_de_en").encoder(tokens(SENTENCES, S), torch.full((SENTENCES,), S))
+        build("pla_lightconv_iwslt_de_en").encoder(*sources())
     assert gpu.met >= {"light_conv", "dynamic_conv", "glu_mask", "conv_step"}
 
 
@@ -103,16 +125,39 @@ def test_language_models(arch, precision, gpu):
     with precise(precision), torch.no_grad():
         task = common.task(TYPES)
         task.dictionary = task.output_dictionary = task.source_dictionary
-        model = of_one_type(common.build(arch, task, **small, **cutoffs, tokens_per_sample=64)).eval()
-        assert model(tokens(SENTENCES, 7))[0].shape[:2] == (SENTENCES, 7)
+        model = of_one_type(common.build(arch, task, **small | DROPOUT, **cutoffs, tokens_per_sample=64))
+        words, order = tokens(SENTENCES, 7), torch.zeros(SENTENCES, dtype=torch.long)
         state: dict = {}
-        for step in range(2):
-            features, _ = model.decoder(tokens(SENTENCES, step + 1), incremental_state=state)
-            assert features.shape[:2] == (SENTENCES, 1)
-            model.decoder.reorder_incremental_state_scripting(state, torch.zeros(SENTENCES, dtype=torch.long))
+        with waits("cuda") as met:
+            for training in (True, False):
+                assert model.train(training)(words)[0].shape[:2] == (SENTENCES, 7)
+            for step in range(2):
+                features, _ = model.decoder(words[:, : step + 1], incremental_state=state)
+                assert features.shape[:2] == (SENTENCES, 1)
+                model.decoder.reorder_incremental_state_scripting(state, order)
+        assert met == []
 
 
 def test_a_missing_kernel_is_seen(gpu):
     x = torch.empty(1, 4, 8)
     with pytest.raises(NotImplementedError, match="lightconv::attend has no kernel for cuda and was called"):
         torch.ops.lightconv.attend(x, x, x, None, torch.zeros(4, dtype=torch.long), 2)
+
+
+READERS = {
+    **READERS_ANYWHERE,
+    "number as index": lambda x: x.clone().__setitem__((..., [0, 1]), 0.0),
+    "cpu": lambda x: x.cpu(),
+    "to the device": lambda x: torch.zeros(3, device="cpu").to("cuda"),
+    "repeats": lambda x: x.repeat_interleave(x.long().flatten()[: len(x)], dim=0),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_layer_that_waits_is_found(reader, gpu, monkeypatch):
+    model = build("pla_dynamicconv_iwslt_de_en")
+    put_into_layers(monkeypatch, READERS[reader])
+    with waits("cuda") as met:
+        model(*sources(), tokens(SENTENCES, 4))
+    assert len(met) >= 4  # blocks
+    assert all(re.search("at (test_models|common).py", wait) for wait in met)
