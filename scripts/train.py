@@ -22,13 +22,14 @@ from scripts.common import ownership
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
+from scripts.common.lock import output_lock
 from scripts.common.process import interruptible, peak_mb, run_logged
 from scripts.common.provenance import available_cores
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
-from scripts.fairseq_io.inputs import check_binarised, check_first
+from scripts.fairseq_io.inputs import check_binarised, check_first, check_path
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.precision import CHOSEN_HERE, Taken, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
@@ -222,8 +223,12 @@ def run_training(
     """Run fairseq-train, and when it dies run it again from the last checkpoint, as long as that gets it further.
 
     Raises:
-        UserError: it failed once more than ``RESTARTS`` times, without a new checkpoint, or by diverging.
+        UserError: it failed more than ``RESTARTS`` times, without a new checkpoint, by diverging or on a full disk.
     """
+
+    def in_vain(error: UserError) -> bool:
+        said = str(error)
+        return isinstance(error, Diverged) or "FloatingPointError" in said or "No space left on device" in said
 
     def newest() -> int:
         return max((path.stat().st_mtime_ns for path in out.glob("checkpoint*.pt")), default=0)
@@ -233,7 +238,7 @@ def run_training(
         try:
             run_logged(command, log, on_line, what="fairseq-train", append=append)
         except UserError as error:
-            if isinstance(error, Diverged) or "FloatingPointError" in str(error) or not left or newest() == before:
+            if in_vain(error) or not left or newest() == before:
                 raise
             print(f"train: {error}\ntrain: going on from the last checkpoint", flush=True)
             append = True
@@ -267,6 +272,7 @@ def main() -> None:
     interruptible()
     config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)
+    check_path(arguments.out)
     devices = find_devices(
         arguments.devices,
         cpu_processes=config.cpu_processes,
@@ -283,7 +289,8 @@ def main() -> None:
         shared = [f"--devices={devices.count}", f"--nodes={devices.nodes}"]
         shared += [f"--precision={arguments.precision}"] if arguments.precision else []
         check_first(config, f"--data={arguments.data}", *shared)
-        train_here(config, seed, arguments.data, arguments.out, devices)
+        with output_lock(arguments.out):
+            train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes
         taken = take_recorded(config, arguments.out, devices)
         config = replace(config, precision=taken.precision)

@@ -27,6 +27,8 @@ def _in_words(error: OSError) -> str:
     if error.filename is None:
         return str(error.strerror or error)
     path = Path(os.fsdecode(error.filename))
+    if isinstance(error, FileExistsError) and path.is_symlink() and not path.exists():
+        return f"{path} is a link to {path.readlink()}, which is not there; make that folder, or remove the link"
     if isinstance(error, FileExistsError | NotADirectoryError):
         return (
             f"{path} is in the way, where a folder is needed ({error.strerror}); move it away, or choose another place"

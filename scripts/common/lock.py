@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +71,11 @@ def file_lock(
                     ) from error
                 time.sleep(0.1)
                 continue
+            except OSError as error:
+                raise UserError(
+                    f"{path} cannot be locked, so two runs could write one file: its file system has no locks "
+                    f"({error.strerror}); take a folder on another, or have it mounted with them (Lustre: -o flock)"
+                ) from error
             if _is_at(path, descriptor):
                 break
             os.close(descriptor)  # the run that held it has cleared the folder away, and the lock with it
@@ -76,7 +83,7 @@ def file_lock(
         _holder(path, descriptor)
         os.ftruncate(descriptor, 0)
         with writing(path):
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -84,15 +91,15 @@ def file_lock(
 
 def _open(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     os.set_inheritable(descriptor, True)
     return descriptor
 
 
 def _holder(path: Path, descriptor: int) -> str:
     """The process that the lock names."""
-    content = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
-    if not content.isdecimal() and content:
+    content = os.pread(descriptor, 300, 0).decode(errors="replace").strip()
+    if content and not re.fullmatch(r"\d+( on \S+)?", content):
         raise UserError(f"{path} is not a lock of this project, which keeps one under that name; move it away")
     return content or "unknown"
 

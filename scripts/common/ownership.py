@@ -10,11 +10,13 @@ Every folder that a program of this project writes to has a ledger, the file ``.
 
 A name is entered before its file is made. Names count below a line that describes the folder as it is now, by its name
 or by its inode: in a copy with another name, a backup say, nothing is ours. A file with ``bytes`` is ours as long as it
-has that size: what a user has edited is the user's. Lines are only ever appended, whole, so processes need no lock.
+has that size: what a user has edited is the user's. Lines are only ever appended, whole, and by one process after
+another: on a network file system two would write over each other.
 
 Scratch has names that nobody chooses: ``.NAME.<16 digits>.<kind>``, of which the second eight are a checksum.
 """
 
+import fcntl
 import fnmatch
 import hashlib
 import itertools
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.common import CHECKOUT
 from scripts.common.errors import UserError, writing
 
 LEDGER = ".lightconv"
@@ -109,6 +112,8 @@ def _append(folder: Path, *entries: Any) -> None:
         lines.insert(0, {"folder": _own_name(folder), "inode": folder.stat().st_ino})
     descriptor = os.open(folder / LEDGER, os.O_WRONLY | os.O_APPEND)
     try:
+        with suppress(OSError):  # no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         with writing(folder / LEDGER):  # begun with a line end too: the last line may have been cut short
             os.write(descriptor, "".join(f"\n{json.dumps(line)}\n" for line in lines).encode())
     finally:
@@ -168,7 +173,7 @@ def adopt(*paths: Path) -> None:
 
 
 def _is_committed(path: Path) -> bool:
-    git = ["git", "-C", str(path.parent)]
+    git = ["git", "-c", f"safe.directory={CHECKOUT}", "-C", str(path.parent)]
     try:
         known = subprocess.run([*git, "ls-files", "--error-unmatch", path.name], capture_output=True, check=False)
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", path.name], capture_output=True, check=False)

@@ -23,13 +23,17 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def interruptible() -> None:
-    """Make SIGTERM and SIGHUP unwind this process as Ctrl-C does, so that the programs it runs are ended first."""
+    """Make SIGTERM and SIGHUP unwind this process as Ctrl-C does, so that the programs it runs are ended first.
+
+    Under nohup, which ignores SIGHUP, it stays ignored.
+    """
 
     def unwind(signum: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, unwind)
-    signal.signal(signal.SIGHUP, unwind)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, unwind)
 
 
 def python_module(module: str) -> list[str]:
@@ -51,6 +55,22 @@ def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signum)
         if os.getppid() != parent:  # it died before the arrangement was made
             os._exit(1)
+
+
+def ask_python(code: str, *arguments: str, failed: str) -> tuple[str, str]:
+    """Run Python code in a process of its own, for what is heavy to import: what it writes to stdout and to stderr.
+
+    Raises:
+        UserError: it fails; the sentence begins with ``failed``, and ends with its last line or its signal.
+    """
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise UserError(f"{failed}: it was killed by {name}" + ("; is there too little memory?" * (name == "SIGKILL")))
+    if done.returncode:
+        raise UserError(f"{failed}: {(done.stderr.strip().splitlines() or [f'status {done.returncode}'])[-1]}")
+    return done.stdout.strip(), done.stderr
 
 
 @contextmanager
@@ -154,7 +174,7 @@ def _failure(what: str, status: int, log: Path, start: int) -> str:
         f.seek(start)
         said = [line for line in f.read().decode("utf-8", errors="replace").splitlines() if line.strip()]
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    tail = "\n".join(f"  {line[:300]}" for line in said[-5:])
+    tail = "\n".join(f"  {line[:600]}" for line in said[-5:])
     message = f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}"
     free = os.statvfs(log.parent).f_bavail * os.statvfs(log.parent).f_frsize
     if any("No space left on device" in line for line in said[-200:]) or free < 1 << 20:

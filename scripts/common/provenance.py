@@ -21,7 +21,8 @@ def git_state() -> dict[str, Any] | None:
     """The checkout's commit, and whether it has changes since; None where it is not a git checkout."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(CHECKOUT), *arguments]
+        # whoever owns it: its code is being run
+        command = ["git", "-c", f"safe.directory={CHECKOUT}", "-C", str(CHECKOUT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:

@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,8 +35,12 @@ def name(path: Path) -> Iterator[Path]:
 def file(path: Path, mode: str) -> Iterator[tuple[IO, Path]]:
     """Open scratch for ``path`` and hold its lock, by which others see that it is in use."""
     options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    with name(path) as scratch, open(scratch, mode.replace("w", "x"), **options) as f:
-        _hold(f.fileno())
+    with ExitStack() as stack:
+        while True:
+            scratch = stack.enter_context(name(path))
+            f = stack.enter_context(open(scratch, mode.replace("w", "x"), **options))
+            if _hold(f.fileno()):
+                break  # if not, another process has just taken it for a leftover
         yield f, scratch
 
 
@@ -54,12 +58,18 @@ def folder(path: Path) -> Iterator[Path]:
         yield scratch
     finally:
         os.close(descriptor)
-        remove_leftover(scratch)
+        _remove(scratch)
 
 
-def _hold(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: then only the caller's own lock keeps others away
+def _hold(descriptor: int) -> bool:
+    """Lock scratch; False if another process holds or has removed it."""
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: then only the caller's own lock keeps others away
+        return True
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def remove_leftovers(*folders: Path) -> None:
@@ -75,19 +85,27 @@ def remove_leftovers(*folders: Path) -> None:
 
 def remove_leftover(scratch: Path) -> None:
     """Remove one piece of scratch, unless it is in use or holds something that is not ours."""
-    try:
-        descriptor = os.open(scratch, os.O_RDONLY | os.O_NOFOLLOW)
+    try:  # NFS locks for itself alone only what is open for writing
+        descriptor = os.open(scratch, (os.O_RDONLY if scratch.is_dir() else os.O_RDWR) | os.O_NOFOLLOW)
     except OSError:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass  # in use
+    except OSError as error:
+        print(f"note: {scratch} may be in use, and stays: no lock tells ({error.strerror})", flush=True)
+    else:
+        _remove(scratch)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(scratch: Path) -> None:
+    try:
         ownership.remove(scratch)
     except UserError as error:
         print(f"note: what an earlier run left stays: {error}", flush=True)
-    except BlockingIOError:
-        pass  # in use
-    finally:
-        os.close(descriptor)
 
 
 def work_path(path: Path) -> Path:

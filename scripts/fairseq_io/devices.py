@@ -3,9 +3,7 @@
 import functools
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,12 +12,15 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.lock import file_lock
+from scripts.common.process import ask_python
 from scripts.common.provenance import available_cores
 
+LOCKS = Path("/tmp")  # and by the GPUs' UUIDs: $TMPDIR, and their numbers, may be a job's own
 _ASK = """
 import torch
 cuda = torch.cuda.is_available()
-print(torch.cuda.device_count() if cuda else 0, cuda and torch.cuda.is_bf16_supported(including_emulation=False))
+print(cuda and torch.cuda.is_bf16_supported(including_emulation=False))
+print(*(torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count() if cuda else 0)))
 """
 
 
@@ -46,15 +47,13 @@ class Devices:
 
 
 @functools.cache
-def _installed() -> tuple[int, bool]:
-    """Return how many GPUs torch sees, and whether they compute in bfloat16; asked in a process, as torch is heavy."""
-    answer = subprocess.run([sys.executable, "-P", "-c", _ASK], capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
-        raise UserError(f"torch cannot be imported: {answer.stderr.strip().splitlines()[-1]}; run scripts/setup.sh")
-    count, bf16 = answer.stdout.split()
-    if count == "0" and (problem := re.search("CUDA initialization: .*", answer.stderr)):  # a driver that is too old
+def _installed() -> tuple[tuple[str, ...], bool]:
+    """The UUIDs of the GPUs that torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
+    bf16_and_gpus, warnings = ask_python(_ASK, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
+    bf16, *gpus = bf16_and_gpus.split()
+    if not gpus and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
         print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)
-    return int(count), bf16 == "True"
+    return tuple(gpus), bf16 == "True"
 
 
 def check_count(count: int | None, flag: str = "--devices") -> None:
@@ -85,10 +84,17 @@ def find_devices(
         rendezvous: HOST:PORT at which they meet, of the machine 0.
 
     Raises:
-        UserError: there are not so many, or several machines have no place to meet.
+        UserError: there are not so many, or several machines have no place to meet, or SLURM gave GPUs that torch does
+            not see.
     """
     check_count(count)
-    gpus, bf16 = _installed()
+    uuids, bf16 = _installed()
+    gpus, given = len(uuids), os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    if not gpus and given != "0" and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+        raise UserError(
+            f"SLURM gives this machine {given} GPUs, and torch sees none: see nvidia-smi there, and leave the machine "
+            "out with --exclude; CUDA_VISIBLE_DEVICES= (empty) trains on the CPU"
+        )
     if gpus and count is not None and count > gpus:
         raise UserError(f"--devices is {count}, but torch sees {gpus} GPUs; ask for at most {gpus}")
     if nodes > 1 and not (rendezvous and rendezvous.rpartition(":")[2].isdigit()):
@@ -106,24 +112,26 @@ def reserve_gpus(count: int | None) -> Iterator[None]:
     Raises:
         UserError: fewer are free.
     """
-    gpus = _installed()[0] if count is not None else 0
-    if count is None or count >= gpus:  # all of them, too many of them, or none here: nothing to choose
+    uuids = _installed()[0] if count is not None else ()
+    if count is None or count >= len(uuids):  # all of them, too many of them, or none here: nothing to choose
         yield
         return
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = before.split(",") if before else [str(number) for number in range(gpus)]
+    names = before.split(",") if before else [str(number) for number in range(len(uuids))]
     taken: list[str] = []
     with ExitStack() as locks:
-        for name in names:
+        for name, uuid in zip(names, uuids, strict=False):
             if len(taken) < count:
-                lock = Path(tempfile.gettempdir()) / f"lightconv-gpu-{os.getuid()}-{name}.lock"
+                lock = LOCKS / f"lightconv-gpu-{os.getuid()}-{uuid}.lock"
                 try:
                     locks.enter_context(file_lock(lock, at_work=f"on GPU {name}", patience=0))
                 except UserError:
                     continue  # somebody else's
                 taken.append(name)
         if len(taken) < count:
-            raise UserError(f"--devices is {count}, but other runs leave {len(taken)} of {gpus} GPUs; wait for them")
+            raise UserError(
+                f"--devices is {count}, but other runs leave {len(taken)} of {len(uuids)} GPUs; wait for them"
+            )
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
         try:
             yield

@@ -26,9 +26,13 @@ def check_binarised(data: Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path in which fairseq would see several."""
+    """Refuse a path in which fairseq would see several, or that no record can name."""
     if os.pathsep in str(path.resolve()):
         raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the path {str(path.resolve())!r} is not text in UTF-8; rename the folder") from error
 
 
 def check_first(config: Config, *flags: str) -> None:

@@ -7,14 +7,12 @@ where the environment has LIGHTCONV_MATMUL=bf16; fairseq's own stay in float32.
 
 import functools
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.process import environment
+from scripts.common.process import ask_python
 from scripts.fairseq_io.devices import Devices, batch_per_device
 from scripts.pipeline.config import Config
 
@@ -177,11 +175,7 @@ def measured_ratio(products: Products) -> float:
 
 
 def _run(code: str, *arguments: str) -> str:
-    command = [sys.executable, "-P", "-c", code, *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    if answer.returncode != 0:
-        raise UserError(f"the products cannot be measured: {answer.stderr.strip().splitlines()[-1]}")
-    return answer.stdout.strip()
+    return ask_python(code, *arguments, failed="the products cannot be measured")[0]
 
 
 def matmul_precision(precision: str, *, gpu: bool) -> list[str]:

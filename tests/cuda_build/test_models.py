@@ -80,7 +80,8 @@ def test_whole_sentences(arch, precision, gpu):
 @pytest.mark.parametrize("arch", ENCODER_DECODER)
 def test_a_search_step_by_step(arch, precision, gpu):
     """Three steps, of which the second keeps all sentences but one."""
-    kept, options = torch.zeros(SENTENCES - 1, dtype=torch.long), {"temperature": 1.0, "pad": 1, "unk": 3}
+    kept = torch.zeros(SENTENCES - 1, dtype=torch.long)
+    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0}
     with precise(precision), torch.no_grad():
         model = build(arch).eval()
         model.make_generation_fast_(need_attn=False)
@@ -92,7 +93,7 @@ def test_a_search_step_by_step(arch, precision, gpu):
                 logits, _ = model.decoder(words, encoder_out=read, incremental_state=state)
                 ends: dict = {"banned": 2 if step == 0 else None, "only": 2 if step == 2 else None}
                 best, found, parents = ops.beam_candidates(
-                    logits[:, -1], scores, beams=beams, count=2 * BEAM, unk_penalty=0.0, **options, **ends
+                    logits[:, -1], scores, beams=beams, count=2 * BEAM, **options, **ends
                 )
                 sentences = len(words) // beams
                 assert best.shape == found.shape == parents.shape == (sentences, 2 * BEAM)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightconv_plugin.ops.native import build, library
 
@@ -52,13 +53,17 @@ def cache_is_a_file(folder: Path) -> dict[str, str]:
     return {"LIGHTCONV_CACHE": str(folder / "cache")}
 
 
-def compiler_that_fails(folder: Path) -> dict[str, str]:
+def compiler_that_fails(folder: Path, error: str = "no such header") -> dict[str, str]:
     path = folder / "c++"
     path.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\necho "x.cpp:1: error: no such header" >&2\nexit 1\n'
+        f'#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\necho "x.cpp:1: error: {error}" >&2\nexit 1\n'
     )
     path.chmod(0o755)
     return {"CXX": str(path), "LIGHTCONV_CACHE": str(folder / "cache")}
+
+
+def compiler_without_room(folder: Path) -> dict[str, str]:
+    return compiler_that_fails(folder, "x.o: No space left on device")
 
 
 def compiler_that_writes_rubbish(folder: Path) -> dict[str, str]:
@@ -78,6 +83,7 @@ def compiler_that_writes_rubbish(folder: Path) -> dict[str, str]:
         (no_compiler, "no C++ compiler was found"),
         (cache_is_a_file, "set LIGHTCONV_CACHE to a folder that can"),
         (compiler_that_fails, "error: no such header"),
+        (compiler_without_room, "set TMPDIR to a folder on another disk"),
         (compiler_that_writes_rubbish, "file too short); remove"),
     ],
 )
@@ -90,6 +96,14 @@ def test_without_the_library_the_reference_runs_with_one_warning(setting, messag
     assert message in warnings[0]
     assert "backend 'native' was asked for, and cannot run dynamic_conv" in out
     assert message in out
+
+
+def test_a_disk_from_which_no_program_may_run_is_said(monkeypatch):
+    def load(path: str) -> None:
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    assert "(noexec): set LIGHTCONV_CACHE to a folder on another" in str(library._load.__wrapped__())
 
 
 # one small source in place of all: what is tested is how the file comes into the cache

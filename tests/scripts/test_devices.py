@@ -46,7 +46,7 @@ def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, 
 
 @pytest.fixture
 def four_gpus(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: (4, True))
+    monkeypatch.setattr(devices, "_installed", lambda: (("GPU-a", "GPU-b", "GPU-c", "GPU-d"), True))
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -58,8 +58,18 @@ def test_all_gpus_are_taken_unless_fewer_are_asked_for():
         find_devices(5)
 
 
+def test_gpus_that_slurm_gave_and_torch_does_not_see_are_no_reason_to_train_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(devices, "_installed", lambda: ((), False))
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    with pytest.raises(UserError, match="SLURM gives this machine 8 GPUs, and torch sees none"):
+        find_devices(8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_devices() == Devices(gpu=False, count=1)
+
+
 def test_on_a_cpu_one_process_is_the_default_and_more_take_a_core_each(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
+    monkeypatch.setattr(devices, "_installed", lambda: ((), False))
     monkeypatch.setattr(devices, "available_cores", lambda: 4)
     for asked, count in ((2, 2), (9, 4)):
         assert find_devices(cpu_processes=asked) == Devices(gpu=False, count=count)
@@ -70,7 +80,7 @@ def test_on_a_cpu_one_process_is_the_default_and_more_take_a_core_each(monkeypat
 
 @pytest.mark.usefixtures("four_gpus")
 def test_runs_that_want_some_of_the_gpus_take_different_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(devices, "LOCKS", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with reserve_gpus(1):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
@@ -83,6 +93,7 @@ def test_runs_that_want_some_of_the_gpus_take_different_ones(tmp_path, monkeypat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
     with reserve_gpus(3):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3"
+    assert {path.name for path in tmp_path.iterdir()} == {f"lightconv-gpu-{os.getuid()}-GPU-{a}.lock" for a in "abcd"}
     with reserve_gpus(None):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3,1"
 
@@ -127,12 +138,12 @@ def test_fairseq_is_told_of_all_gpus_of_all_machines(count, nodes):
 
 def test_a_driver_that_is_too_old_is_said(monkeypatch, capsys):
     said = "CUDA initialization: The NVIDIA driver on your system is too old"
-    answer = subprocess.CompletedProcess([], 0, "0 False\n", f"cuda.py:1: UserWarning: {said}\n  return _C()\n")
+    answer = subprocess.CompletedProcess([], 0, "False\n\n", f"cuda.py:1: UserWarning: {said}\n  return _C()\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
-    assert devices._installed.__wrapped__() == (0, False)
+    assert devices._installed.__wrapped__() == ((), False)
     assert capsys.readouterr().err == f"note: torch sees no GPU. {said}\n"
 
 
 def test_what_torch_is_asked_is_answered():
     """In a process of its own."""
-    assert devices._installed()[0] == torch.cuda.device_count()
+    assert len(devices._installed()[0]) == torch.cuda.device_count()

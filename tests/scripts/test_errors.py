@@ -66,3 +66,9 @@ def test_letters_that_the_locale_lacks_are_spelt(tmp_path):
     done = run(tmp_path, "print('1 ± 2'); print('…', sys.argv[1], file=sys.stderr)", "nämlich", environment=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"1 \\xb1 2\n", "\\u2026 nämlich\n".encode())
     assert run(tmp_path, "print(sys.argv[1])", "$'a\\xff'").stdout == b"a\xff\n"
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    done = run(tmp_path, "Path('work').symlink_to('purged'); Path('work').mkdir(exist_ok=True)", "")
+    message = b"error: work is a link to purged, which is not there; make that folder, or remove the link\n"
+    assert (done.returncode, done.stderr) == (1, message)

@@ -1,5 +1,8 @@
+import errno
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -7,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
-from scripts.common.files import write_lines
+from scripts.common.files import atomic_folder, write_lines
 from scripts.common.lock import folder_lock
-from scripts.common.process import python_module, run_logged
+from scripts.common.process import ask_python, environment, python_module, run_logged
+from scripts.common.provenance import git_state
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +60,8 @@ def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, how):
     assert parent.stderr is not None
     pid = int(parent.stdout.readline())
     assert alive(pid)
-    with pytest.raises(UserError, match=f"process {parent.pid}"), folder_lock(tmp_path, patience=0):
+    holder = f"process {parent.pid} on {socket.gethostname()}"
+    with pytest.raises(UserError, match=holder), folder_lock(tmp_path, patience=0):
         pass
     parent.send_signal(how)
     assert parent.wait(15) != 0
@@ -78,6 +84,82 @@ def test_readers_share_a_lock_and_a_writer_waits(tmp_path):
         pass
     with folder_lock(tmp_path, patience=0):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
+    """As Lustre answers without its option, and NFS without its daemon."""
+
+    def without(*_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    with pytest.raises(UserError, match=rf"{tmp_path}.*its file system has no locks.*-o flock"), folder_lock(tmp_path):
+        pass
+    write_lines(tmp_path / "text", ["whole"])  # scratch needs none
+    with scratch.folder(tmp_path / "made") as made:
+        assert made.is_dir()
+    assert [each for each in tmp_path.iterdir() if each.suffix == ".partial"] == []
+
+
+def test_what_a_killed_run_left_is_removed_where_only_writers_may_lock(tmp_path, monkeypatch):
+    """As on NFS, which takes the lock of a file for one of its bytes."""
+    flock = fcntl.flock
+
+    def as_on_nfs(descriptor: int, how: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, how)
+
+    left = ownership.scratch_path(tmp_path / "text")
+    left.write_text("cut sh")
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    write_lines(tmp_path / "text", ["whole"])
+    assert not left.exists()
+    with atomic_folder(tmp_path / "made") as made:
+        (made / "nothing").mkdir()
+    assert {each.name for each in tmp_path.iterdir()} == {".lightconv", "made", "text"}
+
+
+def test_scratch_that_another_process_took_for_a_leftover_is_made_anew(tmp_path, monkeypatch):
+    """It does so between the making of the file and the taking of its lock."""
+    hold = scratch._hold
+    lost: list[Path] = []
+
+    def taken_once(descriptor: int) -> bool:
+        if not lost:
+            lost.extend(scratch.beside(tmp_path / "text", "partial"))
+            lost[0].unlink()
+        return hold(descriptor)
+
+    monkeypatch.setattr(scratch, "_hold", taken_once)
+    write_lines(tmp_path / "text", ["whole"])
+    assert (tmp_path / "text").read_text() == "whole\n"
+    assert len(lost) == 1
+
+
+def test_nohup_is_heeded():
+    code = "import signal; from scripts.common.process import interruptible; interruptible(); signal.raise_signal(1)"
+    ended = subprocess.run([sys.executable, "-c", f"{code}; print('at work')"], capture_output=True, env=environment())
+    assert b"KeyboardInterrupt" in ended.stderr
+    kept = subprocess.run(["nohup", sys.executable, "-c", f"{code}; print('at work')"], stdout=-1, env=environment())
+    assert kept.stdout == b"at work\n"
+
+
+def test_a_checkout_that_somebody_else_owns_has_its_commit_in_records(monkeypatch):
+    known = git_state()
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert git_state() == known
+
+
+def test_a_process_that_is_asked_and_ends_without_a_word():
+    assert ask_python("import sys; print(sys.argv[1])", "said", failed="it fails")[0] == "said"
+    with pytest.raises(UserError, match=r"^it fails: ValueError: no$"):
+        ask_python("raise ValueError('no')", failed="it fails")
+    with pytest.raises(UserError, match=r"^it fails: status 3$"):
+        ask_python("import sys; sys.exit(3)", failed="it fails")
+    with pytest.raises(UserError, match=r"^it fails: it was killed by SIGKILL; is there too little memory"):
+        ask_python("import os; os.kill(os.getpid(), 9)", failed="it fails")
 
 
 def test_all_that_is_said_is_kept_and_lines_stay_whole(tmp_path):

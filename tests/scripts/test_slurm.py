@@ -30,9 +30,10 @@ def cluster(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_SUBMIT_DIR": "/checkout"}
     paths = {"VENV": str(tmp_path), "SAID": str(tmp_path / "said"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    return os.environ | job | paths
+    return clean | job | paths
 
 
 def said(environment: dict[str, str]) -> list[str]:
@@ -47,17 +48,22 @@ def test_all_machines_of_the_job_train_together(cluster):
 
 
 def test_one_machine_needs_no_rendezvous(cluster):
-    subprocess.run(["bash", SCRIPT, "c.yaml"], env=cluster | {"SLURM_JOB_NUM_NODES": "1"}, check=True)
-    assert said(cluster) == ["python -m scripts.reproduce c.yaml"]
+    one = {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "4"}
+    subprocess.run(["bash", SCRIPT, "c.yaml"], env=cluster | one, check=True)
+    assert said(cluster) == ["python -m scripts.reproduce --devices 4 c.yaml"]
 
 
-def test_before_its_time_is_up_the_job_stops_in_order_and_queues_again(cluster):
+@pytest.mark.parametrize(
+    ("told", "status", "then"), [(signal.SIGUSR1, 0, ["scontrol requeue 12"]), (signal.SIGTERM, 143, [])]
+)
+def test_before_its_time_is_up_the_job_stops_in_order_and_queues_again(cluster, told, status, then):
+    """When it is pre-empted it only stops: SLURM itself may queue it again."""
     process = subprocess.Popen(["bash", SCRIPT, "c.yaml"], env=cluster | {"LONG": "1"})
     while not said(cluster) and process.poll() is None:
         time.sleep(0.02)
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=20) == 0
-    assert said(cluster)[1:] == ["python was ended", "scontrol requeue 12"]
+    process.send_signal(told)
+    assert process.wait(timeout=20) == status
+    assert said(cluster)[1:] == ["python was ended", *then]
 
 
 def test_without_slurm_it_says_so(tmp_path):
@@ -65,5 +71,9 @@ def test_without_slurm_it_says_so(tmp_path):
     done = subprocess.run(["bash", SCRIPT, "c.yaml"], env=clean, capture_output=True, text=True)
     assert done.returncode != 0
     assert "SLURM_JOB_ID: is not set: this is for sbatch" in done.stderr
+    elsewhere = clean | {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    done = subprocess.run(["bash", SCRIPT, "c.yaml"], env=elsewhere, capture_output=True, text=True)
+    assert (done.returncode, "submit in the checkout, or set LIGHTCONV_CHECKOUT" in done.stderr) == (2, True)
+    assert subprocess.run(["bash", SCRIPT], env=clean, capture_output=True).returncode != 0
     shown = subprocess.run(["bash", SCRIPT, "--help"], env=clean, capture_output=True, text=True, check=True)
     assert "usage: sbatch" in shown.stdout

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from scripts import train
 from scripts.common import ownership
 from scripts.common.errors import UserError
+from scripts.common.lock import output_lock
 from scripts.fairseq_io import checkpoints, precision
 from scripts.fairseq_io.inputs import check_binarised, user_dir
 from scripts.pipeline.config import load_config
@@ -30,7 +32,7 @@ print("arguments:", json.dumps(sys.argv[1:]))
 print("products:", os.environ.get("LIGHTCONV_MATMUL"))
 for update in range(start + 1, 5):
     if str(update) == os.environ.get("BREAK_AT"):
-        sys.exit("broken")
+        sys.exit(os.environ.get("WHY", "broken"))
     if str(update) == os.environ.get("DIE_AT") and start == 0:
         os.kill(os.getpid(), 9)
     loss = os.environ.get("LOSS", "2.5")
@@ -102,6 +104,29 @@ def test_a_training_that_dies_on_its_way_goes_on_by_itself(place, monkeypatch, c
     log = (out / "train.log").read_text()
     assert [log.count(f'"num_updates": "{n}"') for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
     assert log.count("num. shared model params") == 2
+
+
+def test_a_full_disk_is_not_trained_against_again(place, monkeypatch, capsys):
+    with pytest.raises(UserError, match="No space left on device"):
+        run(place, monkeypatch, BREAK_AT="3", WHY="cannot be written: No space left on device")
+    assert "going on from the last checkpoint" not in capsys.readouterr().out
+
+
+def test_two_trainings_never_share_a_folder(place, monkeypatch):
+    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.0)
+    with (
+        output_lock(place / "checkpoints"),
+        pytest.raises(UserError, match=r"another run .* is at work in .*checkpoints; wait until it has ended"),
+    ):
+        run(place, monkeypatch)
+    assert not (place / "checkpoints").exists()
+
+
+def test_a_path_that_no_record_can_name_is_refused_before_the_training(place, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", str(place / "model.yaml"), "--data", str(place / "data")])
+    sys.argv += ["--out", os.fsdecode(os.fsencode(place) + b"/w\xe9rk")]
+    with pytest.raises(UserError, match="is not text in UTF-8; rename the folder"):
+        train.main()
 
 
 def test_a_log_without_a_checkpoint_starts_anew(place, monkeypatch):

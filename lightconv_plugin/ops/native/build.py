@@ -186,4 +186,6 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
         said = lines[0] if lines else f"exit {done.returncode}"
-        raise BuildError(f"{Path(command[0]).name} failed ({said}); GNU g++ 11 or later is needed: set CXX to one")
+        full = "No space left on device" in done.stderr
+        needed = "set TMPDIR to a folder on another disk" if full else "GNU g++ 11 or later is needed: set CXX to one"
+        raise BuildError(f"{Path(command[0]).name} failed ({said}); {needed}")

@@ -35,7 +35,10 @@ def _load() -> str | None:
         return f"its library could not be compiled: {error}"
     except OSError as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
-        return f"its library cannot be loaded: {error}{cause}; remove {build.cache_folder()}, to have it compiled again"
+        again = f"remove {build.cache_folder()}, to have it compiled again"
+        if "failed to map segment" in str(error):
+            again = "its disk allows no programs (noexec): set LIGHTCONV_CACHE to a folder on another"
+        return f"its library cannot be loaded: {error}{cause}; {again}"
     _register_fakes()
     if (limit := isa_limit()) in LIMITS:
         torch.ops.lightconv.cpu_bf16_units(LIMITS[limit])
