@@ -67,8 +67,12 @@ def _device_flags(devices: Devices) -> list[str]:
 
 
 def generation_settings(config: Config, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """fairseq-generate's flags with the values that tuning has ``chosen``, which may name ``last`` beside them."""
-    return config.generate | {key: value for key, value in chosen.items() if key != "last"}
+    """fairseq-generate's flags with the values that tuning has ``chosen``, which may name ``last`` beside them.
+
+    Those that the configuration takes back are left out.
+    """
+    settings = config.generate | {key: value for key, value in chosen.items() if key != "last"}
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def speed_settings(config: Config, chosen: Mapping[str, Any], speed: Mapping[str, Any]) -> dict[str, Any]:

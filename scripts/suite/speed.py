@@ -8,8 +8,10 @@ is kept while the models, the plugin, the versions and the machine are the same.
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,11 +60,11 @@ def conditions() -> dict[str, Any]:
 def groups(pairs: Sequence[tuple[str, str]]) -> dict[int, list[tuple[str, str]]]:
     """Up to ``LINES`` lines of each group with references, spread over the test set, by the group's least tokens."""
     found = {}
-    for number, least in enumerate(LENGTHS):
-        below = LENGTHS[number + 1] if number + 1 < len(LENGTHS) else float("inf")
+    for least, below in pairwise([*LENGTHS, sys.maxsize]):
         some = [pair for pair in pairs if least <= len(pair[0].split()) < below]
         if some:
-            found[least] = some[:: max(1, len(some) // LINES)][:LINES]
+            count = min(LINES, len(some))
+            found[least] = [some[len(some) * number // count] for number in range(count)]
     return found
 
 

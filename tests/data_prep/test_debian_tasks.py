@@ -5,11 +5,14 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_prep.dataset import load_dataset
+from data_prep.sources import debian
+from data_prep.text.debian import Description
 from tests.data_prep.corpora import lines_of
 from tests.data_prep.samples import ROOT, block
 
@@ -31,6 +34,18 @@ SEED = 3
 def test_each_dataset_has_one_task(name: str, task: str, languages: tuple[str, ...]):
     dataset = load_dataset(name)
     assert (dataset.kind, dataset.debian.task, dataset.languages) == ("debian", task, languages)
+
+
+def test_the_longest_line_and_summary_are_the_dataset_s():
+    found = [Description("a", "", "one two", ("one two three four five", "one two three"))]
+    report: dict = {}
+    dataset = load_dataset("debian_lm")
+    short = replace(dataset, debian=replace(dataset.debian, max_words=3))
+    assert [line for _, line in debian._lines(short, found, report)] == [("one two",), ("one two three",)]
+    assert report["lines left out"] == {"more than 3 words": 1}
+    dataset = load_dataset("debian_summaries")
+    short = replace(dataset, debian=replace(dataset.debian, min_words=2, max_words=4))
+    assert [pair for _, pair in debian._summaries(short, found, report)] == [("one two three four", "one two")]
 
 
 def english(folder: Path, count: int = 400) -> Path:

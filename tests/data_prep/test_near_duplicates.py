@@ -17,8 +17,8 @@ def test_a_shared_long_sentence_or_synopsis_makes_a_family():
     assert len(SHARED.split()) == SENTENCE_WORDS
     found = near_duplicates(
         [
-            described("libpng-dev", "PNG - headers", f"{SHARED} These are the headers.", "Short one."),
-            described("libpng", "PNG - library", "It is fast.", SHARED.upper()),
+            described("libpng-dev", "PNG - headers", f"Note: {SHARED[:-1]}! These are the headers.", "Short one."),
+            described("libpng", "PNG - library", "It is fast.", SHARED[:-1].upper() + "!"),
             described("other", "something else", "Short one.", "It is fast."),
             described("again", "Something Else", "Nothing in common."),
             described("through-both", "png - library", "Another text."),

@@ -151,7 +151,11 @@ def check_report(out: Path) -> None:
     assert archive["sha256"] in report
     assert "| clean_corpus | train | 94 | 90 |" in report
     assert "| dict.en.txt = dict.de.txt |" in report
-    assert re.search(r"\| train \| en \| 90 \| [\d,]+ \| 0.0% \|", report)
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            lines = lines_of(out / "prepared" / f"{split}.{language}")
+            tokens = sum(len(line.split()) + 1 for line in lines)
+            assert f"| {split} | {language} | {len(lines):,} | {tokens:,} | " in report
     assert (out / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from data_prep import binarise
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
 from data_prep.steps import shards, units
@@ -93,3 +95,13 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path):
     context = units.Context(tmp_path, "y", LANGUAGES, None, False)  # type: ignore[arg-type]
     taken = list(units._sample(context, found, LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
+
+
+def test_each_side_s_dictionary_is_cut_by_its_own_limits(tmp_path: Path):
+    limits: dict = {"threshold_source": 1, "threshold_target": 2, "nwords_source": 3, "nwords_target": 4}
+    dataset = load_dataset("debian_en_de")
+    dataset = replace(dataset, binarise=replace(dataset.binarise, joined_dictionary=False, **limits))
+    command = binarise._command(dataset, tmp_path, tmp_path, ("train",), 1, None)
+    given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
+    assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
+    assert "--joined-dictionary" not in command

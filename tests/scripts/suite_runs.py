@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from scripts.common.files import write_json
 from scripts.fairseq_io.trainlog import read_log_file
 from scripts.pipeline.stamp import Stamp, digest_data, write_stamp
 from scripts.scoring.selection import summarise
@@ -70,13 +71,13 @@ def write(path: Path, lines: list[str]) -> None:
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def train(job: Job, seed: int, loss: float) -> None:
+def train(job: Job, seed: int, loss: float, later: float = 0.0) -> None:
     """Leave behind what a training does."""
     folder = job.folder / f"seed{seed}" / "checkpoints"
-    lines = [LOG.format("train_inner", "", 1, loss + 1), LOG.format("valid", "valid_", 2, loss)]
-    write(folder / "train.log", lines)
+    lines = [LOG.format("train_inner", "", 1, loss + 1), LOG.format("valid", "valid_", 1, loss)]
+    write(folder / "train.log", [*lines, LOG.format("valid", "valid_", 2, later or loss)])
     log = read_log_file(folder / "train.log")
-    assert (log.train_loss, log.valid_loss) == ({1: loss + 1}, {2: loss})
+    assert (log.train_loss, log.valid_loss) == ({1: loss + 1}, {1: loss, 2: later or loss})
     data = digest_data(job.work / job.config.dataset / "binarised")
     (folder / "started.json").write_text(json.dumps({"data": data}))
     write_stamp(folder, Stamp("id", "made from", None, 1.0, "then", None, {}))
@@ -138,7 +139,7 @@ def build(folder: Path) -> Path:
     references = (data / "prepared" / "raw" / "test.de").read_text().splitlines()
     suite = suite_of(folder)
     for job, choice in trial_jobs(suite, work):
-        train(job, 1, LOSSES[job.model, choice["lr"]])
+        train(job, 1, LOSSES[job.model, choice["lr"]], later=4.0 if choice["lr"] == 0.2 else 0.0)
         record(job, {"1": {"training": {"updates": 2}, "valid": {}, "test": None}}, ["train:1"])
     for dataset, name, run_job in run_jobs(suite, work):
         assert run_job is not None
@@ -158,7 +159,7 @@ def build(folder: Path) -> Path:
     seconds = {"base": {"1": [1.0, 1.1], "65": [4.0, 4.4]}, "good": {"1": [0.5, 0.5], "65": [1.0, 1.0]}}
     timed = {"lines": {"1": 4, "65": 4}, "tokens": {"1": 8, "65": 70}, "seconds": seconds}
     timed["made_from"] = {"conditions": speed.conditions(), **dict.fromkeys(seconds, "scored")}
-    (data / speed.NAME).write_text(json.dumps(timed))
+    write_json(data / speed.NAME, timed)
     keep(suite, work)
     return folder
 

@@ -35,6 +35,15 @@ def test_null_takes_a_section_or_a_setting_back(tmp_path):
     assert (config.average, config.tune, config.speed) == ({}, {"lenpen": [0.5]}, {})
 
 
+def test_the_tokens_of_an_update_decide_a_training_and_how_they_are_shared_out_does_not(tmp_path):
+    def training(batch: str) -> dict:
+        return load_config(write(tmp_path, f"{GOOD}batch: {{{batch}}}\n")).training(3)
+
+    known = training("tokens: 100, max-tokens: 50")
+    assert known == training("tokens: 100, max-tokens: 25")
+    assert known != training("tokens: 200, max-tokens: 50")
+
+
 def test_flags_of_each_kind_of_value():
     section = {"a": True, "b": False, "c": None, "d": 3, "e": [3, 7, 15], "f": "(0.9, 0.98)", "g": -1, "h": 0.5}
     assert flags(section) == ["--a", "--d=3", "--e=3,7,15", "--f=(0.9, 0.98)", "--g=-1", "--h=0.5"]

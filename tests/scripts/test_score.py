@@ -47,6 +47,14 @@ def test_the_command_writes_all_scores_and_how_they_came_about(folders, capsys):
     assert "BLEU (tokenised)" in capsys.readouterr().out
 
 
+def test_data_in_lower_case_are_scored_in_lower_case(folders):
+    for dataset, case in (("iwslt14_de_en", "case:lc"), ("debian_en_de", "case:mixed")):
+        (folders / "model.yaml").write_text(CONFIG.replace("debian_en_de", dataset))
+        shutil.copy(folders / "prepared" / "raw" / "test.de", folders / "prepared" / "raw" / "test.en")
+        score.main()
+        assert case in score.read_json(folders / "out" / "scores.json")["details"]["sacrebleu"]["signature"]
+
+
 def test_the_signature_says_what_was_really_used(folders):
     settings = {"seed": 3, "averaged": "10 by update", "lenpen": 0.9, "max-len-b": 50}
     (folders / "hyp" / "generation.json").write_text(json.dumps({"settings": settings}))
@@ -54,6 +62,11 @@ def test_the_signature_says_what_was_really_used(folders):
     said = score.read_json(folders / "out" / "scores.json")["signature"]
     for part in ("beam:4", "lenpen:0.9", "max-len-b:50", "averaged:10 by update", "seed:3"):
         assert part in said
+    (folders / "hyp" / "generation.json").write_text('{"settings": {"stepwise-length-penalty": 0.25}}')
+    score.main()
+    said = score.read_json(folders / "out" / "scores.json")["signature"]
+    assert "stepwise-length-penalty:0.25" in said
+    assert "lenpen" not in said
 
 
 def test_compounds_are_split_where_the_configuration_says_so(folders):

@@ -3,17 +3,21 @@
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from scripts.common.errors import UserError
-from scripts.suite import archive, overlap, page, results
+from scripts.common.files import read_lines
+from scripts.pipeline.stamp import Stamp, write_stamp
+from scripts.suite import archive, overlap, page, results, speed
 from scripts.suite.__main__ import overview
 from scripts.suite.plan import Claim, chosen, read_suite, run_jobs, trial_jobs
 from scripts.suite.results import ABSENT, FAILED, HELD, UNDECIDED, Finding, Interval, collect, judge, overall
@@ -144,6 +148,50 @@ def test_a_model_of_which_a_seed_diverged_is_said_to(dataset):
         found = judge(claim, dataset)
         assert (found.verdict, found.figure) == (verdict, None)
         assert found.note.endswith(" diverged with 1 of 2 seeds")
+
+
+def test_data_in_lower_case_are_compared_in_lower_case(dataset):
+    for name, lower in (("iwslt14_de_en", True), ("debian_en_de", False)):
+        metric: Any = results.Dataset(name, "bleu", "base", {}).measures["sacrebleu"].metric
+        assert metric.lowercase is lower
+        commands = archive.commands(replace(dataset, name=name))
+        assert [("-lc" in shlex.split(command)) for command in commands] == [lower] * len(commands) != []
+
+
+def test_the_lines_that_are_timed_are_spread_over_the_test_set_by_length():
+    pairs = [("a " * length, f"{number}") for number in range(50) for length in (1, 70)]
+    found = speed.groups([*pairs, ("a " * 20, "alone")])
+    assert list(found) == [1, 17, 65]
+    for least in (1, 65):
+        numbers = [int(target) for _, target in found[least]]
+        assert len(set(numbers)) == speed.LINES
+        assert (numbers[0], numbers[-1] > 47, numbers) == (0, True, sorted(numbers))
+
+
+def test_speed_is_of_scored_models_on_the_test_set_and_measured_anew_where_anything_has_changed(
+    place, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "place"
+    shutil.copytree(place, folder)
+    measured = []
+
+    def measure(models: dict, pairs: list, languages: tuple) -> dict:
+        measured.append((sorted(models), pairs))
+        return {}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "interruptible", lambda: None)
+    given = [f"--work={folder / 'work'}", "--dataset=debian_en_de", f"--records={folder / 'RESULTS'}"]
+    monkeypatch.setattr(sys, "argv", ["speed", str(folder / "small.yaml"), *given])
+    scores = folder / "work" / "debian_en_de" / "bad" / "seed1" / "scores"
+    write_stamp(scores, Stamp("scored anew", "made from", None, 1.0, "then", None, {}))  # since its record was made
+    speed.main()
+    assert (measured, "nothing has changed, skipped" in capsys.readouterr().out) == ([], True)
+    monkeypatch.setattr(speed, "SOURCES", (".cpp",))
+    speed.main()
+    prepared = folder / "work" / "debian_en_de" / "prepared"
+    test = [tuple(pair) for pair in zip(*(read_lines(prepared / f"test.{side}") for side in ("en", "de")), strict=True)]
+    assert measured == [(["base", "good"], test)]
 
 
 def test_speeds_of_a_model_that_was_trained_anew_since_are_left_out(dataset):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
+from data_prep.text.split import split_of
 from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
@@ -18,6 +19,7 @@ from scripts.suite import overlap, page, speed
 from scripts.suite.__main__ import overview, reproduce
 from scripts.suite.keep import jobs_of, keep
 from scripts.suite.plan import chosen, read_suite, run_jobs
+from tests.data_prep.samples import block
 from tests.scripts.suite_runs import build, suite_of, write
 
 
@@ -166,3 +168,16 @@ def test_a_committed_page_is_made_again_by_the_command(place, written, tmp_path,
     command_line.main()
     changed = subprocess.run(["git", "-C", str(tmp_path), "status", "--porcelain", "-uno"], capture_output=True)
     assert changed.stdout == b""
+
+
+def test_test_lines_of_families_that_train_are_counted(tmp_path):
+    percent = {"valid_percent": 2, "test_percent": 3}
+    texts = [f"Some text of number {number}" for number in range(400)]
+    tested = [text for text in texts if split_of(text, **percent) == "test"]
+    trained = [text for text in texts if split_of(text, **percent) == "train"]
+    packages = {"both": [trained[0], tested[0]], "apart": tested[1:3]}
+    for language in ("en", "de"):
+        blocks = [block(package, language, *lines) for package, lines in packages.items()]
+        write(tmp_path / "raw" / f"Translation-{language}", "\n".join(blocks).split("\n"))
+        write(tmp_path / "prepared" / "raw" / f"test.{language}", tested[:3])
+    assert overlap._in_families("debian_en_de", tmp_path) == 1

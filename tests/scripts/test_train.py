@@ -149,13 +149,19 @@ def test_other_settings_or_data_never_go_on_from_old_checkpoints(place, monkeypa
     run(place, monkeypatch)
     assert "kept as checkpoints.2.old" in capsys.readouterr().out
 
+    index = place / "data" / "train.en-de.en.idx"
+    index.write_text(index.name.upper())  # of the same size
+    run(place, monkeypatch)
+    assert "kept as checkpoints.3.old" in capsys.readouterr().out
+    index.write_text(index.name)
+
     (place / "data" / "dict.en.txt").write_text("dict.en.txt")
     (place / "model.yaml").write_text(CONFIG)
     run(place, monkeypatch)
     assert "checkpoints.1.old was made with just these settings and data: taken back" in capsys.readouterr().out
     assert (out / "train.log").read_text().count("arguments:") == 2
     assert not (place / "checkpoints.1.old").exists()
-    assert (place / "checkpoints.3.old").exists()
+    assert (place / "checkpoints.4.old").exists()
 
 
 def test_checkpoints_of_unknown_origin_are_refused(place, monkeypatch):

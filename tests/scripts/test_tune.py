@@ -1,0 +1,83 @@
+"""The choice of averaging and search on validation, with stand-ins for fairseq; the whole of it: test_end_to_end.py."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data_prep.dataset import load_dataset
+from scripts import score, tune
+from scripts.fairseq_io.commands import evaluate_command, generation_settings
+from scripts.pipeline.config import Config, build_config
+from scripts.reproduce.layout import build_run
+from tests.scripts.test_average import save
+
+CONFIG = """
+dataset: debian_lm
+seeds: [1]
+train: {arch: a, max-update: 2}
+average: {by: update, last: 2}
+tune: {last: [1, 2]}
+score: {metric: perplexity}
+"""
+
+
+@pytest.mark.parametrize(("perplexities", "last"), [((9.0, 8.0), 2), ((8.0, 9.0), 1), ((8.0, 8.0), 1)])
+def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perplexities, last, tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    for number in (1, 2):
+        save(tmp_path / "checkpoints" / f"checkpoint_1_{number}.pt", {"w": torch.full((2,), float(number))}, number)
+    (tmp_path / "data").mkdir()
+    for name in ("dict.txt", "train.idx", "valid.idx"):
+        (tmp_path / "data" / name).touch()
+    (tmp_path / "model.yaml").write_text(CONFIG)
+    found = {"last1.pt": perplexities[0], "last2.pt": perplexities[1]}
+
+    def evaluated(command: list[str], log: Path) -> SimpleNamespace:
+        assert "--gen-subset=valid" in command
+        model = next(word for word in command if word.startswith("--path="))
+        return SimpleNamespace(facts={"perplexity": found[Path(model).name]})
+
+    monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
+    monkeypatch.setattr(tune, "interruptible", lambda: None)
+    monkeypatch.setattr(tune, "run_evaluation", evaluated)
+    folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
+    monkeypatch.setattr(sys, "argv", ["tune", str(tmp_path / "model.yaml"), *folders])
+    tune.main()
+    chosen = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert (chosen["chosen"], chosen["score"]) == ({"last": last}, min(perplexities))
+    assert torch.load(tmp_path / "out" / "model.pt")["model"]["w"][0] == {1: 2.0, 2: 1.5}[last]
+
+
+def test_a_language_model_is_evaluated_on_what_it_was_trained_on_and_to_the_last_sentence():
+    train = {"sample-break-mode": "eos", "tokens-per-sample": 512, "add-bos-token": True}
+    config = Config(Path("m.yaml"), "m", "toy", [1], train)
+    command = evaluate_command(config, Path("data"), Path("m.pt"), "valid", gpu=False)
+    assert {"--sample-break-mode=eos", "--tokens-per-sample=512", "--add-bos-token"} <= set(command)
+    assert {"--required-batch-size-multiple=1", "--gen-subset=valid"} <= set(command)
+
+
+def test_the_penalty_that_orders_hypotheses_is_the_candidate_s_or_the_configuration_s_or_fairseq_s():
+    assert tune.reordering({"unnormalized": True}, 0.5) is None
+    assert tune.reordering({"stepwise-length-penalty": 0.5}, 0.5) is None
+    assert tune.reordering({}, None) == 1.0
+    assert tune.reordering({"lenpen": 0.6}, None) == 0.6
+    assert tune.reordering({"lenpen": 0.6}, 2) == 2.0
+
+
+def test_a_setting_that_was_taken_back_is_fairseq_s_own():
+    config = Config(Path("m.yaml"), "m", "debian_en_de", [1], {}, generate={"lenpen": None, "beam": None, "min-len": 2})
+    assert generation_settings(config, {"last": 3}) == {"min-len": 2}
+    assert "|beam:5|lenpen:1|" in score.generated(config, "test", {})
+
+
+def test_what_was_tuned_goes_into_the_test(tmp_path):
+    content = {"dataset": "debian_en_de", "seeds": [1], "train": {"arch": "a", "max-update": 2}}
+    content |= {"tune": {"lenpen": [0.5, 1.0]}, "average": {"by": "update", "last": 1}}
+    run = build_run(build_config(tmp_path / "m.yaml", content), load_dataset("debian_en_de"), tmp_path)
+    (command,) = run.stages["generate:1"].commands
+    tuned = tmp_path / "debian_en_de" / "m" / "seed1" / "tuned" / "tune.json"
+    assert command[command.index("--tuned") + 1] == str(tuned)
