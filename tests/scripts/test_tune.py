@@ -11,7 +11,7 @@ import torch
 from data_prep.dataset import load_dataset
 from scripts import score, tune
 from scripts.fairseq_io.commands import evaluate_command, generation_settings
-from scripts.pipeline.config import Config, build_config
+from scripts.pipeline.config import Config, build_config, merge
 from scripts.reproduce.layout import build_run
 from tests.scripts.test_average import save
 
@@ -81,3 +81,27 @@ def test_what_was_tuned_goes_into_the_test(tmp_path):
     (command,) = run.stages["generate:1"].commands
     tuned = tmp_path / "debian_en_de" / "m" / "seed1" / "tuned" / "tune.json"
     assert command[command.index("--tuned") + 1] == str(tuned)
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        ({"score": {"metric": "sacrebleu"}}, ["tune:1", "score:1", "select"]),
+        ({"generate": {"beam": 3}}, ["tune:1", "generate:1"]),
+        ({"tune": {"lenpen": [0.5]}}, ["tune:1"]),
+        ({"average": {"last": 2}}, ["tune:1"]),
+        ({"train": {"lr": 0.2}}, ["train:1"]),
+        ({"batch": {"tokens": 200}}, ["train:1"]),
+        ({"speed": {"beam": 2}}, ["speed"]),
+    ],
+)
+def test_a_setting_is_an_input_of_the_stages_that_it_changes(change, again, tmp_path):
+    content = {"dataset": "debian_en_de", "seeds": [1], "train": {"arch": "a", "max-update": 2, "lr": 0.1}}
+    content |= {"tune": {"lenpen": [0.5, 1.0]}, "average": {"by": "update", "last": 1}, "score": {"metric": "bleu"}}
+    content |= {"batch": {"tokens": 100, "max-tokens": 50}, "generate": {"beam": 5}}
+    content |= {"speed": {"beam": 1, "batch-size": 1, "runs": 1, "subset": "test"}}
+    known, changed = (
+        build_run(build_config(tmp_path / "m.yaml", each), load_dataset("debian_en_de"), tmp_path).stages
+        for each in (content, merge(content, change))
+    )
+    assert [key for key in known if known[key].inputs != changed[key].inputs] == again
