@@ -1,9 +1,12 @@
-"""``--retain-dropout`` switches our dropout on as it does fairseq's."""
+"""Dropout in its place, and switched on by ``--retain-dropout`` as fairseq's is."""
 
 import pytest
+import torch
 from fairseq.modules import FairseqDropout
 
+from lightconv_plugin.models.layers import FeedForward, Residual
 from lightconv_plugin.modules import AverageAttention, Dropout
+from tests.tolerances import assert_close
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])
@@ -26,3 +29,14 @@ def test_retained_where_fairseqs_is(options, training, probability):
         module.make_generation_fast_(name="decoder.dropout", **options)
     drops = theirs.p > 0 and (theirs.training or theirs.apply_during_inference)
     assert ours.probability == (probability if drops else 0.0)
+
+
+def test_a_branch_and_hidden_numbers_are_what_is_dropped():
+    """With everything dropped a residual is its input, and a network its last bias."""
+    x, network = torch.randn(3, 2, 8), FeedForward(8, 16, dropout=1.0)
+    average = AverageAttention(8, 16, causal=True, dropout=1.0)
+    for parameter, value in ((network.fc2.bias, 1.0), (average.fc2.bias, 1.0), (average.gate.weight, 0.0)):
+        torch.nn.init.constant_(parameter, value)
+    assert torch.equal(Residual(8, dropout=1.0, normalize_before=True)(x, torch.exp), x)
+    assert torch.equal(network(x), torch.ones_like(x))
+    assert_close(average(x), (x + 1) / 2)

@@ -2,11 +2,19 @@
 
 import pytest
 import torch
-from fairseq.modules import MultiheadAttention
+from fairseq.modules import DynamicConv1dTBC, LightweightConv1dTBC, MultiheadAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightconv_plugin.modules import AverageAttention, ConvModule, DynamicConv, SelfAttention, StandardConv
+from lightconv_plugin.models.layers import FeedForward
+from lightconv_plugin.modules import (
+    AverageAttention,
+    ConvModule,
+    DynamicConv,
+    LightweightConv,
+    SelfAttention,
+    StandardConv,
+)
 from lightconv_plugin.ops import reference
 from tests.tolerances import assert_close
 
@@ -318,6 +326,21 @@ def test_attention_starts_with_weights_as_large_as_fairseqs():
     for name, parameter in ours.named_parameters():
         if name.endswith("weight"):
             assert parameter.std().item() == pytest.approx(theirs[name].std().item(), rel=0.02), name
+
+
+def test_other_weights_start_as_fairseqs_or_as_xavier_s():
+    wide = ConvModule(64, LightweightConv(256, 3, heads=4, causal=True), glu=True, query_dim=256)
+    modules = [FeedForward(64, 256, dropout=0.0), AverageAttention(64, 256, causal=True), wide]
+    maps = [part.weight for module in modules for part in module.modules() if isinstance(part, torch.nn.Linear)]
+    maps.append(StandardConv(64, 3, causal=True).weight)
+    light, dynamic = LightweightConv(1024, 31, heads=1024, causal=True), DynamicConv(256, 31, heads=64, causal=True)
+    pairs = [
+        *((weight, torch.nn.init.xavier_uniform_(torch.empty_like(weight))) for weight in maps),
+        (light.weight, LightweightConv1dTBC(1024, 31, num_heads=1024).weight),
+        (dynamic.weight_linear.weight, DynamicConv1dTBC(256, 31, num_heads=64).weight_linear.weight),
+    ]
+    for ours, theirs in pairs:
+        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.04), tuple(ours.shape)
 
 
 def test_long_averages_in_half_precision_are_exact_to_its_precision():

@@ -17,7 +17,7 @@ import torch
 
 from lightconv_plugin import ops
 from scripts import bench as script
-from scripts.benchmarks import ctranslate2, operators, peers, timing, training
+from scripts.benchmarks import ctranslate2, decoding, kernels, memory, operators, peers, timing, training
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import load_plugin, translation
 from tests.tolerances import assert_close
@@ -40,6 +40,8 @@ def test_taps_are_those_inside_the_sentence(time, width, causal):
     shape = peers.Shape(time, 3, 4, 2, width, causal)
     inside = sum(0 <= i + j - shape.padding_l < time for i in range(time) for j in range(width))
     assert shape.taps == inside * 3 * 4
+    x, weights = time * 3 * 4, time * 3 * 2 * width  # backward also reads a gradient and writes two
+    assert shape.bytes_moved(True, 4, backward=True) == 4 * ((2 * x + weights) + (3 * x + 2 * weights))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -65,6 +67,38 @@ def test_interleaved_times_every_case_and_tells_slow_from_fast():
     assert found["slow"] > 3 * found["fast"] > 0
 
 
+def test_the_median_of_the_turns_counts(monkeypatch):
+    monkeypatch.setattr(timing, "take_turns", lambda cases, device, seconds: {"a": [1.0, 2.0, 9.0]})
+    assert timing.interleaved({}, CPU) == {"a": 2.0}
+
+
+def test_each_pass_has_its_own_time_and_the_first_length_is_compared_with(monkeypatch):
+    monkeypatch.setattr(operators, "forward", lambda case: 1.0)
+    monkeypatch.setattr(operators, "forward_backward", lambda case: 3.0)
+    monkeypatch.setattr(operators, "interleaved", lambda cases, device, seconds: cases)
+    for peak in ("peak_flops", "peak_bytes"):
+        monkeypatch.setattr(operators, peak, lambda device: 1.0)
+    shapes = [peers.Shape(time, 2, 8, 2, 3) for time in (4, 2)]
+    found = operators.measure(["light"], shapes, dtype=torch.float32, device=CPU, seconds=0.0)
+    assert [(row["pass"], row["ours_ms"]) for row in found] == [("fwd", 1e3), ("fwd+bwd", 3e3)] * 2
+    alone = operators.measure_alone(["light"], shapes, dtype=torch.float32, device=CPU, seconds=0.0)
+    expected = [("fwd", 1e3, 1), ("fwd", 1e3, 2), ("fwd+bwd", 3e3, 1), ("fwd+bwd", 3e3, 2)]
+    assert [(row["pass"], row["ms"], row["to_first"]) for row in alone] == expected
+
+
+def test_memory_is_compared_with_fairseqs_frugal_mode(monkeypatch):
+    taken = {"ours": 2, "fairseq band": 8, "fairseq unfold": 6, "sdpa": 1}
+    monkeypatch.setattr(memory, "_peak", lambda *case: taken.get(case[-1]))
+    (record,) = memory.measure(["light"], [peers.Shape(4, 2, 8, 2, 3)], dtype=torch.float32, device=CPU)
+    assert (record["ratio"], record["fairseq_mode"]) == (3.0, "unfold")
+
+
+def test_a_kernel_is_compared_with_a_copy(monkeypatch):
+    monkeypatch.setattr(kernels, "peak_bytes", lambda device: 2e9)
+    record = next(kernels.measure(128, 64, CPU))
+    assert record["of_copy"] == pytest.approx(record["mbytes"] / record["us"] * 1e12 / 2e9)
+
+
 def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
     shape = peers.Shape(4, 2, 8, 2, 3)
     times = {"ours": 0.5, "fairseq band": 2.0, "fairseq unfold": 1.5, "conv1d": 1.0, "sdpa": 0.25}
@@ -86,7 +120,7 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
         (
             "decode",
             [
-                *("--vocab-size", "40", "--sentences", "1", "--length", "3", "--rows", "8,16", "--channels", "64,128"),
+                *("--vocab-size", "40", "--sentences", "2", "--length", "3", "--rows", "8,16", "--channels", "64,128"),
                 *("--precisions", "fp32"),
             ],
         ),
@@ -104,17 +138,25 @@ def test_commands_print_a_table_and_write_records(tmp_path, what, arguments):
     rows = [line for line in lines if line.strip() and not line.startswith("measured ")]  # how far it is, now and then
     tables = 2 if what == "decode" else 1
     assert len(rows) == 2 * tables + len(written["records"])
+    searched = [row for row in written["records"] if "task" in row]
+    speeds = {(row["model"], row["task"], row["precision"]): row["sentences_a_second"] for row in searched}
     for record in written["records"]:
         assert [record[key] for key in ("ms", "ratio", "to_first") if not record.get(key, 1) > 0] == []
         if what == "ops":
             assert ("ratio" in record) == ("--no-peers" not in arguments)
+        if "fairseq_ms" in record:
+            assert record["ratio"] == pytest.approx(record["fairseq_ms"] / record["ours_ms"])
+        if "token_ms" in record:  # two sentences of three words and an end
+            speed = record["sentences_a_second"]
+            assert record["token_ms"] == pytest.approx(1e3 * 2 / speed / 4)
+            assert record["to_transformer"] == pytest.approx(speed / speeds[decoding.BASELINE])
 
 
 def test_the_spread_is_half_of_the_quartiles_distance_over_the_median():
     assert timing.spread([5.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx((4 - 2) / 2 / 3)
 
 
-def test_both_precisions_take_turns():
+def test_both_precisions_take_turns(monkeypatch):
     """Every update in its own precision, on batches of several lengths; fairseq's convolutions in fp32 alone."""
     load_plugin()
     entries = training.in_precisions(training.models(16, (2, 1)), ["fp32", "bf16"])
@@ -122,18 +164,26 @@ def test_both_precisions_take_turns():
         "fairseq transformer",
         *(f"ours {name} {kernels}" for kernels in ("3,15", "31,31") for name in ("lightconv", "dynamicconv")),
     ]
-    chosen = [entry for entry in entries if entry.label in ("fairseq transformer", "ours dynamicconv 3,15")]
+    ours, peer = "ours dynamicconv 3,15", "fairseq dynamicconv 3,15"
+    chosen = [entry for entry in entries if entry.label in (ours, peer, training.TRANSFORMER)]
+    batches: dict[int, dict[str, Any]] = {}
+    make = training._batch
+    monkeypatch.setattr(training, "_batch", lambda *given: batches.setdefault(len(batches), make(*given)))
     found = training.measure(
         chosen, vocab_size=40, tokens=64, device=CPU, flags=[], seconds=0.01, width=16, shapes=2
     )  # fmt: skip
-    rows = {(row["model"].split()[0], row["precision"]): row for row in found}
-    assert set(rows) == {(name, precision) for name in ("fairseq", "ours") for precision in ("fp32", "bf16")}
-    for precision in ("fp32", "bf16"):
-        speeds = [rows[name, precision]["words_a_second"] for name in ("ours", "fairseq")]
-        assert rows["ours", precision]["to_transformer"] == pytest.approx(speeds[0] / speeds[1])
-    speeds = [rows["ours", precision]["words_a_second"] for precision in ("bf16", "fp32")]
-    assert rows["ours", "bf16"]["to_fp32"] == pytest.approx(speeds[0] / speeds[1])
-    assert rows["ours", "fp32"]["to_fp32"] is None
+    rows = {(row["model"], row["precision"]): row for row in found}
+    speeds = {key: row["words_a_second"] for key, row in rows.items()}
+    twice = {(name, precision) for name in (ours, training.TRANSFORMER) for precision in ("fp32", "bf16")}
+    assert set(rows) == {(peer, "fp32"), *twice}
+    for name, precision in twice:
+        compared = speeds[name, precision] / speeds[training.TRANSFORMER, precision]
+        assert rows[name, precision]["to_transformer"] == pytest.approx(compared)
+    assert rows[ours, "fp32"]["to_peer"] == pytest.approx(speeds[ours, "fp32"] / speeds[peer, "fp32"])
+    assert rows[ours, "bf16"]["to_fp32"] == pytest.approx(speeds[ours, "bf16"] / speeds[ours, "fp32"])
+    assert rows[ours, "bf16"]["to_peer"] is rows[ours, "fp32"]["to_fp32"] is None
+    words = sum(int(batch["target"].ne(1).sum()) for batch in batches.values()) / len(batches)  # 1: padding
+    assert speeds[ours, "fp32"] * rows[ours, "fp32"]["update_ms"] / 1e3 == pytest.approx(words)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
