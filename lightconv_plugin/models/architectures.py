@@ -131,7 +131,7 @@ ENCODER_DECODER: dict[str, Values] = {
 }
 
 # Table 4; "Language Modeling" of section 5.3 for the bands. Norms before, none after the last block, as in the code
-# behind the paper.
+# behind the paper. fairseq-train's own default, 0, hides the attention_dropout that fairseq's lightconv_lm_gbw states.
 LM_GBW: Values = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
