@@ -186,7 +186,7 @@ def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypa
     )
     process.start()
     assert wait_until(started.exists)
-    with pytest.raises(UserError, match=rf"another run \(process {process.pid}\) is at work in .*/out;"):
+    with pytest.raises(UserError, match=rf"another run \(process {process.pid} on \S+\) is at work in .*/out;"):
         prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
     go_on.touch()
     process.join()
