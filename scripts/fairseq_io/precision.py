@@ -24,6 +24,9 @@ FASTER = 1.1  # less is noise
 _MEASURE = """
 import statistics, sys, time, torch
 from lightconv_plugin import ops
+from lightconv_plugin.ops.auxiliary.linear import lacking
+if reason := lacking():
+    sys.exit(print(reason))
 rows, width, backward = map(int, sys.argv[1:])
 torch.set_grad_enabled(bool(backward))
 weight, times = torch.randn(width, width, requires_grad=True), {"fp32": [], "bf16": []}
@@ -116,13 +119,14 @@ def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_
         return Taken("fp32")
     if not products.ours:
         return Taken("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
-    if lacking := bf16_unsupported_reason():
-        return Taken("fp32", f"{asked} takes fp32: {lacking}")
     if asked == "bf16":
-        return Taken("bf16")
+        lacking = bf16_unsupported_reason()
+        return Taken("fp32", f"bf16 takes fp32: {lacking}") if lacking else Taken("bf16")
     if devices.nodes > 1:
         return Taken("fp32", "auto takes fp32: several machines could measure differently; bf16 has to be asked for")
     ratio = measured_ratio(products)
+    if isinstance(ratio, str):
+        return Taken("fp32", f"auto takes fp32: {ratio}")
     taken, verb = ("bf16", "are") if ratio >= FASTER else ("fp32", "are only")
     measured = f"{products.rows:,} x {products.width} products {verb} {ratio:.2f} times as fast in bf16 as in fp32"
     return Taken(taken, f"auto takes {taken}: {measured} (measured; {FASTER} is asked for)")
@@ -164,14 +168,20 @@ def bf16_unsupported_reason() -> str | None:
 
 
 @functools.cache
-def measured_ratio(products: Products) -> float:
+def measured_ratio(products: Products) -> float | str:
     """Time the products for about a second in both precisions, by turns: the time in float32 over that in bfloat16.
+
+    Where the plugin would multiply in float32 anyway, the reason why.
 
     Raises:
         UserError: the plugin or torch cannot be imported.
     """
     arguments = [str(int(value)) for value in (products.rows, products.width, products.backward)]
-    return float(_run(_MEASURE, *arguments))
+    answer = _run(_MEASURE, *arguments)
+    try:
+        return float(answer)
+    except ValueError:
+        return answer
 
 
 def _run(code: str, *arguments: str) -> str:
