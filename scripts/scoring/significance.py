@@ -32,8 +32,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._metric, name)
 
-    def _extract_corpus_statistics(self, lines: Sequence[str], _: Any = None) -> list[list[float]]:
-        return [[int(word) if word.isdecimal() else float(word) for word in line.split()] for line in lines]
+    def _extract_corpus_statistics(self, lines: Sequence[str], _: Any = None) -> np.ndarray:
+        # as floats, whose sums BLAS makes many times as fast as those of integers; sums of counts are exact
+        return np.loadtxt(lines, dtype=float, ndmin=2)
 
 
 def paired_bootstrap(
@@ -98,9 +99,9 @@ def standard_error(metric: Counted, ours: Sequence[Sequence[str]], theirs: Seque
     errors are alike.
     """
     drawn = np.random.default_rng(SEED).choice(len(ours[0]), size=(SAMPLES, len(ours[0])))
+    times = np.array([np.bincount(some, minlength=len(some)) for some in drawn], dtype=float)
     scores = []
     for side in (ours, theirs):
-        by_seed = [metric._extract_corpus_statistics(lines) for lines in side]
-        of_sentences = np.sum(np.array(by_seed, dtype=float), axis=0)
-        scores.append([metric._compute_score_from_stats(of_sentences[some].sum(0)).score for some in drawn])
+        of_sentences = np.sum([metric._extract_corpus_statistics(lines) for lines in side], axis=0)
+        scores.append([metric._compute_score_from_stats(each).score for each in times @ of_sentences])
     return float(np.std(np.diff(scores, axis=0), ddof=1))
