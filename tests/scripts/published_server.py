@@ -263,7 +263,8 @@ def published(
     content = yaml.safe_load(shelf.file.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
     content["test_sets"] = {key: dict(value) for key, value in content["test_sets"].items()}
-    test_sets = {model.of: make_test_set(model.of, model.dataset, folder) for model in chosen}
+    datasets = {model.of: model.dataset for model in chosen}
+    test_sets = {of: make_test_set(of, dataset, folder) for of, dataset in datasets.items()}
     with serving() as site:
         content["url"] = f"{site.url}/models/"
         for form, each in enumerate(chosen):
