@@ -1,5 +1,6 @@
 """Kill a process at a rename, before or after it: what it writes has its final name from then on."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ def killed_at(work: Callable[[], object], when: Callable[[Path], Moment | None])
     """
 
     def child() -> None:
+        gc.freeze()  # a collection would touch, and so copy, all that this process has
         replace = os.replace
 
         def watched(source: Any, target: Any) -> None:

@@ -1,5 +1,6 @@
 """Each dataset of the paper the whole way, from a web server on this machine to what fairseq-train takes."""
 
+import functools
 import importlib
 import json
 import logging
@@ -20,6 +21,7 @@ from data_prep import __main__ as command
 from data_prep import binarise
 from data_prep.fetch import named_members
 from scripts.common import ownership
+from scripts.common.provenance import git_state
 from scripts.pipeline import pipeline
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("forks")
 
 Splits = dict[str, list[Pair]]
 PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
+git_state = functools.cache(git_state)  # which else is three processes for each run of the command
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -39,6 +42,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(command, "interruptible", lambda: None)
     monkeypatch.setattr(binarise, "run_logged", preprocess)
     monkeypatch.setattr(pipeline, "_run_command", stage)
+    monkeypatch.setattr(pipeline, "git_state", git_state)
     command.main()
 
 
