@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,12 +97,33 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     return library
 
 
-class FlatConv(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_longlong) for name in ("T", "B", "H", "R", "K", "padding_l", "type", "dynamic", "softmax")),
-        ("dropconnect", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("seed", "x", "logits")),
-    )
+def structure(name: str, **members: str) -> Any:
+    """A struct of the C++ sources: names of members in their order, by their type."""
+    fields = [(member, getattr(ctypes, kind)) for kind, names in members.items() for member in names.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+Conv = structure(
+    "Conv",
+    c_longlong="T B H R K padding_l",
+    c_int="type",
+    c_bool="dynamic softmax",
+    c_double="dropconnect",
+    c_void_p="seed x logits",
+)
+Case = structure("Case", c_int="type K padding_l R H positions", c_bool="dynamic softmax drop flip aligned mma mask")
+StepArgs = structure("StepArgs", c_void_p="x logits ring ancestors position out", c_int="N M")
+GluArgs = structure("GluArgs", c_void_p="x grad mask out", c_longlong="T B C")
+LossArgs = structure(
+    "LossArgs",
+    c_void_p="logits target log_sums terms sums grad out",
+    c_longlong="N V stride ignore",
+    c_double="nll_share all_share",
+)
+
+
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 class Machine:
@@ -126,16 +148,14 @@ class Machine:
 
     def describe(
         self, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, dropconnect: float, seed: Tensor | None
-    ) -> FlatConv:
+    ) -> Any:
         heads, width = weight.shape[-2:]
         assert x.is_contiguous()
         assert weight.is_contiguous()
         assert x.dtype == weight.dtype
-        return FlatConv(
-            *(x.shape[0], x.shape[1], heads, x.shape[2] // heads, width, padding_l, TYPES[x.dtype]),
-            *(weight.ndim == 4, softmax, dropconnect, None if seed is None else seed.data_ptr()),
-            *(x.data_ptr(), weight.data_ptr()),
-        )
+        sizes = (x.shape[0], x.shape[1], heads, x.shape[2] // heads, width, padding_l)
+        kind = (TYPES[x.dtype], weight.ndim == 4, softmax, dropconnect)
+        return Conv(*sizes, *kind, *addresses(seed, x, weight))
 
     def forward(
         self,
@@ -150,14 +170,8 @@ class Machine:
     ) -> Tensor:
         out = self.blank(x)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
-        self.must(
-            self.library.conv_forward(
-                self.capability if device is None else device,
-                ctypes.c_void_p(stream),
-                ctypes.byref(conv),
-                ctypes.c_void_p(out.data_ptr()),
-            )
-        )
+        place = (self.capability if device is None else device, ctypes.c_void_p(stream))
+        self.must(self.library.conv_forward(*place, ctypes.byref(conv), ctypes.c_void_p(out.data_ptr())))
         return out
 
     def backward(
@@ -172,26 +186,27 @@ class Machine:
     ) -> tuple[Tensor, Tensor]:
         grad_x, grad_weight = self.blank(x), self.blank(weight)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (grad, grad_x, grad_weight))
-        self.must(self.library.conv_backward(self.capability, None, ctypes.byref(conv), *pointers))
+        pointers = map(ctypes.c_void_p, addresses(grad, grad_x, grad_weight))
+        self.must(self.library.conv_backward(self.capability, ctypes.byref(conv), *pointers))
         return grad_x, grad_weight
+
+    def run(self, function: str, kind: Any, args: Any) -> None:
+        self.must(getattr(self.library, function)(self.capability, kind, ctypes.byref(args)))
 
     def glu(self, x: Tensor, mask: Tensor | None, grad: Tensor | None = None) -> Tensor:
         """(T, B, 2C) to (T, B, C), or, with a gradient (T, B, C), to the gradient (T, B, 2C)."""
         time, batch, channels = x.shape[0], x.shape[1], x.shape[2] // 2
         out = self.blank(x) if grad is not None else self.blank(x, time, batch, channels)
-        pointers = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (grad, x, mask, out))
-        sizes = map(ctypes.c_longlong, (time, batch, channels))
-        self.must(self.library.run_glu(self.capability, TYPES[x.dtype], *sizes, *pointers))
+        self.run("run_glu", TYPES[x.dtype], GluArgs(*addresses(x, grad, mask, out), time, batch, channels))
         return out
 
     def loss(self, logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
         """Rows of logits (N, V) with any stride, target (N,): what ``torch.ops.lightconv.smoothed_nll`` gives."""
         rows = logits.shape[0]
         sums, log_sums = torch.full((2,), torch.nan).double(), torch.full((rows,), torch.nan).double()
-        sizes = map(ctypes.c_longlong, (*logits.shape, logits.stride(0), ignore))
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (logits, target, log_sums, sums))
-        self.must(self.library.run_loss(self.capability, TYPES[logits.dtype], *sizes, *pointers))
+        pointers = addresses(logits, target, log_sums, None, sums, None, None)
+        args = LossArgs(*pointers, *logits.shape, logits.stride(0), ignore)
+        self.run("run_loss", TYPES[logits.dtype], args)
         return sums, log_sums
 
     def loss_backward(
@@ -199,11 +214,9 @@ class Machine:
     ) -> Tensor:
         """See ``torch.ops.lightconv.smoothed_nll_backward``."""
         out = torch.full(logits.shape, torch.nan, dtype=logits.dtype)
-        sizes = map(ctypes.c_longlong, (*logits.shape, logits.stride(0), ignore))
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (logits, target, grad, log_sums))
-        numbers = (*map(ctypes.c_double, shares), ctypes.c_void_p(out.data_ptr()))
-        kind = TYPES[logits.dtype]
-        self.must(self.library.run_loss_backward(self.capability, kind, *sizes, *pointers, *numbers))
+        pointers = addresses(logits, target, log_sums, None, None, grad, out)
+        args = LossArgs(*pointers, *logits.shape, logits.stride(0), ignore, *shares)
+        self.run("run_loss_backward", TYPES[logits.dtype], args)
         return out
 
     def step(
@@ -211,18 +224,10 @@ class Machine:
     ) -> Tensor:
         heads, width = weight.shape[-2:]
         out = self.blank(x)
-        numbers = (x.shape[1], ring.shape[1], heads, x.shape[2] // heads, width)
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (x, weight, ring, ancestors, position, out))
-        self.must(
-            self.library.run_step(
-                self.capability,
-                TYPES[x.dtype],
-                *map(ctypes.c_longlong, numbers),
-                weight.ndim == 4,
-                softmax,
-                *pointers,
-            )
-        )
+        sizes = {"K": width, "R": x.shape[2] // heads, "H": heads}
+        case = Case(type=TYPES[x.dtype], dynamic=weight.ndim == 4, softmax=softmax, **sizes)
+        args = StepArgs(*addresses(x, weight, ring, ancestors, position, out), x.shape[1], ring.shape[1])
+        self.run("run_step", ctypes.byref(case), args)
         return out
 
     def kernels(self) -> list[str]:

@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/args.h"
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 
@@ -167,20 +166,14 @@ void backward(const Place& place, const Conv& conv, const void* grad, void* grad
   if (grad_logits != nullptr) grad_weight(place, conv, general, grad, grad_logits);
 }
 
-void step(const Place& place, const Step& step) {
-  Case c{};
-  c.type = step.type, c.dynamic = step.dynamic, c.softmax = step.softmax;
-  c.K = static_cast<int>(step.K), c.R = static_cast<int>(step.R), c.H = static_cast<int>(step.H);
-  c.aligned = aligned({step.x, step.ring, step.out});
+void step(const Place& place, Case c, const StepArgs& args) {
+  c.aligned = aligned({args.x, args.ring, args.out});
   const StepTile tile = step_tile(c);
   if (tile.shared_bytes == 0)
     throw std::runtime_error("lightconv: a decoding step takes kernels of up to 3072 (float64) or 4096 weights; got " +
-                             std::to_string(step.K));
-  const StepArgs args{step.x, step.logits, step.ring, step.ancestors, step.position, step.out,
-                      static_cast<int>(step.N), static_cast<int>(step.M)};
-  launch(place, STEP, c, {step.N * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
-  Case after{};
-  launch(place, ADVANCE, after, {1, 1, 0}, &args);
+                             std::to_string(c.K));
+  launch(place, STEP, c, {static_cast<long long>(args.N) * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
+  launch(place, ADVANCE, Case{}, {1, 1, 0}, &args);
 }
 
 }  // namespace lightconv::cuda

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 
+#include "cuda/args.h"
 #include "cuda/case.h"
 
 namespace lightconv::cuda {
@@ -30,19 +31,7 @@ struct Conv {
 void forward(const Place& place, const Conv& conv, void* out);
 void backward(const Place& place, const Conv& conv, const void* grad, void* grad_x, void* grad_logits);  // null: not wanted
 
-// One position of N hypotheses, see step.cuh; ring (K, M, C), ancestors (K, N).
-struct Step {
-  long long N, M, H, R, K;
-  Type type;
-  bool dynamic, softmax;
-  const void* x;
-  const void* logits;
-  void* ring;
-  int* ancestors;
-  long long* position;
-  void* out;
-};
-
-void step(const Place& place, const Step& step);
+// One position of N hypotheses, see step.cuh; of the case type, K, R, H, dynamic and softmax are given.
+void step(const Place& place, Case c, const StepArgs& args);
 
 }  // namespace lightconv::cuda

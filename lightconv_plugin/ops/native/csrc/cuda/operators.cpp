@@ -65,14 +65,14 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   check_same(x, ring, "ring");
   check_same(x, ancestors, "ancestors");
   check_same(x, position, "position");
-  Step s{};
-  s.N = sizes.N, s.M = sizes.M, s.H = sizes.H, s.R = sizes.C / sizes.H, s.K = sizes.K;
-  s.dynamic = sizes.dynamic, s.softmax = softmax, s.type = type_of(x);
+  Case c{};
+  c.type = type_of(x), c.dynamic = sizes.dynamic, c.softmax = softmax;
+  c.K = static_cast<int>(sizes.K), c.R = static_cast<int>(sizes.C / sizes.H), c.H = static_cast<int>(sizes.H);
   Tensor out = torch::stable::new_empty(x, x.sizes());
-  s.x = x.const_data_ptr(), s.logits = weight.const_data_ptr(), s.ring = ring.mutable_data_ptr();
-  s.ancestors = static_cast<int*>(ancestors.mutable_data_ptr());
-  s.position = static_cast<long long*>(position.mutable_data_ptr()), s.out = out.mutable_data_ptr();
-  step(Memory(x).place(), s);
+  step(Memory(x).place(), c,
+       {x.const_data_ptr(), weight.const_data_ptr(), ring.mutable_data_ptr(),
+        static_cast<int*>(ancestors.mutable_data_ptr()), static_cast<long long*>(position.mutable_data_ptr()),
+        out.mutable_data_ptr(), static_cast<int>(sizes.N), static_cast<int>(sizes.M)});
   return out;
 }
 

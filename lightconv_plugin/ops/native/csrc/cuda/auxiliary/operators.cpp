@@ -9,43 +9,37 @@
 namespace lightconv::cuda {
 namespace {
 
-const bool* mask_of(const std::optional<Tensor>& mask, const Tensor& x) {
-  if (!mask.has_value()) return nullptr;
-  STD_TORCH_CHECK(mask->dim() == 2 && mask->size(0) == x.size(1) && mask->size(1) == x.size(0) &&
-                      mask->scalar_type() == ScalarType::Bool,
-                  "glu_mask: expected padding_mask (B, T), bool, with the B and T of x (T, B, 2C)");
-  check_same(x, *mask, "padding_mask");
-  return static_cast<const bool*>(mask->const_data_ptr());
-}
-
-std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() ? std::optional<Tensor>(torch::stable::contiguous(*tensor)) : std::nullopt;
-}
-
-Tensor glu_mask(const Tensor& x_any, std::optional<Tensor> mask_any) {
+// The gate of x (T, B, 2C), zero where the mask (B, T) is true; with the gradient of that the gradient of x.
+Tensor gate(const Tensor& x_any, std::optional<Tensor> mask, const Tensor* grad) {
   const Tensor x = torch::stable::contiguous(x_any);
   STD_TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0, "glu_mask: expected x (T, B, 2C)");
-  const std::optional<Tensor> mask = contiguous(mask_any);
-  const bool* masked = mask_of(mask, x);
-  Tensor out = torch::stable::new_empty(x, {x.size(0), x.size(1), x.size(2) / 2});
-  if (out.numel() > 0)
-    glu(Memory(x).place(), type_of(x), x.size(0), x.size(1), x.size(2) / 2, x.const_data_ptr(), masked,
-        out.mutable_data_ptr());
+  GluArgs args{};
+  args.T = x.size(0), args.B = x.size(1), args.C = x.size(2) / 2, args.x = x.const_data_ptr();
+  if (mask.has_value()) {
+    STD_TORCH_CHECK(mask->dim() == 2 && mask->size(0) == args.B && mask->size(1) == args.T &&
+                        mask->scalar_type() == ScalarType::Bool,
+                    "glu_mask: expected padding_mask (B, T), bool, with the B and T of x (T, B, 2C)");
+    check_same(x, *mask, "padding_mask");
+    mask = torch::stable::contiguous(*mask);
+    args.mask = static_cast<const bool*>(mask->const_data_ptr());
+  }
+  if (grad != nullptr) {
+    STD_TORCH_CHECK(grad->numel() * 2 == x.numel() && grad->scalar_type() == x.scalar_type(),
+                    "glu_mask: the gradient has another shape or type than the output");
+    check_same(x, *grad, "the gradient");
+    args.grad = grad->const_data_ptr();
+  }
+  Tensor out = torch::stable::new_empty(x, {args.T, args.B, grad != nullptr ? 2 * args.C : args.C});
+  args.out = out.mutable_data_ptr();
+  if (out.numel() > 0) glu(Memory(x).place(), type_of(x), args);
   return out;
 }
 
-Tensor glu_mask_backward(const Tensor& grad_any, const Tensor& x_any, std::optional<Tensor> mask_any) {
-  const Tensor x = torch::stable::contiguous(x_any), grad = torch::stable::contiguous(grad_any);
-  const std::optional<Tensor> mask = contiguous(mask_any);
-  const bool* masked = mask_of(mask, x);
-  STD_TORCH_CHECK(grad.numel() * 2 == x.numel() && grad.scalar_type() == x.scalar_type(),
-                  "glu_mask: the gradient has another shape or type than the output");
-  check_same(x, grad, "the gradient");
-  Tensor out = torch::stable::new_empty(x, x.sizes());
-  if (out.numel() > 0)
-    glu_backward(Memory(x).place(), type_of(x), x.size(0), x.size(1), x.size(2) / 2, grad.const_data_ptr(),
-                 x.const_data_ptr(), masked, out.mutable_data_ptr());
-  return out;
+Tensor glu_mask(const Tensor& x, std::optional<Tensor> mask) { return gate(x, mask, nullptr); }
+
+Tensor glu_mask_backward(const Tensor& grad_any, const Tensor& x, std::optional<Tensor> mask) {
+  const Tensor grad = torch::stable::contiguous(grad_any);
+  return gate(x, mask, &grad);
 }
 
 // Rows that follow each other with any stride are read where they are; all else is copied first.
@@ -54,20 +48,23 @@ Tensor with_dense_rows(const Tensor& logits) {
   return dense ? logits : torch::stable::contiguous(logits);
 }
 
-Rows describe(const Tensor& logits, const Tensor& target, int64_t ignore) {
+LossArgs describe(const Tensor& logits, const Tensor& target, int64_t ignore) {
   check_loss(logits, target);
   check_same(logits, target, "target");
-  return {logits.size(0), logits.size(1), logits.stride(0), ignore, type_of(logits), logits.const_data_ptr(),
-          static_cast<const long long*>(target.const_data_ptr())};
+  LossArgs args{};
+  args.logits = logits.const_data_ptr(), args.target = static_cast<const long long*>(target.const_data_ptr());
+  args.N = logits.size(0), args.V = logits.size(1), args.stride = logits.stride(0), args.ignore = ignore;
+  return args;
 }
 
 std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& target_any, int64_t ignore) {
   const Tensor logits = with_dense_rows(logits_any), target = torch::stable::contiguous(target_any);
-  const Rows rows = describe(logits, target, ignore);
+  LossArgs args = describe(logits, target, ignore);
   Tensor sums = torch::stable::new_empty(logits, {2}, ScalarType::Double);
-  Tensor log_sums = torch::stable::new_empty(logits, {rows.N}, ScalarType::Double);
-  loss(Memory(logits).place(), rows, static_cast<double*>(log_sums.mutable_data_ptr()),
-       static_cast<double*>(sums.mutable_data_ptr()));
+  Tensor log_sums = torch::stable::new_empty(logits, {args.N}, ScalarType::Double);
+  args.log_sums = static_cast<double*>(log_sums.mutable_data_ptr());
+  args.sums = static_cast<double*>(sums.mutable_data_ptr());
+  loss(Memory(logits).place(), type_of(logits), args);
   return {sums, log_sums};
 }
 
@@ -75,13 +72,15 @@ Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const
                              const Tensor& log_sums_any, double nll_share, double all_share, int64_t ignore) {
   const Tensor logits = with_dense_rows(logits_any), target = torch::stable::contiguous(target_any);
   const Tensor log_sums = torch::stable::contiguous(log_sums_any);
-  const Rows rows = describe(logits, target, ignore);
+  LossArgs args = describe(logits, target, ignore);
   check_loss_gradient(grad, logits, log_sums);
   check_same(logits, grad, "the gradient");
   check_same(logits, log_sums, "log_sums");
   Tensor out = torch::stable::new_empty(logits, logits.sizes());
-  loss_backward(Memory(logits).place(), rows, grad.const_data_ptr(), static_cast<const double*>(log_sums.const_data_ptr()),
-                nll_share, all_share, out.mutable_data_ptr());
+  args.grad = grad.const_data_ptr();
+  args.log_sums = const_cast<double*>(static_cast<const double*>(log_sums.const_data_ptr()));
+  args.nll_share = nll_share, args.all_share = all_share, args.out = out.mutable_data_ptr();
+  loss_backward(Memory(logits).place(), type_of(logits), args);
   return out;
 }
 
