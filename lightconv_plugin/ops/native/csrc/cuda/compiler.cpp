@@ -1,6 +1,5 @@
 #include "cuda/compiler.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,20 +20,21 @@ namespace {
 
 // The parts of NVRTC's interface that are used, with its own names; results are 0 for success.
 struct Nvrtc {
-  int (*nvrtcVersion)(int* major, int* minor);
-  int (*nvrtcGetNumSupportedArchs)(int* count);
-  int (*nvrtcGetSupportedArchs)(int* archs);
+  Library library;
+  int (*nvrtcVersion)(int* major, int* minor) = library["nvrtcVersion"];
+  int (*nvrtcGetNumSupportedArchs)(int* count) = library["nvrtcGetNumSupportedArchs"];
+  int (*nvrtcGetSupportedArchs)(int* archs) = library["nvrtcGetSupportedArchs"];
   int (*nvrtcCreateProgram)(void** program, const char* source, const char* name, int headers, const char* const* texts,
-                            const char* const* names);
-  int (*nvrtcCompileProgram)(void* program, int count, const char* const* options);
-  int (*nvrtcGetProgramLogSize)(void* program, size_t* size);
-  int (*nvrtcGetProgramLog)(void* program, char* log);
-  int (*nvrtcGetCUBINSize)(void* program, size_t* size);
-  int (*nvrtcGetCUBIN)(void* program, char* image);
-  int (*nvrtcGetPTXSize)(void* program, size_t* size);
-  int (*nvrtcGetPTX)(void* program, char* image);
-  int (*nvrtcDestroyProgram)(void** program);
-  const char* (*nvrtcGetErrorString)(int result);
+                            const char* const* names) = library["nvrtcCreateProgram"];
+  int (*nvrtcCompileProgram)(void* program, int count, const char* const* options) = library["nvrtcCompileProgram"];
+  int (*nvrtcGetProgramLogSize)(void* program, size_t* size) = library["nvrtcGetProgramLogSize"];
+  int (*nvrtcGetProgramLog)(void* program, char* log) = library["nvrtcGetProgramLog"];
+  int (*nvrtcGetCUBINSize)(void* program, size_t* size) = library["nvrtcGetCUBINSize"];
+  int (*nvrtcGetCUBIN)(void* program, char* image) = library["nvrtcGetCUBIN"];
+  int (*nvrtcGetPTXSize)(void* program, size_t* size) = library["nvrtcGetPTXSize"];
+  int (*nvrtcGetPTX)(void* program, char* image) = library["nvrtcGetPTX"];
+  int (*nvrtcDestroyProgram)(void** program) = library["nvrtcDestroyProgram"];
+  const char* (*nvrtcGetErrorString)(int result) = library["nvrtcGetErrorString"];
 };
 
 std::mutex mutex;  // guards what follows; NVRTC itself is safe to call from several threads
@@ -50,24 +50,7 @@ const Nvrtc& nvrtc() {
     const Settings chosen = settings();
     void* library = dlopen(chosen.nvrtc.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(std::string("lightconv: NVRTC cannot be loaded: ") + dlerror());
-    Nvrtc nvrtc{};
-    const auto find = [&](auto& function, const char* name) {
-      find_symbol(library, name, chosen.nvrtc + ", where CUDA 12.8 or later is expected, has no", function);
-    };
-    find(nvrtc.nvrtcVersion, "nvrtcVersion");
-    find(nvrtc.nvrtcGetNumSupportedArchs, "nvrtcGetNumSupportedArchs");
-    find(nvrtc.nvrtcGetSupportedArchs, "nvrtcGetSupportedArchs");
-    find(nvrtc.nvrtcCreateProgram, "nvrtcCreateProgram");
-    find(nvrtc.nvrtcCompileProgram, "nvrtcCompileProgram");
-    find(nvrtc.nvrtcGetProgramLogSize, "nvrtcGetProgramLogSize");
-    find(nvrtc.nvrtcGetProgramLog, "nvrtcGetProgramLog");
-    find(nvrtc.nvrtcGetCUBINSize, "nvrtcGetCUBINSize");
-    find(nvrtc.nvrtcGetCUBIN, "nvrtcGetCUBIN");
-    find(nvrtc.nvrtcGetPTXSize, "nvrtcGetPTXSize");
-    find(nvrtc.nvrtcGetPTX, "nvrtcGetPTX");
-    find(nvrtc.nvrtcDestroyProgram, "nvrtcDestroyProgram");
-    find(nvrtc.nvrtcGetErrorString, "nvrtcGetErrorString");
-    return nvrtc;
+    return Nvrtc{{library, chosen.nvrtc + ", where CUDA 12.8 or later is expected, has no"}};
   }();
   return opened;
 }

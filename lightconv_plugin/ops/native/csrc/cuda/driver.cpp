@@ -1,13 +1,9 @@
 #include "cuda/driver.h"
 
-#include <dlfcn.h>
-
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-
-#include "cuda/symbols.h"
 
 #ifndef LIGHTCONV_LIBCUDA
 #define LIGHTCONV_LIBCUDA "libcuda.so.1"
@@ -19,32 +15,16 @@ namespace {
 const int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 const int RELAXED = 2;                                   // CU_STREAM_CAPTURE_MODE_RELAXED
 
-Driver open_driver() {
+Library open_driver() {
   void* library = dlopen(LIGHTCONV_LIBCUDA, RTLD_NOW);
   if (library == nullptr) throw std::runtime_error("lightconv: no NVIDIA driver: libcuda.so.1 is not there");
-  Driver driver{};
-  const auto find = [&](auto& function, const char* name) {
-    find_symbol(library, name, "the NVIDIA driver is too old: it has no", function);
-  };
-  find(driver.cuInit, "cuInit");
-  find(driver.cuDeviceGet, "cuDeviceGet");
-  find(driver.cuDeviceGetAttribute, "cuDeviceGetAttribute");
-  find(driver.cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
-  find(driver.cuCtxGetCurrent, "cuCtxGetCurrent");
-  find(driver.cuCtxPushCurrent_v2, "cuCtxPushCurrent_v2");
-  find(driver.cuCtxPopCurrent_v2, "cuCtxPopCurrent_v2");
-  find(driver.cuModuleLoadData, "cuModuleLoadData");
-  find(driver.cuModuleGetFunction, "cuModuleGetFunction");
-  find(driver.cuLaunchKernel, "cuLaunchKernel");
-  find(driver.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
-  find(driver.cuGetErrorName, "cuGetErrorName");
-  return driver;
+  return {library, "the NVIDIA driver is too old: it has no"};
 }
 
 }  // namespace
 
 const Driver& driver() {
-  static const Driver opened = open_driver();
+  static const Driver opened{open_driver()};
   return opened;
 }
 

@@ -1,24 +1,27 @@
 // The CUDA driver, opened at run time: no CUDA header or library is needed to build, and none to load this library.
 #pragma once
 
+#include "cuda/symbols.h"
+
 namespace lightconv::cuda {
 
 // The parts of the driver's interface that are used, with its own names; handles are void*, results 0 for success.
 struct Driver {
-  int (*cuInit)(unsigned int flags);
-  int (*cuDeviceGet)(int* device, int ordinal);
-  int (*cuDeviceGetAttribute)(int* value, int attribute, int device);
-  int (*cuDevicePrimaryCtxRetain)(void** context, int device);
-  int (*cuCtxGetCurrent)(void** context);
-  int (*cuCtxPushCurrent_v2)(void* context);
-  int (*cuCtxPopCurrent_v2)(void** context);
-  int (*cuModuleLoadData)(void** module, const void* image);
-  int (*cuModuleGetFunction)(void** function, void* module, const char* name);
+  Library library;
+  int (*cuInit)(unsigned int flags) = library["cuInit"];
+  int (*cuDeviceGet)(int* device, int ordinal) = library["cuDeviceGet"];
+  int (*cuDeviceGetAttribute)(int* value, int attribute, int device) = library["cuDeviceGetAttribute"];
+  int (*cuDevicePrimaryCtxRetain)(void** context, int device) = library["cuDevicePrimaryCtxRetain"];
+  int (*cuCtxGetCurrent)(void** context) = library["cuCtxGetCurrent"];
+  int (*cuCtxPushCurrent_v2)(void* context) = library["cuCtxPushCurrent_v2"];
+  int (*cuCtxPopCurrent_v2)(void** context) = library["cuCtxPopCurrent_v2"];
+  int (*cuModuleLoadData)(void** module, const void* image) = library["cuModuleLoadData"];
+  int (*cuModuleGetFunction)(void** function, void* module, const char* name) = library["cuModuleGetFunction"];
   int (*cuLaunchKernel)(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                         unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                        void* stream, void** parameters, void** extra);
-  int (*cuThreadExchangeStreamCaptureMode)(int* mode);
-  int (*cuGetErrorName)(int result, const char** name);
+                        void* stream, void** parameters, void** extra) = library["cuLaunchKernel"];
+  int (*cuThreadExchangeStreamCaptureMode)(int* mode) = library["cuThreadExchangeStreamCaptureMode"];
+  int (*cuGetErrorName)(int result, const char** name) = library["cuGetErrorName"];
 };
 
 // Throws std::runtime_error: there is no driver, or it is too old.

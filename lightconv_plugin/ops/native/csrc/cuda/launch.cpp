@@ -172,7 +172,8 @@ void step(const Place& place, Case c, const StepArgs& args) {
   if (tile.shared_bytes == 0)
     throw std::runtime_error("lightconv: a decoding step takes kernels of up to 3072 (float64) or 4096 weights; got " +
                              std::to_string(c.K));
-  launch(place, STEP, c, {static_cast<long long>(args.N) * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
+  const long long groups = ceil_div(c.H, tile.heads);
+  launch(place, STEP, c, {args.N * groups, tile.threads, tile.shared_bytes}, &args);
   launch(place, ADVANCE, Case{}, {1, 1, 0}, &args);
 }
 
