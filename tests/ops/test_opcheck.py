@@ -77,7 +77,6 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (draw(1, B, C), draw(H, K), *state(K, C), True),
         (draw(1, B, C), draw(1, B, H, K), *state(K, C), False),
     ],
-    "reorder_ancestors": lambda: [(state(K, C)[1], torch.tensor([1, 1, 0, 2]))],
     "attend": lambda: [
         (draw(1, B, C), draw(2, T, C), draw(2, T, C), padding, torch.tensor([0, 0, 1]), 2)
         for padding in (None, PADDING)

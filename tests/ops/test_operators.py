@@ -23,8 +23,8 @@ NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configur
 # the definition is all there is
 WITHOUT_KERNEL = {
     ("glu_mask", "cpu"),
-    *((name, "cuda") for name in ("dropout", "reorder_ancestors", "attend", "beam_candidates")),
-    *((name, "cuda") for name in ("few_rows_linear", "decoder_block", "bf16_linear", "bf16_pack")),
+    *((name, "cuda") for name in ("dropout", "attend", "beam_candidates", "few_rows_linear", "decoder_block")),
+    *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
 }
 
 
@@ -40,10 +40,8 @@ def toolkit(monkeypatch):
     native.operators._cached_reason_of_kind.cache_clear()
 
 
-def call(operator: str, device: str) -> tuple[Tensor, ...]:
+def call(device: str) -> tuple[Tensor, ...]:
     """The tensors that decide a call."""
-    if operator == "reorder_ancestors":
-        return (torch.ones(2, 8, dtype=torch.int32, device=device),)
     return (torch.ones(1, 2, 8, device=device), torch.ones(4, 8, device=device))
 
 
@@ -56,7 +54,7 @@ def test_every_operator_is_known():
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch):
     with FakeTensorMode():
-        tensors = call(operator, device)
+        tensors = call(device)
         has = (operator, device) not in WITHOUT_KERNEL
         expected = native if has else reference
         assert ops.choose_backend(operator, "auto", *tensors) is expected
@@ -77,7 +75,7 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch)
         assert ops.choose_backend(operator, "auto", *tensors) is reference
 
 
-@pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "reorder_ancestors"])
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -93,7 +91,7 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch)
     ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows"],
 )
 def test_what_is_refused_is_refused_alike(operator, change, reason, request):
-    tensors = change(*call(operator, "cpu"))
+    tensors = change(*call("cpu"))
     kind = request.node.callspec.id.split("-")[0]
     takes = OPERATORS[operator]
     taken = {
@@ -117,7 +115,7 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request):
 @pytest.mark.parametrize("operator", ["few_rows_linear", "decoder_block", "bf16_linear"])
 def test_under_autocast_products_are_pytorchs(operator):
     with torch.autocast("cpu"):
-        assert ops.choose_backend(operator, "auto", *call(operator, "cpu")) is reference
+        assert ops.choose_backend(operator, "auto", *call("cpu")) is reference
 
 
 def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
@@ -126,9 +124,9 @@ def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="lightconv_plugin")
     with FakeTensorMode():
         for operator, device in WITHOUT_KERNEL:
-            ops.choose_backend(operator, "auto", *call(operator, device))
+            ops.choose_backend(operator, "auto", *call(device))
     assert caplog.records == []
-    ops.choose_backend("attend", "auto", call("attend", "cpu")[0].half())
+    ops.choose_backend("attend", "auto", call("cpu")[0].half())
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
@@ -154,7 +152,7 @@ def test_a_torch_for_other_gpus_is_told_so(monkeypatch):
 def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch):
     monkeypatch.setattr(cuda, "unusable", lambda: "NVRTC is not installed")
     with FakeTensorMode():
-        tensors = call("light_conv", "cuda")
+        tensors = call("cuda")
         assert ops.choose_backend("light_conv", "auto", *tensors) is reference
         with pytest.raises(ValueError, match=re.escape("cannot run light_conv: NVRTC is not installed")):
             ops.choose_backend("light_conv", "native", *tensors)

@@ -71,9 +71,6 @@ def _register_fakes() -> None:
         empty = x.new_empty(0)
         return like(x) if need_x else empty, like(weight) if need_weight else empty
 
-    def reorder_ancestors(ancestors: Tensor, order: Tensor) -> Tensor:
-        return ancestors.new_empty(ancestors.shape[0], order.shape[0])
-
     def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
         return x.new_empty(*x.shape[:2], x.shape[2] // 2)
 
@@ -111,7 +108,6 @@ def _register_fakes() -> None:
         "light_conv_backward": conv_backward,
         "dynamic_conv_backward": conv_backward,
         "conv_step": like,
-        "reorder_ancestors": reorder_ancestors,
         "glu_mask": glu_mask,
         "glu_mask_backward": gradient_of,
         "dropout": like,

@@ -57,7 +57,6 @@ OPERATORS = {
     "dropout": Operator("dropout", transforms=True),
     "smoothed_nll": Operator("smoothed_nll_backward"),
     "conv_step": Operator(casts=True, widest=3072),
-    "reorder_ancestors": Operator(types=(torch.int32,)),
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
     "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, few_rows=True),

@@ -11,7 +11,6 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "Tensor? seed, bool need_x, bool need_weight) -> (Tensor, Tensor)",
            "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
            "-> Tensor",
-           "reorder_ancestors(Tensor ancestors, Tensor order) -> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cuda_configure(str sources, str includes, str nvrtc, str cache, str fingerprint) -> ()",
 

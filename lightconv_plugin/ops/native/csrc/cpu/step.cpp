@@ -1,4 +1,4 @@
-// One decoding step of a causal convolution on a CPU, and the table of its state that beam search re-orders.
+// One decoding step of a causal convolution on a CPU.
 #include "checks.h"
 #include "cpu/scalar.h"
 #include "cpu/step.h"
@@ -21,28 +21,8 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   return out;
 }
 
-Tensor reorder_ancestors(const Tensor& ancestors_any, const Tensor& order_any) {
-  const Tensor ancestors = torch::stable::contiguous(ancestors_any), order = torch::stable::contiguous(order_any);
-  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.scalar_type() == ScalarType::Int && order.dim() == 1 &&
-                      order.scalar_type() == ScalarType::Long,
-                  "reorder_ancestors: expected ancestors (K, N), int32, and order (N',), int64");
-  const int64_t slots = ancestors.size(0), before = ancestors.size(1), rows = order.size(0);
-  Tensor out = torch::stable::new_empty(ancestors, {slots, rows});
-  const auto* from = static_cast<const int32_t*>(ancestors.const_data_ptr());
-  const auto* row = static_cast<const int64_t*>(order.const_data_ptr());
-  auto* to = static_cast<int32_t*>(out.mutable_data_ptr());
-  for (int64_t n = 0; n < rows; ++n)
-    STD_TORCH_CHECK(row[n] >= 0 && row[n] < before, "reorder_ancestors: order names a row that there is not");
-  for (int64_t k = 0; k < slots; ++k)
-    for (int64_t n = 0; n < rows; ++n) to[k * rows + n] = from[k * before + row[n]];
-  return out;
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
-  m.impl("conv_step", TORCH_BOX(&conv_step));
-  m.impl("reorder_ancestors", TORCH_BOX(&reorder_ancestors));
-}
+STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) { m.impl("conv_step", TORCH_BOX(&conv_step)); }
 
 }  // namespace lightconv
