@@ -27,16 +27,12 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
   return conv;
 }
 
-double number(Scalar type, const void* data, int64_t i) {
-  if (type == Scalar::f64) return static_cast<const double*>(data)[i];
-  if (type == Scalar::f32) return static_cast<const float*>(data)[i];
-  return float_of(static_cast<const Bf16*>(data)[i]);
-}
-
 // LightConv's kernels, normalised, (H, K) in float64: few numbers, made once a call.
 std::vector<double> light_kernels(const Conv& conv) {
   std::vector<double> kernels(conv.H * conv.K);
-  for (int64_t i = 0; i < conv.H * conv.K; ++i) kernels[i] = number(conv.type, conv.weight, i);
+  by_type(conv.type, [&]<class S>(S) {
+    for (size_t i = 0; i < kernels.size(); ++i) kernels[i] = load(static_cast<const S*>(conv.weight)[i]);
+  });
   if (!conv.softmax) return kernels;
   for (double* row = kernels.data(); row < kernels.data() + kernels.size(); row += conv.K) {
     double most = row[0], total = 0;
@@ -100,14 +96,9 @@ void finish_light(const Conv& conv, const Units& units, const std::vector<A>& pa
       for (int64_t i = first; i < first + conv.K; ++i) total[i] = kernels[i] * (total[i] - inner);
     }
   }
-  for (int64_t i = 0; i < size; ++i) {
-    if (conv.type == Scalar::f64)
-      static_cast<double*>(grad_weight)[i] = total[i];
-    else if (conv.type == Scalar::f32)
-      static_cast<float*>(grad_weight)[i] = static_cast<float>(total[i]);
-    else
-      static_cast<Bf16*>(grad_weight)[i] = bf16_of(static_cast<float>(total[i]));
-  }
+  by_type(conv.type, [&]<class S>(S) {
+    for (int64_t i = 0; i < size; ++i) store(static_cast<S*>(grad_weight)[i], static_cast<Sums<S>>(total[i]));
+  });
 }
 
 template <class A>

@@ -1,12 +1,4 @@
-// Numbers of every type, the exponential, and reductions.
-
-inline float load(float x) { return x; }
-inline double load(double x) { return x; }
-inline float load(Bf16 x) { return float_of(x); }
-
-inline void store(float& to, float x) { to = x; }
-inline void store(double& to, double x) { to = x; }
-inline void store(Bf16& to, float x) { to = bf16_of(x); }
+// The exponential of a number, and reductions.
 
 inline double exponential(double x) { return __builtin_exp(x); }
 

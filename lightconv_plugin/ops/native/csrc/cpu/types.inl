@@ -11,6 +11,15 @@ inline Bf16 bf16_of(float from) {  // to nearest, ties to even; NaN stays NaN
   return {from != from ? uint16_t{0x7FC0} : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
 }
 
+// Numbers of memory as those that are computed with, and back.
+inline float load(float x) { return x; }
+inline double load(double x) { return x; }
+inline float load(Bf16 x) { return float_of(x); }
+
+inline void store(float& to, float x) { to = x; }
+inline void store(double& to, double x) { to = x; }
+inline void store(Bf16& to, float x) { to = bf16_of(x); }
+
 template <class S>
 using Sums = std::conditional_t<std::is_same_v<S, double>, double, float>;
 

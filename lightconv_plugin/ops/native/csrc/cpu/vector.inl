@@ -86,11 +86,6 @@ inline Vec<double> exp_of(Vec<double> x) {
   return x;
 }
 
-inline void assign(float& to, Bf16 from) { to = float_of(from); }
-inline void assign(Bf16& to, float from) { to = bf16_of(from); }
-inline void assign(float& to, float from) { to = from; }
-inline void assign(double& to, double from) { to = from; }
-
 template <class A, class S>
 inline Vec<A> load_as(const S* from) {
   if constexpr (std::is_same_v<A, S>) {
@@ -117,7 +112,7 @@ inline void convert(To* __restrict to, const From* __restrict from, int64_t coun
       return;
     }
   }
-  for (int64_t i = 0; i < count; ++i) assign(to[i], from[i]);
+  for (int64_t i = 0; i < count; ++i) store(to[i], load(from[i]));
 }
 
 // Asks for memory that will soon be read or written: rows of a tensor lie pages apart, where no hardware prefetcher follows.

@@ -17,21 +17,19 @@ void dropout_groups(const S* x, S* y, int64_t count, float probability, uint64_t
       c[0][l] = static_cast<uint32_t>(n), c[1][l] = static_cast<uint32_t>(n >> 32), c[2][l] = 0, c[3][l] = 1;
     }
     philox_lanes<kLane>(c, seed);
-    const int64_t first = group * kGroup;
-    if (first + kGroup <= count) {
+    const S* from = x + group * kGroup;
+    S* to = y + group * kGroup;
+    const int64_t left = count - group * kGroup;
+    if (left >= kGroup) {
       for (int w = 0; w < 4; ++w) {
         for (int l = 0; l < kLane; ++l) {
-          Sums<S> value;
-          assign(value, x[first + w * kLane + l]);
-          assign(y[first + w * kLane + l], c[w][l] >= threshold ? value * kept : 0);
+          const Sums<S> value = load(from[w * kLane + l]);  // read in any case, or lanes would part
+          store(to[w * kLane + l], c[w][l] >= threshold ? value * kept : 0);
         }
       }
     } else {
-      for (int64_t i = first; i < count; ++i) {
-        Sums<S> value;
-        assign(value, x[i]);
-        assign(y[i], c[(i - first) / kLane][(i - first) % kLane] >= threshold ? value * kept : 0);
-      }
+      for (int64_t i = 0; i < left; ++i)
+        store(to[i], c[i / kLane][i % kLane] >= threshold ? load(from[i]) * kept : 0);
     }
   }
 }

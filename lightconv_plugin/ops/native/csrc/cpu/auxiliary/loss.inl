@@ -4,11 +4,7 @@ template <class A, class S>
 inline Vec<A> load_part(const S* from, int64_t count, A other) {  // `other` in the lanes from count on
   if (count >= kLanes<A>) return load_as<A>(from);
   Vec<A> v = Vec<A>{} + other;
-  for (int64_t l = 0; l < count; ++l) {
-    A value;
-    assign(value, from[l]);
-    v[l] = value;
-  }
+  for (int64_t l = 0; l < count; ++l) v[l] = load(from[l]);
   return v;
 }
 
@@ -32,8 +28,7 @@ void loss_rows_of(const LossTask& task, double* rows, int64_t begin, int64_t end
       total += exp_of(load_part<A>(x + v, V - v, lowest) - top);
       plain += load_part<A>(x + v, V - v, top[0]) - top;
     }
-    A target = 0;
-    if (task.target[row] >= 0) assign(target, x[task.target[row]]);
+    const A target = task.target[row] >= 0 ? load(x[task.target[row]]) : 0;
     double* to = rows + 4 * row;
     to[0] = top[0], to[1] = sum<A>(total)[0], to[2] = sum<A>(plain)[0], to[3] = target;
   }
@@ -51,7 +46,7 @@ void loss_gradient_of(const LossTask& task, const double* log_sums, double scale
     S* to = static_cast<S*>(gradient) + row * V;
     const int64_t target = task.target[row];
     if (target < 0) {
-      for (int64_t v = 0; v < V; ++v) assign(to[v], A{0});
+      for (int64_t v = 0; v < V; ++v) store(to[v], 0);
       continue;
     }
     // in two parts, since float32 rounds the log-sum of large logits
@@ -62,8 +57,7 @@ void loss_gradient_of(const LossTask& task, const double* log_sums, double scale
       store(lanes, times * exp_of(load_part<A>(x + v, V - v, A{0}) - high - low) - less);
       convert(to + v, lanes, V - v < n ? V - v : n);
     }
-    A at;
-    assign(at, x[target]);
-    assign(to[target], times * exp_of(Vec<A>{} + (at - high - low))[0] - less - static_cast<A>(extra));
+    const A at = load(x[target]);
+    store(to[target], times * exp_of(Vec<A>{} + (at - high - low))[0] - less - static_cast<A>(extra));
   }
 }
