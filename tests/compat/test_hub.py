@@ -5,7 +5,6 @@ import io
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from lightconv_plugin.models import LightConvModel
 from tests.convert import common
 from tests.tolerances import assert_close
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES, TARGETS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"], ["w3 w4", "w5 w6 w7", "w1"]
 LANGUAGES = {"data_name_or_path": ".", "source_lang": "en", "target_lang": "de"}
 
@@ -113,5 +111,5 @@ def test_a_new_process_needs_no_other_import(folder, tmp_path):
     )
     for begin in (unpickle, load):
         program = begin + f"print(hub.translate({SOURCES!r}, max_len_b=5))"
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Fixtures that several tests of the operators share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -13,10 +13,23 @@ from lightconv_plugin.ops import reference
 VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def library() -> None:
+    """The library, loaded; compiled where it is not there yet."""
+    assert ops.native.library.load() is None
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """``torch.set_num_threads``, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=VECTOR_BITS)
 def vector_bits(request):
     """Kernels of one vector width that this machine has."""
-    ops.native.library.load()
     widest = torch.ops.lightconv.cpu_vector_bits(0)
     assert torch.ops.lightconv.cpu_vector_bits(request.param) == request.param
     yield
@@ -26,7 +39,6 @@ def vector_bits(request):
 @pytest.fixture
 def gate() -> Iterator[None]:
     """A kernel of the gate for CPUs, where the library has none: the definition, without a gradient of its own."""
-    assert ops.native.library.load() is None
     with torch.library._scoped_library("lightconv", "IMPL") as library:
 
         def backward(grad: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:

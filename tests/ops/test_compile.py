@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,8 +131,7 @@ assert ops.takes("light_conv", x, w) and x.grad is not None and w.grad.abs().sum
 @pytest.mark.usefixtures("forks")
 def test_the_first_call_of_a_process():
     """By the compiler that torch.compile has unless told otherwise."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", FIRST_CALL], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for operator in ("light_conv", "dynamic_conv", "dropout"):
         assert done.stderr.count(f"{operator} runs on the native backend") == 1

@@ -20,7 +20,6 @@ import pytest
 from lightconv_plugin.ops.native import build
 from tests.ops import cuda_checked, cuda_on_cpu
 
-ROOT = Path(__file__).resolve().parents[2]
 Server = Callable[..., tuple[int, str]]
 
 
@@ -44,7 +43,7 @@ def checked() -> Iterator[Server]:
     }
     command = [sys.executable, "-m", cuda_checked.__name__]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops import reference
 from tests.ops.cuda_on_cpu import Machine
-from tests.ops.philox import factors, philox
+from tests.ops.philox import factors
 from tests.tolerances import assert_close
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -138,11 +138,6 @@ def test_what_is_not_finite_stays_in_reach(gpu, bad, dynamic):
                     & torch.arange(heads).eq(0)
                 ),
             )
-
-
-def test_philox_is_the_published_one():
-    """Of ten rounds, a known answer that the authors give with their code."""
-    assert philox([0, 0, 0, 0], (0, 0), rounds=10) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 @pytest.mark.parametrize("masked", [True, False])

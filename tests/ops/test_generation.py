@@ -32,7 +32,6 @@ def test_linear(rows, inputs, outputs, bias, vector_bits):
 
 
 def test_linear_leaves_gradients_other_types_and_layouts_to_torch(monkeypatch):
-    ops.native.library.load()
     monkeypatch.setattr(torch.ops.lightconv, "few_rows_linear", None)
     x, weight = torch.randn(2, 6), torch.randn(4, 6, requires_grad=True)
     ops.linear(x, weight).sum().backward()

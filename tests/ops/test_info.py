@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,10 @@ from lightconv_plugin.ops import native
 
 pytestmark = pytest.mark.usefixtures("forks")
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-
 
 def run(**environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lightconv_plugin.info"]
-    return subprocess.run(command, cwd=CHECKOUT, env=os.environ | environment, capture_output=True, text=True)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
 
 
 def test_with_a_compiler():

@@ -22,7 +22,6 @@ RATIOS = (1, 3, 16, 64, 80)
 
 @pytest.fixture(scope="module", autouse=True)
 def widest() -> Iterator[int]:
-    assert native.library.load() is None
     bits = torch.ops.lightconv.cpu_vector_bits(0)
     yield bits
     torch.ops.lightconv.cpu_vector_bits(bits)
@@ -189,18 +188,15 @@ def test_logits_far_apart():
 
 @pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
 @pytest.mark.parametrize("dropconnect", [0.0, 0.3])
-def test_results_do_not_depend_on_the_number_of_threads(operator, dropconnect):
+def test_results_do_not_depend_on_the_number_of_threads(operator, dropconnect, set_threads):
     """Large enough for several threads to take part; bit for bit, and again on repetition."""
     x, weight, grad = draw(operator, 300, 4, 4, 16, 31, torch.float32)
-    call, before = getattr(native, operator), torch.get_num_threads()
     results = []
-    try:
-        for threads in (1, 2, 2, 3, 64):
-            torch.set_num_threads(threads)
-            torch.manual_seed(0)
-            results.append(with_gradients(call, x, weight, grad, padding_l=15, dropconnect=dropconnect))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 2, 3, 64):
+        set_threads(threads)
+        torch.manual_seed(0)
+        call = getattr(native, operator)
+        results.append(with_gradients(call, x, weight, grad, padding_l=15, dropconnect=dropconnect))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert torch.equal(a, b)

@@ -14,8 +14,6 @@ from lightconv_plugin.ops.native import build, library
 
 pytestmark = pytest.mark.usefixtures("forks")
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-
 RUN = """
 import logging, sys
 logging.basicConfig(format="%(levelname)s %(message)s")
@@ -39,7 +37,6 @@ def python(code: str, **environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=CHECKOUT,
         env=clean | {"OMP_NUM_THREADS": "1"} | environment,
     )
 

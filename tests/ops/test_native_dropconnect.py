@@ -12,11 +12,6 @@ from tests.tolerances import assert_close
 SEED = (12345 << 32) + 678
 
 
-@pytest.fixture(scope="module", autouse=True)
-def library():
-    assert native.library.load() is None
-
-
 ONES = (0xFFFFFFFF,) * 4
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
 PI_KEY = (0xA4093822, 0x299F31D0)

@@ -7,16 +7,10 @@ from hypothesis import strategies as st
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import native, reference
-from lightconv_plugin.ops.native import library
 from tests.tolerances import assert_close
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 HEADS = 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def loaded():
-    assert library.load() is None
 
 
 class Decoder:
@@ -81,16 +75,12 @@ def test_other_normalisations(normalization, dynamic):
         decoder.step()
 
 
-def test_many_rows_are_cut_among_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        decoder = Decoder(7, 64, 300, torch.float32, dynamic=True)
-        for _ in range(9):
-            decoder.step()
-            decoder.reorder(torch.randint(300, (300,), generator=decoder.random))
-    finally:
-        torch.set_num_threads(before)
+def test_many_rows_are_cut_among_threads(set_threads):
+    set_threads(4)
+    decoder = Decoder(7, 64, 300, torch.float32, dynamic=True)
+    for _ in range(9):
+        decoder.step()
+        decoder.reorder(torch.randint(300, (300,), generator=decoder.random))
 
 
 def test_extreme_logits():

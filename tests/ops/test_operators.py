@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import announce, dispatch, native, reference
-from lightconv_plugin.ops.native import cuda, library
+from lightconv_plugin.ops.native import cuda
 from lightconv_plugin.ops.native.operators import FEW_ROWS, OPERATORS
 from tests.ops.conftest import products_in_bf16
 
@@ -31,7 +31,6 @@ WITHOUT_KERNEL = {
 @pytest.fixture(autouse=True)
 def toolkit(monkeypatch):
     """A machine that could compile for GPUs, products in bfloat16 on its CPU, and no say of the environment's."""
-    assert library.load() is None
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(cuda, "unusable", lambda: None)
     native.operators._cached_reason_of_kind.cache_clear()

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
 from lightconv_plugin.ops.auxiliary import autograd
 from tests.ops.philox import WORD, philox
 from tests.tolerances import assert_close
@@ -22,7 +21,6 @@ SEED = (12345 << 32) + 678
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
-    assert native.library.load() is None
 
 
 def factors(count: int, p: float, seed: int) -> Tensor:
@@ -103,16 +101,12 @@ def test_recomputed_layers_draw_the_same_masks(backend, reentrant, monkeypatch):
         assert_close(got, expected)
 
 
-def test_dropout_does_not_depend_on_the_threads():
-    x, threads = torch.randn(100_001), torch.get_num_threads()
-    outs = []
-    try:
-        for number in (1, 2, 7):
-            torch.set_num_threads(number)
-            torch.manual_seed(1)
-            outs.append(ops.dropout(x, 0.1))
-    finally:
-        torch.set_num_threads(threads)
+def test_dropout_does_not_depend_on_the_threads(set_threads):
+    x, outs = torch.randn(100_001), []
+    for number in (1, 2, 7):
+        set_threads(number)
+        torch.manual_seed(1)
+        outs.append(ops.dropout(x, 0.1))
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 
@@ -268,12 +262,9 @@ def test_the_definition_of_the_loss_masks_rows(dtype, ignore, monkeypatch):
     assert torch.equal(grad[[0, 3]], torch.zeros(2, 11, dtype=dtype))
 
 
-def test_smoothed_nll_does_not_depend_on_the_threads():
-    logits, target, threads = torch.randn(300, 700), torch.randint(0, 700, (300,)), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = ops.smoothed_nll(logits, target, 0.1, 0)
-        torch.set_num_threads(5)
-        assert torch.equal(torch.stack(alone), torch.stack(ops.smoothed_nll(logits, target, 0.1, 0)))
-    finally:
-        torch.set_num_threads(threads)
+def test_smoothed_nll_does_not_depend_on_the_threads(set_threads):
+    logits, target = torch.randn(300, 700), torch.randint(0, 700, (300,))
+    set_threads(1)
+    alone = ops.smoothed_nll(logits, target, 0.1, 0)
+    set_threads(5)
+    assert torch.equal(torch.stack(alone), torch.stack(ops.smoothed_nll(logits, target, 0.1, 0)))
