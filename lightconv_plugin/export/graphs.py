@@ -98,7 +98,7 @@ class Step(nn.Module):
         decoder = self.decoder
         decoder.embed_positions = _positions(decoder)
         if isinstance(decoder.embed_tokens, AdaptiveInput):
-            decoder.embed_tokens = EveryBand(decoder.embed_tokens)
+            decoder.embed_tokens.__class__ = AdaptiveEmbedding  # which in a graph looks up every word in every band
         elif type(decoder.embed_tokens) is not nn.Embedding:
             raise ExportError(f"its words' embeddings are a {type(decoder.embed_tokens).__name__}; expected a table")
         for layer in decoder.layers:
@@ -190,18 +190,6 @@ class Positions(nn.Module):
     def at(self, position: Tensor) -> Tensor:
         """(1,) to (1, C), counted from 0."""
         return F.embedding(position + self.padding_idx + 1, self.table)
-
-
-class EveryBand(nn.Module):
-    """Adaptive input (Baevski and Auli, 2019) without looking which bands the words are of."""
-
-    def __init__(self, own: AdaptiveInput) -> None:
-        super().__init__()
-        self.own: Any = own
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) to (B, T, C)."""
-        return AdaptiveEmbedding.masked(self.own, tokens)
 
 
 class _Attention(StepByStep):
