@@ -18,6 +18,8 @@ from lightconv_plugin.ops.normalization import normalize_kernel
 Options = tuple[int, float, Tensor | None]
 # which gradients are needed: that of x, that of its kernels
 Need = tuple[bool, bool]
+# of each argument the dimension over which vmap runs
+Dims = tuple[int | None, ...]
 
 
 def transformed() -> bool:
@@ -123,18 +125,8 @@ class _Conv(Function):
         return _sum(by_x, by_weight)
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        name: str,
-        x: Tensor,
-        weight: Tensor,
-        padding_l: int,
-        softmax: bool,
-        p: float,
-        seed: Tensor | None,
-    ) -> tuple[Tensor, int]:
-        size = info.batch_size
+    def vmap(info: Any, in_dims: Dims, name: str, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, int]:
+        size, (padding_l, softmax, p, seed) = info.batch_size, options
         if seed is not None:
             each = examples(size, (x, weight, seed), (*in_dims[1:3], in_dims[6]))
             return torch.stack([conv(name, a, b, padding_l, softmax, p, c) for a, b, c in each]), 0
@@ -147,17 +139,9 @@ class _ConvGradients(Function):
 
     @staticmethod
     def forward(
-        name: str,
-        grad: Tensor,
-        x: Tensor,
-        kernel: Tensor,
-        padding_l: int,
-        p: float,
-        seed: Tensor | None,
-        need_x: bool,
-        need_kernel: bool,
+        name: str, grad: Tensor, x: Tensor, kernel: Tensor, padding_l: int, p: float, seed: Tensor | None, *need: bool
     ) -> tuple[Tensor, Tensor]:
-        return _operator(f"{name}_backward")(grad, x, kernel, padding_l, False, p, seed, need_x, need_kernel)
+        return _operator(f"{name}_backward")(grad, x, kernel, padding_l, False, p, seed, *need)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -204,19 +188,10 @@ class _ConvGradients(Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        name: str,
-        grad: Tensor,
-        x: Tensor,
-        kernel: Tensor,
-        padding_l: int,
-        p: float,
-        seed: Tensor | None,
-        need_x: bool,
-        need_kernel: bool,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int | None]]:
-        size, need = info.batch_size, (need_x, need_kernel)
+        info: Any, in_dims: Dims, name: str, grad: Tensor, x: Tensor, kernel: Tensor, *options: Any
+    ) -> tuple[tuple[Tensor, Tensor], Dims]:
+        size, (padding_l, p, seed, need_x, need_kernel) = info.batch_size, options
+        need = (need_x, need_kernel)
         if seed is not None:
             each = examples(size, (grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))
             found = [_conv_backward(name, a, b, c, False, (padding_l, p, d), need) for a, b, c, d in each]
@@ -230,7 +205,7 @@ class _ConvGradients(Function):
         return (grad_x, grad_kernel), (2 if need_x else None, 0 if need_kernel else None)
 
 
-def examples(size: int, tensors: tuple[Tensor, ...], dims: tuple[int | None, ...]) -> Iterator[tuple[Tensor, ...]]:
+def examples(size: int, tensors: tuple[Tensor, ...], dims: Dims) -> Iterator[tuple[Tensor, ...]]:
     """The examples of a batch one by one, as a mask is drawn for one; a tensor without a batch serves all."""
     each = [(t,) * size if dim is None else t.unbind(dim) for t, dim in zip(tensors, dims, strict=True)]
     return zip(*each, strict=True)

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,17 +58,8 @@ def _register_fakes() -> None:
     def like(x: Tensor, *_: object) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    def conv_backward(
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        padding_l: int,
-        softmax: bool,
-        dropconnect: float,
-        seed: Tensor | None,
-        need_x: bool,
-        need_weight: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        *_, need_x, need_weight = options
         empty = x.new_empty(0)
         return like(x) if need_x else empty, like(weight) if need_weight else empty
 
