@@ -51,10 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def build(arch: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """A model with random weights, norms and biases too, and its task."""
-    task = common.task(20, 28)
-    if "_lm" in arch:
-        task = common.task(28)
-        task.dictionary = task.output_dictionary = task.target_dictionary = task.source_dictionary
+    task = common.task(28) if "_lm" in arch else common.task(20, 28)
     torch.manual_seed(1)
     model = common.build(arch, task, **options).eval().requires_grad_(False)
     for parameter in model.parameters():

@@ -39,10 +39,13 @@ def dictionary(types: int) -> Dictionary:
 
 
 def task(source: int = 20, target: int | None = None) -> Any:
-    """Return what a model asks of a task: two dictionaries, or one for both when ``target`` is not given."""
-    source_dictionary = dictionary(source)
-    target_dictionary = source_dictionary if target is None else dictionary(target)
-    return Namespace(source_dictionary=source_dictionary, target_dictionary=target_dictionary)
+    """Return what a model asks of a task: two dictionaries, or one for both when ``target`` is not given.
+
+    A language model asks for the first alone.
+    """
+    words = dictionary(source)
+    other = words if target is None else dictionary(target)
+    return Namespace(source_dictionary=words, target_dictionary=other, dictionary=words, output_dictionary=words)
 
 
 def build(arch: str, task_: Any, **options: Any) -> Any:

@@ -42,10 +42,8 @@ def options(arch: str) -> dict[str, Any]:
 
 def task(arch: str) -> Namespace:
     """A task with one dictionary where the model shares it, otherwise with two of unequal size."""
-    source = common.dictionary(TYPES)
     joined = arch in LANGUAGE_MODELS or ENCODER_DECODER.get(arch, {}).get("share_all_embeddings")
-    target = source if joined else common.dictionary(TYPES + 5)
-    return Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=source)
+    return common.task(TYPES, None if joined else TYPES + 5)
 
 
 def build(arch: str, task_: Namespace, **given: Any) -> Any:

@@ -37,7 +37,6 @@ def build(arch: str, **options: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
     if arch in LANGUAGE_MODELS:
         cutoffs = {"adaptive_input_cutoff": [10, 20], "adaptive_softmax_cutoff": [10, 20]}
         options = {name: n for name, n in SMALL.items() if not name.startswith("encoder")} | cutoffs | options
-        task.dictionary = task.output_dictionary = task.source_dictionary
         return common.build(arch, task, tie_adaptive_weights=False, tokens_per_sample=64, **options), (words,)
     if "query_dim" in str(ENCODER_DECODER[arch]):
         options |= {

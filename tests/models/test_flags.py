@@ -128,9 +128,7 @@ def test_a_language_model_goes_without_adaptive_input_and_softmax(written):
     else:
         off = dict.fromkeys(["adaptive_input", "tie_adaptive_weights", "no_decoder_final_norm"], False)
         cfg = OmegaConf.create({"_name": "pla_dynamicconv_lm_small", **off, "adaptive_softmax_cutoff": []})
-    words = common.dictionary(30)
-    task = common.Namespace(dictionary=words, output_dictionary=words)
-    decoder = fairseq.models.build_model(cfg, task).decoder
+    decoder = fairseq.models.build_model(cfg, common.task(30)).decoder
     assert type(decoder.embed_tokens) is nn.Embedding
     assert decoder.adaptive_softmax is None
     assert decoder.output_projection.out_features == 30
@@ -139,9 +137,8 @@ def test_a_language_model_goes_without_adaptive_input_and_softmax(written):
 
 def test_adaptive_input_alone_is_not_taken_back_from_under_tied_weights():
     cfg = flags("pla_dynamicconv_lm_small", "--no-adaptive-input")
-    words = common.dictionary(30)
     with pytest.raises(ValueError, match="or give --no-tie-adaptive-weights"):
-        fairseq.models.build_model(cfg, common.Namespace(dictionary=words, output_dictionary=words))
+        fairseq.models.build_model(cfg, common.task(30))
 
 
 # --------------------------------------------------------------------------------- what fairseq's Transformer has
@@ -155,9 +152,7 @@ def test_flags_of_fairseqs_transformer_reach_the_model(arch):
         given += " --encoder-layerdrop 0.5 --no-cross-attention"
     else:
         given += " --adaptive-input-cutoff 10,15 --adaptive-softmax-cutoff 10,15"
-    words = common.dictionary(20)
-    task = common.Namespace(dictionary=words, output_dictionary=words, **vars(common.task()))
-    built = fairseq.models.build_model(flags(arch, *given.split()), task)
+    built = fairseq.models.build_model(flags(arch, *given.split()), common.task())
     cfg = built.decoder.cfg
     assert (cfg.decoder.layerdrop, cfg.quant_noise.pq, cfg.quant_noise.pq_block_size) == (0.25, 0.125, 4)
     assert cfg.checkpoint_activations
@@ -200,12 +195,10 @@ def test_weights_of_shared_embeddings_are_loaded(arch, shared, adaptive):
     """An adaptive softmax has an output layer of its own, whatever is shared."""
     cutoff = [10, 15] if adaptive else None
     given = {"share_all_embeddings": False, shared: True, "decoder_layers": 1, "decoder_kernel_size_list": [3]}
-    task = common.task(20)
-    task.dictionary = task.output_dictionary = task.target_dictionary
 
     def built() -> Any:
         kinds = SMALL if arch in ENCODER_DECODER else common.SMALL
-        return common.build(arch, task, **{**kinds, **given, "adaptive_softmax_cutoff": cutoff})
+        return common.build(arch, common.task(), **{**kinds, **given, "adaptive_softmax_cutoff": cutoff})
 
     weights, other = built().state_dict(), built()
     other.load_state_dict(dict(weights), strict=True)

@@ -23,21 +23,6 @@ pytestmark = pytest.mark.usefixtures("forks")
 X, WEIGHT = torch.randn(33, 2, 6), torch.randn(2, 3)
 CODE = """
 import torch
-from pathlib import Path
-from tests.ops.cuda_on_cpu import Machine
-machine = Machine(cache=Path({cache!r}))
-print(machine.forward(torch.ones(3, 1, 2), torch.zeros(2, 2), 1).sum().item())
-"""
-
-
-def in_a_process(cache: Path, log: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "NVRTC_LOG": str(log)}
-    command = [sys.executable, "-c", CODE.format(cache=str(cache))]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-
-THREADS = """
-import torch
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.ops.cuda_on_cpu import Machine
@@ -49,16 +34,19 @@ with ThreadPoolExecutor() as pool:
 """
 
 
+def in_a_process(folder: Path, widths: list[int], **environment: str) -> subprocess.Popen[str]:
+    """Print the sum of a convolution of each width, each in a thread of its own."""
+    environment = {**os.environ, "NVRTC_LOG": str(folder / "log"), **environment}
+    command = [sys.executable, "-c", CODE.format(cache=str(folder / "cache"), widths=widths)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize(("widths", "kernels"), [([1, 2], 2), ([2, 2], 1)])
 def test_threads_compile_different_kernels_at_once_and_the_same_one_once(widths, kernels, tmp_path):
     fake_driver()
-    log = tmp_path / "log"
-    environment = {**os.environ, "NVRTC_LOG": str(log), "NVRTC_MEET": str(kernels)}
-    code = THREADS.format(cache=str(tmp_path / "cache"), widths=widths)
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.stdout == str([6.0 if width == 1 else 5.0 for width in widths]) + "\n", done.stderr
-    assert compilations(log) == kernels
+    said, _ = in_a_process(tmp_path, widths, NVRTC_MEET=str(kernels)).communicate()
+    assert said == str([6.0 if width == 1 else 5.0 for width in widths]) + "\n"
+    assert compilations(tmp_path / "log") == kernels
 
 
 def compilations(log: Path) -> int:
@@ -187,15 +175,15 @@ def test_no_driver():
 def test_kernels_are_kept_for_other_processes_and_made_again_when_broken(tmp_path):
     fake_driver()
     log, cache = tmp_path / "log", tmp_path / "cache"
-    both = [in_a_process(cache, log) for _ in range(2)]
-    assert [process.communicate()[0] for process in both] == ["5.0\n"] * 2
+    both = [in_a_process(tmp_path, [2]) for _ in range(2)]
+    assert [process.communicate()[0] for process in both] == ["[5.0]\n"] * 2
     assert 1 <= compilations(log) <= 2
     (kept,) = cache.iterdir()
     whole, before = kept.read_bytes(), compilations(log)
-    assert in_a_process(cache, log).communicate()[0] == "5.0\n"
+    assert in_a_process(tmp_path, [2]).communicate()[0] == "[5.0]\n"
     assert compilations(log) == before
     kept.write_bytes(whole[: len(whole) // 2])
-    assert in_a_process(cache, log).communicate()[0] == "5.0\n"
+    assert in_a_process(tmp_path, [2]).communicate()[0] == "[5.0]\n"
     assert compilations(log) == before + 1
     assert kept.read_bytes()[:16] != whole[: len(whole) // 2][:16] or kept.stat().st_size == len(whole)
 
