@@ -1,7 +1,6 @@
 """The machine's own apt, in a private folder: nothing of the system is read but its sources, and nothing is written."""
 
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -9,24 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.sources.corpus import join_plain
 from scripts.common.errors import UserError
-from scripts.common.files import open_own
 
-_HELPERS = ("/usr/lib/apt/apt-helper", "/usr/libexec/apt/apt-helper")
 _WITHOUT = "copy the Translation files into a folder and give it with --raw DIR"
 
-# Read after the system's own configuration, hence the clearing: languages may be switched off there, and the hooks
-# of container images delete files of the system.
+# Read after the system's own configuration, hence the clearing: languages may be switched off there, lists be kept in
+# compressions that Python lacks, and the hooks of container images delete files of the system.
 _CONFIGURATION = """\
 #clear Acquire::Languages;
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
 Acquire::Languages {{ {languages} }};
+Acquire::GzipIndexes "false";
 Acquire::Retries "3";
 Acquire::http::Timeout "60";
 Acquire::https::Timeout "60";
 Acquire::IndexTargets::deb::Translations::DefaultEnabled "true";
+Acquire::IndexTargets::deb::Translations::KeepCompressed "false";
 Dir::State "{folder}/state";
 Dir::State::lists "{folder}/lists";
 Dir::State::status "{folder}/status";
@@ -40,7 +40,6 @@ def fetch_translations(
     """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line."""
     if shutil.which("apt-get") is None:
         raise UserError(f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; {_WITHOUT}")
-    helper = _find_helper()
     with tempfile.TemporaryDirectory(prefix="apt-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # apt downloads as an unprivileged user of its own when root runs it
@@ -71,22 +70,9 @@ def fetch_translations(
             ]
             if not chosen:
                 raise UserError(_nothing_came(language, targets, origins, components, log))
-            with open_own(out / f"Translation-{language}", "wb") as f:
-                for target in chosen:
-                    f.write(_cat(helper, configuration, target[4]))
-                    f.write(b"\n")
+            join_plain([Path(target[4]) for target in chosen], out / f"Translation-{language}")
             notes[language] = [" ".join(target[1:4]) for target in chosen]
     return {"archives": notes}
-
-
-def _find_helper() -> str:
-    """apt-helper reads a list whatever its compression; it lies beside apt's methods, outside the PATH."""
-    shell, _ = _run(["apt-config", "shell", "METHODS", "Dir::Bin::methods"])
-    beside = [str(Path(word.partition("=")[2]).parent / "apt-helper") for word in shlex.split(shell)]
-    for candidate in (*beside, *_HELPERS, shutil.which("apt-helper") or ""):
-        if os.access(candidate, os.X_OK) and Path(candidate).is_file():
-            return candidate
-    raise UserError(f"apt-helper, a part of apt, is at none of {', '.join([*beside, *_HELPERS])}; {_WITHOUT}")
 
 
 def _nothing_came(
@@ -116,13 +102,5 @@ def _run(command: list[str]) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def _cat(helper: str, configuration: Path, file: str) -> bytes:
-    done = subprocess.run([helper, "-c", str(configuration), "cat-file", file], capture_output=True)
-    if done.returncode != 0:
-        said = _tail(done.stderr.decode("utf-8", "replace"))
-        raise UserError(f"apt-helper could not read {Path(file).name}; {_WITHOUT}. It said:\n{said}")
-    return done.stdout
-
-
-def _tail(text: str, lines: int = 8) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-lines:]) or "  (nothing)"
+def _tail(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-8:]) or "  (nothing)"

@@ -1,19 +1,23 @@
 """Helpers that kinds of sources share: folders of files that people supply."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 from data_prep.fetch.packed import BUFFER, OPENERS, open_unpacked
 from scripts.common.errors import UserError
+from scripts.common.files import open_own
 
 SUFFIXES = ("", *OPENERS)
 
 
-def copy_plain(path: Path, to: IO[bytes]) -> None:
-    """Copy a file, decompressed."""
-    with open_unpacked(path) as stream:
-        shutil.copyfileobj(stream, to, BUFFER)
+def join_plain(paths: Iterable[Path], out: Path) -> None:
+    """Join files, decompressed, an empty line after each."""
+    with open_own(out, "wb") as f:
+        for path in paths:
+            with open_unpacked(path) as stream:
+                shutil.copyfileobj(stream, f, BUFFER)
+            f.write(b"\n")
 
 
 def require_folder(raw: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources import apt
-from data_prep.sources.corpus import SUFFIXES, copy_plain, require_folder
+from data_prep.sources.corpus import SUFFIXES, join_plain, require_folder
 from data_prep.text.debian import Description, pair, parse, summary
 from data_prep.text.split import split_by_group
 from scripts.common.errors import UserError
-from scripts.common.files import open_own, read_lines
+from scripts.common.files import read_lines
 from scripts.common.schema import require
 
 TASKS = ("translation", "summarization", "language_modeling")
@@ -29,10 +29,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     taken = {}
     for language in languages:
         files = _find(raw, language)
-        with open_own(out / f"Translation-{language}", "wb") as f:
-            for path in files:
-                copy_plain(path, f)
-                f.write(b"\n")
+        join_plain(files, out / f"Translation-{language}")
         taken[language] = [path.name for path in files]
     return {"taken from the folder given with --raw": taken}
 

@@ -119,14 +119,14 @@ def refuse(*texts: str, command: str, arguments: list[object], path: str | None 
 
 APT = """#!/bin/sh
 case "$*" in
-  "shell "*) echo "METHODS='{folder}/methods'" ;;
-  *update) grep -q '"de";' "$2" && grep -q '^#clear APT::Update::Post-Invoke;' "$2" || exit 9; {update} ;;
+  *update)
+    grep -q '"de";' "$2" && grep -q '^#clear APT::Update::Post-Invoke;' "$2" && grep -q 'GzipIndexes "false"' "$2" \\
+      || exit 9; {update} ;;
   *indextargets*)
     printf 'de\\tOther\\tsid\\tmain\\t{folder}/c\\n'
     printf 'en\\tDebian\\tstable\\tmain\\t{folder}/b\\nen\\tDebian\\told\\tmain\\t{folder}/a\\n'
     printf 'de\\tDebian\\tstable\\tmain\\t{folder}/d\\nen\\tDebian\\tstable\\tcontrib\\t{folder}/e\\n'
     printf 'en\\tDebian\\ttesting\\tmain\\t{folder}/f\\n' ;;
-  *cat-file*) eval cat '"$'$#'"' ;;
 esac
 """
 
@@ -134,9 +134,8 @@ esac
 def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:
     """A PATH with an apt that offers files a to f, in no order; returns it with the system's own commands behind."""
     folder.mkdir()
-    for name in ("apt-get", "apt-config", "apt-helper"):
-        (folder / name).write_text(APT.format(folder=folder, update=update))
-        (folder / name).chmod(0o755)
+    (folder / "apt-get").write_text(APT.format(folder=folder, update=update))
+    (folder / "apt-get").chmod(0o755)
     for name in files:
         (folder / name).write_text(f"{name}\n")
     return f"{folder}:{os.environ['PATH']}"
