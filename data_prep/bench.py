@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
 from data_prep.text import bpe, characters, moses, punctuation, tokenise
-from scripts.common.command import argument_parser, run_command
+from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.files import read_json, write_json
 from scripts.common.terminal import aligned, clock, repeatedly
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from data_prep.dataset import INVALID, Dataset
-from scripts.common.command import argument_parser
+from scripts.common.command import argument_parser, positive
 from scripts.common.provenance import available_cores
 
 
@@ -50,11 +50,3 @@ def add_invalid_option(parser: argparse.ArgumentParser) -> None:
         choices=INVALID,
         help="own text: refuse bytes that are not UTF-8 (the default), replace them by U+FFFD, or drop such pairs",
     )
-
-
-def positive(text: str) -> int:
-    """A whole number above 0, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number

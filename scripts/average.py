@@ -9,7 +9,7 @@ time, and its tensors are read one by one.
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import argument_parser, run_command
+from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.fairseq_io import checkpoints
@@ -19,8 +19,6 @@ KEPT = ("args", "cfg", "task_state", "optimizer_history", "criterion")
 
 def choose(folder: Path, last: int, by: str) -> list[Path]:
     """The newest ``last`` checkpoints, oldest first."""
-    if last < 1:
-        raise UserError(f"--last is {last}, expected a whole number from 1 on")
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; expected the folder that scripts.train wrote checkpoints to")
     found = checkpoints.numbered(folder, by)
@@ -110,7 +108,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
     parser.add_argument("--out", type=Path, required=True, help="the model file to write")
-    parser.add_argument("--last", type=int, required=True, help="how many checkpoints, counted from the newest")
+    parser.add_argument("--last", type=positive, required=True, help="how many checkpoints, counted from the newest")
     parser.add_argument("--by", choices=("update", "epoch"), required=True, help="checkpoint_E_U.pt or checkpointE.pt")
     arguments = parser.parse_args()
     paths = choose(arguments.checkpoints, arguments.last, arguments.by)

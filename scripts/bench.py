@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import argument_parser, run_command
+from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
@@ -30,16 +30,9 @@ from scripts.fairseq_io.precision import bf16_unsupported_reason
 OPERATORS = ["light", "dynamic", "dynamic module"]
 
 
-def number(text: str) -> int:
-    """A whole number above 0."""
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
-    return int(text)
-
-
 def numbers(text: str) -> list[int]:
     """A list of whole numbers, as in 32,128."""
-    return [number(part) for part in text.split(",")]
+    return [positive(part) for part in text.split(",")]
 
 
 def multiples(text: str, of: int) -> list[int]:
@@ -62,7 +55,7 @@ def parse() -> argparse.Namespace:
     for name in ("ops", "decode", "train", "memory", "kernels"):
         command = commands.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         command.add_argument("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
-        command.add_argument("--threads", type=number, help="threads on a CPU; torch chooses them unless given")
+        command.add_argument("--threads", type=positive, help="threads on a CPU; torch chooses them unless given")
         command.add_argument("--seconds", type=float, default=1.0, help="about how long each case is timed")
         command.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON too")
         if name == "kernels":
@@ -72,32 +65,32 @@ def parse() -> argparse.Namespace:
             command.add_argument("--operators", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2]))
             lengths = "32,128,512,2048" if name == "ops" else "32,128,512,2048,8192"
             command.add_argument("--lengths", type=numbers, default=numbers(lengths), help="T, several by commas")
-            command.add_argument("--tokens", type=number, default=4096, help="T * B")
-            command.add_argument("--channels", type=number, default=512, help="C")
-            command.add_argument("--heads", type=number, default=8, help="H")
-            command.add_argument("--kernel", type=number, default=31, help="K")
+            command.add_argument("--tokens", type=positive, default=4096, help="T * B")
+            command.add_argument("--channels", type=positive, default=512, help="C")
+            command.add_argument("--heads", type=positive, default=8, help="H")
+            command.add_argument("--kernel", type=positive, default=31, help="K")
             command.add_argument("--causal", action="store_true", help="pad on the left only, as a decoder does")
         if name == "ops":
             command.add_argument("--no-peers", action="store_true", help="without peers: time a token at each T")
         if name in ("ops", "memory", "decode"):
             command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
         if name in ("train", "decode"):
-            command.add_argument("--vocab-size", type=number, default=10_000, help="words of the dictionary")
+            command.add_argument("--vocab-size", type=positive, default=10_000, help="words of the dictionary")
             command.add_argument("--precisions", help="of products on a CPU (default: fp32,bf16 if it has the units)")
         if name == "decode":
             command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
-            command.add_argument("--length", type=number, default=30, help="words of a source and of a hypothesis")
+            command.add_argument("--length", type=positive, default=30, help="words of a source and of a hypothesis")
             rows, channels = (functools.partial(multiples, of=each) for each in (4, 64))
             command.add_argument("--rows", type=rows, default=[128, 1024], help="hypotheses of a step alone")
             command.add_argument("--channels", type=channels, default=[512, 1024], help="C of a step alone")
             command.add_argument("--onnx", action="store_true", help="also our models in onnxruntime, on the CPU")
         if name == "train":
-            command.add_argument("--tokens", type=number, default=2048, help="words of a batch, padding included")
+            command.add_argument("--tokens", type=positive, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
             command.add_argument("--widths", type=numbers, default=[128], help="d, several by commas")
             command.add_argument("--layers", type=numbers, default=[2, 2], help="blocks of encoder and decoder")
             command.add_argument("--models", default="", help="only those whose name has one of these words: a,b")
-            command.add_argument("--shapes", type=number, default=1, help="how many batch lengths, taken in turns")
+            command.add_argument("--shapes", type=positive, default=1, help="how many batch lengths, taken in turns")
     return parser.parse_args()
 
 

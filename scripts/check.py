@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import load_dataset
-from scripts.common.command import run_command
+from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.fairseq_io import commands, lengths
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
@@ -243,8 +243,8 @@ def check_valid_and_test(config: Config, built: Built, args: Namespace, generati
 def main() -> None:
     parser = config_parser(__doc__)
     parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
-    parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
-    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines")
+    parser.add_argument("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
+    parser.add_argument("--nodes", type=positive, metavar="N", default=1, help="so many machines")
     parser.add_argument("--precision", choices=PRECISIONS, help="of the training (default: the CONFIG's)")
     arguments = parser.parse_args()
     config = given_config(arguments, precision=arguments.precision)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common import ownership
-from scripts.common.command import run_command
+from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.lock import output_lock
@@ -257,8 +257,8 @@ def describe_batch(config: Config, devices: Devices) -> str:
 def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for checkpoints, log and curve")
     parser.add_argument("--seed", type=int, metavar="N", help="(default: the first of the CONFIG's)")
-    parser.add_argument("--devices", type=int, metavar="N", help="so many GPUs, or processes where there is none")
-    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="so many machines, each started by itself")
+    parser.add_argument("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
+    parser.add_argument("--nodes", type=positive, metavar="N", default=1, help="so many machines, each started alone")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first machine")
     parser.add_argument(
         "--node-rank",

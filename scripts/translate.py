@@ -20,11 +20,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
-from data_prep.cli import positive
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
 from scripts.common.blanks import BLANK
-from scripts.common.command import argument_parser, run_command
+from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import Taken, take_search_precision

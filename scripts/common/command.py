@@ -22,6 +22,13 @@ def argument_parser(doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def positive(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
+    return int(text)
+
+
 def _in_words(error: OSError) -> str:
     """Return what went wrong with which file, and what to do."""
     if error.filename is None:

@@ -56,16 +56,6 @@ def _installed() -> tuple[tuple[str, ...], bool]:
     return tuple(gpus), bf16 == "True"
 
 
-def check_count(count: int | None, flag: str = "--devices") -> None:
-    """Refuse a number of devices, or of machines, that there cannot be.
-
-    Raises:
-        UserError: it is smaller than 1.
-    """
-    if count is not None and count < 1:
-        raise UserError(f"{flag} is {count}, expected a whole number from 1 on")
-
-
 def find_devices(
     count: int | None = None,
     *,
@@ -87,7 +77,6 @@ def find_devices(
         UserError: there are not so many, or several machines have no place to meet, or SLURM gave GPUs that torch does
             not see.
     """
-    check_count(count)
     uuids, bf16 = _installed()
     gpus, given = len(uuids), os.environ.get("SLURM_GPUS_ON_NODE", "0")
     if not gpus and given != "0" and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):

@@ -23,12 +23,12 @@ from typing import Any
 from data_prep.dataset import load_dataset
 from data_prep.stages import run_data_stages
 from scripts.common import CHECKOUT, ownership
-from scripts.common.command import run_command
+from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.lock import folder_lock
 from scripts.common.process import child, interruptible, python_module
-from scripts.fairseq_io.devices import check_count, reserve_gpus
+from scripts.fairseq_io.devices import reserve_gpus
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
@@ -173,15 +173,13 @@ def main() -> None:
     shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
     shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
     machines = parser.add_argument_group("training")
-    machines.add_argument("--devices", type=int, metavar="N", help="N GPUs (default: all), or N processes on the CPU")
-    machines.add_argument("--nodes", type=int, metavar="N", help="N machines, each with as many devices")
+    machines.add_argument("--devices", type=positive, metavar="N", help="N GPUs (default: all), or N CPU processes")
+    machines.add_argument("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
     machines.add_argument("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     machines.add_argument("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
     machines.add_argument("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
     arguments = parser.parse_args()
     interruptible()
-    check_count(arguments.devices)
-    check_count(arguments.nodes, "--nodes")
     names = choose_stages(arguments.first or NAMES[0], arguments.last)
     if arguments.raw and "download" not in names:
         raise UserError(

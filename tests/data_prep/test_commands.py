@@ -381,7 +381,7 @@ def test_what_another_program_wrote_is_never_replaced(tmp_path: Path, raw: Path,
 def test_a_number_of_processes_is_above_0(tmp_path: Path, command: str):
     done = run(command, "debian_en_de", "--out", tmp_path / "out", "--workers", 0)
     assert done.returncode == 2
-    assert "argument --workers: invalid positive value: '0'" in done.stderr
+    assert "argument --workers: got '0', expected a whole number above 0" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["download", "prepare", "binarise"])

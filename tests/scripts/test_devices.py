@@ -101,7 +101,6 @@ def test_runs_that_want_some_of_the_gpus_take_different_ones(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"count": 0}, "--devices is 0"),
         ({"nodes": 2}, "--nodes 2 needs --rendezvous HOST:PORT"),
         ({"nodes": 2, "rendezvous": "host"}, "got host"),
         ({"nodes": 2, "rendezvous": "host:1", "node_rank": 2}, "--node-rank is 2, expected 0 to 1"),

@@ -339,8 +339,8 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
         (["--seeds", "1,7"], "has no seed 7; its seeds are 1"),
         (["--dry-run", "--print"], "not allowed with"),
         (["--dataset", "a/b.yaml"], "--dataset is a/b.yaml, expected a name"),
-        (["--devices", "0"], "--devices is 0, expected a whole number from 1 on"),
-        (["--nodes", "0", "--launch", "srun"], "--nodes is 0, expected a whole number from 1 on"),
+        (["--devices", "0"], "argument --devices: got '0', expected a whole number above 0"),
+        (["--nodes", "0", "--launch", "srun"], "argument --nodes: got '0', expected a whole number above 0"),
         (["--launch", 'a "b'], "expected a command as a shell takes it (No closing quotation)"),
     ],
 )
