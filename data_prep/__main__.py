@@ -34,7 +34,6 @@ from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.lock import folder_lock
-from scripts.common.process import interruptible
 from scripts.pipeline.pipeline import Pipeline
 from scripts.pipeline.stamp import fingerprint_files
 
@@ -117,7 +116,6 @@ def main() -> None:
         raise UserError("--raw and --src both say where the text lies; give one of them")
     if arguments.tgt is not None and arguments.src is None:
         raise UserError(f"--tgt {arguments.tgt} without --src; give the other side of your text with --src FILE")
-    interruptible()
     dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
     kind_of(dataset)
     if dataset.kind == "text" and arguments.src is not None and (arguments.tgt is None) != (dataset.target is None):

@@ -15,7 +15,7 @@ from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, copy_file, count_lines
 from scripts.common.lock import output_lock
-from scripts.common.process import interruptible, python_module, run_logged
+from scripts.common.process import python_module, run_logged
 from scripts.common.terminal import StatusLine, clock, repeatedly
 
 SPECIAL_TYPES = 4
@@ -156,7 +156,6 @@ def main() -> None:
         "--dictionaries", metavar="DIR", type=Path, help="binarise the test set alone, with dict.*.txt of this folder"
     )
     arguments = parser.parse_args()
-    interruptible()
     dataset = load_dataset(arguments.dataset)
     binarise(
         dataset,

@@ -28,7 +28,6 @@ from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.files import atomic_folder, digest, work_folder
 from scripts.common.lock import output_lock
-from scripts.common.process import interruptible
 from scripts.common.provenance import package_versions
 from scripts.pipeline.stamp import fingerprint
 
@@ -84,7 +83,6 @@ def main() -> None:
     )
     add_prepare_options(parser)
     arguments = parser.parse_args()
-    interruptible()
     dataset = load_dataset(arguments.dataset)
     if arguments.codes:
         dataset = dataset.only_test(arguments.codes)

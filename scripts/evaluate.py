@@ -7,7 +7,6 @@ scores.json: the perplexity of words as fairseq-eval-lm prints it, and that of s
 from scripts.common import ownership
 from scripts.common.command import run_command
 from scripts.common.files import write_json, write_lines
-from scripts.common.process import interruptible
 from scripts.common.provenance import signature
 from scripts.fairseq_io.commands import averaged, evaluate_command
 from scripts.fairseq_io.devices import find_devices
@@ -18,7 +17,6 @@ from scripts.scoring.perplexity import run_evaluation, scores
 
 def main() -> None:
     arguments = model_parser(__doc__, out="the folder for scores.json").parse_args()
-    interruptible()
     config = given_config(arguments)
     chosen = chosen_settings(arguments)
 

@@ -6,7 +6,7 @@ of the corpus) and generation.json with the speed that fairseq measured, the BLE
 
 from scripts.common import ownership
 from scripts.common.command import run_command
-from scripts.common.process import interruptible, peak_mb
+from scripts.common.process import peak_mb
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
@@ -22,7 +22,6 @@ def main() -> None:
         "--precision", choices=PRECISIONS, default="fp32", help="bf16 on a CPU, fp16 on a GPU, or auto (default: fp32)"
     )
     arguments = parser.parse_args()
-    interruptible()
     config = given_config(arguments)
     chosen = chosen_settings(arguments)
     settings = generation_settings(config, chosen)

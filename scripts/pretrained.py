@@ -24,7 +24,7 @@ from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json
-from scripts.common.process import environment, interruptible, python_module
+from scripts.common.process import environment, python_module
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.published import FILE, Shelf, check_model, read_shelf
 from scripts.reproduce.published import score
@@ -177,7 +177,6 @@ def main() -> None:
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
     else:
-        interruptible()
         score(shelf, shelf.chosen(arguments.name), arguments.out.resolve(), arguments.origin or shelf.url)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
-from scripts.common.process import interruptible, run_logged
+from scripts.common.process import run_logged
 from scripts.fairseq_io.commands import generate_command, speed_settings, train_command
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
@@ -118,7 +118,6 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, selected")
     parser.add_argument("--untrained", action="store_true", help="time random weights, even if there are trained ones")
     arguments = parser.parse_args()
-    interruptible()
     config, out, data = given_config(arguments), arguments.out, arguments.data
     speed = config.speed
     if not speed:

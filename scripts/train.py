@@ -23,7 +23,7 @@ from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.lock import output_lock
-from scripts.common.process import interruptible, peak_mb, run_logged
+from scripts.common.process import peak_mb, run_logged
 from scripts.common.provenance import available_cores
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
@@ -269,7 +269,6 @@ def main() -> None:
     )
     parser.add_argument("--precision", choices=PRECISIONS, help="(default: the CONFIG's)")
     arguments = parser.parse_args()
-    interruptible()
     config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)
     check_path(arguments.out)

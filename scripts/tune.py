@@ -22,7 +22,6 @@ from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, work_folder, write_json
-from scripts.common.process import interruptible
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import generation
 from scripts.fairseq_io.commands import averaged, evaluate_command, generate_command, generation_settings
@@ -169,7 +168,6 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     arguments = parser.parse_args()
-    interruptible()
     config, out = given_config(arguments), arguments.out
     check_binarised(arguments.data)
     check_path(arguments.checkpoints)

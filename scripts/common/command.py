@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scripts.common.errors import UserError
 from scripts.common.files import dispensable
+from scripts.common.process import interruptible
 from scripts.common.terminal import OUTPUT, make_streams_usable
 
 _NO_READER = 128 + 13  # the status of a program that SIGPIPE ends, as with `| head`
@@ -53,6 +54,7 @@ def run_command(main: Callable[[], None], *, unread: bool = True) -> None:
     ``unread``: the command comes to its end where nobody reads what it says.
     """
     make_streams_usable(unread=unread)
+    interruptible()
     try:
         try:
             main()

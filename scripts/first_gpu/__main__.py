@@ -19,7 +19,7 @@ from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, write_json
 from scripts.common.lock import folder_lock
-from scripts.common.process import interruptible, run_logged
+from scripts.common.process import run_logged
 from scripts.common.provenance import FAIRSEQ, commit, package_versions
 from scripts.common.terminal import StatusLine, clock
 from scripts.first_gpu import page
@@ -102,7 +102,6 @@ def results(lines: list[str], begins: str) -> list[str]:
 
 
 def main() -> None:
-    interruptible()
     args = parse()
     out = args.out.absolute()
     name, about = facts(args.device)

@@ -27,7 +27,7 @@ from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.lock import folder_lock
-from scripts.common.process import child, interruptible, python_module
+from scripts.common.process import child, python_module
 from scripts.fairseq_io.devices import reserve_gpus
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import config_parser, given_config
@@ -179,7 +179,6 @@ def main() -> None:
     machines.add_argument("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
     machines.add_argument("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
     arguments = parser.parse_args()
-    interruptible()
     names = choose_stages(arguments.first or NAMES[0], arguments.last)
     if arguments.raw and "download" not in names:
         raise UserError(

@@ -20,7 +20,7 @@ from pathlib import Path
 from scripts.common import CHECKOUT, ownership
 from scripts.common.command import INTERRUPTED, argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.process import child, interruptible, python_module
+from scripts.common.process import child, python_module
 from scripts.common.terminal import aligned
 from scripts.suite import archive, page
 from scripts.suite.keep import check_text, jobs_of, keep
@@ -101,7 +101,6 @@ def main() -> None:
     shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")
     arguments = parser.parse_args()
-    interruptible()
     work = arguments.work or CHECKOUT / "work" / arguments.suite.stem
     out = arguments.out or work / "RESULTS.md"
     suite = read_suite(arguments.suite, out.with_suffix(""))

@@ -20,7 +20,6 @@ from data_prep.dataset import load_dataset
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.files import digest, read_json, read_lines, write_json
-from scripts.common.process import interruptible
 from scripts.common.provenance import available_cores, machine, versions
 from scripts.fairseq_io.trained import find_trained
 from scripts.fairseq_io.translator import Translator
@@ -101,7 +100,6 @@ def main() -> None:
         "--records", type=Path, required=True, metavar="DIR", help="the records beside the suite's page"
     )
     arguments = parser.parse_args()
-    interruptible()
     dataset, root = load_dataset(arguments.dataset), arguments.work / arguments.dataset
     suite = read_suite(arguments.suite, arguments.records)
     jobs = (job for name, _, job in run_jobs(suite, arguments.work) if job and name == arguments.dataset)

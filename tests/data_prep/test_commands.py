@@ -242,7 +242,6 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path):
 def test_binarise_takes_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], workers: int):
     taken: dict[str, object] = {}
     monkeypatch.setattr("data_prep.cli.available_cores", lambda: 55)
-    monkeypatch.setattr("data_prep.binarise.interruptible", lambda: None)
     monkeypatch.setattr("data_prep.binarise.binarise", lambda *_, **options: taken.update(options))
     monkeypatch.setattr("data_prep.binarise.vocab_size", lambda file: 0)
     monkeypatch.setattr(sys, "argv", ["binarise", "gbw", "--prepared", "ready", "--out", str(tmp_path), *given])

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
@@ -39,7 +38,6 @@ git_state = functools.cache(git_state)  # which else is three processes for each
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     """Run the command, its stages and fairseq-preprocess in this process: they start more slowly than they work."""
     monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
-    monkeypatch.setattr(command, "interruptible", lambda: None)
     monkeypatch.setattr(binarise, "run_logged", preprocess)
     monkeypatch.setattr(pipeline, "_run_command", stage)
     monkeypatch.setattr(pipeline, "git_state", git_state)
@@ -51,8 +49,7 @@ def stage(_stage: pipeline.Stage, line: list[str]) -> None:
     module, before = importlib.import_module(line[1]), sys.argv
     sys.argv = line[1:]
     try:
-        with patch.object(module, "interruptible", lambda: None, create=True):
-            module.main()
+        module.main()
     finally:
         sys.argv = before
 

@@ -23,7 +23,6 @@ def section(name, code, **options):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run stand-in sections; returns the page."""
-    monkeypatch.setattr(first_gpu, "interruptible", lambda: None)
     monkeypatch.setattr(first_gpu, "facts", lambda device: ("a card, torch 9", [f"on {device}"]))
     monkeypatch.chdir(tmp_path)  # which the command leaves
 

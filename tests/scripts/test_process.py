@@ -25,10 +25,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {checkout!r})
 from scripts.common.command import run_command
-from scripts.common.process import interruptible, run_logged
+from scripts.common.process import run_logged
 from scripts.common.lock import folder_lock
 def main():
-    interruptible()
     with folder_lock(Path({folder!r})):
         child = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
         tell = lambda line: print(line, flush=True)

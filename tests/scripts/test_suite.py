@@ -180,7 +180,6 @@ def test_speed_is_of_scored_models_on_the_test_set_and_measured_anew_where_anyth
         return {}
 
     monkeypatch.setattr(speed, "measure", measure)
-    monkeypatch.setattr(speed, "interruptible", lambda: None)
     given = [f"--work={folder / 'work'}", "--dataset=debian_en_de", f"--records={folder / 'RESULTS'}"]
     monkeypatch.setattr(sys, "argv", ["speed", str(folder / "small.yaml"), *given])
     scores = folder / "work" / "debian_en_de" / "bad" / "seed1" / "scores"

@@ -160,7 +160,6 @@ def test_a_committed_page_is_made_again_by_the_command(place, written, tmp_path,
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True, capture_output=True)
     given = [str(tmp_path / "small.yaml"), "--page-only", "--work", str(tmp_path / "work")]
     monkeypatch.setattr(sys, "argv", ["suite", *given, "--out", str(tmp_path / "RESULTS.md")])
-    monkeypatch.setattr(command_line, "interruptible", lambda: None)
     (tmp_path / "RESULTS.md").write_text(written + "An edit.\n")
     with pytest.raises(UserError, match=r"RESULTS\.md is there"):
         command_line.main()

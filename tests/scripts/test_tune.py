@@ -42,7 +42,6 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
         return SimpleNamespace(facts={"perplexity": found[Path(model).name]})
 
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
-    monkeypatch.setattr(tune, "interruptible", lambda: None)
     monkeypatch.setattr(tune, "run_evaluation", evaluated)
     folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
     monkeypatch.setattr(sys, "argv", ["tune", str(tmp_path / "model.yaml"), *folders])
