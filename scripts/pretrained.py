@@ -15,7 +15,6 @@ records the SHA-256 of what came, and fetching into the same DIR again refuses a
 
 import argparse
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json
-from scripts.common.process import environment, python_module
+from scripts.common.process import ask_python
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.published import FILE, Shelf, check_model, read_shelf
 from scripts.reproduce.published import score
@@ -87,25 +86,10 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def convert(source: Path, out: Path) -> str:
-    """Run the plugin's converter in a process of its own; gives what it says.
-
-    Raises:
-        UserError: it refuses the model.
-        ChildProcessError: it was killed, which says nothing about the model.
-    """
-    done = subprocess.run(
-        [*python_module("lightconv_plugin.convert"), str(source), str(out)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode < 0:
-        raise ChildProcessError(f"converting {source.name} was ended by signal {-done.returncode}; run this again")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise UserError(f"the model in the archive cannot be used: {last.removeprefix('error: ')}")
-    return "\n".join(done.stdout.splitlines()[:-1])
+    """Run the plugin's converter in a process of its own; gives what it says. See ``ask_python`` for what it raises."""
+    converter = ("-m", "lightconv_plugin.convert", str(source), str(out))
+    said, _ = ask_python(*converter, failed="the model in the archive cannot be converted")
+    return "\n".join(said.splitlines()[:-1])
 
 
 def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None = None) -> dict[str, Any]:

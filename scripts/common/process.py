@@ -57,19 +57,24 @@ def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
             os._exit(1)
 
 
-def ask_python(code: str, *arguments: str, failed: str) -> tuple[str, str]:
-    """Run Python code in a process of its own, for what is heavy to import: what it writes to stdout and to stderr.
+def ask_python(*arguments: str, failed: str) -> tuple[str, str]:
+    """Run Python in a process of its own, for what is heavy to import: what it writes to stdout and to stderr.
+
+    ``arguments`` are ``-c`` and code, or ``-m`` and a module; then those of either.
 
     Raises:
-        UserError: it fails; the sentence begins with ``failed``, and ends with its last line or its signal.
+        UserError: it fails; the sentence begins with ``failed``, and ends with its last line.
+        ChildProcessError: it was killed, which says nothing about what it was asked.
     """
-    command = [sys.executable, "-P", "-c", code, *arguments]
+    command = [sys.executable, "-P", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        raise UserError(f"{failed}: it was killed by {name}" + ("; is there too little memory?" * (name == "SIGKILL")))
+        memory = "; is there too little memory?" if name == "SIGKILL" else ""
+        raise ChildProcessError(f"{failed}: it was killed by {name}{memory}")
     if done.returncode:
-        raise UserError(f"{failed}: {(done.stderr.strip().splitlines() or [f'status {done.returncode}'])[-1]}")
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UserError(f"{failed}: {last.removeprefix('error: ')}")
     return done.stdout.strip(), done.stderr
 
 

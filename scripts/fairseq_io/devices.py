@@ -49,7 +49,9 @@ class Devices:
 @functools.cache
 def _installed() -> tuple[tuple[str, ...], bool]:
     """The UUIDs of the GPUs that torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
-    bf16_and_gpus, warnings = ask_python(_ASK, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
+    bf16_and_gpus, warnings = ask_python(
+        "-c", _ASK, failed="torch does not tell the GPUs (scripts/setup.sh installs it)"
+    )
     bf16, *gpus = bf16_and_gpus.split()
     if not gpus and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
         print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)

@@ -185,7 +185,7 @@ def measured_ratio(products: Products) -> float | str:
 
 
 def _run(code: str, *arguments: str) -> str:
-    return ask_python(code, *arguments, failed="the products cannot be measured")[0]
+    return ask_python("-c", code, *arguments, failed="the products cannot be measured")[0]
 
 
 def matmul_precision(precision: str, *, gpu: bool) -> list[str]:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.commands import FASTER_TASKS
 from scripts.fairseq_io.inputs import check_path, user_dir
 from scripts.fairseq_io.models import load_plugin
+from scripts.fairseq_io.parsers import Asked, parse
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.pipeline.config import flags
 
@@ -54,13 +54,15 @@ class Translator:
         load_plugin()
         import torch
         from fairseq import checkpoint_utils, tasks, utils
+        from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         section = {key: value for key, value in (DEFAULTS | dict(generate)).items() if key not in _NOT_HERE}
         source, target = languages
         where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
         arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
-        cfg = _parsed(arguments)
+        asked = Asked(model, ["fairseq_cli.generate", *arguments], {key: key for key in section})
+        cfg = convert_namespace_to_omegaconf(parse(asked))
         self._task = tasks.setup_task(cfg.task)
         try:
             self._models, _ = checkpoint_utils.load_model_ensemble([str(model)], task=self._task)
@@ -121,13 +123,3 @@ class Translator:
         ]
         order = sample["id"].tolist()  # the collater sorts by length
         return [text for _, text in sorted(zip(order, texts, strict=True))]
-
-
-def _parsed(arguments: list[str]) -> Any:
-    """Return what fairseq-generate makes of its command line, without hydra's thoughts about its own next version."""
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), arguments))

@@ -9,6 +9,7 @@ import sys
 import tarfile
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from data_prep.fetch import Patience
 from scripts import pretrained
 from scripts.common.errors import UserError
+from scripts.common.process import ask_python
 from scripts.fairseq_io.published import read_shelf
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
@@ -235,7 +237,7 @@ def test_broken_archives(shelf, tmp_path, cut):
 def test_a_model_that_cannot_be_converted(tmp_path):
     pack(tmp_path / ARCHIVE, {"model.pt": b"not a checkpoint"})
     with pytest.raises(
-        UserError, match=r"the model in the archive cannot be used: .*not a readable fairseq checkpoint"
+        UserError, match=r"the model in the archive cannot be converted: .*not a readable fairseq checkpoint"
     ):
         pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
@@ -264,7 +266,8 @@ def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, faul
     with monkeypatch.context() as patch:
         if isinstance(fault, ChildProcessError):
             patch.setattr(pretrained, "convert", CONVERT)
-            patch.setattr(pretrained, "python_module", lambda module: ["sh", "-c", "kill -9 $$"])
+            dying = partial(ask_python, "-c", "import os; os.kill(os.getpid(), 9)")
+            patch.setattr(pretrained, "ask_python", dying)
         else:
             room = SimpleNamespace(free=(shelf / ARCHIVE).stat().st_size)  # for the archive alone
             patch.setattr("shutil.disk_usage", lambda path: room)

@@ -152,13 +152,13 @@ def test_a_checkout_that_somebody_else_owns_has_its_commit_in_records(monkeypatc
 
 
 def test_a_process_that_is_asked_and_ends_without_a_word():
-    assert ask_python("import sys; print(sys.argv[1])", "said", failed="it fails")[0] == "said"
+    assert ask_python("-c", "import sys; print(sys.argv[1])", "said", failed="it fails")[0] == "said"
     with pytest.raises(UserError, match=r"^it fails: ValueError: no$"):
-        ask_python("raise ValueError('no')", failed="it fails")
+        ask_python("-c", "raise ValueError('no')", failed="it fails")
     with pytest.raises(UserError, match=r"^it fails: status 3$"):
-        ask_python("import sys; sys.exit(3)", failed="it fails")
-    with pytest.raises(UserError, match=r"^it fails: it was killed by SIGKILL; is there too little memory"):
-        ask_python("import os; os.kill(os.getpid(), 9)", failed="it fails")
+        ask_python("-c", "import sys; sys.exit(3)", failed="it fails")
+    with pytest.raises(ChildProcessError, match=r"^it fails: it was killed by SIGKILL; is there too little memory"):
+        ask_python("-c", "import os; os.kill(os.getpid(), 9)", failed="it fails")
 
 
 def test_all_that_is_said_is_kept_and_lines_stay_whole(tmp_path):
