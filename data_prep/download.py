@@ -3,7 +3,6 @@
 example: python -m data_prep.download debian_en_de --out work/debian/raw
 """
 
-import hashlib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from data_prep.sources import kind_of
 from data_prep.sources.archives import LEDGER
 from scripts.common import scratch
 from scripts.common.command import run_command
-from scripts.common.files import atomic_folder, read_json, write_json
+from scripts.common.files import atomic_folder, count_lines, digest, read_json, write_json
 from scripts.common.lock import output_lock
 
 
@@ -36,13 +35,7 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    digest, lines, size = hashlib.sha256(), 0, 0
-    with path.open("rb") as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-            lines += block.count(b"\n")
-            size += len(block)
-    return {"bytes": size, "lines": lines, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "lines": count_lines(path), "sha256": digest([path])}
 
 
 def main() -> None:

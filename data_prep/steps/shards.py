@@ -87,10 +87,10 @@ class Text:
         return Text({split: tuple(Shard(**shard) for shard in shards) for split, shards in data.items()})
 
 
-def read_chunks(path: Path, size: int = CHUNK) -> Iterator[list[bytes]]:
-    """The lines of a file without their LF, ``size`` at a time."""
+def read_chunks(path: Path) -> Iterator[list[bytes]]:
+    """The lines of a file without their LF, ``CHUNK`` at a time."""
     with open(path, "rb") as f:
-        while lines := [line.removesuffix(b"\n") for line in islice(f, size)]:
+        while lines := [line.removesuffix(b"\n") for line in islice(f, CHUNK)]:
             yield lines
 
 

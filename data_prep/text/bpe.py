@@ -8,7 +8,6 @@ import io
 import re
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
@@ -42,20 +41,6 @@ def learn_from_counts(counts: Iterable[tuple[str, int]], *, merges: int) -> str:
     if count_merges(text) == 0:
         raise UserError("no BPE merge can be learnt: no two characters stand together twice; give more training text")
     return text
-
-
-def count_words(lines: Iterable[str]) -> Counter[str]:
-    """Words as subword-nmt counts them: what spaces part."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(line.strip(_OUTER).split(" "))
-    del counts[""]
-    return counts
-
-
-def learn(lines: Iterable[str], *, merges: int) -> str:
-    """``learn_from_counts`` of lines."""
-    return learn_from_counts(count_words(lines).items(), merges=merges)
 
 
 def count_merges(codes: str) -> int:

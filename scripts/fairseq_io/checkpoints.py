@@ -5,7 +5,6 @@ that moment leaves a copy cut short, and so may a machine that loses power. ``re
 """
 
 import re
-import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 
 from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, read_json, write_json
+from scripts.common.files import atomic_file, copy_file, read_json, write_json
 
 DEVICES = "devices.json"  # beside the checkpoints: how many processes, and tokens a step, their positions are for
 STEP = "lightconv_tokens_a_step"  # in a checkpoint whose position was moved: the tokens a step that it is for
@@ -130,8 +129,7 @@ def repair_last(folder: Path) -> str | None:
     newest = max(intact, key=lambda path: (updates_done(load(path)), path.name))
     if last.exists():
         ownership.set_aside(last)
-    with atomic_file(last, "wb") as target, open(newest, "rb") as source:
-        shutil.copyfileobj(source, target, 1 << 20)
+    copy_file(newest, last)
     return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"
 
 

@@ -127,7 +127,7 @@ def _model_command(
     ]
 
 
-def shell(command: Sequence[str], *, indent: str = "") -> str:
+def shell(command: Sequence[str]) -> str:
     """A command as people type it: by the names that pip installs, an argument a line where it is long."""
     words = list(command)
     variables, words = (words[1:2], words[2:]) if words[:1] == ["env"] else ([], words)
@@ -139,8 +139,8 @@ def shell(command: Sequence[str], *, indent: str = "") -> str:
     elif words[:2] == start:
         words[:2] = ["python"]
     words = [*variables, *words]
-    text = indent + shlex.join(words)
+    text = shlex.join(words)
     if len(text) <= 120:
         return text
     first = len(variables) + 2
-    return f" \\\n{indent}  ".join([indent + shlex.join(words[:first]), *map(shlex.quote, words[first:])])
+    return " \\\n  ".join([shlex.join(words[:first]), *map(shlex.quote, words[first:])])

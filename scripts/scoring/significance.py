@@ -38,7 +38,7 @@ class Counted:
 
 
 def paired_bootstrap(
-    found: Mapping[str, Measure], hypotheses: Side, baseline: Side, references: Side, *, samples: int = SAMPLES
+    found: Mapping[str, Measure], hypotheses: Side, baseline: Side, references: Side
 ) -> dict[str, dict[str, Any]]:
     """For each measure that there are lines for: both scores with half their 95% interval, and p of the difference.
 
@@ -54,7 +54,7 @@ def paired_bootstrap(
             continue
         check_sides(ours, reference)
         check_sides(theirs, reference)
-        before, after, signature = paired_test(measure.metric, ours, theirs, reference, samples=samples)
+        before, after, signature = paired_test(measure.metric, ours, theirs, reference, samples=SAMPLES)
         results[key] = {
             "score": after.score,
             "baseline": before.score,

@@ -28,10 +28,11 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesDetokenizer
+from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
-from data_prep.text.bpe import learn
+from data_prep.text.bpe import learn_from_counts
 from scripts.fairseq_io.published import Published, read_shelf
 from tests.convert import common
 from tests.data_prep.corpora import packed
@@ -103,7 +104,8 @@ def make_test_set(of: str, name: str, folder: Path) -> SmallSet:
         [_words(line_steps(dataset, dataset.languages[side], codes)(line)) for line in texts[side]] for side in (0, 1)
     ]
     joint = dataset.binarise.joined_dictionary or of.startswith("iwslt")
-    learnt = [learn([*tokens[0], *tokens[1]] if joint else tokens[side], merges=70) for side in (0, 1)]
+    counts = [get_vocabulary([*tokens[0], *tokens[1]] if joint else tokens[side]) for side in (0, 1)]
+    learnt = [learn_from_counts(words.items(), merges=70) for words in counts]
     units = []
     for side in (0, 1):
         codes.write_text(learnt[side])

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from subword_nmt.learn_bpe import get_vocabulary
 
-from data_prep.text.bpe import learn
+from data_prep.text.bpe import learn_from_counts
 from scripts import translate
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
@@ -51,7 +52,7 @@ def work(tmp_path_factory) -> Path:
     lines = sentences(300)
     english, german = ([" ".join(words) + " ." for words in side] for side in (lines, translated(lines)))
     # of two pieces or one: BPE has something to do and to undo
-    codes = learn(english + german, merges=24)
+    codes = learn_from_counts(get_vocabulary(english + german).items(), merges=24)
     (prepared / "codes").write_text(codes, encoding="utf-8")
     for language, side in (("en", english), ("de", german)):
         text = subprocess.run(
