@@ -9,9 +9,8 @@ import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from data_prep.dataset import load_dataset
 from scripts.common.command import positive, run_command
@@ -20,7 +19,7 @@ from scripts.fairseq_io import commands, lengths
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.models import NoWords, load_plugin, stand_in_dictionaries, without_memory
+from scripts.fairseq_io.models import Built, NoWords, load_plugin, stand_in_dictionaries, without_memory
 from scripts.fairseq_io.parsers import Asked, parse
 from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
@@ -92,17 +91,8 @@ def asked_generations(config: Config, data: Path, devices: Devices) -> Iterator[
         yield Asked(config.path, command, keys | {key: f"speed.{key}" for key in commands.SPEED})
 
 
-@dataclass(frozen=True)
-class Built:
-    """Task and model as fairseq-train builds them, the model without weights."""
-
-    cfg: Any
-    task: Any
-    model: Any
-
-
 def build(config: Config, args: Namespace, data: Path | None) -> Built:
-    """Build task, model, criterion, optimizer and scheduler as fairseq-train does."""
+    """Build task, model, criterion, optimizer and scheduler as fairseq-train does, the model without weights."""
     import torch
     from fairseq import optim, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -134,7 +124,7 @@ def build(config: Config, args: Namespace, data: Path | None) -> Built:
         optimizer.step()
     with explained(config.path, "build `train.lr-scheduler`"):
         lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer).step_update(0)
-    return Built(cfg, task, model)
+    return Built(args, cfg, task, model)
 
 
 def check_heads(config: Config, args: Namespace) -> None:
@@ -169,13 +159,12 @@ def explained(path: Path, what: str) -> Iterator[None]:
 
 def check_data(config: Config, data: Path, devices: Devices) -> list[str]:
     """Check the settings against binarised data."""
-    args = parse(asked_training(config, data, devices))
-    built = build(config, args, data)
+    built = build(config, parse(asked_training(config, data, devices)), data)
     for part in ("train", "valid", "test"):
         with explained(config.path, f"read the part {part} of {data}"):
             built.task.load_dataset(part, combine=part == "train")
-    said = check_training_set(config, built, args, devices)
-    check_valid_and_test(config, built, args, parse(next(asked_generations(config, data, devices))))
+    said = check_training_set(config, built, devices)
+    check_valid_and_test(config, built, parse(next(asked_generations(config, data, devices))))
     return said
 
 
@@ -187,11 +176,11 @@ def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, .
     return tuple(f"{'generate' if key in own else 'train'}.{key}" for key in commands.POSITIONS)
 
 
-def check_training_set(config: Config, built: Built, args: Namespace, devices: Devices) -> list[str]:
+def check_training_set(config: Config, built: Built, devices: Devices) -> list[str]:
     """Find what of the training set is too long, and how many updates an epoch has, for the checkpoints."""
     from fairseq.utils import resolve_max_positions
 
-    task, options = built.task, built.cfg.dataset
+    args, task, options = built.args, built.task, built.cfg.dataset
     positions = resolve_max_positions(task.max_positions(), built.model.max_positions(), options.max_tokens)
     keys = (*position_keys(config, args, "train"), "batch" if config.batch else "train.max-tokens")
     said = lengths.skipped_in_training(config.path, task.dataset("train"), lengths.Limits(positions, None, keys))
@@ -211,11 +200,11 @@ def check_training_set(config: Config, built: Built, args: Namespace, devices: D
     return [said] if said else []
 
 
-def check_valid_and_test(config: Config, built: Built, args: Namespace, generation: Namespace) -> None:
+def check_valid_and_test(config: Config, built: Built, generation: Namespace) -> None:
     """Check that every line can be read of the parts that models are judged by."""
     from fairseq.utils import resolve_max_positions
 
-    task, reads, options = built.task, built.model.max_positions(), built.cfg.dataset
+    args, task, options, reads = built.args, built.task, built.cfg.dataset, built.model.max_positions()
     language_model = config.metric == "perplexity"
     steps = "`truncate`" if language_model else "`truncate` or `clean`"
     place = lengths.Place(

@@ -11,6 +11,7 @@ The signatures of the scores follow the table.
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
@@ -18,7 +19,7 @@ from scripts.tables import plot, records, render
 from scripts.tables.measured import Runs, baseline, cells, read_record
 from scripts.tables.published import Table, read_tables
 
-WORK = Path(__file__).resolve().parents[1] / "work"
+WORK = CHECKOUT / "work"
 
 
 def paper_table(table: Table, runs: Runs, options: str, out: Path | None) -> str:

@@ -12,7 +12,7 @@ from lightconv_plugin import ops
 from scripts.benchmarks import ctranslate2, onnx
 from scripts.benchmarks.peers import Shape, fairseq_layer
 from scripts.benchmarks.timing import interleaved, products_in, spread, take_turns
-from scripts.fairseq_io.models import Translation, translation
+from scripts.fairseq_io.models import Built, translation
 
 STEP_COLUMNS = [
     ("operator", "operator", "{}"), ("rows", "rows", "{}"), ("C", "channels", "{}"), ("ours ms", "ours_ms", "{:.2f}"),
@@ -140,13 +140,13 @@ def measure_search(
 class Search:
     """A model that is ready to be searched."""
 
-    built: Translation
+    built: Built
     generator: Any
     device: torch.device
     precision: str
 
 
-def _search(built: Translation, length: int, device: torch.device, precision: str) -> Search:
+def _search(built: Built, length: int, device: torch.device, precision: str) -> Search:
     from argparse import Namespace
 
     options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
@@ -156,7 +156,7 @@ def _search(built: Translation, length: int, device: torch.device, precision: st
         return Search(built, built.task.build_generator([built.model], options), device, precision)
 
 
-def _source(built: Translation, sentences: int, length: int) -> torch.Tensor:
+def _source(built: Built, sentences: int, length: int) -> torch.Tensor:
     """(sentences, length) random words, the last one the end."""
     words = built.task.source_dictionary
     source = torch.randint(words.nspecial, len(words), (sentences, length), generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lightconv_plugin.export import decode
-from scripts.fairseq_io.models import Translation
+from scripts.fairseq_io.models import Built
 
 
 def missing() -> list[str]:
@@ -17,7 +17,7 @@ def missing() -> list[str]:
     return [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
 
 
-def translator(built: Translation) -> decode.Model:
+def translator(built: Built) -> decode.Model:
     """A model in onnxruntime, on as many threads as torch uses."""
     from lightconv_plugin.export.write import export
 

@@ -99,8 +99,8 @@ def training_arguments(flags: list[str], *, task: str = "translation") -> Namesp
 
 
 @dataclass(frozen=True)
-class Translation:
-    """A translation task over invented words, with a model of random weights."""
+class Built:
+    """Task and model as fairseq-train builds them from its arguments, as parsed and as omegaconf has them."""
 
     args: Namespace
     cfg: Any
@@ -108,7 +108,7 @@ class Translation:
     model: Any
 
 
-def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> Translation:
+def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> Built:
     """Build what ``fairseq-train --arch ARCH --task TASK FLAGS`` does, with ``vocab_size`` invented words.
 
     ``load_plugin`` comes first for the architectures of the plugin.
@@ -124,4 +124,4 @@ def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "tr
     for number in range(vocab_size - len(words)):
         words.add_symbol(f"w{number}")
     built = TASK_REGISTRY[task](cfg.task, words, words)
-    return Translation(args, cfg, built, built.build_model(cfg.model))
+    return Built(args, cfg, built, built.build_model(cfg.model))

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scripts.common import CHECKOUT
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, write_json
@@ -23,7 +24,7 @@ from scripts.common.process import run_logged
 from scripts.common.provenance import FAIRSEQ, commit, package_versions
 from scripts.common.terminal import StatusLine, clock
 from scripts.first_gpu import page
-from scripts.first_gpu.sections import ROOT, Section, sections
+from scripts.first_gpu.sections import Section, sections
 
 PAGE = "first_gpu.md"
 
@@ -105,7 +106,7 @@ def main() -> None:
     args = parse()
     out = args.out.absolute()
     name, about = facts(args.device)
-    os.chdir(ROOT)
+    os.chdir(CHECKOUT)
     records: list[page.Record] = []
     todo = sections(args.device)
     with folder_lock(out):
@@ -119,7 +120,7 @@ def main() -> None:
             else:
                 said.line(f"{head} (at most {section.minutes:g} minutes)")
                 done = {"title": section.title, **run(section, out / "logs" / f"{section.name}.log", said)}
-                shown = shlex.join(section.command).replace(sys.executable, "python").replace(f"{ROOT}/", "")
+                shown = shlex.join(section.command).replace(sys.executable, "python").replace(f"{CHECKOUT}/", "")
                 done |= {"command": shown, "commit": commit(), "made_from": made_from}
                 write_json(path, done)
                 said.line(f"  {done['result']} in {done['time']}. {page.first_line(done['reason'])}".rstrip(". "))

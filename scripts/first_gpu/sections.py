@@ -5,12 +5,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from scripts.common import CHECKOUT
 from scripts.common.process import python_module
 from scripts.common.provenance import available_cores
 
-ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL_MINUTES = 15
 MOST_PROCESSES = 8  # each has a CUDA context of half a gigabyte
 # of the convolutions: the kernels of each kind, in both sizes of type
@@ -75,7 +74,7 @@ def _pytest(what: str, device: str, *options: str) -> tuple[str, ...]:
 
 def _bench(name: str, what: str, device: str, *options: str, minutes: float) -> Section:
     effort = ("--seconds=0.01", "--threads=1") if device == "cpu" else ("--seconds=0.3",)
-    command = (sys.executable, str(ROOT / "scripts/bench.py"), what, f"--device={device}", *effort, *options)
+    command = (sys.executable, str(CHECKOUT / "scripts/bench.py"), what, f"--device={device}", *effort, *options)
     return Section(name.replace(" ", "_"), f"bench.py {name}", minutes, command, begins=f"{what} on ")
 
 

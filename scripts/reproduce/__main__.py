@@ -28,7 +28,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import read_json, write_json
 from scripts.common.lock import folder_lock
 from scripts.common.process import child, python_module
-from scripts.fairseq_io.devices import reserve_gpus
+from scripts.fairseq_io.devices import find_devices, reserve_gpus
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
@@ -193,16 +193,16 @@ def main() -> None:
     def given() -> str | None:
         return fingerprint_files(arguments.raw, dataset.files) if arguments.raw else None
 
-    passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous")}
+    passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous", "precision")}
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
-    flags += [f"--precision={arguments.precision}"] if arguments.precision else []
     try:
         prefix = shlex.split(arguments.launch)
     except ValueError as error:
         raise UserError(
             f"--launch is {arguments.launch}, expected a command as a shell takes it ({error}); close what is open"
         ) from error
-    launch = Launch(tuple(prefix), tuple(flags), **passed)
+    several = {"nodes": arguments.nodes or 1, "rendezvous": arguments.rendezvous}
+    launch = Launch(tuple(prefix), tuple(flags), functools.partial(find_devices, arguments.devices, **several))
     dataset = load_dataset(config.dataset)
     run = build_run(config, dataset, arguments.work, arguments.raw, given, launch, untrained=arguments.untrained)
     if arguments.print:

@@ -105,15 +105,7 @@ class Launch:
 
     prefix: tuple[str, ...] = ()  # goes before the command: srun and its flags
     arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous, --precision
-    devices: int | None = None
-    nodes: int | None = None
-    rendezvous: str | None = None
-
-    def find(self, config: Config) -> Devices:
-        """The devices of the first machine."""
-        return find_devices(
-            self.devices, cpu_processes=config.cpu_processes, nodes=self.nodes or 1, rendezvous=self.rendezvous
-        )
+    find: Callable[..., Devices] = find_devices  # the devices of the first machine
 
 
 def build_run(
@@ -169,7 +161,8 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         return ["-m", f"scripts.{name}", *config.arguments, *map(str, arguments)]
 
     def trained() -> list[list[str]]:
-        return [train_command(config, seed, data / "binarised", checkpoints, launch.find(config))]
+        devices = launch.find(cpu_processes=config.cpu_processes)
+        return [train_command(config, seed, data / "binarised", checkpoints, devices)]
 
     def generated() -> list[list[str]]:
         chosen = read_json(tuned)["chosen"] if tuned and tuned.exists() else {}

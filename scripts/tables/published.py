@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.common import CHECKOUT
 from scripts.common.schema import build, require, require_known
 from scripts.common.strict_yaml import read_yaml
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = CHECKOUT / "configs"
 BETTER = ("higher", "lower", "neither")
 
 
