@@ -11,7 +11,6 @@ from typing import Any
 
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file
 from scripts.fairseq_io import checkpoints
 
 KEPT = ("args", "cfg", "task_state", "optimizer_history", "criterion")
@@ -91,19 +90,6 @@ def _agree(total: dict[str, Any], model: dict[str, Any], first: Path, path: Path
             )
 
 
-def save(state: dict[str, Any], out: Path) -> None:
-    """Write a checkpoint, whole or not at all."""
-    import torch
-
-    with atomic_file(out, "wb") as f:
-        try:
-            torch.save(state, f)
-        except RuntimeError as error:
-            if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
-                raise error.__context__ from None
-            raise
-
-
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
@@ -113,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     paths = choose(arguments.checkpoints, arguments.last, arguments.by)
     result = average(paths)
-    save(result, arguments.out)
+    checkpoints.save(result, arguments.out)
     print(f"averaged {', '.join(path.name for path in paths)} into {arguments.out}")
 
 

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.average import average, choose, save
+from scripts.average import average, choose
 from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, work_folder, write_json
 from scripts.common.terminal import aligned
-from scripts.fairseq_io import generation
+from scripts.fairseq_io import checkpoints, generation
 from scripts.fairseq_io.commands import averaged, evaluate_command, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, run_generation, write_hypotheses
@@ -76,7 +76,7 @@ class Sweep:
             for other in self.work.glob("last*.pt"):
                 ownership.remove(other)
             print(f"tune: the mean of the last {averaged(self.config, candidate)}", flush=True)
-            save(average(choose(self.checkpoints, last, self.config.average["by"])), path)
+            checkpoints.save(average(choose(self.checkpoints, last, self.config.average["by"])), path)
         return path
 
     def search(self, candidate: Candidate) -> dict[str, Any]:

@@ -133,6 +133,19 @@ def repair_last(folder: Path) -> str | None:
     return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"
 
 
+def save(state: dict[str, Any], out: Path) -> None:
+    """Write a checkpoint, whole or not at all."""
+    import torch
+
+    with atomic_file(out, "wb") as f:
+        try:
+            torch.save(state, f)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
+                raise error.__context__ from None
+            raise
+
+
 def move_position(folder: Path, devices: int, tokens: Callable[[int], int] = int) -> str | None:
     """Make fairseq go on as far into the epoch as it was, where a step takes more or less text than before.
 
@@ -147,8 +160,6 @@ def move_position(folder: Path, devices: int, tokens: Callable[[int], int] = int
     Returns:
         what was done, as a sentence, or None if there was nothing to do.
     """
-    import torch
-
     last, note, now = folder / "checkpoint_last.pt", folder / DEVICES, tokens(devices)
     old = read_json(note) if note.exists() else {"devices": devices}
     before = old["tokens"] if "tokens" in old else tokens(old["devices"])  # earlier notes have the devices alone
@@ -161,8 +172,7 @@ def move_position(folder: Path, devices: int, tokens: Callable[[int], int] = int
         if place.get("iterations_in_epoch") and before != now:
             place["iterations_in_epoch"] = place["iterations_in_epoch"] * before // now
             extra[STEP] = now
-            with atomic_file(last, "wb") as f:
-                torch.save(state, f)
+            save(state, last)
         said = f"going on with {devices} processes in place of {old['devices']}, as far into the epoch"
         if devices == old["devices"]:
             said = f"going on with {now:,} tokens in a step of all processes, as far into the epoch"

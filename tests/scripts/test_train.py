@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -354,3 +355,21 @@ def test_the_place_in_the_text_moves_with_the_tokens_of_a_step(tmp_path):
     save_at(last, 320)
     checkpoints.move_position(tmp_path, 16, {1: 4096, 16: 32_768}.__getitem__)
     assert place()["iterations_in_epoch"] == 40
+
+
+def test_a_full_disk_leaves_the_place_in_the_text_as_it_was(tmp_path):
+    last = tmp_path / "checkpoint_last.pt"
+    ownership.claim_pattern(tmp_path, last.name)
+    checkpoints.move_position(tmp_path, 2)
+    place = save_at(last, 30)
+    torch.save(torch.load(last) | {"model": {"w": torch.ones(100_000)}}, last)  # more than a buffer of Python's
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # stands for a disk with too little room
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            checkpoints.move_position(tmp_path, 6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert place()["iterations_in_epoch"] == 30
+    checkpoints.move_position(tmp_path, 6)
+    assert place()["iterations_in_epoch"] == 10
