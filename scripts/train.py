@@ -2,7 +2,8 @@
 
 DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions), loss.png, and train.json with
 the facts of the run. If DIR holds checkpoints of other settings or other data, the folder is renamed to DIR.1.old (or
-.2.old, ...), never deleted and never resumed. If the settings change back, it is renamed back.
+.2.old, ...), never deleted and never resumed. If the settings change back, it is renamed back. Where max-update or
+max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long it is to be.
 
 Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
 --nodes N --rendezvous HOST:PORT --node-rank K; scripts/slurm.sh does that. The tokens of an update stay those of the
@@ -43,6 +44,8 @@ DIVERGED = "diverged.json"
 LOG = "train.log"
 HALF_WRITTEN = ("checkpoint*.pt.tmp", ".checkpoint*.pt.*.partial")  # by fairseq, and by the plugin
 RESTARTS = 3  # after a process or a machine was lost
+LIMITS = ("max-update", "max-epoch")
+OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # learning rates that do not know where they are to end
 
 
 def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
@@ -60,7 +63,10 @@ def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
         earlier = next(
             (old for old in sorted(out.parent.glob(f"{out.name}.*.old")) if _identity(old) == identity), None
         )
-        if out.exists() and (current is not None or earlier is not None):
+        if earlier is None and current and (raised := _raised_limits(current, identity)):
+            write_json(out / STARTED, read_json(out / STARTED) | identity)
+            said.append(f"the checkpoints in {out} were made with {raised}: going on")
+        elif out.exists() and (current is not None or earlier is not None):
             ownership.check_replaceable(out)  # somebody's notes stay where they are
             aside = ownership.set_aside(out)
             if current is not None:
@@ -88,6 +94,19 @@ def _identity(folder: Path) -> dict[str, Any] | None:
             "or choose another folder"
         )
     return {key: value for key, value in read_json(folder / STARTED).items() if key != TAKEN}
+
+
+def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """Say with what limits a training began, if ``after`` is the same with higher ones, and can go on from there."""
+
+    def without(training: dict[str, Any]) -> dict[str, Any]:
+        return training | {"train": {key: value for key, value in training["train"].items() if key not in LIMITS}}
+
+    was, now = ([training["train"].get(key) or math.inf for key in LIMITS] for training in (before, after))
+    open_ended = after["train"].get("lr-scheduler", "fixed") in OPEN_ENDED
+    if not open_ended or without(before) != without(after) or any(a > b for a, b in zip(was, now, strict=True)):
+        return None
+    return " and ".join(f"{key} {a:,}" for key, a, b in zip(LIMITS, was, now, strict=True) if a < b)
 
 
 def take_recorded(config: Config, out: Path, devices: Devices) -> Taken:

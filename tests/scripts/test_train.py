@@ -165,6 +165,26 @@ def test_other_settings_or_data_never_go_on_from_old_checkpoints(place, monkeypa
     assert (place / "checkpoints.4.old").exists()
 
 
+@pytest.mark.parametrize("scheduler", ["inverse_sqrt", "cosine"])  # cosine's rate depends on max-update
+def test_a_higher_limit_goes_on_where_the_learning_rate_allows_it(place, monkeypatch, capsys, scheduler):
+    longer = CONFIG.replace("lr: 0.1", f"lr: 0.1, lr-scheduler: {scheduler}")
+    (place / "model.yaml").write_text(longer.replace("max-update: 4", "max-update: 2"))
+    fake = place / "fake" / "fairseq_cli" / "train.py"
+    fake.write_text(FAKE.replace("start + 1, 5", "start + 1, 3"))
+    run(place, monkeypatch)
+    (place / "model.yaml").write_text(longer)
+    fake.write_text(FAKE)
+    log = (run(place, monkeypatch) / "train.log").read_text()
+    goes_on = scheduler == "inverse_sqrt"
+    assert ("were made with max-update 2: going on" in capsys.readouterr().out) == goes_on
+    assert (place / "checkpoints.1.old").exists() != goes_on
+    assert log.count("num. shared model params") == (2 if goes_on else 1)
+    assert [log.count(f'"num_updates": "{n}"') for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    (place / "model.yaml").write_text(longer.replace("max-update: 4", "max-update: 3"))  # a lower one begins anew
+    run(place, monkeypatch)
+    assert "were made with other settings or data: kept as" in capsys.readouterr().out
+
+
 def test_checkpoints_of_unknown_origin_are_refused(place, monkeypatch):
     (place / "checkpoints").mkdir()
     (place / "checkpoints" / "checkpoint_last.pt").write_text("by hand")
