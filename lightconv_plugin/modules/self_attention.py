@@ -86,3 +86,6 @@ class SelfAttention(InputWindow):
         probability = self.dropout.probability
         out, weights = ops.attention(split(q), split(k), split(v), seen, probability, need_weights=need_weights)
         return apply_linear(self.out_proj, out.permute(2, 0, 1, 3).reshape(q.shape)), weights
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, {super().extra_repr()}"

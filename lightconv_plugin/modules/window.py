@@ -79,6 +79,9 @@ class StepByStep(OwnEntry):
                 f"got x {tuple(x.shape)}, causal={self.causal}"
             )
 
+    def extra_repr(self) -> str:
+        return f"causal={self.causal}"
+
 
 class InputWindow(StepByStep):
     """A module that sees its last ``size`` inputs, or what it makes of each; a step appends one.
@@ -99,3 +102,6 @@ class InputWindow(StepByStep):
         window, kept = ops.window.push(x, saved, self.window_size)
         self.set_incremental_state(incremental_state, kept)
         return window
+
+    def extra_repr(self) -> str:
+        return f"window={self.window_size}, {super().extra_repr()}"

@@ -39,18 +39,21 @@ def operator(kind: str, x: Tensor, w: Tensor, padding_l: int, p: float, seed: in
 
 @pytest.mark.parametrize("softmax", [True, False])
 @pytest.mark.parametrize("kind", ["light", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("time", "heads", "ratio", "width"), [(5, 2, 16, 3), (37, 3, 20, 7), (40, 5, 1, 31), (23, 1, 1, 1)]
+    ("time", "heads", "ratio", "width"),
+    [(5, 2, 16, 3), (37, 3, 20, 7), (40, 5, 1, 31), (23, 1, 1, 1), (140, 90, 3, 7), (9, 6, 8, 15)],
 )
-def test_outputs_and_gradients_are_those_under_the_mask(softmax, kind, time, heads, ratio, width, vector_bits):
+def test_outputs_and_gradients_are_those_under_the_mask(softmax, kind, dtype, time, heads, ratio, width, vector_bits):
     batch, p, padding_l = 2, 0.3, width // 2
     g = torch.Generator().manual_seed(3)
     x = torch.randn(time, batch, heads * ratio, generator=g, dtype=torch.float64, requires_grad=True)
     w = torch.randn(*((time, batch) if kind == "dynamic" else ()), heads, width, generator=g, dtype=torch.float64)
     w.requires_grad_()
     grad = torch.randn(x.shape, generator=g, dtype=torch.float64)
-    out = operator(kind, x, w, padding_l, p, SEED, softmax)
-    grads = torch.autograd.grad(out, (x, w), grad)
+    given = [each.detach().to(dtype).requires_grad_() for each in (x, w)]
+    out = operator(kind, *given, padding_l, p, SEED, softmax)
+    grads = torch.autograd.grad(out, given, grad.to(dtype))
     kernel = normalize_kernel(w, "softmax" if softmax else "none").expand(time, batch, heads, width)
     thinned = kernel * factors((time, batch, heads, width), p, SEED)
     expected = reference.dynamic_conv(x, thinned, padding_l=padding_l, normalization="none")

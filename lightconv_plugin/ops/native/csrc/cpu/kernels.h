@@ -20,8 +20,6 @@ struct Conv {
   const void* x;
   const void* weight;
   const void* light;  // LightConv: the kernels as they are used, (H, K), of type A
-
-  bool per_position() const { return dynamic || dropconnect > 0; }  // is there a kernel for each position?
 };
 
 // The work of one pass is cut into units: some heads, some sentences, a chunk of time. How it is cut does not depend on
@@ -31,6 +29,7 @@ struct Units {
   int64_t batches, sentences;  // of sentences, where they are short; sentences of a batch, the last may have fewer
   int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
   bool wide;                   // LightConv whose heads are narrower than a vector: lanes run over several heads
+  bool kernel_rows;            // a kernel is laid out for each position
   int64_t count;               // groups * chunks * batches
   size_t scratch;              // bytes that a thread needs
   int64_t partials;            // LightConv's backward: rows of partial sums, (partials, H, K) of type A

@@ -18,6 +18,7 @@ namespace {
 #include "cpu/tile.inl"
 #include "cpu/products.inl"
 #include "cpu/units.inl"
+#include "cpu/narrow.inl"
 #include "cpu/passes.inl"
 #include "cpu/numbers.inl"
 #include "cpu/step.inl"

@@ -68,21 +68,11 @@ void widen(const Conv& conv, const Place& place, const Scratch<A>& scratch) {
   }
 }
 
-// Convolves the unit's packed rows; results to a tensor (T, B, C), a whole row of the unit's channels at a time.
-// `stretch` is that of the first head; from head to head its weights are w_block numbers apart.
+// scratch.out to a tensor (T, B, C), a whole row of the unit's channels at a time.
 template <class A, class S>
-void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
-               Stretch<A> stretch, int64_t w_block, void* tensor) {
-  const int vectors = static_cast<int>(scratch.row / kLanes<A>);
+void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
+            void* tensor) {
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
-  for (int64_t block = 0; block < blocks; ++block) {
-    A* out = scratch.out + block * scratch.row;
-    if (units.wide)
-      convolve<A, true>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
-    else
-      convolve<A, false>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
-    stretch.x += scratch.block, stretch.w += w_block;
-  }
   S* to = static_cast<S*>(tensor) + (place.t * conv.B + b) * conv.C + place.c;
   const A* out = scratch.out;
   for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.C, out += scratch.out_row) {
@@ -93,6 +83,23 @@ void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, 
       for (int64_t block = 0; block < blocks; ++block) convert(to + block * width, out + block * scratch.row, width);
     }
   }
+}
+
+// Convolves the unit's packed rows; results to a tensor (T, B, C).
+// `stretch` is that of the first head; from head to head its weights are w_block numbers apart.
+template <class A, class S>
+void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
+               Stretch<A> stretch, int64_t w_block, void* tensor) {
+  const int vectors = static_cast<int>(scratch.row / kLanes<A>);
+  for (int64_t block = 0; block < (units.wide ? 1 : place.heads); ++block) {
+    A* out = scratch.out + block * scratch.row;
+    if (units.wide)
+      convolve<A, true>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
+    else
+      convolve<A, false>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
+    stretch.x += scratch.block, stretch.w += w_block;
+  }
+  unpack<A, S>(conv, units, scratch, place, b, tensor);
 }
 
 template <class S>
@@ -106,13 +113,18 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
     const int64_t first = place.t - P > 0 ? place.t - P : 0;
     const int64_t last = place.t_end - P + conv.K - 1 < conv.T ? place.t_end - P + conv.K - 1 : conv.T;
     if (units.wide && widened != place.group) widen(conv, place, scratch), widened = place.group;
-    if (conv.per_position() && !conv.dynamic) lay_out_light(conv, place, scratch);
+    if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
     for (int64_t b = place.b; b < place.b_end; ++b) {
       pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
+      if (units.wide && conv.dropconnect > 0) {
+        convolve_thinned(conv, scratch, place, b, first);
+        unpack<A, S>(conv, units, scratch, place, b, out);
+        continue;
+      }
       Stretch<A> stretch{scratch.x, first, scratch.row, first, last, P, static_cast<int>(conv.K),
                          nullptr, 0, 0, 1, -1, scratch.row};
       int64_t w_block = conv.K;
-      if (conv.per_position()) {
+      if (units.kernel_rows) {
         make_kernels<A, S>(conv, scratch, place, b, place.t, place.t_end);
         stretch.w = scratch.used, stretch.w_first = place.t, stretch.w_step = scratch.taps;
         stretch.wi = scratch.taps - 1, w_block = scratch.kernel_block;
@@ -204,15 +216,21 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
                       ? nullptr
                       : static_cast<A*>(gradients.light_partials) + (place.partial * conv.H + place.head) * K;
     if (units.wide && widened != place.group) widen(conv, place, scratch), widened = place.group;
-    if (conv.per_position() && !conv.dynamic) lay_out_light(conv, place, scratch);
+    if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
     for (int64_t b = place.b; b < place.b_end; ++b) {
       pack<A, S>(conv, units, scratch, gradients.out, place, b, g_first, g_last, scratch.g);
-      if (conv.per_position()) make_kernels<A, S>(conv, scratch, place, b, g_first, g_last);
+      if (units.wide && conv.dropconnect > 0) {
+        pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
+        thinned_gradients(conv, scratch, place, b, first, g_first, g_last, partials);
+        if (gradients.x != nullptr) unpack<A, S>(conv, units, scratch, place, b, gradients.x);
+        continue;
+      }
+      if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, b, g_first, g_last);
       if (gradients.x != nullptr) {
         Stretch<A> stretch{scratch.g, g_first, scratch.row, g_first, g_last, back, static_cast<int>(K),
                            nullptr, 0, 0, -1, 1, scratch.row};
         int64_t w_block = K;
-        if (conv.per_position()) {
+        if (units.kernel_rows) {
           stretch.w = scratch.used + K - 1, stretch.w_first = back + g_first, stretch.w_step = scratch.taps;
           stretch.wq = scratch.taps - 1, w_block = scratch.kernel_block;
         } else if (units.wide) {
@@ -227,7 +245,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
       for (int64_t h = 0; h < (units.wide ? 1 : place.heads); ++h) {
         const A* g = scratch.g + h * scratch.block + (place.t - g_first) * scratch.row;
         const A* x = scratch.x + h * scratch.block;
-        if (!conv.per_position()) {
+        if (!units.kernel_rows) {
           const int64_t origin = place.t - P;
           light_sums(conv, units, scratch, place, g, x + (origin - first) * scratch.row, first - origin, last - origin,
                      partials + h * K);
@@ -235,7 +253,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
         }
         kernel_gradients(conv, scratch, place, h, g, x, first, last, g_first);
       }
-      if (!conv.per_position()) continue;
+      if (!units.kernel_rows) continue;
       S* to = static_cast<S*>(gradients.weight) + ((place.t * conv.B + b) * conv.H + place.head) * K;
       const A* row = scratch.gradients;
       for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.H * K) {

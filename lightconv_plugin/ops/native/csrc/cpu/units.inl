@@ -49,14 +49,14 @@ struct Scratch {
     line = arena.take<A>(taps * n);
     g = kernels = factors = used = wide = light = transposed = product = gradients = nullptr;
     if (units.wide) wide = arena.take<A>(conv.K * row);
-    if (conv.per_position()) {
+    if (units.kernel_rows) {
       kernels = used = arena.take<A>(blocks * kernel_block), light = arena.take<A>(blocks * taps);
       if (conv.dropconnect > 0)
         factors = arena.take<A>(blocks * kernel_block), used = arena.take<A>(blocks * kernel_block);
     }
     if (backward) {
       g = arena.take<A>(blocks * block);
-      if (conv.per_position()) {
+      if (units.kernel_rows) {
         transposed = arena.take<A>(row * columns);
         product = arena.take<A>(kProductRows * products + n);  // rows are read from any number on
         gradients = arena.take<A>(units.rows * units.heads * taps);
@@ -70,7 +70,8 @@ template <class A>
 Units units_of(const Conv& conv, bool backward) {
   Units units{};
   const int64_t R = conv.C / conv.H;
-  units.wide = !conv.per_position() && R < kLanes<A>;
+  units.wide = !conv.dynamic && R < kLanes<A>;
+  units.kernel_rows = conv.dynamic || (conv.dropconnect > 0 && !units.wide);
   units.heads = kChannels / R < 1 ? 1 : kChannels / R < conv.H ? kChannels / R : conv.H;
   int64_t chunk = kChunk;
   for (;; chunk /= 2) {
