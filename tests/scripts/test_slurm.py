@@ -54,11 +54,17 @@ def test_one_machine_needs_no_rendezvous(cluster):
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "then"), [(signal.SIGUSR1, 0, ["scontrol requeue 12"]), (signal.SIGTERM, 143, [])]
+    ("told", "before", "status", "then"),
+    [
+        (signal.SIGUSR1, "49", 0, ["scontrol requeue 12"]),
+        (signal.SIGUSR1, "50", 1, []),
+        (signal.SIGTERM, "0", 143, []),
+    ],
 )
-def test_before_its_time_is_up_the_job_stops_in_order_and_queues_again(cluster, told, status, then):
-    """When it is pre-empted it only stops: SLURM itself may queue it again."""
-    process = subprocess.Popen(["bash", SCRIPT, "c.yaml"], env=cluster | {"LONG": "1"})
+def test_before_its_time_is_up_the_job_stops_in_order_and_queues_again(cluster, told, before, status, then):
+    """Up to 50 times. When it is pre-empted it only stops: SLURM itself may queue it again."""
+    job = cluster | {"LONG": "1", "SLURM_RESTART_COUNT": before}
+    process = subprocess.Popen(["bash", SCRIPT, "c.yaml"], env=job)
     while not said(cluster) and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(told)
