@@ -24,7 +24,7 @@ LM_TASK = ("sample-break-mode", "tokens-per-sample", "add-bos-token")
 POSITIONS = ("max-source-positions", "max-target-positions")
 # of the settings of generation these decide its speed, and are those of the section `speed`
 SPEED = ("beam", "batch-size")
-_NOT_TIMED = (*SPEED, "max-tokens", "nbest")
+_NOT_TIMED = (*SPEED, "max-tokens")
 
 
 def train_command(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> list[str]:

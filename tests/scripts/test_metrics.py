@@ -8,7 +8,7 @@ from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
 from scripts.scoring.bleu import split_compounds, words
 from scripts.scoring.detokenise import detokenise, escapes, lowercases
-from scripts.scoring.metrics import Side, evaluate, measures, metric
+from scripts.scoring.metrics import Side, evaluate, measures, metric, tokeniser
 from scripts.scoring.score_names import KEYS, NAMES
 from tests.data_prep.samples import with_steps
 
@@ -190,3 +190,11 @@ def test_a_search_is_tuned_on_the_bleu_that_is_named_or_the_mean_of_rouge():
     assert metric(config("wmt16_en_de", metric="rouge"))(["R &amp; D"], ["R D"]) == pytest.approx(100)
     with pytest.raises(UserError, match="only BLEU and ROUGE"):
         metric(config(metric="perplexity"))
+
+
+@pytest.mark.parametrize(
+    ("language", "name"),
+    [("de", "13a"), ("zh", "zh"), ("zh_CN", "zh"), ("ja", "ja-mecab"), ("ja_JP", "ja-mecab"), ("ko", "ko-mecab")],
+)
+def test_languages_without_blanks_have_tokenisers_of_their_own(language, name):
+    assert tokeniser(language) == name

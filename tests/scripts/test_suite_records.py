@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from scripts.suite import overlap, page, speed
 from scripts.suite.__main__ import overview, reproduce
 from scripts.suite.keep import jobs_of, keep
 from scripts.suite.plan import chosen, read_suite, run_jobs
+from scripts.suite.records import read_kept
 from tests.data_prep.samples import block
 from tests.scripts.suite_runs import build, suite_of, write
 
@@ -61,6 +63,13 @@ def test_a_seed_of_another_machine_is_added_to_a_record(place, written, tmp_path
     assert job is not None
     assert (job.scored, job.missing) == ([1], [2])
     assert "--seeds=2" in reproduce(job, [])
+    one = json.loads(json.dumps(content))
+    one["config"] |= {"seeds": [1], "tune": {}}  # it was not judged on validation, and two seeds are
+    kept.write_text(json.dumps(one))
+    untuned = replace(job.config, tune={})
+    assert read_kept(kept, replace(untuned, seeds=[1]))
+    assert not read_kept(kept, untuned)
+    kept.write_text(json.dumps(content))
     work = tmp_path / "work"
     shutil.copytree(place / "work", work)
     timed = json.loads((work / "debian_en_de" / speed.NAME).read_text())

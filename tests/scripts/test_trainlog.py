@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from scripts import train
 from scripts.common.errors import UserError
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import parse_progress, read_log, read_log_file
@@ -44,6 +45,16 @@ def test_the_time_of_all_runs_adds_up():
     assert read_log(LINES + again).seconds == 16.0
     assert read_log([*LINES, *again, LINES[0]]).seconds == 16.0  # resumed when there was nothing left to do
     assert read_log([]).seconds is None
+
+
+def test_the_summary_of_a_training(tmp_path):
+    """Its speed is a median: the first updates, and those beside other work, are slower."""
+    lines = [inner(10 * n, 9 - n).replace('"wps": "100"', f'"wps": "{wps}"') for n, wps in enumerate([1, 90, 100, 110])]
+    (tmp_path / train.LOG).write_text("\n".join([*lines, valid(10, 7.5), valid(20, 6.5), valid(30, 7.0)]))
+    (tmp_path / "checkpoint_last.pt").touch()
+    facts = train.summary(tmp_path, {"max-update": 30})
+    assert (facts["updates"], facts["tokens_per_second"], facts["train_loss"]) == (30, 95, 6.0)
+    assert (facts["valid_loss"], facts["best_valid_loss"]) == (7.0, 6.5)
 
 
 def test_lines_that_are_not_progress():
