@@ -51,9 +51,9 @@ def test_outputs_and_gradients_are_those_under_the_mask(softmax, kind, dtype, ti
     w = torch.randn(*((time, batch) if kind == "dynamic" else ()), heads, width, generator=g, dtype=torch.float64)
     w.requires_grad_()
     grad = torch.randn(x.shape, generator=g, dtype=torch.float64)
-    given = [each.detach().to(dtype).requires_grad_() for each in (x, w)]
-    out = operator(kind, *given, padding_l, p, SEED, softmax)
-    grads = torch.autograd.grad(out, given, grad.to(dtype))
+    given_x, given_w = (each.detach().to(dtype).requires_grad_() for each in (x, w))
+    out = operator(kind, given_x, given_w, padding_l, p, SEED, softmax)
+    grads = torch.autograd.grad(out, (given_x, given_w), grad.to(dtype))
     kernel = normalize_kernel(w, "softmax" if softmax else "none").expand(time, batch, heads, width)
     thinned = kernel * factors((time, batch, heads, width), p, SEED)
     expected = reference.dynamic_conv(x, thinned, padding_l=padding_l, normalization="none")
