@@ -170,7 +170,7 @@ def test_a_higher_limit_goes_on_where_the_learning_rate_allows_it(place, monkeyp
     longer = CONFIG.replace("lr: 0.1", f"lr: 0.1, lr-scheduler: {scheduler}")
     (place / "model.yaml").write_text(longer.replace("max-update: 4", "max-update: 2"))
     fake = place / "fake" / "fairseq_cli" / "train.py"
-    fake.write_text(FAKE.replace("start + 1, 5", "start + 1, 3"))
+    fake.write_text(FAKE.replace("start + 1, 5", "start + 1, 2 + 1"))  # of another length, or Python keeps its bytecode
     run(place, monkeypatch)
     (place / "model.yaml").write_text(longer)
     fake.write_text(FAKE)
