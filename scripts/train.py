@@ -177,8 +177,8 @@ def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
     log = read_log_file(out / LOG)
     if log.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / 'train.log'}")
-    limits = [("max-update", log.updates), ("max-epoch", log.epoch)]
-    asked = [(key, train[key], done) for key, done in limits if train.get(key)]
+    reached = zip(LIMITS, (log.updates, log.epoch), strict=True)
+    asked = [(key, train[key], done) for key, done in reached if train.get(key)]
     if not log.stopped and all(done < most for _, most, done in asked):
         key, most, done = asked[0]
         raise UserError(
@@ -220,7 +220,8 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     print(f"train: on {devices} in {taken.precision}{describe_batch(config, devices)}", flush=True)
     reporter = Reporter(config.train.get("max-update"))
     log = out / LOG
-    ownership.remove(out / DIVERGED)
+    for earlier in (DIVERGED, "train.json"):  # of a training that had lower limits, say
+        ownership.remove(out / earlier)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
         run_training(command, log, reporter, out, append=going_on)

@@ -63,8 +63,9 @@ def test_a_seed_of_another_machine_is_added_to_a_record(place, written, tmp_path
     assert job is not None
     assert (job.scored, job.missing) == ([1], [2])
     assert "--seeds=2" in reproduce(job, [])
-    one = json.loads(json.dumps(content))
-    one["config"] |= {"seeds": [1], "tune": {}}  # it was not judged on validation, and two seeds are
+    one = content | {
+        "config": content["config"] | {"seeds": [1], "tune": {}}
+    }  # it was not judged on validation, and two seeds are
     kept.write_text(json.dumps(one))
     untuned = replace(job.config, tune={})
     assert read_kept(kept, replace(untuned, seeds=[1]))

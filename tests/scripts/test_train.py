@@ -174,11 +174,14 @@ def test_a_higher_limit_goes_on_where_the_learning_rate_allows_it(place, monkeyp
     run(place, monkeypatch)
     (place / "model.yaml").write_text(longer)
     fake.write_text(FAKE)
+    with pytest.raises(UserError, match="broken"):
+        run(place, monkeypatch, BREAK_AT="3" if scheduler == "inverse_sqrt" else "1")
+    assert not (place / "checkpoints" / "train.json").exists()  # the facts of the shorter one
     log = (run(place, monkeypatch) / "train.log").read_text()
     goes_on = scheduler == "inverse_sqrt"
     assert ("were made with max-update 2: going on" in capsys.readouterr().out) == goes_on
     assert (place / "checkpoints.1.old").exists() != goes_on
-    assert log.count("num. shared model params") == (2 if goes_on else 1)
+    assert log.count("num. shared model params") == (3 if goes_on else 1)
     assert [log.count(f'"num_updates": "{n}"') for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
     (place / "model.yaml").write_text(longer.replace("max-update: 4", "max-update: 3"))  # a lower one begins anew
     run(place, monkeypatch)
