@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
+from lightconv_plugin.ops.auxiliary.linear import lacking
 
 VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
@@ -51,9 +52,16 @@ def gate() -> Iterator[None]:
         yield
 
 
+def needs_bf16_units() -> None:
+    """Skip a test where the processor has no units for products in bfloat16."""
+    if reason := lacking():
+        pytest.skip(reason)
+
+
 @contextmanager
 def products_in_bf16() -> Iterator[None]:
     """Have linear maps multiply in bfloat16."""
+    needs_bf16_units()
     ops.set_precision("bf16")
     try:
         yield

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops.native.operators import OPERATORS
+from tests.ops.conftest import needs_bf16_units
 
 T, B, C, H, K, V = 5, 3, 6, 3, 4, 7
 SEED = torch.tensor([11])
@@ -102,6 +103,8 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
 def test_opcheck(name, gate):
     assert name in SAMPLES, f"{name} is an operator of the library without a sample here"
     assert name in NAMES, f"{name} is no operator of the library"
+    if name.startswith("bf16"):
+        needs_bf16_units()
     for arguments in SAMPLES[name]():
         torch.library.opcheck(getattr(torch.ops.lightconv, name).default, arguments)
 

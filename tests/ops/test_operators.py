@@ -30,9 +30,10 @@ WITHOUT_KERNEL = {
 
 @pytest.fixture(autouse=True)
 def toolkit(monkeypatch):
-    """A machine that could compile for GPUs, products in bfloat16 on its CPU, and no say of the environment's."""
+    """A machine that could compile for GPUs and multiply in bfloat16 on its CPU, and no say of the environment's."""
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(cuda, "unusable", lambda: None)
+    monkeypatch.setattr(torch.ops.lightconv, "cpu_bf16_units", lambda most: 1)
     native.operators._cached_reason_of_kind.cache_clear()
     with torch.no_grad(), products_in_bf16():
         yield

@@ -20,6 +20,7 @@ from scripts import bench as script
 from scripts.benchmarks import ctranslate2, decoding, kernels, memory, operators, peers, timing, training
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import load_plugin, translation
+from tests.ops.conftest import needs_bf16_units
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -188,6 +189,8 @@ def test_both_precisions_take_turns(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_products_in_a_precision_are_ours_or_pytorchs(precision):
+    if precision == "bf16":
+        needs_bf16_units()
     weight, before = torch.randn(20, 30), timing.MATMUL.fp32_precision
     with timing.products_in(precision, "pla_lightconv_small"):
         assert (ops.pack_weight(weight) is not None) == (precision == "bf16")
