@@ -1,6 +1,5 @@
 """The state that every test starts from, whichever ran before it in the same process."""
 
-import gc
 import logging
 import os
 import sys
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from scripts.common.process import environment
-from tests.forks import executable, parse_flags_once, wait_for_no_disk
+from tests.forks import executable, parse_flags_once, ready_to_fork, wait_for_no_disk
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 
@@ -70,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported stays: collections need not look at it, nor copy it in processes that are forked
+    ready_to_fork()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ another start of Python (options, variables of Python's or OpenMP's) gets Python
 import atexit
 import contextlib
 import copy
+import ctypes
 import fcntl
 import functools
 import gc
@@ -44,6 +45,7 @@ HARMLESS = (
     "PYTHONWARNINGS=ignore:semaphore_tracker:UserWarning",  # fairseq's iterators of batches do
 )
 FILES = 512  # numbers of files that a command may have
+HUGE_PAGE, MADV_COLLAPSE = 1 << 21, 25
 
 
 @contextlib.contextmanager
@@ -76,6 +78,23 @@ def _executable(folder: Path, modules: Sequence[str]) -> Iterator[str]:
         assert server.stdout.readline() == "ready\n"
         yield str(path)
         server.stdin.close()  # the server's sign to end
+
+
+def ready_to_fork() -> None:
+    """Make the forks of this process cheap: a third of the time that 400 MB of pages of 4 kB take.
+
+    What is there stays out of collections, which would touch, and so copy, all of it. Its memory is put into huge pages.
+    A kernel before 6.1 refuses that, and so do the stacks of threads.
+    """
+    gc.collect()
+    gc.freeze()
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, *_, name = f"{line} ".split(" ", 5)
+        start, end = (int(address, 16) for address in place.split("-"))
+        start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if rights == "rw-p" and name.strip() in ("", "[heap]") and end > start:
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def wait_for_no_disk() -> None:
@@ -293,7 +312,7 @@ if __name__ == "__main__":
     started = deciding(dict(os.environ))  # torch's import adds to it
     for module in sys.argv[3:]:
         importlib.import_module(module)
-    gc.freeze()  # a collection would touch, and so copy, all of it
+    ready_to_fork()
     server = Server(sys.argv[1], started)
     print("ready", flush=True)
     asked = server.serve()
