@@ -28,6 +28,7 @@ from scripts.common.terminal import StatusLine, aligned
 from scripts.fairseq_io.precision import bf16_unsupported_reason
 
 OPERATORS = ["light", "dynamic", "dynamic module"]
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def numbers(text: str) -> list[int]:
@@ -49,11 +50,18 @@ def device(text: str) -> str:
     return text
 
 
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that ends with the default, where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default else action.help
+
+
 def parse() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     commands = parser.add_subparsers(dest="what", required=True, metavar="{ops,decode,train,memory,kernels}")
     for name in ("ops", "decode", "train", "memory", "kernels"):
-        command = commands.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        command = commands.add_parser(name, formatter_class=Defaults)
         command.add_argument("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
         command.add_argument("--threads", type=positive, help="threads on a CPU; torch chooses them unless given")
         command.add_argument("--seconds", type=float, default=1.0, help="about how long each case is timed")
@@ -62,9 +70,11 @@ def parse() -> argparse.Namespace:
             command.add_argument("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
             command.add_argument("--channels", type=int, default=1024, help="C")
         if name in ("ops", "memory"):
-            command.add_argument("--operators", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2]))
+            command.add_argument(
+                "--operators", help="several by commas", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2])
+            )
             lengths = "32,128,512,2048" if name == "ops" else "32,128,512,2048,8192"
-            command.add_argument("--lengths", type=numbers, default=numbers(lengths), help="T, several by commas")
+            command.add_argument("--lengths", type=numbers, default=lengths, help="T, several by commas")
             command.add_argument("--tokens", type=positive, default=4096, help="T * B")
             command.add_argument("--channels", type=positive, default=512, help="C")
             command.add_argument("--heads", type=positive, default=8, help="H")
@@ -73,22 +83,22 @@ def parse() -> argparse.Namespace:
         if name == "ops":
             command.add_argument("--no-peers", action="store_true", help="without peers: time a token at each T")
         if name in ("ops", "memory", "decode"):
-            command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16", "float64"))
+            command.add_argument("--dtype", default="float32", choices=DTYPES, help="type of all tensors")
         if name in ("train", "decode"):
             command.add_argument("--vocab-size", type=positive, default=10_000, help="words of the dictionary")
             command.add_argument("--precisions", help="of products on a CPU (default: fp32,bf16 if it has the units)")
         if name == "decode":
-            command.add_argument("--sentences", type=numbers, default=[32, 1], help="a batch, several by commas")
+            command.add_argument("--sentences", type=numbers, default="32,1", help="a batch, several by commas")
             command.add_argument("--length", type=positive, default=30, help="words of a source and of a hypothesis")
             rows, channels = (functools.partial(multiples, of=each) for each in (4, 64))
-            command.add_argument("--rows", type=rows, default=[128, 1024], help="hypotheses of a step alone")
-            command.add_argument("--channels", type=channels, default=[512, 1024], help="C of a step alone")
+            command.add_argument("--rows", type=rows, default="128,1024", help="hypotheses of a step alone")
+            command.add_argument("--channels", type=channels, default="512,1024", help="C of a step alone")
             command.add_argument("--onnx", action="store_true", help="also our models in onnxruntime, on the CPU")
         if name == "train":
             command.add_argument("--tokens", type=positive, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
-            command.add_argument("--widths", type=numbers, default=[128], help="d, several by commas")
-            command.add_argument("--layers", type=numbers, default=[2, 2], help="blocks of encoder and decoder")
+            command.add_argument("--widths", type=numbers, default="128", help="d, several by commas")
+            command.add_argument("--layers", type=numbers, default="2,2", help="blocks of encoder and decoder")
             command.add_argument("--models", default="", help="only those whose name has one of these words: a,b")
             command.add_argument("--shapes", type=positive, default=1, help="how many batch lengths, taken in turns")
     return parser.parse_args()

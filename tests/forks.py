@@ -81,10 +81,10 @@ def _executable(folder: Path, modules: Sequence[str]) -> Iterator[str]:
 
 
 def ready_to_fork() -> None:
-    """Make the forks of this process cheap: a third of the time that 400 MB of pages of 4 kB take.
+    """Make the forks of this process cheap: with 400 MB in pages of 4 kB each takes three times as long.
 
-    What is there stays out of collections, which would touch, and so copy, all of it. Its memory is put into huge pages.
-    A kernel before 6.1 refuses that, and so do the stacks of threads.
+    Garbage collections leave out what is there now: they would touch, and so copy, all of it. Its memory moves into
+    huge pages. Kernels before 6.1 refuse that, and so do the stacks of threads; their pages stay as they are.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""CTranslate2, a translator in C++ for Transformers, as a peer of ``bench.py decode`` where it is installed.
+"""CTranslate2, a translator in C++ for Transformers, as a peer of ``scripts.bench decode`` where it is installed.
 
 It works in processes of its own, without torch: each of the two brings an OpenMP library, and two of these in a process
 leave both half as fast.

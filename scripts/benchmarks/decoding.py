@@ -1,4 +1,4 @@
-"""``bench.py decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
+"""``scripts.bench decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
 
 import itertools
 import statistics

@@ -1,4 +1,4 @@
-"""``bench.py kernels``: the time of each operator's kernels beside that of copying as many bytes."""
+"""``scripts.bench kernels``: the time of each operator's kernels beside that of copying as many bytes."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""``bench.py memory``: the most memory that forward and backward hold beyond inputs, parameters and gradients' seed."""
+"""``scripts.bench memory``: the most memory of forward and backward beyond inputs, parameters and gradients' seed."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def _status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise UserError(f"/proc/self/status has no {field}; bench.py memory on a CPU needs Linux")
+    raise UserError(f"/proc/self/status has no {field}; scripts.bench memory on a CPU needs Linux")
 
 
 def _peak_on_gpu(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device, name: str) -> int | None:

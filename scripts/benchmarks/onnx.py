@@ -1,4 +1,4 @@
-"""Our own models as ONNX (``python -m lightconv_plugin.export``), for ``bench.py decode --onnx``."""
+"""Our own models as ONNX (``python -m lightconv_plugin.export``), for ``scripts.bench decode --onnx``."""
 
 import importlib.util
 import tempfile

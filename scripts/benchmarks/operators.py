@@ -1,4 +1,4 @@
-"""``bench.py ops``: the convolutions, forward and forward with backward."""
+"""``scripts.bench ops``: the convolutions, forward and forward with backward."""
 
 from collections.abc import Iterator
 from typing import Any

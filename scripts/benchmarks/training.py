@@ -1,4 +1,4 @@
-"""``bench.py train``: updates as fairseq-train makes them, by model."""
+"""``scripts.bench train``: updates as fairseq-train makes them, by model."""
 
 import itertools
 import shlex

@@ -2,11 +2,9 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from scripts.common import CHECKOUT
 from scripts.common.process import python_module
 from scripts.common.provenance import available_cores
 
@@ -74,8 +72,8 @@ def _pytest(what: str, device: str, *options: str) -> tuple[str, ...]:
 
 def _bench(name: str, what: str, device: str, *options: str, minutes: float) -> Section:
     effort = ("--seconds=0.01", "--threads=1") if device == "cpu" else ("--seconds=0.3",)
-    command = (sys.executable, str(CHECKOUT / "scripts/bench.py"), what, f"--device={device}", *effort, *options)
-    return Section(name.replace(" ", "_"), f"bench.py {name}", minutes, command, begins=f"{what} on ")
+    command = (*python_module("scripts.bench"), what, f"--device={device}", *effort, *options)
+    return Section(name.replace(" ", "_"), f"scripts.bench {name}", minutes, command, begins=f"{what} on ")
 
 
 def _sanitizer(tool: str, device: str) -> Section:

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,18 +18,18 @@ from lightconv_plugin import ops
 from scripts import bench as script
 from scripts.benchmarks import ctranslate2, decoding, kernels, memory, operators, peers, timing, training
 from scripts.common.errors import UserError
+from scripts.common.process import python_module
 from scripts.fairseq_io.models import load_plugin, translation
 from tests.ops.conftest import needs_bf16_units
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("forks")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
 CPU = torch.device("cpu")
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+    done = subprocess.run([*python_module("scripts.bench"), *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -251,7 +250,7 @@ def test_updates_are_timed_with_flags_of_fairseq_train(flags):
 )
 def test_arguments_that_cannot_run_are_refused_in_a_sentence(monkeypatch, arguments, sentence):
     load_plugin()
-    monkeypatch.setattr(sys, "argv", ["bench.py", *shlex.split(arguments)])
+    monkeypatch.setattr(sys, "argv", ["bench", *shlex.split(arguments)])
     with pytest.raises(UserError, match=re.escape(sentence)) as refused:
         [list(table.records) for table in script.tables(script.parse())]
     assert "\n" not in str(refused.value)
@@ -261,7 +260,7 @@ def test_arguments_that_cannot_run_are_refused_in_a_sentence(monkeypatch, argume
     "arguments", ["ops --heads 0", "ops --lengths 3,", "ops --device tpu", "decode --length -1", "decode --rows 6"]
 )
 def test_arguments_that_are_none_are_refused_with_the_usage(monkeypatch, capsys, arguments):
-    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments.split()])
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments.split()])
     with pytest.raises(SystemExit):
         script.parse()
     assert ", expected " in capsys.readouterr().err.splitlines()[-1]
@@ -274,10 +273,10 @@ def test_a_gpu_by_its_number_is_the_one_that_is_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(timing, "machine", str)
     monkeypatch.setattr(script, "tables", lambda args: iter(()))
-    monkeypatch.setattr(sys, "argv", ["bench.py", "train", "--device", "cuda:1"])
+    monkeypatch.setattr(sys, "argv", ["bench", "train", "--device", "cuda:1"])
     script.main()
     assert chosen == [1]
-    monkeypatch.setattr(sys, "argv", ["bench.py", "train", "--device", "cuda:2"])
+    monkeypatch.setattr(sys, "argv", ["bench", "train", "--device", "cuda:2"])
     with pytest.raises(UserError, match=r"cuda:2: torch .* sees no CUDA device of that number, 2 in all"):
         script.main()
 
