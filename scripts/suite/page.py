@@ -221,13 +221,13 @@ def trials(suite: Suite, work: Path) -> list[str]:
 
 
 def provenance(datasets: Sequence[Dataset]) -> list[str]:
-    """Machines, commits and versions of all runs that have scores, each with their number."""
+    """Machines, versions, precisions and commits of all runs that have scores, and which runs are not of the usual."""
     models = [model for dataset in datasets for model in dataset.models.values()]
-    seeds = [model.known[seed] for model in models for seed in model.seeds]
+    runs = [(Path(model.name).name, model.known[seed]) for model in models for seed in model.seeds]
     lines = []
     for title in ("Machine", "Versions", "Precision"):
-        lines += _counted(title, [_words(facts[title.lower()]) for facts in seeds])
-    lines += _counted("Commit", [_commit(facts["git"]) for facts in seeds])
+        lines += _counted(title, [(name, _words(facts[title.lower()])) for name, facts in runs])
+    lines += _counted("Commit", [(name, _commit(facts["git"])) for name, facts in runs])
     return ["## What it was run with", "\n".join(f"- {line}" for line in lines)] if lines else []
 
 
@@ -241,9 +241,16 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _counted(title: str, values: Sequence[str]) -> list[str]:
-    counts = {value: values.count(value) for value in dict.fromkeys(values)}
-    return [f"{title} ({count}): {value}" for value, count in counts.items()]
+def _counted(title: str, values: Sequence[tuple[str, str]]) -> list[str]:
+    """A line for each value, with the number of its runs and, but for the most frequent one, their names."""
+    names: dict[str, list[str]] = {}
+    for name, value in values:
+        names.setdefault(value, []).append(name)
+    usual = max(names, key=lambda value: len(names[value]), default=None)
+    return [
+        f"{title} ({', '.join([f'{len(of)}', *(() if value == usual else dict.fromkeys(of))])}): {value}"
+        for value, of in names.items()
+    ]
 
 
 def checks(suite: Suite, out: Path) -> list[str]:

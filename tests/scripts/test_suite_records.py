@@ -85,6 +85,19 @@ def test_a_seed_of_another_machine_is_added_to_a_record(place, written, tmp_path
     assert (tmp_path / "RESULTS.md").read_text() == written
 
 
+def test_a_run_of_another_precision_is_named(place, tmp_path):
+    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS")
+    kept = tmp_path / "RESULTS" / "debian_en_de" / "good.json"
+    content = json.loads(kept.read_text())
+    content["seeds"]["2"]["precision"] = "bf16"
+    kept.write_text(json.dumps(content))
+    page.write(read_suite(place / "small.yaml", tmp_path / "RESULTS"), tmp_path / "work", tmp_path / "RESULTS.md")
+    lines = (tmp_path / "RESULTS.md").read_text().splitlines()
+    assert "- Precision (8): fp32" in lines
+    assert "- Precision (1, good): bf16" in lines
+    assert "- Machine (9): cpu a processor" in lines
+
+
 def test_a_page_that_git_has_as_it_is_may_be_made_anew(written, tmp_path):
     """Nothing is lost by it; what has been edited since, and what is no page, stays."""
     names = ("page.md", "edited.md", "notes.md")
