@@ -247,10 +247,8 @@ def _counted(title: str, values: Sequence[tuple[str, str]]) -> list[str]:
     for name, value in values:
         names.setdefault(value, []).append(name)
     usual = max(names, key=lambda value: len(names[value]), default=None)
-    return [
-        f"{title} ({', '.join([f'{len(of)}', *(() if value == usual else dict.fromkeys(of))])}): {value}"
-        for value, of in names.items()
-    ]
+    whose = {value: "" if value == usual else f" of {', '.join(dict.fromkeys(of))}" for value, of in names.items()}
+    return [f"{title} ({len(of)}{whose[value]}): {value}" for value, of in names.items()]
 
 
 def checks(suite: Suite, out: Path) -> list[str]:

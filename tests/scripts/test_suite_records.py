@@ -94,7 +94,7 @@ def test_a_run_of_another_precision_is_named(place, tmp_path):
     page.write(read_suite(place / "small.yaml", tmp_path / "RESULTS"), tmp_path / "work", tmp_path / "RESULTS.md")
     lines = (tmp_path / "RESULTS.md").read_text().splitlines()
     assert "- Precision (8): fp32" in lines
-    assert "- Precision (1, good): bf16" in lines
+    assert "- Precision (1 of good): bf16" in lines
     assert "- Machine (9): cpu a processor" in lines
 
 
