@@ -24,7 +24,7 @@ from scripts.common.process import child, python_module
 from scripts.common.terminal import aligned
 from scripts.suite import archive, page
 from scripts.suite.keep import check_text, jobs_of, keep
-from scripts.suite.plan import Job, Suite, read_suite, run_jobs, trial_jobs
+from scripts.suite.plan import Job, Runs, Suite, read_suite, run_jobs, trial_jobs
 
 SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 
@@ -79,6 +79,27 @@ def overview(suite: Suite, work: Path) -> list[str]:
     return aligned([*trials, *runs], left=2)
 
 
+def only(suite: Suite, words: Sequence[str]) -> Suite:
+    """Leave the models of a suite that have one of ``words`` in DATASET/MODEL, and the trials for them.
+
+    Raises:
+        UserError: none is left.
+    """
+
+    def named(runs: Runs) -> tuple[str, ...]:
+        return tuple(model for model in runs.models if any(word in f"{runs.dataset}/{model}" for word in words))
+
+    left = tuple(replace(runs, models=named(runs)) for runs in suite.runs if named(runs))
+    if not left:
+        known = ", ".join(f"{runs.dataset}/{model}" for runs in suite.runs for model in runs.models)
+        raise UserError(f"--only {','.join(words)}: no run has that in its name; the runs are {known}")
+    trials = suite.trials
+    if trials:
+        wanted = trials.of([model for runs in left for model in runs.models])
+        trials = replace(trials, models=tuple(model for model in trials.models if model in wanted))
+    return replace(suite, runs=left, trials=trials)
+
+
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument(
@@ -97,6 +118,9 @@ def main() -> None:
     parser.add_argument(
         "--archive", type=Path, metavar="FILE", help="pack records, hypotheses, logs and models into this .tar.gz"
     )
+    parser.add_argument(
+        "--only", metavar="WORDS", help="run what has one of these in DATASET/MODEL, and its trials: debian_lm,fconv"
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")
@@ -104,14 +128,15 @@ def main() -> None:
     work = arguments.work or CHECKOUT / "work" / arguments.suite.stem
     out = arguments.out or work / "RESULTS.md"
     suite = read_suite(arguments.suite, out.with_suffix(""))
+    here = only(suite, arguments.only.split(",")) if arguments.only else suite
     if arguments.dry_run:
-        print("\n".join(overview(suite, work)))
+        print("\n".join(overview(here, work)))
         return
     files = [path for kind in ("*.json", "*/*.json", "*.svg") for path in suite.records.glob(kind)]
     if any(path.suffix == ".json" for path in files):  # a page without records could not be made again
         ownership.adopt(*files, *([out] if page.is_page(out) else []))
     ownership.check_writable(out, *files, *([arguments.archive] if arguments.archive else []))
-    failed = [] if arguments.page_only else run(suite, work, arguments)
+    failed = [] if arguments.page_only else run(here, work, arguments)
     keep(suite, work)
     page.write(suite, work, out)
     print(f"the page: {out}")

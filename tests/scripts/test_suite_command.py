@@ -92,9 +92,13 @@ def run(place: Place, *options: str, **environment: str) -> tuple[int, str, list
 @pytest.mark.usefixtures("forks")
 def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_twice(suite):
     records = suite.folder / "work" / "RESULTS" / "toy"
+    status, said, ran = run(suite, "--only", "toy/thr", WILD="3")
+    assert (status, ran) == (0, [*LATER, *THREE, "speed of toy"]), said
+    status, said, ran = run(suite, "--only", "toy/four")
+    assert (status, ran) == (1, [])
+    assert "--only toy/four: no run has that in its name; the runs are toy/one, toy/two, toy/three" in said
     status, said, ran = run(suite, WILD="3", BROKEN="two", KEPT=str(records / "one.json"))
-    runs = ["one:seed1:2", "two:seed1:2"]
-    assert (status, ran) == (1, [*TRIALS, *runs, *LATER, *THREE, "speed of toy"])
+    assert (status, ran) == (1, [*TRIALS, "one:seed1:2", "two:seed1:2", "speed of toy"])
     assert "error: failed: toy/two; each has said why above" in said
     assert "error: it broke" in said
     status, said, ran = run(suite)
