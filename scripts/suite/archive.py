@@ -39,9 +39,9 @@ def _joined(dataset: Dataset, model: str, seeds: Sequence[int]) -> str:
     return f"{dataset.name}/tests/{model}.seeds{'-'.join(map(str, seeds))}.txt"
 
 
-def _here(model: Model | None) -> list[int]:
+def _here(model: Model) -> list[int]:
     """The seeds of a model whose hypotheses are on this machine."""
-    return [seed for seed in model.seeds if hypotheses_file(model.job, seed).exists()] if model else []
+    return [seed for seed in model.seeds if hypotheses_file(model.job, seed).exists()]
 
 
 def _pairs(dataset: Dataset) -> Iterator[tuple[Model, Model, list[int]]]:
@@ -74,12 +74,15 @@ def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | byte
 
 def commands(dataset: Dataset) -> list[str]:
     """The commands of sacreBLEU that give the page's figures from an archive's files."""
-    base = dataset.models.get(dataset.baseline)
-    if not _here(base) or base is None or not dataset.measures or dataset.kind != "bleu":
+    if not dataset.measures or dataset.kind != "bleu":
         return []
     how = [*HOW, "-tok", tokeniser(dataset.target or ""), *(LOWERCASE if dataset.lowercase else ())]
-    hypotheses = f"{base.job.name}/seed{_here(base)[0]}/scores/test/hypotheses.detok"
-    found = [shlex.join(["sacrebleu", f"{dataset.name}/test.{dataset.target}", "-i", hypotheses, *how])]
+    alone = [
+        f"{model.job.name}/seed{seed}/scores/test/hypotheses.detok"
+        for model in dataset.models.values()
+        for seed in _here(model)
+    ]
+    found = [shlex.join(["sacrebleu", f"{dataset.name}/test.{dataset.target}", "-i", each, *how]) for each in alone]
     for *models, both in _pairs(dataset):
         texts = [_joined(dataset, name, both) for name in ("references", models[1].name, models[0].name)]
         tests = ["sacrebleu", texts[0], "-i", *texts[1:], *how]

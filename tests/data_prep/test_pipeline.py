@@ -221,7 +221,7 @@ def test_iwslt14(made, name: str):
 
 
 def train(data: Path, *, monolingual: bool = False) -> None:
-    """Two updates."""
+    """Two updates; fairseq makes checkpoints/ where it runs."""
     line = [sys.executable, "-m", "fairseq_cli.train", data, "--cpu", "--no-save", "--optimizer", "adam"]
     line += ["--lr", "0.001", "--max-update", "2", "--max-tokens", "400", "--required-batch-size-multiple", "1"]
     line += ["--num-workers", "0", "--decoder-layers", "1", "--decoder-embed-dim", "16"]
@@ -230,7 +230,9 @@ def train(data: Path, *, monolingual: bool = False) -> None:
         line += ["--sample-break-mode", "eos"]
     else:
         line += ["--arch", "transformer_iwslt_de_en", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, cwd=data.parent)  # it makes checkpoints/ there
+    done = subprocess.run(
+        list(map(str, line)), capture_output=True, text=True, cwd=data.parent
+    )  # it makes checkpoints/ there
     assert done.returncode == 0, done.stderr[-2000:]
     assert "num_updates 2" in done.stdout + done.stderr
 
