@@ -230,9 +230,7 @@ def train(data: Path, *, monolingual: bool = False) -> None:
         line += ["--sample-break-mode", "eos"]
     else:
         line += ["--arch", "transformer_iwslt_de_en", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
-    done = subprocess.run(
-        list(map(str, line)), capture_output=True, text=True, cwd=data.parent
-    )  # it makes checkpoints/ there
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, cwd=data.parent)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "num_updates 2" in done.stdout + done.stderr
 
