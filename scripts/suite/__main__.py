@@ -2,9 +2,9 @@
 
 scripts.reproduce trains each model after the trials that choose its values, in the order of the file. Finished work is
 skipped: after an interruption the same command resumes. A training that diverges is a result, and is not tried again.
-At the end generation is timed (scripts.suite.speed), records are put beside the page, and it is written from them;
---page-only writes it from what there is. The records are small (scripts.suite.records): with them in git, a run that
-one machine has finished is not run again by another.
+At the end generation is timed, of all models in turns, where one has no speed yet (scripts.suite.speed). Records are
+put beside the page, and it is written from them; --page-only writes it from what there is. They are small
+(scripts.suite.records): with them in git, a run that one machine has finished is not run again by another.
 
 --sweep runs them by Snakemake, several at a time, on processors, GPUs or a cluster (scripts/sweep/Snakefile):
   OMP_NUM_THREADS=1 ... --devices 1 --sweep "snakemake --cores 2"
@@ -22,9 +22,10 @@ from scripts.common.command import INTERRUPTED, argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.process import child, python_module
 from scripts.common.terminal import aligned
-from scripts.suite import archive, page
+from scripts.suite import archive, page, speed
 from scripts.suite.keep import check_text, jobs_of, keep
 from scripts.suite.plan import Job, Runs, Suite, read_suite, run_jobs, trial_jobs
+from scripts.suite.results import collect
 
 SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 
@@ -32,7 +33,7 @@ SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 def reproduce(job: Job, options: Sequence[str]) -> list[str]:
     """The command of a job."""
     command = [*python_module("scripts.reproduce"), str(job.config.path), "--work", str(job.work), *options]
-    if job.missing == job.config.seeds:
+    if job.missing in ([], job.config.seeds):
         return [*command, "--to", job.last]
     last = "score" if job.last == "table" else job.last  # the stages after all seeds would wait for those elsewhere
     return [*command, "--to", last, f"--seeds={','.join(map(str, job.missing))}"]
@@ -147,15 +148,12 @@ def main() -> None:
         raise UserError(f"failed: {', '.join(failed)}; each has said why above. The same command goes on from there")
 
 
-def prepare(suite: Suite, work: Path, options: Sequence[str]) -> None:
-    """Prepare the datasets of which there are records and runs to do, to see that their text is that of the records."""
-    for dataset in suite.datasets:
-        jobs = jobs_of(suite, work, dataset)
-        to_do = [job for job in jobs if not job.done]
-        if to_do and any(job.kept.exists() for job in jobs):
-            to_do[0].write_config()
-            run_here(replace(to_do[0], last="binarise"), options)
-            check_text(suite, work, dataset)
+def prepare(suite: Suite, work: Path, dataset: str, options: Sequence[str]) -> None:
+    """Prepare a dataset, and see that its text is that of the records that there are."""
+    job = jobs_of(suite, work, dataset)[0]
+    job.write_config()
+    run_here(replace(job, last="binarise"), options)
+    check_text(suite, work, dataset)
 
 
 def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
@@ -178,18 +176,23 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
                 keep(suite, work)
         return [job.name for job in jobs if not job.done]
 
-    prepare(suite, work, options)
+    for dataset in suite.datasets:
+        jobs = jobs_of(suite, work, dataset)
+        if any(not job.done for job in jobs) and any(job.kept.exists() for job in jobs):
+            prepare(suite, work, dataset, options)
     failed, tried = [], set[str]()
     for runs in suite.runs:
         first = (suite.trials.of(runs.models) if suite.trials else set()) - tried
         failed += all_of([job for job, _ in trial_jobs(suite, work) if job.model in first])
         failed += all_of([job for _, _, job in run_jobs(suite, work, [runs]) if job])
         tried |= first
-    for dataset in suite.datasets:
-        command = [*python_module("scripts.suite.speed"), str(suite.file), "--work", str(work)]
-        with child([*command, "--dataset", dataset, "--records", str(suite.records)]) as process:
-            if process.wait():
-                failed.append(f"the speed of {dataset}")
+    for each in collect(suite, work):
+        if speed.is_due(each):
+            prepare(suite, work, each.name, options)
+            command = [*python_module("scripts.suite.speed"), str(suite.file), "--work", str(work)]
+            with child([*command, "--dataset", each.name, "--records", str(suite.records)]) as process:
+                if process.wait():
+                    failed.append(f"the speed of {each.name}")
     return failed
 
 

@@ -19,7 +19,6 @@ from scripts.common import files
 from scripts.common.files import atomic_file
 from scripts.reproduce.layout import model_file, seed_root
 from scripts.scoring.metrics import tokeniser
-from scripts.suite import speed
 from scripts.suite.keep import hypotheses_file
 from scripts.suite.plan import Job, Suite, trial_jobs
 from scripts.suite.results import Dataset, Model, collect
@@ -59,7 +58,6 @@ def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | byte
         yield f"{dataset.name}/dict.{language}.txt", root / "binarised" / f"dict.{language}.txt"
     for codes in sorted((root / "prepared").glob("codes*")):
         yield f"{dataset.name}/{codes.name}", codes
-    yield f"{dataset.name}/{speed.NAME}", root / speed.NAME
     whole = root / "prepared" / "raw" / f"test.{dataset.target}"
     if dataset.measures and whole.exists():
         references = whole.read_bytes()

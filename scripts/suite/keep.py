@@ -8,10 +8,10 @@ from scripts.common.errors import UserError
 from scripts.common.files import digest, read_json, read_lines, write_json
 from scripts.reproduce.layout import model_file, seed_root
 from scripts.scoring.significance import counts
-from scripts.suite import overlap, speed
+from scripts.suite import overlap
 from scripts.suite.plan import Job, Suite, run_jobs, trial_jobs
 from scripts.suite.records import read_kept, read_run, text_of
-from scripts.suite.results import Dataset, collect, of_now
+from scripts.suite.results import Dataset, collect
 
 
 def jobs_of(suite: Suite, work: Path, dataset: str) -> list[Job]:
@@ -56,19 +56,17 @@ def keep(suite: Suite, work: Path) -> None:
 def _keep(suite: Suite, work: Path, dataset: Dataset) -> None:
     root, path = work / dataset.name, suite.records / f"{dataset.name}.json"
     new = [(job, seeds) for job in jobs_of(suite, work, dataset.name) if (seeds := _new_seeds(job, dataset))]
-    if not new and not (root / speed.NAME).exists():
+    if not new:
         return
     check_text(suite, work, dataset.name)
-    facts, apart = dict(dataset.facts), list[int]()
+    apart = list[int]()
     if dataset.kind == "bleu" and any(each["test"] for _, seeds in new for each in seeds.values()):
         found = overlap.measure(dataset.name, root)
         apart = found.apart
-        facts["overlap"] = {"lines": found.lines, "apart": len(apart), "in_families": found.in_families}
-        _write(path, facts)
+        facts = {"lines": found.lines, "apart": len(apart), "in_families": found.in_families}
+        _write(path, dataset.facts | {"overlap": facts})
     for job, seeds in new:
         _write(job.kept, _with_seeds(job, seeds, dataset, root, apart))
-    (now,) = (each for each in collect(suite, work) if each.name == dataset.name)
-    _write(path, _with_speeds(facts, root / speed.NAME, now))
 
 
 def _write(path: Path, content: Any) -> None:
@@ -121,15 +119,3 @@ def _of_lines(
         scores = {key: measure.metric.corpus_score(some, [of]).score for key, measure in dataset.measures.items()}
         found["apart"] = scores
     return found | {"lines": "; ".join(counts(dataset.measures[dataset.key].metric, lines, references))}
-
-
-def _with_speeds(facts: dict[str, Any], path: Path, dataset: Dataset) -> dict[str, Any]:
-    """Take the speeds that were measured here, unless those of models would get lost that are elsewhere."""
-    old = of_now(facts.get("speed"), dataset)
-    new = of_now(read_json(path), dataset) if path.exists() else None
-    if new is None:
-        return facts
-    if old and (lost := old["seconds"].keys() - new["seconds"].keys()):
-        print(f"note: the speeds of {dataset.name} stay as they were: {', '.join(sorted(lost))} cannot be timed here")
-        return facts
-    return facts | {"speed": new}

@@ -19,7 +19,7 @@ from typing import Any
 from scripts.common.files import read_json
 from scripts.fairseq_io.trainlog import read_log_file
 from scripts.pipeline.config import Config
-from scripts.pipeline.stamp import digest_data, read_stamp
+from scripts.pipeline.stamp import digest_data
 from scripts.reproduce.layout import is_tuned, seed_root
 from scripts.scoring.selection import numbers
 from scripts.tables.measured import read_record
@@ -67,7 +67,6 @@ def _of_seed(record: Mapping[str, Any], seed: int, root: Path) -> dict[str, Any]
     facts = record["seeds"][str(seed)]
     log, started = (root / "checkpoints" / name for name in ("train.log", "started.json"))
     losses = read_log_file(log) if log.exists() else None
-    stamp = read_stamp(root / "scores") if facts["test"] else None
     return {
         **{key: record.get(key) for key in ("machine", "versions", "precision")},
         "git": record["stages"].get(f"train:{seed}", {}).get("git"),
@@ -75,7 +74,6 @@ def _of_seed(record: Mapping[str, Any], seed: int, root: Path) -> dict[str, Any]
         **{part: _some(facts.get(part) or {}, keys) for part, keys in SHOWN.items()},
         "tuned": facts.get("tuned"),
         "test": numbers(facts["test"] or {}),
-        "scored": stamp and stamp.id,
         "train_loss": _finite(losses.train_loss if losses else {}),
         "valid_loss": _finite(losses.valid_loss if losses else {}),
     }

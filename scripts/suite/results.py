@@ -6,7 +6,7 @@ the interval is Student's, with Satterthwaite's degrees of freedom.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ from scipy.stats import t as student
 from data_prep.dataset import load_dataset
 from scripts.common.files import read_json
 from scripts.fairseq_io.trainlog import TrainLog
+from scripts.pipeline.config import Config
+from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
 from scripts.scoring.score_names import FAMILY
@@ -159,7 +161,12 @@ class Dataset:
     @cached_property
     def speeds(self) -> dict[str, Any] | None:
         """Return what scripts.suite.speed measured of the models that are as they were then; None if it has not."""
-        return of_now(self.facts.get("speed"), self)
+        if "speed" not in self.facts:
+            return None
+        found = self.facts["speed"]
+        now = {name: architecture(model.job.config) for name, model in self.models.items()}
+        seconds = {name: each for name, each in found["seconds"].items() if found["made_from"][name] == now.get(name)}
+        return {**found, "seconds": seconds} if seconds else None
 
     def speed(self, name: str, other: str, least: str) -> list[float]:
         """Return how many times as fast as another a model is, in each round."""
@@ -169,14 +176,9 @@ class Dataset:
         return [theirs / ours for ours, theirs in zip(seconds[name][least], seconds[other][least], strict=True)]
 
 
-def of_now(speeds: Mapping[str, Any] | None, dataset: Dataset) -> dict[str, Any] | None:
-    """Leave out of measured speeds the models that are others now; None if nothing is left."""
-    if speeds is None:
-        return None
-    now = {name: {facts["scored"] for facts in model.known.values()} for name, model in dataset.models.items()}
-    made_from = speeds["made_from"]
-    seconds = {name: each for name, each in speeds["seconds"].items() if made_from.get(name) in now.get(name, ())}
-    return {**speeds, "seconds": seconds} if seconds else None
+def architecture(config: Config) -> str:
+    """Return the identity of a model's flags, on which its speed depends."""
+    return fingerprint(config.train)
 
 
 def collect(suite: Suite, work: Path) -> list[Dataset]:

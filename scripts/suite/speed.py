@@ -3,57 +3,53 @@
 The test set's lines are put into groups by their tokens; from each the same lines go through every model in one batch,
 beam and length penalty being the same for all, the models one after another in each round. All hypotheses of a group
 are as long as its references are on average, so that no model is faster for writing less. The first round is not
-counted. Of a model's seeds the first that has its scores is timed. The result stands in DIR/<dataset>/speed.json, and
-is kept while the models, the plugin, the versions and the machine are the same.
+counted.
+
+The weights are those after one update: trained ones take the same time for the same tokens, and may be on another
+machine. So all models that have scores are timed together. The result goes into the dataset's record beside the page.
+It is not measured again until there is another model, or the settings are others.
 """
 
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from data_prep.dataset import load_dataset
-from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
-from scripts.common.files import digest, read_json, read_lines, write_json
-from scripts.common.provenance import available_cores, machine, versions
-from scripts.fairseq_io.trained import find_trained
+from scripts.common.files import read_lines, write_json
+from scripts.common.provenance import available_cores, commit, machine, versions
 from scripts.fairseq_io.translator import Translator
-from scripts.pipeline.stamp import read_stamp
-from scripts.reproduce.layout import seed_root
-from scripts.suite.plan import Job, read_suite, run_jobs
+from scripts.speed import untrained_system
+from scripts.suite.plan import Suite, read_suite
+from scripts.suite.results import Dataset, architecture, collect
 
-NAME = "speed.json"
 LENGTHS = (1, 17, 33, 65)
 """The least tokens of each group of lines."""
 LINES = 32  # of each group, in a batch
 ROUNDS = 5  # beside the first
 SETTINGS: dict[str, Any] = {"beam": 4, "lenpen": 1.0}
-SOURCES = (".py", ".cpp", ".h", ".inl", ".cuh")
+HOW = {"settings": SETTINGS, "rounds": ROUNDS, "lines": LINES, "lengths": list(LENGTHS)}
 
 
-def timed_seeds(jobs: Iterable[Job]) -> dict[str, tuple[Path, str]]:
-    """By run the folder of the first scored seed whose model is on this machine, and the identity of its scores."""
-    found: dict[str, tuple[Path, str]] = {}
-    for job in jobs:
-        for seed in job.scored:
-            root = seed_root(job.folder, seed)
-            stamp = read_stamp(root / "scores")
-            if stamp and stamp.id == job.seeds[seed]["scored"] and job.config.name not in found:
-                found[job.config.name] = root, stamp.id
-    return found
+def is_due(dataset: Dataset) -> bool:
+    """Return True if a dataset's models translate, and some have no speed, or one by other settings."""
+    if dataset.target is None or not dataset.models:
+        return False
+    known = dataset.speeds
+    if known is None or known["seconds"].keys() != dataset.models.keys():
+        return True
+    return not HOW.items() <= known["made_from"]["conditions"].items()
 
 
 def conditions() -> dict[str, Any]:
     """Return what a measurement depends on, beside the models."""
-    plugin = digest(sorted(path for path in (CHECKOUT / "lightconv_plugin").rglob("*") if path.suffix in SOURCES))
-    how = {"settings": SETTINGS, "rounds": ROUNDS, "lines": LINES, "lengths": list(LENGTHS)}
     threads = int(os.environ.get("OMP_NUM_THREADS") or available_cores())
-    return {**how, "threads": threads, "machine": machine(), "versions": versions(), "plugin": plugin}
+    return {**HOW, "threads": threads, "machine": machine(), "versions": versions(), "commit": commit()}
 
 
 def groups(pairs: Sequence[tuple[str, str]]) -> dict[int, list[tuple[str, str]]]:
@@ -68,17 +64,16 @@ def groups(pairs: Sequence[tuple[str, str]]) -> dict[int, list[tuple[str, str]]]
 
 
 def measure(
-    models: dict[str, Path], pairs: Sequence[tuple[str, str]], languages: tuple[str, str]
+    models: dict[str, Path], dictionaries: Path, pairs: Sequence[tuple[str, str]], languages: tuple[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Seconds of every round, by model and group; how many lines a group has, and the tokens of their hypotheses."""
     batches = {str(least): pairs for least, pairs in groups(pairs).items()}
     tokens = {least: round(fmean(len(line.split()) for _, line in batch)) for least, batch in batches.items()}
     loaded = {}
-    for name, folder in models.items():
-        trained = find_trained(folder)
+    for name, model in models.items():
         for least, length in tokens.items():
             settings = SETTINGS | {"max-len-a": 0, "max-len-b": length, "min-len": length}
-            loaded[name, least] = Translator(trained.model, trained.dictionaries, languages, settings)
+            loaded[name, least] = Translator(model, dictionaries, languages, settings)
     seconds: dict[str, dict[str, list[float]]] = {name: {least: [] for least in batches} for name in models}
     for number in range(ROUNDS + 1):
         for least, batch in batches.items():
@@ -91,6 +86,21 @@ def measure(
     return {"lines": {least: len(batch) for least, batch in batches.items()}, "tokens": tokens, "seconds": seconds}
 
 
+def record(suite: Suite, dataset: Dataset, work: Path) -> None:
+    """Measure the models of a dataset that have scores, and write the result into its record."""
+    root, about = work / dataset.name, load_dataset(dataset.name)
+    languages = about.source, str(about.target)
+    models = {}
+    for name, model in dataset.models.items():
+        print(f"speed: {name}, one update", flush=True)
+        models[name] = untrained_system(model.job.config, root / "binarised", root / "untrained" / name).model
+    pairs = zip(*(read_lines(root / "prepared" / f"test.{language}") for language in languages), strict=True)
+    found = measure(models, root / "binarised", list(pairs), languages)
+    of_models = {name: architecture(model.job.config) for name, model in dataset.models.items()}
+    found["made_from"] = {"conditions": conditions(), **of_models}
+    write_json(suite.records / f"{dataset.name}.json", dataset.facts | {"speed": found})
+
+
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("suite", type=Path, metavar="FILE", help="a suite file")
@@ -100,21 +110,10 @@ def main() -> None:
         "--records", type=Path, required=True, metavar="DIR", help="the records beside the suite's page"
     )
     arguments = parser.parse_args()
-    dataset, root = load_dataset(arguments.dataset), arguments.work / arguments.dataset
     suite = read_suite(arguments.suite, arguments.records)
-    jobs = (job for name, _, job in run_jobs(suite, arguments.work) if job and name == arguments.dataset)
-    models = timed_seeds(jobs)
-    if dataset.target is None or not models:
-        return
-    made_from = {"conditions": conditions(), **{name: identity for name, (_, identity) in models.items()}}
-    path = root / NAME
-    if path.exists() and read_json(path)["made_from"] == made_from:
-        print(f"= speed of {arguments.dataset}: nothing has changed, skipped", flush=True)
-        return
-    source, target = (read_lines(root / "prepared" / f"test.{lang}") for lang in (dataset.source, dataset.target))
-    folders = {name: folder for name, (folder, _) in models.items()}
-    found = measure(folders, list(zip(source, target, strict=True)), (dataset.source, dataset.target))
-    write_json(path, {**found, "made_from": made_from})
+    for dataset in collect(suite, arguments.work):
+        if dataset.name == arguments.dataset:
+            record(suite, dataset, arguments.work)
 
 
 if __name__ == "__main__":

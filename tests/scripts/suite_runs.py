@@ -11,7 +11,7 @@ from scripts.common.files import write_json
 from scripts.fairseq_io.trainlog import read_log_file
 from scripts.pipeline.stamp import Stamp, digest_data, write_stamp
 from scripts.scoring.selection import summarise
-from scripts.suite import speed
+from scripts.suite import results, speed
 from scripts.suite.keep import keep
 from scripts.suite.plan import Job, Suite, read_suite, run_jobs, trial_jobs
 
@@ -98,7 +98,6 @@ def run(job: Job, name: str, references: list[str]) -> None:
         train(job, seed, 2.0)
         root, lines = job.folder / f"seed{seed}", hypotheses(references, WRONG[name, seed], seed)
         write(root / "scores" / "test" / "hypotheses.detok", lines)
-        write_stamp(root / "scores", Stamp("scored", "made from", None, 1.0, "then", None, {}))
         (root / "tuned").mkdir()
         (root / "tuned" / "model.pt").write_bytes(b"weights")
         found = collect_measures(job, lines, references)
@@ -158,9 +157,11 @@ def build(folder: Path) -> Path:
             run(run_job, name, references)
     seconds = {"base": {"1": [1.0, 1.1], "65": [4.0, 4.4]}, "good": {"1": [0.5, 0.5], "65": [1.0, 1.0]}}
     timed = {"lines": {"1": 4, "65": 4}, "tokens": {"1": 8, "65": 70}, "seconds": seconds}
-    timed["made_from"] = {"conditions": speed.conditions(), **dict.fromkeys(seconds, "scored")}
-    write_json(data / speed.NAME, timed)
     keep(suite, work)
+    (translation, _) = results.collect(suite, work)
+    of_models = {name: results.architecture(translation.models[name].job.config) for name in seconds}
+    timed["made_from"] = {"conditions": speed.conditions(), **of_models}
+    write_json(suite.records / "debian_en_de.json", translation.facts | {"speed": timed})
     return folder
 
 

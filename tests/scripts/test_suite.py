@@ -16,7 +16,7 @@ import yaml
 
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
-from scripts.pipeline.stamp import Stamp, write_stamp
+from scripts.speed import System
 from scripts.suite import archive, overlap, page, results, speed
 from scripts.suite.__main__ import overview
 from scripts.suite.plan import Claim, chosen, read_suite, run_jobs, trial_jobs
@@ -168,33 +168,36 @@ def test_the_lines_that_are_timed_are_spread_over_the_test_set_by_length():
         assert (numbers[0], numbers[-1] > 47, numbers) == (0, True, sorted(numbers))
 
 
-def test_speed_is_of_scored_models_on_the_test_set_and_measured_anew_where_anything_has_changed(
-    place, tmp_path, monkeypatch, capsys
-):
+def test_speed_is_of_scored_models_on_the_test_set_and_measured_where_one_has_none(place, tmp_path, monkeypatch):
     folder = tmp_path / "place"
     shutil.copytree(place, folder)
-    measured = []
+    measured: list[Any] = []
 
-    def measure(models: dict, pairs: list, languages: tuple) -> dict:
-        measured.append((sorted(models), pairs))
-        return {}
+    def due() -> list[bool]:
+        return [speed.is_due(each) for each in collect(suite_of(folder), folder / "work")]
+
+    def measure(*given: Any) -> dict:
+        measured.append(given)
+        return {"seconds": dict.fromkeys(given[0])}
 
     monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "untrained_system", lambda config, data, out: System(config, out, {}))
     given = [f"--work={folder / 'work'}", "--dataset=debian_en_de", f"--records={folder / 'RESULTS'}"]
     monkeypatch.setattr(sys, "argv", ["speed", str(folder / "small.yaml"), *given])
-    scores = folder / "work" / "debian_en_de" / "bad" / "seed1" / "scores"
-    write_stamp(scores, Stamp("scored anew", "made from", None, 1.0, "then", None, {}))  # since its record was made
+    assert due() == [True, False]  # no speed of bad; no translation
     speed.main()
-    assert (measured, "nothing has changed, skipped" in capsys.readouterr().out) == ([], True)
-    monkeypatch.setattr(speed, "SOURCES", (".cpp",))
-    speed.main()
-    prepared = folder / "work" / "debian_en_de" / "prepared"
-    test = [tuple(pair) for pair in zip(*(read_lines(prepared / f"test.{side}") for side in ("en", "de")), strict=True)]
-    assert measured == [(["base", "good"], test)]
+    root = folder / "work" / "debian_en_de"
+    sides = (read_lines(root / "prepared" / f"test.{side}") for side in ("en", "de"))
+    models = {name: root / "untrained" / name for name in ("base", "good", "bad")}
+    assert measured == [(models, root / "binarised", list(zip(*sides, strict=True)), ("en", "de"))]
+    assert due() == [False, False]
+    assert "overlap" in collect(suite_of(folder), folder / "work")[0].facts
+    monkeypatch.setitem(speed.HOW, "rounds", 7)
+    assert due() == [True, False]
 
 
-def test_speeds_of_a_model_that_was_trained_anew_since_are_left_out(dataset):
-    dataset.facts["speed"]["made_from"]["good"] = "an older one"
+def test_speeds_of_a_model_with_other_flags_are_left_out(dataset):
+    dataset.facts["speed"]["made_from"]["good"] = "others"
     assert list(dataset.speeds["seconds"]) == ["base"]
 
 

@@ -53,7 +53,10 @@ write_json(out / "train.json", {"parameters": 1000, "backend": None})
 PAGE = "def is_page(path):\n    return False\n\n\ndef write(suite, work, out):\n    out.parent.mkdir(exist_ok=True)\n"
 SPEED = """
 import os, sys
-NAME = "speed.json"
+def is_due(dataset):
+    return True
+
+
 if __name__ == "__main__":
     open(os.environ["RAN"], "a").write("speed of " + sys.argv[sys.argv.index("--dataset") + 1] + "\\n")
 """
@@ -136,6 +139,7 @@ class Clock:
     now = 0.0
 
     def __init__(self, model: Path, dictionaries: Path, languages: tuple[str, str], settings: dict[str, Any]) -> None:
+        assert dictionaries == Path("dictionaries")
         self.name = str(model)
         self.tokens = [settings[key] for key in ("max-len-b", "min-len")]
 
@@ -145,17 +149,13 @@ class Clock:
 
 
 def test_models_take_turns_and_the_first_round_does_not_count(monkeypatch):
-    class Found:
-        def __init__(self, folder: Path) -> None:
-            self.model, self.dictionaries = folder, folder
-
     Clock.batches.clear()
     monkeypatch.setattr(speed, "Translator", Clock)
-    monkeypatch.setattr(speed, "find_trained", Found)
     monkeypatch.setattr(speed.time, "perf_counter", lambda: Clock.now)
     sources = ["a", "a b", " ".join("a" * 40), *[" ".join("a" * 70)] * 100]
     references = ["b", "b b b", "b b", *["b " * 60, "b " * 80] * 50]
-    found = speed.measure({"x": Path("x"), "y": Path("y")}, list(zip(sources, references, strict=True)), ("en", "de"))
+    models, pairs = {"x": Path("x"), "y": Path("y")}, list(zip(sources, references, strict=True))
+    found = speed.measure(models, Path("dictionaries"), pairs, ("en", "de"))
     assert found["tokens"] == {"1": 2, "33": 2, "65": 70}
     assert found["lines"] == {"1": 2, "33": 1, "65": speed.LINES}
     of_round = [(name, count) for count in (2, 1, speed.LINES) for name in ("x", "y")]

@@ -15,8 +15,9 @@ from data_prep.text.split import split_of
 from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
+from scripts.pipeline.stamp import digest_data
 from scripts.suite import __main__ as command_line
-from scripts.suite import overlap, page, speed
+from scripts.suite import overlap, page
 from scripts.suite.__main__ import overview, reproduce
 from scripts.suite.keep import jobs_of, keep
 from scripts.suite.plan import chosen, read_suite, run_jobs
@@ -52,7 +53,6 @@ def test_the_records_stand_in_for_the_runs_on_another_machine(place, written, tm
 
 
 def test_a_seed_of_another_machine_is_added_to_a_record(place, written, tmp_path):
-    """Of speeds those stay that would otherwise lose a model."""
     shutil.copytree(place / "RESULTS", tmp_path / "RESULTS", ignore=shutil.ignore_patterns("*.svg"))
     kept = tmp_path / "RESULTS" / "debian_en_de" / "good.json"
     content = json.loads(kept.read_text())
@@ -73,9 +73,6 @@ def test_a_seed_of_another_machine_is_added_to_a_record(place, written, tmp_path
     kept.write_text(json.dumps(content))
     work = tmp_path / "work"
     shutil.copytree(place / "work", work)
-    timed = json.loads((work / "debian_en_de" / speed.NAME).read_text())
-    del timed["seconds"]["good"]
-    (work / "debian_en_de" / speed.NAME).write_text(json.dumps(timed))
     (job,) = [job for dataset, name, job in run_jobs(suite, work) if job and name == "good"]
     record = json.loads((job.folder / "record.json").read_text())
     del record["seeds"]["1"]
@@ -116,10 +113,15 @@ def test_a_page_that_git_has_as_it_is_may_be_made_anew(written, tmp_path):
 def test_records_of_another_text_are_refused_and_so_are_runs(place, tmp_path):
     folder = tmp_path / "place"
     shutil.copytree(place, folder)
-    shutil.rmtree(folder / "work" / "debian_en_de" / "binarised")
-    write(folder / "work" / "debian_en_de" / "binarised" / "dict.en.txt", ["another 1"])
-    (folder / "RESULTS" / "debian_lm" / "lm_good.json").unlink()
+    binarised = folder / "work" / "debian_en_de" / "binarised"
+    shutil.rmtree(binarised)
+    write(binarised / "dict.en.txt", ["another 1"])
+    for name in ("debian_lm/lm_good", "debian_en_de/bad"):
+        (folder / "RESULTS" / f"{name}.json").unlink()
     suite = suite_of(folder)
+    (bad,) = [job for _, name, job in run_jobs(suite, folder / "work") if job and name == "bad"]
+    started = bad.folder / "seed1" / "checkpoints" / "started.json"
+    started.write_text(json.dumps({"data": digest_data(binarised)}))
     with pytest.raises(UserError, match=r"binarised is not the text that .*\.json is a record of"):
         keep(suite, folder / "work")
     assert (folder / "RESULTS" / "debian_lm" / "lm_good.json").exists()  # the other dataset's are kept
