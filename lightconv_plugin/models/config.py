@@ -43,6 +43,11 @@ class DecoderOptions(FairseqDataclass):
     activation_fn: ChoiceEnum(get_available_activation_fns()) = _option(  # type: ignore[valid-type]
         "activation function of the feed-forward networks", "relu"
     )
+    ffn_init: ChoiceEnum(["xavier", "pytorch"]) = _option(  # type: ignore[valid-type]
+        "what the feed-forward networks start with: Xavier's weights, as when the paper appeared, or PyTorch's, which "
+        "are smaller, as in fairseq's Transformer since 2020",
+        "xavier",
+    )
     input_dropout: Optional[float] = _option("dropout probability of what enters the convolution modules")
     weight_dropout: Optional[float] = _option(
         "DropConnect: probability with which a normalised kernel weight is dropped (default: --attention-dropout)"

@@ -45,13 +45,19 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, Linear at each position; ``activation`` is one of fairseq's names."""
+    """Linear, activation, Linear at each position; ``activation`` is one of fairseq's names.
 
-    def __init__(self, dim: int, hidden: int, *, dropout: float, activation: str = "relu") -> None:
+    ``init``: "xavier", as everywhere in these models, or "pytorch".
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, *, dropout: float, activation: str = "relu", init: str = "xavier"
+    ) -> None:
         super().__init__()
         self.activation = get_activation_fn(activation)
-        self.fc1 = linear(dim, hidden)
-        self.fc2 = linear(hidden, dim)
+        layer = {"xavier": linear, "pytorch": nn.Linear}[init]
+        self.fc1 = layer(dim, hidden)
+        self.fc2 = layer(hidden, dim)
         self.dropout = Dropout(dropout, self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,9 +73,8 @@ class Block(nn.Module):
         self.residual_options = {"dropout": cfg.dropout, "normalize_before": stack.normalize_before}
         self.mixer = build_mixer(cfg, side, kernel_size)
         self.mixer_residual = Residual(stack.embed_dim, **self.residual_options)
-        self.ffn = FeedForward(
-            stack.embed_dim, stack.ffn_embed_dim, dropout=cfg.relu_dropout, activation=cfg.activation_fn
-        )
+        how = {"dropout": cfg.relu_dropout, "activation": cfg.activation_fn, "init": cfg.ffn_init}
+        self.ffn = FeedForward(stack.embed_dim, stack.ffn_embed_dim, **how)
         self.ffn_residual = Residual(stack.embed_dim, **self.residual_options)
 
 

@@ -285,6 +285,16 @@ def test_quantisation_noise_drops_blocks_of_every_linear_map_in_training_alone()
         assert 0.1 < dropped(part) < 0.9, name
 
 
+def test_the_feed_forward_networks_start_as_asked_for():
+    for layer in (model(ffn_init="xavier").decoder.layers[0].ffn.fc2, model().encoder.layers[0].ffn.fc1):
+        assert layer.weight.abs().max() > layer.in_features**-0.5
+        assert not layer.bias.any()
+    for built in (model(ffn_init="pytorch").encoder, model(ffn_init="pytorch").decoder):
+        for layer in (built.layers[0].ffn.fc1, built.layers[0].ffn.fc2):
+            assert 0.5 < layer.weight.abs().max() * layer.in_features**0.5 <= 1.0  # torch.nn.Linear's bound
+            assert layer.bias.any()
+
+
 @pytest.mark.parametrize("name", ["relu", "gelu", "tanh"])
 def test_the_activation_function_is_the_one_asked_for(name):
     block = model(activation_fn=name).eval().encoder.layers[0].ffn
