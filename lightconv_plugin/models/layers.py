@@ -73,8 +73,12 @@ class Block(nn.Module):
         self.residual_options = {"dropout": cfg.dropout, "normalize_before": stack.normalize_before}
         self.mixer = build_mixer(cfg, side, kernel_size)
         self.mixer_residual = Residual(stack.embed_dim, **self.residual_options)
-        how = {"dropout": cfg.relu_dropout, "activation": cfg.activation_fn, "init": cfg.ffn_init}
-        self.ffn = FeedForward(stack.embed_dim, stack.ffn_embed_dim, **how)
+        self.ffn = FeedForward(
+            *(stack.embed_dim, stack.ffn_embed_dim),
+            dropout=cfg.relu_dropout,
+            activation=cfg.activation_fn,
+            init=cfg.ffn_init,
+        )
         self.ffn_residual = Residual(stack.embed_dim, **self.residual_options)
 
 
