@@ -55,7 +55,7 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = get_activation_fn(activation)
-        layer = {"xavier": linear, "pytorch": nn.Linear}[init]
+        layer: Callable[[int, int], nn.Linear] = linear if init == "xavier" else nn.Linear
         self.fc1 = layer(dim, hidden)
         self.fc2 = layer(hidden, dim)
         self.dropout = Dropout(dropout, self)
@@ -73,12 +73,8 @@ class Block(nn.Module):
         self.residual_options = {"dropout": cfg.dropout, "normalize_before": stack.normalize_before}
         self.mixer = build_mixer(cfg, side, kernel_size)
         self.mixer_residual = Residual(stack.embed_dim, **self.residual_options)
-        self.ffn = FeedForward(
-            *(stack.embed_dim, stack.ffn_embed_dim),
-            dropout=cfg.relu_dropout,
-            activation=cfg.activation_fn,
-            init=cfg.ffn_init,
-        )
+        how: dict[str, Any] = {"dropout": cfg.relu_dropout, "activation": cfg.activation_fn, "init": cfg.ffn_init}
+        self.ffn = FeedForward(stack.embed_dim, stack.ffn_embed_dim, **how)
         self.ffn_residual = Residual(stack.embed_dim, **self.residual_options)
 
 
