@@ -170,7 +170,7 @@ def speeds(dataset: Dataset) -> str:
     made = found["made_from"]["conditions"]
     how = ", ".join(f"{key} {value}" for key, value in made["settings"].items())
     below = (
-        f"Median of {made['rounds']} rounds, the models in turns, with the weights after one update; {how}, at most "
+        f"Median of {made['rounds']} rounds, the models in turns, with weights {made['weights']}; {how}, at most "
         f"{made['lines']} sentences a batch, "
         f"hypotheses of {', '.join(map(str, found['tokens'].values()))} tokens, {made['threads']} threads of "
         f"{made['machine']['cores']} cores ({made['machine']['cpu']}), torch {made['versions']['torch']}, "

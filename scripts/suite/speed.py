@@ -49,7 +49,14 @@ def is_due(dataset: Dataset) -> bool:
 def conditions() -> dict[str, Any]:
     """Return what a measurement depends on, beside the models."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or available_cores())
-    return {**HOW, "threads": threads, "machine": machine(), "versions": versions(), "commit": commit()}
+    return {
+        **HOW,
+        "weights": "after one update",
+        "threads": threads,
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+    }
 
 
 def groups(pairs: Sequence[tuple[str, str]]) -> dict[int, list[tuple[str, str]]]:
