@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from data_prep.dataset import load_dataset
+from scripts.common import ownership
 from scripts.common.command import argument_parser, run_command
 from scripts.common.files import read_lines, write_json
 from scripts.common.provenance import available_cores, commit, machine, versions
@@ -95,6 +96,8 @@ def measure(
 
 def record(suite: Suite, dataset: Dataset, work: Path) -> None:
     """Measure the models of a dataset that have scores, and write the result into its record."""
+    path = suite.records / f"{dataset.name}.json"
+    ownership.check_writable(path)
     root, about = work / dataset.name, load_dataset(dataset.name)
     languages = about.source, str(about.target)
     models = {}
@@ -105,7 +108,7 @@ def record(suite: Suite, dataset: Dataset, work: Path) -> None:
     found = measure(models, root / "binarised", list(pairs), languages)
     of_models = {name: architecture(model.job.config) for name, model in dataset.models.items()}
     found["made_from"] = {"conditions": conditions(), **of_models}
-    write_json(suite.records / f"{dataset.name}.json", dataset.facts | {"speed": found})
+    write_json(path, dataset.facts | {"speed": found})
 
 
 def main() -> None:
