@@ -22,11 +22,11 @@ inline float exponential(float given) {
   return given < -87.0f ? 0.0f : series * power;
 }
 
-// 64 bytes of numbers: one register, or several that the compiler takes turns with.
+// A register of numbers. (Of 64 bytes on narrower machines the compiler makes slow code: it goes through memory.)
 template <class A>
 struct Lanes {
-  typedef A type __attribute__((vector_size(64), aligned(alignof(A)), may_alias));
-  static constexpr int64_t count = 64 / sizeof(A);
+  typedef A type __attribute__((vector_size(kVectorBytes), aligned(alignof(A)), may_alias));
+  static constexpr int64_t count = kVectorBytes / sizeof(A);
 };
 
 template <class A>
