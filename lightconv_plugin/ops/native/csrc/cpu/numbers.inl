@@ -22,26 +22,18 @@ inline float exponential(float given) {
   return given < -87.0f ? 0.0f : series * power;
 }
 
-// A register of numbers. (Of 64 bytes on narrower machines the compiler makes slow code: it goes through memory.)
-template <class A>
-struct Lanes {
-  typedef A type __attribute__((vector_size(kVectorBytes), aligned(alignof(A)), may_alias));
-  static constexpr int64_t count = kVectorBytes / sizeof(A);
-};
-
 template <class A>
 A largest(const A* x, int64_t size) {
-  typedef typename Lanes<A>::type V;
-  const int64_t lanes = Lanes<A>::count;
+  constexpr int n = kLanes<A>;
   A top = x[0];
   int64_t i = 0;
-  if (size >= lanes) {
-    V tops = *reinterpret_cast<const V*>(x);
-    for (i = lanes; i + lanes <= size; i += lanes) {
-      const V next = *reinterpret_cast<const V*>(x + i);
+  if (size >= n) {
+    Vec<A> tops = load(x);
+    for (i = n; i + n <= size; i += n) {
+      const Vec<A> next = load(x + i);
       tops = next > tops ? next : tops;
     }
-    for (int64_t l = 0; l < lanes; ++l) top = tops[l] > top ? tops[l] : top;
+    for (int l = 0; l < n; ++l) top = tops[l] > top ? tops[l] : top;
   }
   for (; i < size; ++i) top = x[i] > top ? x[i] : top;
   return top;
@@ -49,36 +41,24 @@ A largest(const A* x, int64_t size) {
 
 template <class A>
 A total(const A* x, int64_t size) {
-  typedef typename Lanes<A>::type V;
-  const int64_t lanes = Lanes<A>::count;
-  A sum = 0;
+  constexpr int n = kLanes<A>;
+  Vec<A> sums = {};
   int64_t i = 0;
-  if (size >= lanes) {
-    V sums = *reinterpret_cast<const V*>(x);
-    for (i = lanes; i + lanes <= size; i += lanes) sums += *reinterpret_cast<const V*>(x + i);
-    for (int64_t l = 0; l < lanes; ++l) sum += sums[l];
-  }
+  for (; i + n <= size; i += n) sums += load(x + i);
+  A sum = 0;
+  for (int l = 0; l < n; ++l) sum += sums[l];
   for (; i < size; ++i) sum += x[i];
   return sum;
 }
 
-template <class A>
-A dot(const A* x, const A* y, int64_t size) {
-  typedef typename Lanes<A>::type V;
-  const int64_t lanes = Lanes<A>::count;
-  V sums = {};
+template <class A, class S>
+A dot(const A* x, const S* y, int64_t size) {
+  constexpr int n = kLanes<A>;
+  Vec<A> sums = {};
   int64_t i = 0;
-  for (; i + lanes <= size; i += lanes)
-    sums += *reinterpret_cast<const V*>(x + i) * *reinterpret_cast<const V*>(y + i);
+  for (; i + n <= size; i += n) sums += load(x + i) * load_as<A>(y + i);
   A sum = 0;
-  for (int64_t l = 0; l < lanes; ++l) sum += sums[l];
-  for (; i < size; ++i) sum += x[i] * y[i];
-  return sum;
-}
-
-template <class A>
-A dot(const A* x, const Bf16* y, int64_t size) {
-  A sum = 0;
-  for (int64_t i = 0; i < size; ++i) sum += x[i] * load(y[i]);
+  for (int l = 0; l < n; ++l) sum += sums[l];
+  for (; i < size; ++i) sum += x[i] * load(y[i]);
   return sum;
 }
