@@ -11,6 +11,9 @@ _WIDE_MARK = re.compile(
     "\\s*([\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65])\\s*"
 )
 
+# Moses joins l'eau, but leaves blanks around the apostrophe of printed text: l’eau, don’t
+_APOSTROPHE = re.compile(r"(?<=[^\W\d_]) \u2019 (?=[^\W\d_])")
+
 
 def detokeniser(language: str, dataset: Dataset) -> Callable[[str], str]:
     """Moses' detokenisation, which also undoes ``&amp;`` and the like where the dataset's tokeniser wrote them; nothing
@@ -24,7 +27,7 @@ def detokeniser(language: str, dataset: Dataset) -> Callable[[str], str]:
     wide = moses_language(language) in ("zh", "ja")
 
     def of(line: str) -> str:
-        text: str = detokenizer.detokenize(line.split(), unescape=escaped)
+        text = _APOSTROPHE.sub("\u2019", detokenizer.detokenize(line.split(), unescape=escaped))
         return _WIDE_MARK.sub(r"\1", text) if wide else text
 
     return of

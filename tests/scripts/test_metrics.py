@@ -87,6 +87,7 @@ def test_text_as_people_write_it_is_scored_beside():
     plain = with_steps({"tokenise": {"escape": False}})
     assert detokenise(["R &amp; D"], "de", plain) == ["R &amp; D"]
     assert detokenise(["Wörter , wie sie sind"], "de", with_steps("sentencepiece")) == ["Wörter , wie sie sind"]
+    assert detokenise(["l ’ eau d' ici , ‘ 3 ’ pieds ’"], "fr", plain) == ["l’eau d'ici, ‘ 3 ’ pieds ’"]
     chinese = "提供 GNOME 的 开发 文件 （ 版本 3.2 ） ， 和 文档 。"
     assert detokenise([chinese], "zh_CN", plain) == ["提供 GNOME 的开发文件（版本 3.2），和文档。"]
     right = Side(["das ist gut , sagte er ."], ["Das ist gut, sagte er."])
