@@ -94,11 +94,9 @@ def only(suite: Suite, words: Sequence[str]) -> Suite:
     if not left:
         known = ", ".join(f"{runs.dataset}/{model}" for runs in suite.runs for model in runs.models)
         raise UserError(f"--only {','.join(words)}: no run has that in its name; the runs are {known}")
-    trials = suite.trials
-    if trials:
-        wanted = trials.of([model for runs in left for model in runs.models])
-        trials = replace(trials, models=tuple(model for model in trials.models if model in wanted))
-    return replace(suite, runs=left, trials=trials)
+    wanted = {suite.like.get(model, model) for runs in left for model in runs.models}
+    trials = (replace(t, models=tuple(model for model in t.models if model in wanted)) for t in suite.trials)
+    return replace(suite, runs=left, trials=tuple(t for t in trials if t.models))
 
 
 def main() -> None:
@@ -182,7 +180,7 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
             prepare(suite, work, dataset, options)
     failed, tried = [], set[str]()
     for runs in suite.runs:
-        first = (suite.trials.of(runs.models) if suite.trials else set()) - tried
+        first = {suite.like.get(model, model) for model in runs.models} - tried
         failed += all_of([job for job, _ in trial_jobs(suite, work) if job.model in first])
         failed += all_of([job for _, _, job in run_jobs(suite, work, [runs]) if job])
         tried |= first

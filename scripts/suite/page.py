@@ -1,6 +1,7 @@
 """The page of a suite: claims with their verdicts, tables, pictures, and what all of it was measured with."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -200,26 +201,26 @@ def overlaps(dataset: Dataset) -> list[str]:
 
 
 def trials(suite: Suite, work: Path) -> list[str]:
-    """The table of the trials: the least loss on validation of each."""
-    if suite.trials is None:
-        return []
-    choices = combinations(suite.trials.grid)
+    """The tables of the trials: the least loss on validation of each."""
     best = chosen(suite, work)
-    losses: dict[str, list[str]] = {}
-    machines: dict[str, None] = {}
-    for job, choice in trial_jobs(suite, work):
-        loss = job.loss()
-        machines |= dict.fromkeys(_words(facts["machine"]) for facts in job.seeds.values())
-        mark = "**" if loss is not None and best.get(job.model) == choice else ""
-        losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
-    header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
-    given = [f", {key} {value}" for key, value in suite.trials.train.items() if key not in FILES]
-    how = f"Trained on {suite.trials.dataset} with seed {suite.trials.seed}{''.join(given)}"
-    text = f"{how} ({'; '.join(machines) or 'nowhere yet'}); the least loss on validation:"
-    like = [f"{Path(model).name} as {Path(other).name}" for model, other in suite.trials.like.items()]
-    below = [f"Trained with the values of another: {', '.join(like)}."] if like else []
-    rows = [[Path(model).name, *cells] for model, cells in losses.items()]
-    return ["## The trials", text, markdown_table(header, rows), *below]
+    parts = ["## The trials"] if suite.trials else []
+    for each in suite.trials:
+        losses: dict[str, list[str]] = {}
+        machines: dict[str, None] = {}
+        for job, choice in trial_jobs(replace(suite, trials=(each,)), work):
+            loss = job.loss()
+            machines |= dict.fromkeys(_words(facts["machine"]) for facts in job.seeds.values())
+            mark = "**" if loss is not None and best.get(job.model) == choice else ""
+            losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
+        choices = combinations(each.grid)
+        header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
+        given = [f", {key} {value}" for key, value in each.train.items() if key not in FILES]
+        how = f"Trained on {each.dataset} with seed {each.seed}{''.join(given)}"
+        parts.append(f"{how} ({'; '.join(machines) or 'nowhere yet'}); the least loss on validation:")
+        parts.append(markdown_table(header, [[Path(model).name, *cells] for model, cells in losses.items()]))
+        like = [f"{Path(model).name} as {Path(other).name}" for model, other in each.like.items()]
+        parts += [f"Trained with the values of another: {', '.join(like)}."] if like else []
+    return parts
 
 
 def provenance(datasets: Sequence[Dataset]) -> list[str]:

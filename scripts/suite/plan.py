@@ -5,7 +5,7 @@
                        without .yaml
   trials:              of each model in `models` every combination of the grid is trained; the least loss on validation
                        gives the values that the model is trained with in all runs
-    {dataset: NAME, models: [MODEL, ...], seed: N, train: {...}, grid: {lr: [...], ...}, like: {MODEL: MODEL}}
+    [{dataset: NAME, models: [MODEL, ...], seed: N, train: {...}, grid: {lr: [...], ...}, like: {MODEL: MODEL}}, ...]
                        `train` goes over the configurations' own; `like` gives a model the values found for another
   runs: [{dataset: NAME, models: [MODEL, ...], seeds: [N, ...], grid: {...}, over: {...}}, ...]   in this order
                        with a `grid`, each model is trained with every combination of it, under a name that says which:
@@ -58,10 +58,6 @@ class Trials:
     train: dict[str, Any] = field(default_factory=dict)
     like: dict[str, str] = field(default_factory=dict)
 
-    def of(self, models: Sequence[str]) -> set[str]:
-        """The models whose trials choose the values of these."""
-        return {self.like.get(model, model) for model in models}
-
 
 @dataclass(frozen=True)
 class Runs:
@@ -100,7 +96,7 @@ class Suite:
     about: str
     baseline: str
     runs: tuple[Runs, ...]
-    trials: Trials | None = None
+    trials: tuple[Trials, ...] = ()
     claims: tuple[Claim, ...] = ()
 
     @property
@@ -112,6 +108,11 @@ class Suite:
     def datasets(self) -> list[str]:
         """All datasets of all runs, each once."""
         return list(dict.fromkeys(runs.dataset for runs in self.runs))
+
+    @property
+    def like(self) -> dict[str, str]:
+        """The models that are given the values found for another."""
+        return {model: other for trials in self.trials for model, other in trials.like.items()}
 
 
 def read_suite(path: Path, records: Path) -> Suite:
@@ -127,15 +128,17 @@ def read_suite(path: Path, records: Path) -> Suite:
         load_dataset(dataset)
         require(path, "/" not in dataset, "runs.dataset", dataset, "a name, which its folder in work/ has too")
     require(path, len(known) == len({Path(model).name for model in known}), "runs", sorted(known), "different names")
-    trials = suite.trials
     claimed = [name for claim in suite.claims for name in (claim.model, claim.than)]
     named = [("baseline", suite.baseline, known), *(("claims", name, names) for name in claimed)]
-    if trials:
+    for trials in suite.trials:
         require(path, trials.dataset in suite.datasets, "trials.dataset", trials.dataset, "a dataset of `runs`")
         named += [("trials", name, known) for name in (*trials.models, *trials.like, *trials.like.values())]
         for model, other in trials.like.items():
             require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
-    grids = [("trials.grid", trials.grid)] if trials else []
+    tried = Counter(model for trials in suite.trials for model in (*trials.models, *trials.like))
+    twice = [model for model, count in tried.items() if count > 1]
+    require(path, not twice, "trials", ", ".join(twice), "each model once")
+    grids = [("trials.grid", trials.grid) for trials in suite.trials]
     for where, grid in [*grids, *(("runs.grid", runs.grid) for runs in suite.runs)]:
         for key, values in grid.items():
             require(path, isinstance(values, list) and values, f"{where}.{key}", values, "a list of values")
@@ -220,11 +223,9 @@ class Job:
 
 def trial_jobs(suite: Suite, work: Path) -> list[tuple[Job, dict[str, Any]]]:
     """The trainings of the trials, each with its choice of values."""
-    if (trials := suite.trials) is None:
-        return []
     found = []
-    for model in trials.models:
-        for choice in combinations(trials.grid):
+    for trials in suite.trials:
+        for model, choice in itertools.product(trials.models, combinations(trials.grid)):
             name = f"trial-{_named(model, choice)}"
             over = {"train": trials.train | choice, "average": None, "tune": None, "speed": None}
             found.append((_job(suite, work, model, trials.dataset, (trials.seed,), over, name, "train"), choice))
@@ -240,15 +241,13 @@ def chosen(suite: Suite, work: Path) -> dict[str, dict[str, Any]]:
     for model, tried in losses.items():
         if all(loss is not None for loss, _ in tried):
             best[model] = min(tried, key=lambda one: one[0] or 0.0)[1]
-    like = suite.trials.like if suite.trials else {}
-    return best | {model: best[other] for model, other in like.items() if other in best}
+    return best | {model: best[other] for model, other in suite.like.items() if other in best}
 
 
 def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tuple[str, str, Job | None]]:
     """Yield dataset, model and job of every run, or of ``some``; no job where its trials have still to end."""
     values = chosen(suite, work)
-    trials = suite.trials
-    waiting = {*trials.models, *trials.like} - values.keys() if trials else set()
+    waiting = {model for trials in suite.trials for model in (*trials.models, *trials.like)} - values.keys()
     for runs in some or suite.runs:
         for name, model, choice in runs.each():
             if model in waiting:

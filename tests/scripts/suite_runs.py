@@ -19,15 +19,15 @@ WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": 
 SUITE: dict[str, Any] = {
     "about": "A small comparison",
     "baseline": "base",
-    "trials": {
-        **{
+    "trials": [
+        {
             "dataset": "debian_en_de",
             "models": ["base", "good"],
             "grid": {"lr": [0.1, 0.2]},
             "train": {"max-update": 2},
+            "like": {"bad": "good"},
         },
-        "like": {"bad": "good"},
-    },
+    ],
     "runs": [
         {"dataset": "debian_en_de", "models": ["base", "good"], "seeds": [1, 2]},
         {"dataset": "debian_en_de", "models": ["bad", "wild", "late"], "seeds": [1]},

@@ -23,6 +23,8 @@ from scripts.suite.plan import Claim, chosen, read_suite, run_jobs, trial_jobs
 from scripts.suite.results import ABSENT, FAILED, HELD, UNDECIDED, Finding, Interval, collect, judge, overall
 from tests.scripts.suite_runs import SUITE, build, suite_of, write
 
+ON_LM = {"dataset": "debian_lm", "models": ["lm_base"], "grid": {"lr": [0.3]}}
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
@@ -67,6 +69,16 @@ def test_a_run_waits_for_its_trials_and_a_changed_configuration_is_not_done(plac
         assert (trial.model, trial.done) == ("good", False)
     finally:
         (place / "good.yaml").write_text((place / "late.yaml").read_text())
+
+
+def test_each_dataset_may_have_its_trials(place, tmp_path):
+    (place / "two.yaml").write_text(yaml.safe_dump({**SUITE, "trials": [*SUITE["trials"], ON_LM]}))
+    suite = read_suite(place / "two.yaml", place / "RESULTS")
+    assert [job.name for job, _ in trial_jobs(suite, tmp_path)][4:] == ["debian_lm/trial-lm_base-lr0.3"]
+    jobs = {name: job for _, name, job in run_jobs(suite, place / "work") if job}
+    assert "lm_base" not in jobs
+    assert jobs["good"].config.train["lr"] == 0.1
+    assert "| lm_base | not run |" in "\n".join(page.trials(suite, place / "work")).splitlines()
 
 
 def test_the_settings_of_runs_go_over_the_values_of_their_trials(place):
@@ -285,7 +297,8 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
     [
         ({"baseline": "nobody"}, "`baseline` is 'nobody', expected one of `runs`"),
         ({"claims": [{**SUITE["claims"][0], "than": "good-lr3"}]}, "`claims` is 'good-lr3', expected one of `runs`"),
-        ({"trials": {**SUITE["trials"], "grid": {"lr": 0.1}}}, "`trials.grid.lr` is 0.1, expected a list"),
+        ({"trials": [{**SUITE["trials"][0], "grid": {"lr": 0.1}}]}, "`trials.grid.lr` is 0.1, expected a list"),
+        ({"trials": [*SUITE["trials"], ON_LM, ON_LM]}, "`trials` is 'lm_base', expected each model once"),
         ({"claims": [{**SUITE["claims"][0], "of": "luck"}]}, "`claims.of` is 'luck', expected one of score, speed"),
         ({"extra": 1}, "unknown key `extra`"),
         ({"runs": [{**SUITE["runs"][0], "dataset": "nowhere"}]}, "no dataset 'nowhere'"),

@@ -18,7 +18,7 @@ from tests.scripts.stand_in import CHECKOUT, CONFIG, FACTS, Place
 SUITE: dict[str, Any] = {
     "about": "toy",
     "baseline": "one",
-    "trials": {"dataset": "toy", "models": ["one", "three"], "grid": {"lr": [3, 2]}, "like": {"two": "one"}},
+    "trials": [{"dataset": "toy", "models": ["one", "three"], "grid": {"lr": [3, 2]}, "like": {"two": "one"}}],
     "runs": [
         {"dataset": "toy", "models": ["one", "two"], "seeds": [1]},
         {"dataset": "toy", "models": ["three"], "seeds": [1], "grid": {"clip-norm": [0, 1]}},
@@ -122,7 +122,7 @@ def test_a_sweep_runs_the_same_from_raw_text_that_is_there(suite):
     raw.mkdir()
     (raw / "text").write_text("raw\n")
     shutil.copytree(CHECKOUT / "scripts" / "sweep", suite.folder / "scripts" / "sweep", dirs_exist_ok=True)
-    trials = SUITE["trials"] | {"models": ["one"]}
+    trials = [SUITE["trials"][0] | {"models": ["one"]}]
     runs = [{**SUITE["runs"][0], "grid": {"clip-norm": [0]}}]
     (suite.folder / "suite.yaml").write_text(yaml.safe_dump({**SUITE, "trials": trials, "runs": runs}))
     sweep = f"{sys.executable} -m snakemake --cores 2 --quiet all"
