@@ -64,6 +64,7 @@ def test_a_suite_file_has_configurations_for_all_of_its_jobs(path, tmp_path):
         load_config(path.parent / f"{model}.yaml")
     jobs = trial_jobs(suite, tmp_path)
     assert len(jobs) == sum(len(trials.models) * len(combinations(trials.grid)) for trials in suite.trials)
+    assert not suite.trials or len(jobs) >= 3 * 4
     assert len({job.config.name for job, _ in jobs}) == len(jobs)
     runs = list(run_jobs(suite, tmp_path))
     waiting = {Path(name).name.partition("-")[0] for _, name, job in runs if job is None}
