@@ -124,7 +124,7 @@ def scores(dataset: Dataset) -> str:
 
 
 def costs(dataset: Dataset) -> str:
-    """The table of what training and generating took."""
+    """The table of what training and generating took; times by seed, since each may be of another machine."""
     header = ["model", "updates", "least loss on validation", "its last change", "training", "training tokens/s"]
     header += ["MB in training", "MB in generating", "tuned"]
     rows = []
@@ -138,8 +138,8 @@ def costs(dataset: Dataset) -> str:
                 _mean(model.facts("training", "updates"), ",.0f"),
                 _mean(list(map(min, losses)), ".3f"),
                 _mean(changes, "+.3f"),
-                clock(fmean(seconds)) if (seconds := model.facts("training", "seconds")) else EMPTY,
-                _mean(model.facts("training", "tokens_per_second"), ",.0f"),
+                "; ".join(map(clock, model.facts("training", "seconds"))) or EMPTY,
+                "; ".join(f"{rate:,.0f}" for rate in model.facts("training", "tokens_per_second")) or EMPTY,
                 _mean(model.facts("training", "peak_mb"), ",.0f"),
                 _mean(model.facts("generation", "peak_mb"), ",.0f"),
                 "; ".join(dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in tuned)) or EMPTY,

@@ -232,6 +232,7 @@ def test_the_page_has_a_verdict_for_every_claim(place, written):
     assert "| perplexity (lower is better) |" in written
     assert "| base | 3.000 | **2.500** |" in written
     assert re.search(r"lm_good .* \| \+12\.00 \[", written)  # over the first model, where the baseline is not trained
+    assert "| 1:00; 2:00 | 1,000; 500 | 300 |" in written  # the costs of each seed, which may be of another machine
     assert "Commit (9): cccccccccccc" in written
 
 
