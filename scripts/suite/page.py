@@ -54,7 +54,9 @@ def introduction(suite: Suite, out: Path) -> str:
         "seeds (one deviation, pooled over all models of several seeds); for a perplexity, the seeds only. p is "
         f"sacreBLEU's, of the hypotheses of all seeds that the model and {name} share, one after another. It counts a "
         "sentence once for each seed, and so is too small where there are several. "
-        "The brackets of a speed are the least and the greatest of its rounds, with one seed. A claim held "
+        "Length is that of the hypotheses over that of the references, and the score at any length sacreBLEU without "
+        "its penalty for being short. The brackets of a speed are the least and the greatest of its rounds, with one "
+        "seed. A claim held "
         "if the whole of its brackets is on its side."
     )
 
@@ -109,11 +111,13 @@ def scores(dataset: Dataset) -> str:
     """The table of scores and of what each model gains over the baseline."""
     keys, baseline = SHOWN[dataset.kind], dataset.baseline
     head = [f"{NAMES[key]}{' (lower is better)' if key in LOWER_IS_BETTER else ''}" for key in keys]
-    header = ["model", "parameters", "seeds", *head, f"gain over {baseline}", "p, bootstrap", "p, randomised"]
+    brief = ["length", "sacreBLEU at any length"] if "sacrebleu" in dataset.measures else []
+    header = ["model", "parameters", "seeds", *head, *brief, f"gain over {baseline}", "p, bootstrap", "p, randomised"]
     rows = []
     for name, model in dataset.models.items():
         row = [name, f"{model.parameters:,}", ", ".join(map(str, model.seeds))]
         row += [spread(over(model.scores(key))) for key in keys]
+        row += [spread(over(list(each))) for each in zip(*dataset.brevity(name), strict=True)] if brief else []
         if name == baseline or baseline not in dataset.models:
             row += [EMPTY] * 3
         else:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, variance
-from typing import Any
+from typing import Any, cast
 
+from sacrebleu.metrics.bleu import BLEUScore
 from scipy.stats import t as student
 
 from data_prep.dataset import load_dataset
@@ -23,7 +24,7 @@ from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
 from scripts.scoring.score_names import FAMILY
-from scripts.scoring.significance import Counted, paired_test, standard_error
+from scripts.scoring.significance import Counted, paired_test, score_of_counts, standard_error
 from scripts.suite.plan import Claim, Job, Suite, run_jobs
 from scripts.suite.records import read_kept
 
@@ -135,6 +136,12 @@ class Dataset:
             return self._interval(-difference, seeds, 0.0)
         ours, theirs = ([model.lines(seed) for seed in model.seeds] for model in (one, two))
         return self._interval(difference, seeds, standard_error(Counted(measure.metric), ours, theirs) ** 2)
+
+    def brevity(self, name: str) -> list[tuple[float, float]]:
+        """Of each seed the length of its hypotheses over the references', and BLEU without its penalty for brevity."""
+        model, metric = self.models[name], self.measures["sacrebleu"].metric
+        found = [cast(BLEUScore, score_of_counts(metric, model.lines(seed))) for seed in model.seeds]
+        return [(each.ratio, each.score / each.bp if each.bp else 0.0) for each in found]
 
     def p_values(self, name: str, other: str) -> list[float | None]:
         """Return sacreBLEU's p by paired bootstrap and by approximate randomisation, over the seeds that both have."""

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
+from sacrebleu.metrics.bleu import BLEU
 
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
+from scripts.scoring.significance import counts
 from scripts.speed import System
 from scripts.suite import archive, overlap, page, results, speed
 from scripts.suite.__main__ import overview
@@ -148,6 +150,20 @@ def test_the_seeds_widen_an_interval(place, dataset):
     assert compare(None) == Interval(compare("measured").value, None, None)
 
 
+def test_the_length_and_the_score_at_any_length_are_those_of_sacrebleu(place, dataset, written):
+    folder = dataset.models["bad"].job.folder
+    references = (place / "work" / "debian_en_de" / "prepared" / "raw" / "test.de").read_text().splitlines()
+    lines = (folder / "seed1" / "scores" / "test" / "hypotheses.detok").read_text().splitlines()
+    lines = [" ".join(line.split()[:-2]) for line in lines]  # shorter than the references
+    metric: Any = dataset.measures["sacrebleu"].metric
+    dataset.models["bad"].known[1]["lines"] = "; ".join(counts(metric, lines, references))
+    ((ratio, score),) = dataset.brevity("bad")
+    found = BLEU().corpus_score(lines, [references])
+    assert found.bp < 0.9
+    assert (ratio, score * found.bp) == pytest.approx((found.sys_len / found.ref_len, found.score))
+    assert "| sacreBLEU at any length |" in written
+
+
 def test_models_without_a_seed_in_common_have_no_tests(dataset):
     dataset.models |= {name: replace(dataset.models[name], seeds=[seed]) for name, seed in (("good", 1), ("base", 2))}
     assert dataset.p_values("good", "base") == [None, None]
@@ -273,7 +289,7 @@ def test_sacrebleu_itself_gives_the_figures_of_the_page_from_the_archive(place, 
     assert len(alone) == len(of_seeds) > len(rows)
     for line, score in zip(alone, of_seeds, strict=True):
         assert f" = {score:.2f} " in output(line)
-    for line, place_of_p in ((tests[0], 6), (tests[3], 7)):
+    for line, place_of_p in ((tests[0], 8), (tests[3], 9)):
         row = rows["good" if "good" in line else "bad"]
         said = output(line)
         assert f"p = {row[place_of_p]}" in said
