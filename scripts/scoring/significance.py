@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from sacrebleu.metrics.base import Metric, Score
+from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
 from scripts.scoring.metrics import Measure, Side, check_sides
@@ -36,10 +36,9 @@ class Counted:
         # as floats, whose sums BLAS makes many times as fast as those of integers; sums of counts are exact
         return np.loadtxt(lines, dtype=float, ndmin=2)
 
-
-def score_of_counts(metric: Metric, lines: Sequence[str]) -> Score:
-    """The score of the ``counts`` of all lines."""
-    return metric._aggregate_and_compute(list(Counted(metric)._extract_corpus_statistics(lines)))
+    def score(self, lines: Sequence[str]) -> Any:
+        """The metric's score object for all lines."""
+        return self._compute_score_from_stats(self._extract_corpus_statistics(lines).sum(axis=0))
 
 
 def paired_bootstrap(

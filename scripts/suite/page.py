@@ -56,8 +56,7 @@ def introduction(suite: Suite, out: Path) -> str:
         "sentence once for each seed, and so is too small where there are several. "
         "Length is that of the hypotheses over that of the references, and the score at any length sacreBLEU without "
         "its penalty for being short. The brackets of a speed are the least and the greatest of its rounds, with one "
-        "seed. A claim held "
-        "if the whole of its brackets is on its side."
+        "seed. A claim held if the whole of its brackets is on its side."
     )
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, variance
-from typing import Any, cast
+from typing import Any
 
-from sacrebleu.metrics.bleu import BLEUScore
 from scipy.stats import t as student
 
 from data_prep.dataset import load_dataset
@@ -24,7 +23,7 @@ from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
 from scripts.scoring.score_names import FAMILY
-from scripts.scoring.significance import Counted, paired_test, score_of_counts, standard_error
+from scripts.scoring.significance import Counted, paired_test, standard_error
 from scripts.suite.plan import Claim, Job, Suite, run_jobs
 from scripts.suite.records import read_kept
 
@@ -139,8 +138,8 @@ class Dataset:
 
     def brevity(self, name: str) -> list[tuple[float, float]]:
         """Of each seed the length of its hypotheses over the references', and BLEU without its penalty for brevity."""
-        model, metric = self.models[name], self.measures["sacrebleu"].metric
-        found = [cast(BLEUScore, score_of_counts(metric, model.lines(seed))) for seed in model.seeds]
+        model, metric = self.models[name], Counted(self.measures["sacrebleu"].metric)
+        found = [metric.score(model.lines(seed)) for seed in model.seeds]
         return [(each.ratio, each.score / each.bp if each.bp else 0.0) for each in found]
 
     def p_values(self, name: str, other: str) -> list[float | None]:
