@@ -240,6 +240,9 @@ def test_a_processor_without_the_units_is_told_and_computes_in_float32(show):
     done = show(LIGHTCONV_MATMUL="bf16", ONEDNN_MAX_CPU_ISA="AVX2")
     assert done.stdout == "none False highest\n"
     assert "this processor has no units for it that may be used" in done.stderr
+    done = show(LIGHTCONV_MATMUL="bf16", ATEN_CPU_CAPABILITY="avx2")
+    assert done.stdout == "none False highest\n"
+    assert "ATEN_CPU_CAPABILITY is avx2" in done.stderr
     done = show(LIGHTCONV_MATMUL="fp32", ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16")
     assert done.stdout == f"{UNITS[min(BEST, 1)]} False highest\n"
 

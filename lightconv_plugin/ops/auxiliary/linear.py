@@ -45,7 +45,7 @@ def pack_weight(weight: Tensor) -> Tensor | None:
 
 
 def bf16_units() -> str:
-    """The processor's units for products in bfloat16: one of ``UNITS``. $ONEDNN_MAX_CPU_ISA can forbid them."""
+    """The processor's units for products in bfloat16: one of ``UNITS``. Variables can forbid them."""
     if library.load() is not None:
         return UNITS[0]
     return UNITS[torch.ops.lightconv.cpu_bf16_units(-1)]
@@ -55,7 +55,8 @@ def lacking() -> str | None:
     """Return the reason why there are no products in bfloat16; None where there are."""
     if bf16_units() != UNITS[0]:
         return None
-    limited = f"; ONEDNN_MAX_CPU_ISA is {limit}" if (limit := library.isa_limit()) else ""
+    variables = {"ONEDNN_MAX_CPU_ISA": library.isa_limit(), "ATEN_CPU_CAPABILITY": library.vector_limit()}
+    limited = "".join(f"; {name} is {value}" for name, value in variables.items() if value)
     return library.load() or f"this processor has no units for it that may be used (AMX or AVX512-BF16{limited})"
 
 

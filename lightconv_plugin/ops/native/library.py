@@ -20,6 +20,8 @@ LIMITS = {
     **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"), 0),
     **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), 1),
 }
+# bits of the widest vectors that values of torch's variable leave to kernels
+VECTOR_BITS = {"default": 128, "avx2": 256}
 
 
 def load() -> str | None:
@@ -43,6 +45,8 @@ def _load() -> str | None:
     _register_fakes()
     if (limit := isa_limit()) in LIMITS:
         torch.ops.lightconv.cpu_bf16_units(LIMITS[limit])
+    if (capability := vector_limit()) in VECTOR_BITS:
+        torch.ops.lightconv.cpu_vector_bits(VECTOR_BITS[capability])
     return None
 
 
@@ -50,6 +54,11 @@ def isa_limit() -> str:
     """The instructions that oneDNN's variables limit a process to, in capitals; empty where they do not."""
     given = (os.environ.get(f"{name}_MAX_CPU_ISA", "") for name in ("ONEDNN", "DNNL"))
     return next(filter(None, given), "").upper()
+
+
+def vector_limit() -> str:
+    """The instructions that torch's variable limits a process to; empty where it does not."""
+    return os.environ.get("ATEN_CPU_CAPABILITY", "")
 
 
 def _register_fakes() -> None:
