@@ -26,6 +26,12 @@ def test_with_a_compiler():
     assert "WRONG" not in done.stdout
 
 
+def test_vectors_are_no_wider_than_torchs():
+    done = run(ATEN_CPU_CAPABILITY="default")
+    assert "native, cpu  ready: vectors of 128 bits" in done.stdout
+    assert "none" in done.stdout.split("units for products in bfloat16")[1].splitlines()[0]
+
+
 def test_without_a_compiler_it_says_what_to_install(tmp_path):
     done = run(CXX="/nonexistent", PATH=str(tmp_path), LIGHTCONV_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
