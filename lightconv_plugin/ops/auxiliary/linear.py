@@ -45,7 +45,10 @@ def pack_weight(weight: Tensor) -> Tensor | None:
 
 
 def bf16_units() -> str:
-    """The processor's units for products in bfloat16: one of ``UNITS``. Variables can forbid them."""
+    """The processor's units for products in bfloat16: one of ``UNITS``.
+
+    $ONEDNN_MAX_CPU_ISA and $ATEN_CPU_CAPABILITY can forbid them.
+    """
     if library.load() is not None:
         return UNITS[0]
     return UNITS[torch.ops.lightconv.cpu_bf16_units(-1)]
