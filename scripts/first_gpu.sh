@@ -4,9 +4,10 @@
 #                                                      is made first (VENV=DIR and TORCH=SPEC choose others)
 #        scripts/first_gpu.sh OUT --device cpu         a rehearsal at small sizes on a CPU, in .venv
 #        --rerun                                       run what is done already, too
+#        --only info,tests                             run these sections alone (a wrong name lists all)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-case "${1:-}" in "" | -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; [ -n "${1:-}" ]; exit ;; esac
+case "${1:-}" in "" | -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; [ -n "${1:-}" ]; exit ;; esac
 if [[ " $* " != *" --device cpu "* && " $* " != *" --device=cpu "* ]]; then
   export VENV=${VENV:-$root/.venv-cuda} TORCH=${TORCH:-torch==2.14.1}
 fi

@@ -36,6 +36,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the page, records and logs")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for a rehearsal (default: cuda)")
     parser.add_argument("--rerun", action="store_true", help="run the sections that are done, too")
+    parser.add_argument("--only", metavar="NAMES", help="run these sections alone: info,tests (a wrong name lists all)")
     return parser.parse_args()
 
 
@@ -69,10 +70,9 @@ def facts(device: str) -> tuple[str, list[str]]:
 def run(section: Section, log: Path, said: StatusLine) -> dict[str, Any]:
     """Run a section and return its record."""
     start = time.monotonic()
-    record: dict[str, Any] = {"result": page.PASSED, "reason": "", "lines": [], "tests": {}}
     if section.absent is not None:
-        record |= {"result": page.ABSENT, "reason": section.absent}
-        return record | {"time": clock(0)}
+        return _absent(section.absent)
+    record: dict[str, Any] = {"result": page.PASSED, "reason": "", "lines": [], "tests": {}}
     lines: list[str] = []
 
     def keep(line: str) -> None:
@@ -96,6 +96,10 @@ def run(section: Section, log: Path, said: StatusLine) -> dict[str, Any]:
     return record | {"time": clock(time.monotonic() - start)}
 
 
+def _absent(reason: str) -> dict[str, Any]:
+    return {"result": page.ABSENT, "reason": reason, "lines": [], "tests": {}, "time": clock(0)}
+
+
 def results(lines: list[str], begins: str) -> list[str]:
     """Return what was printed from the first line that begins so; without lines of progress."""
     first = next((number for number, line in enumerate(lines) if line.startswith(begins)), len(lines))
@@ -109,13 +113,22 @@ def main() -> None:
     os.chdir(CHECKOUT)
     records: list[page.Record] = []
     todo = sections(args.device)
+    names = [section.name for section in todo]
+    only = args.only.split(",") if args.only else names
+    if unknown := set(only) - set(names):
+        raise UserError(
+            f"--only {args.only}: there is no {', '.join(sorted(unknown))}; expected some of {','.join(names)}"
+        )
     with folder_lock(out):
         for number, section in enumerate(todo, 1):
             said, head = StatusLine(), f"[{number}/{len(todo)}] {section.title}"
             path = out / "records" / f"{section.name}.json"
             made_from = {**asdict(section), "command": list(section.command), "machine": name}
             done = read_json(path) if path.exists() else None
-            if not args.rerun and done and done["made_from"] == made_from and done["result"] == page.PASSED:
+            if section.name not in only:
+                left = {"title": section.title, "command": "", "commit": "", **_absent("left out by --only")}
+                done = done if done and done["made_from"] == made_from else left
+            elif not args.rerun and done and done["made_from"] == made_from and done["result"] == page.PASSED:
                 said.line(f"{head}: done before")
             else:
                 said.line(f"{head} (at most {section.minutes:g} minutes)")

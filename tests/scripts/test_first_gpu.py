@@ -26,8 +26,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(first_gpu, "facts", lambda device: ("a card, torch 9", [f"on {device}"]))
     monkeypatch.chdir(tmp_path)  # which the command leaves
 
-    def go(*chosen, again=False):
+    def go(*chosen, again=False, only=None):
         arguments = ["first_gpu", str(tmp_path / "out"), "--device", "cpu", *(["--rerun"] if again else [])]
+        arguments += ["--only", only] if only else []
         monkeypatch.setattr(sys, "argv", arguments)
         monkeypatch.setattr(first_gpu, "sections", lambda device: list(chosen))
         try:
@@ -72,6 +73,17 @@ def test_what_is_done_is_not_run_again_unless_asked_or_changed(run, tmp_path):
     ):
         run(chosen, again=again)
         assert len(count.read_text()) == runs
+
+
+def test_some_sections_alone_beside_what_is_done(run):
+    one, two, three = (section(name, f"print('{name} is fine')", begins=name) for name in ("one", "two", "three"))
+    run(one, two, three, only="one")
+    written = run(one, two, three, only="two")
+    assert "one is fine" in written
+    assert "two is fine" in written
+    assert "**not run**: left out by --only" in written
+    with pytest.raises(UserError, match="--only four: there is no four; expected some of one,two,three"):
+        run(one, two, three, only="four")
 
 
 def test_a_failed_section_is_run_again(run, tmp_path):
