@@ -49,14 +49,16 @@ def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     sizes = ["--channels=64", "--heads=2", "--lengths=16,64", "--tokens=128"]
     if not rehearsal:
         sizes = ["--channels=1024", "--heads=16", "--lengths=32,128,512,2048", "--tokens=16384"]
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16") if rehearsal else ("float32", "float16", "bfloat16"):
         yield _bench(f"ops {dtype}", "ops", device, f"--dtype={dtype}", *sizes, minutes=2)
     # the widest kernel that causal-conv1d has
     narrow = ["--operators=light", "--kernel=4", "--causal", "--dtype=float32" if rehearsal else "--dtype=bfloat16"]
     yield _bench("ops narrow", "ops", device, *narrow, *sizes, minutes=1)
     yield _bench("kernels", "kernels", device, *(["--tokens=256", "--channels=64"] if rehearsal else []), minutes=1)
     precision = ["--precisions=fp32"]  # a GPU's tables have no rows of products in bfloat16
-    train = ["--tokens=64", "--vocab-size=60", *precision] if rehearsal else ["--tokens=8192"]
+    train = ["--widths=512", "--layers=6,6", "--tokens=4096", "--flags=--fp16"]
+    if rehearsal:
+        train = ["--tokens=64", "--vocab-size=60", *precision]
     yield _bench("train", "train", device, *train, minutes=3)
     decode = ["--sentences=128,32,1"]
     if rehearsal:
