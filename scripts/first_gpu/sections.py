@@ -59,11 +59,11 @@ def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     train = ["--widths=512", "--layers=6,6", "--tokens=4096", "--flags=--fp16"]
     if rehearsal:
         train = ["--tokens=64", "--vocab-size=60", *precision]
-    yield _bench("train", "train", device, *train, minutes=3)
+    yield _bench("train", "train", device, *train, minutes=2)
     decode = ["--sentences=128,32,1"]
     if rehearsal:
         decode = ["--sentences=2,1", "--length=3", "--vocab-size=60", "--rows=128", "--channels=64", *precision]
-    yield _bench("decode", "decode", device, *decode, minutes=4)
+    yield _bench("decode", "decode", device, *decode, minutes=3)
 
 
 def _pytest(what: str, device: str, *options: str) -> tuple[str, ...]:
