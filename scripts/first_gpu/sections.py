@@ -56,7 +56,7 @@ def _sections(device: str, rehearsal: bool) -> Iterator[Section]:
     yield _bench("ops narrow", "ops", device, *narrow, *sizes, minutes=1)
     yield _bench("kernels", "kernels", device, *(["--tokens=256", "--channels=64"] if rehearsal else []), minutes=1)
     precision = ["--precisions=fp32"]  # a GPU's tables have no rows of products in bfloat16
-    train = ["--widths=512", "--layers=6,6", "--tokens=4096", "--flags=--fp16"]
+    train = ["--widths=512", "--layers=6,6", "--tokens=4096", "--flags=--fp16", "--models=transformer,conv 31"]
     if rehearsal:
         train = ["--tokens=64", "--vocab-size=60", *precision]
     yield _bench("train", "train", device, *train, minutes=2)
