@@ -6,14 +6,16 @@ At the end generation is timed, of all models in turns, where one has no speed y
 put beside the page, and it is written from them; --page-only writes it from what there is. They are small
 (scripts.suite.records): with them in git, a run that one machine has finished is not run again by another.
 
---sweep runs them by Snakemake, several at a time, on processors, GPUs or a cluster (scripts/sweep/Snakefile):
+--sweep runs them by Snakemake, several at a time, on processors, GPUs or a cluster (scripts/sweep/Snakefile): first all
+trials, then all runs.
   OMP_NUM_THREADS=1 ... --devices 1 --sweep "snakemake --cores 2"
   --sweep "snakemake --cores all --resources gpu=8"      --sweep "snakemake --executor slurm --jobs 20"
 """
 
 import argparse
 import shlex
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from scripts.suite.plan import Job, Runs, Suite, read_suite, run_jobs, trial_job
 from scripts.suite.results import collect
 
 SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
+KEEP_SECONDS = 600  # a sweep may take days: what has ended is put beside the page meanwhile
 
 
 def reproduce(job: Job, options: Sequence[str]) -> list[str]:
@@ -51,15 +54,22 @@ def run_here(job: Job, options: Sequence[str]) -> None:
             raise KeyboardInterrupt
 
 
-def run_by_snakemake(jobs: Sequence[Job], sweep: str, raw: Path | None, devices: int | None) -> None:
-    """Run jobs of one kind by the rules of scripts/sweep."""
+def run_by_snakemake(
+    jobs: Sequence[Job], sweep: str, raw: Path | None, devices: int | None, meanwhile: Callable[[], None]
+) -> None:
+    """Run jobs of one kind by the rules of scripts/sweep; call ``meanwhile`` every KEEP_SECONDS."""
     settings = {"configs": " ".join(str(job.config.path) for job in jobs), "work": jobs[0].work, "to": jobs[0].last}
     settings |= {key: value for key, value in (("raw", raw), ("gpus_per_seed", devices)) if value is not None}
     skipped = [f"{job.name}.seed{seed}" for job in jobs for seed in job.config.seeds if seed not in job.missing]
     settings |= {"skip": " ".join(skipped)} if skipped else {}
     given = [f"{key}={value}" for key, value in settings.items()]
     with child([*shlex.split(sweep), "--keep-going", "-s", str(SNAKEFILE), "--config", *given]) as process:
-        process.wait()
+        while True:
+            try:
+                process.wait(KEEP_SECONDS)
+                return
+            except subprocess.TimeoutExpired:
+                meanwhile()
 
 
 def state(job: Job | None) -> str:
@@ -165,7 +175,7 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
             job.write_config()
         if to_do and arguments.sweep:
             try:
-                run_by_snakemake(to_do, arguments.sweep, arguments.raw, arguments.devices)
+                run_by_snakemake(to_do, arguments.sweep, arguments.raw, arguments.devices, lambda: keep(suite, work))
             finally:
                 keep(suite, work)
         else:
@@ -179,10 +189,11 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
         if any(not job.done for job in jobs) and any(job.kept.exists() for job in jobs):
             prepare(suite, work, dataset, options)
     failed, tried = [], set[str]()
-    for runs in suite.runs:
-        first = {suite.like.get(model, model) for model in runs.models} - tried
+    # One sweep of all leaves no device idle while the last job of a few runs
+    for some in [suite.runs] if arguments.sweep else [[runs] for runs in suite.runs]:
+        first = {suite.like.get(model, model) for runs in some for model in runs.models} - tried
         failed += all_of([job for job, _ in trial_jobs(suite, work) if job.model in first])
-        failed += all_of([job for _, _, job in run_jobs(suite, work, [runs]) if job])
+        failed += all_of([job for _, _, job in run_jobs(suite, work, some) if job])
         tried |= first
     for each in collect(suite, work):
         if speed.is_due(each):

@@ -117,19 +117,18 @@ def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_t
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_the_same_from_raw_text_that_is_there(suite):
+def test_a_sweep_runs_all_trials_and_then_all_runs_from_raw_text_that_is_there(suite):
     raw = suite.folder / "raw"
     raw.mkdir()
     (raw / "text").write_text("raw\n")
     shutil.copytree(CHECKOUT / "scripts" / "sweep", suite.folder / "scripts" / "sweep", dirs_exist_ok=True)
-    trials = [SUITE["trials"][0] | {"models": ["one"]}]
-    runs = [{**SUITE["runs"][0], "grid": {"clip-norm": [0]}}]
-    (suite.folder / "suite.yaml").write_text(yaml.safe_dump({**SUITE, "trials": trials, "runs": runs}))
+    meanwhile = suite.folder / "scripts" / "suite" / "__main__.py"
+    meanwhile.write_text(meanwhile.read_text().replace("KEEP_SECONDS = 600", "KEEP_SECONDS = 0.1"))
     sweep = f"{sys.executable} -m snakemake --cores 2 --quiet all"
     status, said, ran = run(suite, "--raw", str(raw), "--devices", "1", "--sweep", sweep)
     assert (status, ran[-1]) == (0, "speed of toy"), said
-    assert sorted(ran[:2]) == sorted(TRIALS)
-    assert sorted(ran[2:-1]) == [f"{name}-clip-norm0:seed1:2" for name in ("one", "two")]
+    assert sorted(ran[:4]) == sorted([*TRIALS, *LATER])
+    assert sorted(ran[4:-1]) == sorted(["one:seed1:2", "two:seed1:2", *THREE])
 
 
 class Clock:
