@@ -195,6 +195,7 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
         failed += all_of([job for job, _ in trial_jobs(suite, work) if job.model in first])
         failed += all_of([job for _, _, job in run_jobs(suite, work, some) if job])
         tried |= first
+    keep(suite, work)  # what another process has run, too
     for each in collect(suite, work):
         if speed.is_due(each):
             prepare(suite, work, each.name, options)

@@ -54,7 +54,7 @@ PAGE = "def is_page(path):\n    return False\n\n\ndef write(suite, work, out):\n
 SPEED = """
 import os, sys
 def is_due(dataset):
-    return True
+    return bool(dataset.models)
 
 
 if __name__ == "__main__":
@@ -106,6 +106,9 @@ def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_t
     assert "error: it broke" in said
     status, said, ran = run(suite)
     assert (status, ran) == (0, ["two:seed1:2", "speed of toy"]), said  # what diverged is not tried again
+    shutil.rmtree(records)
+    status, said, ran = run(suite)
+    assert (status, ran) == (0, ["speed of toy"]), said  # a speed is of what has ended without this command, too
     elsewhere = ["--work", str(suite.folder / "elsewhere"), "--out", str(suite.folder / "work" / "RESULTS.md")]
     status, said, ran = run(suite, *elsewhere)  # nothing runs on another machine of which there is a record
     assert (status, ran) == (0, ["speed of toy"]), said
