@@ -15,10 +15,12 @@ from scripts.common import CHECKOUT
 
 FAIRSEQ = "ve-fairseq" if sys.version_info < (3, 13) else "fairseq-fixed"
 PACKAGES = ("torch", FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
+RESULTS = ":(exclude)configs/RESULTS*"
+"""The pages and records of comparisons, as git leaves them out: a suite writes them while its next run is trained."""
 
 
 def git_state() -> dict[str, Any] | None:
-    """The checkout's commit, and whether it has changes since; None where it is not a git checkout."""
+    """The checkout's commit, and whether anything but results has changed since; None where there is no git."""
 
     def git(*arguments: str) -> str:
         # whoever owns it: its code is being run
@@ -28,7 +30,7 @@ def git_state() -> dict[str, Any] | None:
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != CHECKOUT:
             return None  # a copy without history that happens to lie in somebody else's checkout
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", ".", RESULTS))}
     except (OSError, subprocess.CalledProcessError):
         return None
 

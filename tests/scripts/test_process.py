@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import ownership, scratch
+from scripts.common import ownership, provenance, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, write_lines
 from scripts.common.lock import folder_lock
@@ -149,6 +149,21 @@ def test_a_checkout_that_somebody_else_owns_has_its_commit_in_records(monkeypatc
     known = git_state()
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert git_state() == known
+
+
+def test_code_that_has_changed_is_told_from_results(monkeypatch, tmp_path):
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", *arguments], cwd=tmp_path, check=True)
+
+    monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "first")
+    (tmp_path / "configs" / "RESULTS-table6" / "toy").mkdir(parents=True)
+    for name in ("RESULTS.md", "RESULTS-table6/toy/one.json"):
+        (tmp_path / "configs" / name).touch()
+    assert (git_state() or {})["changed"] is False
+    (tmp_path / "configs" / "toy.yaml").touch()
+    assert (git_state() or {})["changed"] is True
 
 
 def test_a_process_that_is_asked_and_ends_without_a_word():
