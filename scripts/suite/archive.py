@@ -2,8 +2,8 @@
 
 <dataset>/<model>/record.json, and of each seed its log, tuning, scores, hypotheses and averaged model; the
 configurations; the references; and in <dataset>/tests what sacreBLEU's own command compares: the hypotheses of a
-model's seeds one after another. In front stand the page with its pictures, CHECK.md with sacreBLEU's commands, and
-SHA256SUMS with the checksums of all other files.
+model's seeds one after another. In front stand the page with its pictures, CHECK.md with sacreBLEU's commands or
+rouge-score's, and SHA256SUMS with the checksums of all other files.
 """
 
 import gzip
@@ -26,6 +26,12 @@ from scripts.suite.results import Dataset, Model, collect
 SUMS, CHECK = "SHA256SUMS", "CHECK.md"
 HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
 LOWERCASE = ("-lc", "--chrf-lowercase")
+# Of each summary, then the means of F1; sentences of one summary are not told apart
+ROUGE = (
+    "python -m rouge_score.rouge --target_filepattern={references} --prediction_filepattern={hypotheses} "
+    "--rouge_types=rouge1,rouge2,rougeLsum --use_stemmer --noaggregate --output_filename=/dev/stdout | "
+    "awk -F, 'NR > 1 {{a += $4; b += $7; c += $10}} END {{n = (NR - 1) / 100; print a / n, b / n, c / n}}'"
+)
 OF_SEED = (
     *("checkpoints/train.json", "checkpoints/train.log", "checkpoints/diverged.json", "tuned/tune.json"),
     *("tuned/tune.csv", "hypotheses/generation.json", "hypotheses/generate.log", "hypotheses/hypotheses.tok"),
@@ -71,8 +77,8 @@ def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | byte
 
 
 def commands(dataset: Dataset) -> list[str]:
-    """The commands of sacreBLEU that give the page's figures from an archive's files."""
-    if not dataset.measures or dataset.kind != "bleu":
+    """The commands of sacreBLEU or rouge-score that give the page's figures from an archive's files."""
+    if not dataset.measures:
         return []
     how = [*HOW, "-tok", tokeniser(dataset.target or ""), *(LOWERCASE if dataset.lowercase else ())]
     alone = [
@@ -80,6 +86,8 @@ def commands(dataset: Dataset) -> list[str]:
         for model in dataset.models.values()
         for seed in _here(model)
     ]
+    if dataset.kind == "rouge":
+        return [ROUGE.format(references=f"{dataset.name}/test.{dataset.target}", hypotheses=each) for each in alone]
     found = [shlex.join(["sacrebleu", f"{dataset.name}/test.{dataset.target}", "-i", each, *how]) for each in alone]
     for *models, both in _pairs(dataset):
         texts = [_joined(dataset, name, both) for name in ("references", models[1].name, models[0].name)]

@@ -17,6 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
+from scripts.scoring.metrics import Side, evaluate
 from scripts.scoring.significance import counts
 from scripts.speed import System
 from scripts.suite import archive, overlap, page, results, speed
@@ -294,6 +295,18 @@ def test_sacrebleu_itself_gives_the_figures_of_the_page_from_the_archive(place, 
         said = output(line)
         assert f"p = {row[place_of_p]}" in said
         assert len(row[2]) > 1 or f" {row[3]} " in said  # of several seeds the page has the mean of each's score
+
+
+def test_rouge_score_itself_gives_the_figures_of_summaries_from_the_archive(place, dataset, written, tmp_path):
+    with tarfile.open(place / "small.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    root, summaries = tmp_path / "small" / "debian_en_de", replace(dataset, kind="rouge")
+    line = archive.commands(summaries)[1].replace("python", shlex.quote(sys.executable), 1)
+    assert "/base/seed2/" in line
+    found = subprocess.run(line, shell=True, cwd=root.parent, capture_output=True, text=True, check=True).stdout
+    texts = (root / "base/seed2/scores/test/hypotheses.detok", root / "test.de")
+    scores, _ = evaluate(summaries.measures, *(Side([], read_lines(text)) for text in texts))
+    assert [float(score) for score in found.split()] == pytest.approx(list(scores.values()), rel=1e-5)
 
 
 def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
