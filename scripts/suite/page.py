@@ -265,7 +265,7 @@ def checks(suite: Suite, out: Path) -> list[str]:
         f"`{command} --page-only --out {_short(out)}` makes this page again from the records in `{out.stem}/`. They "
         "have each run's configuration, its scores, losses and costs, the counts of each line that sacreBLEU makes its "
         "score of, and the SHA-256 of hypotheses and averaged model. With `--archive FILE.tar.gz` the hypotheses, logs "
-        "and models that are on the machine go into an archive, with sacreBLEU's commands for the figures above. With "
+        "and models that are on the machine go into an archive, with commands that give the figures above. With "
         "another `--out` and another `--work` the command runs everything again.",
     ]
 
