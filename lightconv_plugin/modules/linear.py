@@ -28,7 +28,8 @@ def apply_linear(layer: Any, x: Any) -> Tensor:
 
     The layers stay PyTorch's own class, which tools that replace them look for: quantisation, adapters.
     """
-    if not is_plain(layer, nn.Linear):
+    # a graph that torch.export makes serves any number of rows, and would keep the choice made for those of the example
+    if torch.compiler.is_exporting() or not is_plain(layer, nn.Linear):
         return layer(x)
     return ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
 

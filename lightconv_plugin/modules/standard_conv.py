@@ -40,6 +40,7 @@ class StandardConv(InputWindow):
         if padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         left, right = self.padding
-        more = int(len(x) == 0)  # PyTorch's convolution wants as many positions as its kernel is wide
+        # x.shape[0], since len(x) would fix the length of an exported graph
+        more = 0 if x.shape[0] > 0 else 1  # PyTorch's convolution wants as many positions as its kernel is wide
         out = F.conv1d(F.pad(x.permute(1, 2, 0), (left, right + more)), self.weight, self.bias)
-        return out.permute(2, 0, 1)[: len(x)]
+        return out.permute(2, 0, 1)[: x.shape[0]]
