@@ -250,18 +250,26 @@ def translate(model: Model, lines: Iterable[str], options: Options, batch: int) 
     """The hypotheses of each line, in order; lines of like length are searched together.
 
     Raises:
-        DecodeError: see ``search``; or a model without an encoder.
+        DecodeError: see ``search``; a model without an encoder; or, after the hypotheses of all lines before it, a
+            line longer than the model takes.
     """
     if "encoder" not in model.manifest["graphs"]:
         raise DecodeError("it is a language model, which has nothing to translate; call Model.step")
-    lines = iter(lines)
+    lines, most, answered = iter(lines), model.manifest["max_source"], 0
     while sources := [model.tokens_of(line) for line in itertools.islice(lines, 64 * batch)]:
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        taken = list(itertools.takewhile(lambda source: len(source) <= most, sources))
+        order = sorted(range(len(taken)), key=lambda i: len(taken[i]))
         found: dict[int, list[Hypothesis]] = {}
         for start in range(0, len(order), batch):
             part = order[start : start + batch]
-            found |= zip(part, search(model, [sources[i] for i in part], options), strict=True)
-        yield from (found[i] for i in range(len(sources)))
+            found |= zip(part, search(model, [taken[i] for i in part], options), strict=True)
+        yield from (found[i] for i in range(len(taken)))
+        answered += len(taken)
+        if len(taken) < len(sources):
+            raise DecodeError(
+                f"line {answered + 1} has {len(sources[len(taken)]) - 1} words; the model takes at most {most - 1} in "
+                f"a line. The lines before it are translated: divide line {answered + 1}, and go on from there"
+            )
 
 
 def main(arguments: list[str] | None = None) -> None:

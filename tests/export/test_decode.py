@@ -1,5 +1,6 @@
 """An export: what it says of itself, its search without torch against fairseq's and ours, damaged files."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -127,15 +128,34 @@ def test_the_benchmark_times_hypotheses_of_one_length(model):
 
 
 @pytest.mark.parametrize(
-    ("options", "line", "sentence"),
+    ("options", "words", "sentence"),
     [
-        (Options(), "w1 " * 60, "a source has 61 words; the model takes at most 60"),
-        (Options(min_len=9, max_len_b=8), "w1", "--min-len 9 is larger than the longest hypothesis allowed, 8"),
+        (Options(), 60, "a source has 61 words; the model takes at most 60"),
+        (Options(min_len=9, max_len_b=8), 1, "--min-len 9 is larger than the longest hypothesis allowed, 8"),
     ],
 )
-def test_what_cannot_be_searched_is_a_sentence(model, options, line, sentence):
+def test_what_cannot_be_searched_is_a_sentence(model, options, words, sentence):
     with pytest.raises(decode.DecodeError, match=sentence):
-        list(decode.translate(model, [line], options, 1))
+        decode.search(model, [model.tokens_of("w1 " * words)], options)
+
+
+@pytest.mark.parametrize("before", [0, 3, 65], ids=["first", "among others", "after the first lines that are read"])
+def test_lines_before_one_that_is_too_long_are_answered(exported, model, monkeypatch, capsys, before):
+    lines = [f"w{number % 40} w1" for number in range(before)]
+    text = "\n".join([*lines, "w1 " * 60, "w2", "w3 " * 70]) + "\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    with pytest.raises(SystemExit) as ended:
+        decode.main([str(exported), "--beam", "1", "--batch", "1", "--max-len-b", "3", "--threads", "1"])
+    assert str(ended.value) == (
+        f"error: line {before + 1} has 60 words; the model takes at most 59 in a line. The lines before it are "
+        f"translated: divide line {before + 1}, and go on from there"
+    )
+    expected = decode.translate(model, lines, Options(beam=1, max_len_b=3), 1)
+    assert capsys.readouterr().out.split("\n")[:-1] == [model.text_of(best.tokens) for best, *_ in expected]
+
+
+def test_the_longest_line_that_the_model_takes_is_translated(model):
+    assert len(list(decode.translate(model, ["w1 " * 59, "w1"], Options(beam=1, max_len_b=3), 1))) == 2
 
 
 def test_padding_is_never_written(model, monkeypatch):
