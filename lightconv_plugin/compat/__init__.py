@@ -29,6 +29,8 @@ def apply() -> None:
     commands.keep_groups_of_beams_apart()
     commands.block_ngrams_that_were_written()
     commands.count_steps_of_beam_search()
+    commands.name_the_sentence_that_fits_no_batch()
+    commands.refuse_to_replace_unknown_words()
     hub.score_translations()
     hub.align_when_asked()
     hub.copy_and_pickle()

@@ -96,3 +96,52 @@ def block_ngrams_that_were_written() -> None:
             # the first token begins the hypothesis, often with the end, which stays allowed
             return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)
         return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+
+
+def name_the_sentence_that_fits_no_batch() -> None:
+    """All versions: a sentence longer than `--max-tokens` is named. fairseq asserts, without its number."""
+    from fairseq.data import data_utils
+
+    @shim(data_utils, "batch_by_size")
+    def explained(
+        original: Original,
+        indices: Any,
+        num_tokens_fn: Any,
+        num_tokens_vec: Any = None,
+        max_tokens: int | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        try:
+            return original(indices, num_tokens_fn, num_tokens_vec, max_tokens, *args, **kwargs)
+        except AssertionError:
+            if not max_tokens:
+                raise
+            lengths = map(num_tokens_fn, indices) if num_tokens_vec is None else num_tokens_vec
+            length, number = max(zip(map(int, lengths), map(int, indices), strict=True))
+            if length <= max_tokens:
+                raise
+            raise ValueError(
+                f"line {number + 1} of the data has {length} tokens (the longer of its two sides), and a batch holds "
+                f"{max_tokens}. Give --max-tokens {length} or more; or leave longer sentences out, with "
+                f"--max-source-positions {max_tokens} --max-target-positions {max_tokens} "
+                "--skip-invalid-size-inputs-valid-test"
+            ) from None
+
+
+def refuse_to_replace_unknown_words() -> None:
+    """All versions: `--replace-unk` is refused before the search. fairseq fails at the first unknown word.
+
+    It looks the word up by an alignment of another form than the one that its generators give; and without a file, it
+    opens one named "@@ ".
+    """
+    from fairseq import utils
+
+    @shim(utils, "load_align_dict")
+    def refused(original: Original, replace_unk: Any) -> Any:
+        if replace_unk is not None:
+            raise ValueError(
+                "--replace-unk fails in this fairseq at the first unknown word: no generator gives the alignments that "
+                "it needs. Leave it out; text in units of BPE or SentencePiece has next to no unknown words"
+            )
+        return original(replace_unk)

@@ -12,6 +12,7 @@ from fairseq import search
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli import generate as fairseq_generate
+from fairseq_cli import interactive as fairseq_interactive
 
 from tests.models import common
 from tests.tolerances import assert_close
@@ -101,3 +102,24 @@ def test_bleu_is_measured_while_training_on_text_of_moses(task: str, train: Trai
     losses = train(tmp_path, "--max-update", "3", *flags.split(), *arguments)
     assert len(losses) == 1  # the counts of BLEU that the checkpoint holds were read again
     assert isinstance(torch.load(tmp_path / "checkpoint_best.pt")["extra_state"]["best"], float)
+
+
+@pytest.mark.parametrize("task", ["translation", "pla_translation"])
+@pytest.mark.parametrize("flags", ["--max-tokens 5", "--replace-unk", "--replace-unk words.txt"])
+def test_what_fairseq_fails_at_is_a_sentence(
+    flags: str, task: str, corpus: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "input").write_text("w1 w2\nw1 w2 w3 w4 w5 w6 w7\n")
+    if "replace" in flags:
+        main, sentence = fairseq_interactive.cli_main, "--replace-unk fails .* Leave it out"
+        arguments = f"-s en -t de --input {tmp_path / 'input'}"
+    else:
+        main, sentence = (
+            fairseq_generate.cli_main,
+            r"line \d+ of the data has 12 tokens .* Give --max-tokens 12 or more",
+        )
+        arguments = "--gen-subset valid --num-workers 0"
+    command = f"fairseq {corpus} --task {task} --path {checkpoint} --cpu {arguments} {flags}"
+    monkeypatch.setattr(sys, "argv", command.split())
+    with pytest.raises(ValueError, match=sentence):
+        main()
