@@ -26,8 +26,8 @@ def check_version(moses: str) -> str:
 
 
 def moses_language(language: str) -> str:
-    """The language as Moses knows it: ``zh`` of ``zh_CN``."""
-    return language.partition("_")[0]
+    """The language as Moses knows it: ``zh`` of ``zh_CN`` and of ``zh-Hant``."""
+    return language.replace("-", "_").partition("_")[0]
 
 
 def clean_line(line: str) -> str:

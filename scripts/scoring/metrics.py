@@ -61,7 +61,8 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
 
     Args:
         score: the section.
-        language: of the hypotheses; Chinese, Japanese and Korean have tokenisers of their own.
+        language: of the hypotheses; Chinese, Japanese and Korean have tokenisers of their own, and so has ROUGE of all
+            but English.
         lowercase: the hypotheses are lower-cased and the untouched references are not.
     """
 
@@ -69,7 +70,7 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
         return side.text
 
     if score.get("metric") == "rouge":
-        return {key: Measure(Rouge(key), text) for key in KEYS["rouge"]}
+        return {key: Measure(Rouge(key, language), text) for key in KEYS["rouge"]}
     language = moses_language(language)
     tokenise = tokeniser(language)
     asian = language in ("zh", "ja")  # text without blanks: an edit is of a character

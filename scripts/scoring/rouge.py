@@ -5,15 +5,22 @@ instead of the mean; rouge-score does neither, which together is below 0.1 on 20
 script itself).
 """
 
+import unicodedata
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import Any
 
+import regex
 from sacrebleu.metrics.base import Metric, Score, Signature
+
+from data_prep.text.moses import moses_language
 
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
+# scripts that put no blanks between words: a character is a word, with the marks above and below it
+_UNPARTED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_WORD = regex.compile(rf"(?V1)[[\p{{L}}\p{{N}}]&&[{_UNPARTED}]]\p{{M}}*|[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNPARTED}]]+")
 TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}  # our names and rouge-score's
 
 
@@ -31,20 +38,24 @@ class RougeSignature(Signature):
 
     def __init__(self, args: dict[str, Any]) -> None:
         super().__init__(args)
-        self.info |= {"score": "f1", "stem": "porter", "L": "summary", "rouge-score": version("rouge-score")}
+        words = {"stem": "porter"} if args["_english"] else {"tok": "letters", "stem": "no"}
+        self.info |= {"score": "f1", **words, "L": "summary", "rouge-score": version("rouge-score")}
 
 
 class Rouge(Metric):
     """One of ``TYPES`` as a metric of sacreBLEU's, so that its paired bootstrap serves summaries too.
 
-    Case and all that is not a letter a-z or a digit are ignored, as by the Perl script.
+    In English, case and all that is not a letter a-z or a digit are ignored, and words are stemmed, as by the Perl
+    script. In other languages a word is a run of letters, digits and marks of any script, or one character where the
+    script has no blanks; nothing is stemmed.
     """
 
     _SIGNATURE_TYPE = RougeSignature
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, language: str) -> None:
         super().__init__()
         self._name = name
+        self._english = moses_language(language) == "en"
 
     def _preprocess_segment(self, sent: str) -> str:
         return sentence_a_line(sent)
@@ -54,7 +65,8 @@ class Rouge(Metric):
 
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
         reference = ref_kwargs["reference"]
-        return [*_document(hypothesis, reference)[self._name], len(hypothesis.split()), len(reference.split()), 1]
+        scores = _document(hypothesis, reference, self._english)
+        return [*scores[self._name], len(hypothesis.split()), len(reference.split()), 1]
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> RougeScore:
         *sums, documents = map(float, stats)
@@ -69,14 +81,23 @@ def sentence_a_line(summary: str) -> str:
     return "\n".join(sentence.strip() for sentence in summary.split(SENTENCE_SEPARATOR))
 
 
+class Words:
+    """A tokeniser for rouge-score that knows the letters of every script."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Return the words of ``text`` in lower case."""
+        return _WORD.findall(unicodedata.normalize("NFC", text).lower())
+
+
 @lru_cache(maxsize=1 << 17)  # the same hypotheses come again for each of three scores, and while a search is tuned
-def _document(hypothesis: str, reference: str) -> dict[str, tuple[float, float, float]]:
-    scores = _scorer().score(reference, hypothesis)
+def _document(hypothesis: str, reference: str, english: bool) -> dict[str, tuple[float, float, float]]:
+    scores = _scorer(english).score(reference, hypothesis)
     return {name: tuple(scores[type_]) for name, type_ in TYPES.items()}
 
 
 @cache
-def _scorer() -> Any:
+def _scorer(english: bool) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(list(TYPES.values()), use_stemmer=True)
+    types = list(TYPES.values())
+    return RougeScorer(types, use_stemmer=True) if english else RougeScorer(types, tokenizer=Words())

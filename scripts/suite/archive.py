@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
+from data_prep.text.moses import moses_language
 from scripts.common import files
 from scripts.common.files import atomic_file
 from scripts.reproduce.layout import model_file, seed_root
@@ -77,7 +78,10 @@ def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | byte
 
 
 def commands(dataset: Dataset) -> list[str]:
-    """The commands of sacreBLEU or rouge-score that give the page's figures from an archive's files."""
+    """The commands of sacreBLEU or rouge-score that give the page's figures from an archive's files.
+
+    rouge-score's own command knows English letters alone, so summaries in other languages have none.
+    """
     if not dataset.measures:
         return []
     how = [*HOW, "-tok", tokeniser(dataset.target or ""), *(LOWERCASE if dataset.lowercase else ())]
@@ -87,6 +91,8 @@ def commands(dataset: Dataset) -> list[str]:
         for seed in _here(model)
     ]
     if dataset.kind == "rouge":
+        if moses_language(dataset.target or "") != "en":
+            return []
         return [ROUGE.format(references=f"{dataset.name}/test.{dataset.target}", hypotheses=each) for each in alone]
     found = [shlex.join(["sacrebleu", f"{dataset.name}/test.{dataset.target}", "-i", each, *how]) for each in alone]
     for *models, both in _pairs(dataset):

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
 
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
@@ -158,6 +159,49 @@ def test_rouge_is_the_mean_of_hand_counted_f1():
     assert "stem:porter|L:summary|rouge-score:" in of["signature"]
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "changed", "score"),  # one word or character of ten, each of the others as it was
+    [
+        ("fr", "l’été où naïve l’élève a reçu ses dix clés", "l’été où naïve l’élève a reçu ses dix mots", 90.9),
+        (
+            "ru",
+            "Это один два три четыре пять шесть семь восемь девять",
+            "Это один два три четыре пять шесть семь сто девять",
+            90,
+        ),
+        (
+            "ar",
+            "هذا واحد اثنان ثلاثة أربعة خمسة ستة سبعة ثمانية تسعة",
+            "هذا واحد اثنان ثلاثة أربعة خمسة ستة سبعة مئة تسعة",
+            90,
+        ),
+        ("zh_CN", "这是一个简单的句子啊。", "这是一个复杂的句子啊。", 80),
+        ("ja", "これは簡単な文です。", "これは簡潔な文です。", 88.9),
+        ("ko", "이것은 하나 둘 셋 넷 다섯 여섯 일곱 여덟 아홉", "이것은 하나 둘 셋 넷 다섯 여섯 일곱 백 아홉", 90),
+        ("th", "นี่คือประโยคง่ายๆ", "นี่คือประโยคยาวๆ", 92),
+        ("hi", "यह एक दो तीन चार पाँच छह सात आठ नौ", "यह एक दो तीन चार पाँच छह सात सौ नौ", 90),
+    ],
+)
+def test_rouge_knows_the_letters_of_every_script(language, text, changed, score):
+    found = measures({"metric": "rouge"}, language)
+    same, details = evaluate(found, Side([], [text]), Side([], [text]))
+    assert same == {"rouge1": 100, "rouge2": 100, "rougeL": 100}
+    assert "tok:letters|stem:no|" in details["rouge1"]["signature"]
+    other, _ = evaluate(found, Side([], [changed]), Side([], [text]))
+    assert other["rouge1"] == pytest.approx(score, abs=3)
+    assert 0 < other["rouge2"] < 100
+
+
+@pytest.mark.parametrize("language", ["en", "en_summary", "en-GB"])
+def test_rouge_of_english_is_that_of_the_package(language):
+    found = measures({"metric": "rouge"}, language)
+    ours, right = "A naïve café runs.", "The cafés run naïvely!"
+    scores, details = evaluate(found, Side([], [ours]), Side([], [right]))
+    theirs = RougeScorer(["rouge1", "rouge2"], use_stemmer=True).score(right, ours)
+    assert [scores["rouge1"], scores["rouge2"]] == [100 * theirs[each].fmeasure for each in ("rouge1", "rouge2")]
+    assert "tok:" not in details["rouge1"]["signature"]
+
+
 def test_rouge_l_counts_sentence_by_sentence():
     """The sentences in another order: as one line only the longer of the two is a common subsequence."""
     reference = "one two three ¶ four five"
@@ -184,7 +228,7 @@ def test_a_search_is_tuned_on_the_bleu_that_is_named_or_the_mean_of_rouge():
     text = metric(config("wmt17_zh_en", metric="sacrebleu"))
     assert text(["R &amp; D , in a ( small ) house ."], ["R & D , in a ( small ) house ."]) == pytest.approx(100)
     assert metric(config())(["R &amp; D , in a small house ."], ["R & D , in a small house ."]) < 80
-    of = metric(config(metric="rouge"))
+    of = metric(config("debian_summaries", metric="rouge"))
     assert of(["cats sat on mats"], ["a cat sat quietly on"]) == pytest.approx(100 * (6 / 9 + 2 / 7 + 6 / 9) / 3)
     # own_text's escape: false; wmt16_en_de escapes, and the name of an escape is no word
     assert metric(config(metric="rouge"))(["R &amp; D"], ["R D"]) < 100
