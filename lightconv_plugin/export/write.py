@@ -146,17 +146,22 @@ def export(model: Any, task: Any, out: Path, *, form: str, checkpoint: str) -> d
     return manifest
 
 
-def _write_graph(graph: Graph, path: Path, form: str) -> None:
+def program_of(graph: Graph, *, strict: bool = False) -> torch.export.ExportedProgram:
+    """Have torch.export write down a graph, for any sizes of the dimensions that have names."""
     sizes = {"sentences": 3, "length": 7, "beam": 2, "previous": 5, "past": 4}  # no two alike, or they would be one
     dimensions = {name: torch.export.Dim(name) for name in sizes}
     shapes = tuple(
         {axis: dimensions[size] for axis, size in enumerate(port.shape) if isinstance(size, str)}
         for port in graph.inputs
     )
-    fixed = 1 if "encoder" in path.name else 3  # the step takes its source and states as *given
+    fixed = 1 if isinstance(graph.module, Encoder) else 3  # the step takes its source and states as *given
     nested = shapes if len(shapes) == fixed else (*shapes[:fixed], shapes[fixed:])
     examples = tuple(port.example(sizes) for port in graph.inputs)
-    program = torch.export.export(graph.module.eval(), examples, dynamic_shapes=nested)
+    return torch.export.export(graph.module.eval(), examples, dynamic_shapes=nested, strict=strict)
+
+
+def save(program: torch.export.ExportedProgram, graph: Graph, path: Path, form: str) -> None:
+    """Write the program of a graph to a file, in one of the formats in ``SUFFIX``."""
     if form == "torch":
         with open(path, "wb") as file:
             torch.export.save(program, file)
@@ -169,6 +174,10 @@ def _write_graph(graph: Graph, path: Path, form: str) -> None:
         verbose=False,
     )
     written.save(path)
+
+
+def _write_graph(graph: Graph, path: Path, form: str) -> None:
+    save(program_of(graph), graph, path, form)
 
 
 def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkpoint: str) -> dict[str, Any]:
