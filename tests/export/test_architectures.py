@@ -69,7 +69,7 @@ def distinct() -> dict[str, tuple[str, str]]:
 
 
 def inputs_of(graph: write.Graph, sizes: dict[str, int]) -> list[Tensor]:
-    """Draw all that a graph takes: words, parents among the hypotheses before, states; a source's last word is hidden."""
+    """Draw what a graph takes: words, parents among the hypotheses before, states; a source's last word is hidden."""
     torch.manual_seed(2)
     drawn = []
     for port in graph.inputs:
