@@ -77,7 +77,11 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
     codes = arguments.codes or trained.codes(source)
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
-    generate = trained.generate | {key: value for key, value in chosen.items() if value is not None}
+    # where no record of the run says it, the dataset's steps do
+    parted = "sentencepiece" if any(step.name == "sentencepiece" for step in dataset.steps) else "subword_nmt"
+    generate = (
+        {"post-process": parted} | trained.generate | {key: value for key, value in chosen.items() if value is not None}
+    )
     taken = Taken("fp32")
     if arguments.precision != "fp32":
         searched = generate | {"batch-size": arguments.batch_size}
@@ -85,13 +89,14 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     if taken.reason:
         print(taken.reason, file=sys.stderr, flush=True)
     as_written = detokeniser(target, dataset)
+    summaries = dataset.kind in ("cnn_dm", "cnn_dm_plain")  # their reader puts a mark between sentences
     steps = line_steps(dataset, source, codes)
     model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
     if sys.stdin.isatty():
         print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
     for batch in answers(lines, steps, model, arguments.batch_size):
         for each in batch:
-            text = as_written(each.replace(SENTENCE_SEPARATOR, " "))
+            text = as_written(each.replace(SENTENCE_SEPARATOR, " ") if summaries else each)
             out.write(" ".join(text.split()).encode() + b"\n")
         out.flush()
 

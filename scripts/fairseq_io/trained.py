@@ -8,7 +8,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import read_json
 from scripts.fairseq_io.published import read_shelf
 
-_MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt")
+_MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt", "checkpoint_best.pt")
 # what was learnt to cut words into units: ours, then those of the archives
 _CODES = (
     *("codes.{}", "codes", "sentencepiece.model.{}", "sentencepiece.model"),
@@ -65,6 +65,7 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = data / "prepared" if data is not None and not beside else dictionaries
+    root = _seed_folder(root, data)
     settings = _recorded(root)
     return Trained(model, dictionaries, dataset, codes, _generation(root, settings), settings.get("train", {}))
 
@@ -74,6 +75,16 @@ def _published(folder: Path) -> str | None:
         return None
     model = read_shelf().models.get(read_json(folder / "manifest.json").get("name", ""))
     return None if model is None else model.dataset
+
+
+def _seed_folder(start: Path, data: Path | None) -> Path:
+    """Find the folder of a seed or run, whose records say how it generates, around a model in a dataset's folder."""
+    for folder in (start.resolve(), *start.resolve().parents):
+        if data is None or data not in folder.parents:
+            break
+        if (folder / "hypotheses" / "generation.json").is_file() or (folder.parent / "record.json").is_file():
+            return folder
+    return start
 
 
 def _recorded(root: Path) -> dict[str, Any]:

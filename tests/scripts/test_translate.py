@@ -1,5 +1,7 @@
 """Lines through a tiny trained model, as a user asks it: by the command, on raw text, good and bad."""
 
+import argparse
+import io
 import json
 import os
 import random
@@ -11,13 +13,14 @@ import pytest
 import torch
 from subword_nmt.learn_bpe import get_vocabulary
 
+from data_prep.dataset import Dataset, Step
 from data_prep.text.bpe import learn_from_counts
 from scripts import translate
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.fairseq_io import translator
 from scripts.fairseq_io.precision import VARIABLE
-from scripts.fairseq_io.trained import find_trained
+from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -196,6 +199,68 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
     assert find_trained(data / "m").generate == {"beam": 4, "lenpen": 0.4}
     assert find_trained(data / "m/seed1").model == data / "m/seed1/averaged/model.pt"
     assert find_trained(data / "m/seed1").generate == generate
+
+    # one model has one way to be asked, by whichever name
+    for name in ("m/seed2/tuned/model.pt", "m/seed2/tuned", "m/seed2", "m"):
+        found = find_trained(data / name)
+        assert (found.model, found.generate) == (data / "m/seed2/tuned/model.pt", {"beam": 4, "lenpen": 0.4})
+    (data / "m/seed2/checkpoints").mkdir()
+    (data / "m/seed2/checkpoints/checkpoint_best.pt").touch()
+    for name in ("m/seed2/checkpoints/checkpoint_best.pt", "m/seed2/checkpoints"):
+        assert find_trained(data / name).generate == {"beam": 4, "lenpen": 0.4}
+    assert find_trained(data / "m/seed1/averaged/model.pt").generate == generate
+
+
+def test_a_model_gives_one_text_by_each_of_its_names(work):
+    text = b"four two one six.\nfive one three two.\n"
+    checkpoints = work / "seed3" / "checkpoints"
+    found = {ask(path, text).stdout for path in (work, checkpoints, checkpoints / "checkpoint_best.pt")}
+    assert len(found) == 1
+    assert found.pop().decode().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "written"),
+    [
+        ("text", ["tokenise", "bpe"], "a ¶ b"),
+        ("cnn_dm", ["bpe"], "a b"),
+        ("text", ["sentencepiece"], "a ¶ b"),
+    ],
+)
+def test_the_mark_between_sentences_goes_where_the_dataset_put_it(kind, steps, written, monkeypatch, tmp_path):
+    """And units are joined as the dataset parted them, where no record says how."""
+    asked = {}
+
+    class Model:
+        longest = 9
+
+        def __init__(self, *given, precision):
+            asked.update(given[3])
+
+        def length(self, line):
+            return 3
+
+        def translate(self, lines):
+            return ["a ¶ b" for _ in lines]
+
+    dataset = Dataset(
+        name="d",
+        file=tmp_path,
+        kind=kind,
+        source="en_article",
+        target="en_summary",
+        steps=tuple(Step(name=name) for name in steps),
+    )
+    monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
+    monkeypatch.setattr(translate, "line_steps", lambda *given: str)
+    monkeypatch.setattr(translate, "Translator", Model)
+    (tmp_path / "codes").touch()
+    trained = Trained(tmp_path / "model.pt", tmp_path, "d", tmp_path, {}, {})
+    out = io.BytesIO()
+    arguments = argparse.Namespace(codes=None, beam=None, lenpen=None, precision="fp32", batch_size=1)
+    translate.run([b"x\n"], out, trained, arguments)
+    assert out.getvalue().decode() == written + "\n"
+    assert asked == {"post-process": "sentencepiece" if "sentencepiece" in steps else "subword_nmt"}
 
 
 def test_a_published_model_says_its_dataset_by_its_name(tmp_path):
