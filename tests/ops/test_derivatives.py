@@ -3,6 +3,7 @@
 The first gradients are compared with the definition in test_native.py and test_training.py.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -167,6 +168,43 @@ def test_transforms(kind, transform):
     assert all(leaf.abs().max() > 1e-3 for leaf in torch.utils._pytree.tree_leaves(got))
     with torch.no_grad():  # which torch.func does not heed inside of a transform
         assert_equal_trees(call(parameters, ours), got)
+
+
+def along(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The derivative of a function of one number, in forward mode."""
+    return lambda s: jvp(function, (s,), (torch.ones_like(s),))[1]
+
+
+LEVELS: dict[str, Callable[..., Any]] = {
+    "jvp": along,
+    "jacfwd": jacfwd,
+    "jacrev": jacrev,
+    "vmap": lambda function: lambda s: vmap(function)(torch.stack([s, 2 * s])).sum(),
+}
+MIXTURES = [each for depth in (2, 3) for each in itertools.product(LEVELS, repeat=depth) if {*each} != {"vmap"}]
+
+
+@pytest.mark.parametrize("normalization", ["none", "softmax"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_nested_transforms(operator, normalization):
+    """Every order of them to three levels; of nested forward mode PyTorch drops the outer level without a word."""
+    x, weight = draw(T, B, C).detach(), draw(*OPERATORS[operator], seed=1).detach()
+
+    def total(backend: str) -> Callable[[Tensor], Tensor]:
+        call = getattr(ops, operator)
+        return lambda s: (
+            call(x * s, weight * s, padding_l=1, normalization=normalization, backend=backend).square().sum()
+        )
+
+    for mixture in MIXTURES:
+        ours, definition = total("auto"), total("reference")
+        for level in mixture:
+            ours, definition = LEVELS[level](ours), LEVELS[level](definition)
+        s = torch.tensor(0.7, dtype=torch.float64)
+        got, expected = ours(s), definition(s)
+        assert expected.abs() > 1e-3, mixture
+        rtol, atol = TOLERANCES[torch.float64]
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("kind", MODULES)

@@ -27,6 +27,19 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result  # torch.compile traces within the transforms, and guards them
+def forward_modes() -> int:
+    """Count the nested ``torch.func.jvp`` around a call; ``jacfwd`` is one too.
+
+    PyTorch runs a Function's ``jvp`` with forward mode off (its issue 197867), so that of two levels the outer one
+    would be lost without a word.
+    """
+    if not torch._C._are_functorch_transforms_active():
+        return 0
+    jvp = torch._C._functorch.TransformType.Jvp
+    return sum(level.key() == jvp for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
 IN_GRAPH: list[Callable[..., Tensor]] = []
 
 
