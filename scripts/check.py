@@ -25,6 +25,8 @@ from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
 from scripts.reproduce.layout import baseline_config
+from scripts.scoring.detokenise import detokeniser
+from scripts.scoring.metrics import Side, evaluate, measures
 
 NOWHERE = Path("no-data")
 VOCAB_SIZE = 1_000_000  # of a stand-in dictionary: no adaptive softmax has larger bands
@@ -58,8 +60,27 @@ def check_settings(config: Config, devices: Devices) -> list[str]:
             if asked.name == "fairseq-generate":
                 with explained(asked.path, "set up the search of the section `generate`"):
                     built.task.build_generator([built.model], generation)
+    check_scores(config)
     note = check_checkpoints(config, args)
     return [note] if note else []
+
+
+def check_scores(config: Config) -> None:
+    """Score one line as the stage `score` does, which imports and opens all that it needs.
+
+    Raises:
+        UserError: a tokeniser or another package is missing; the message is sacreBLEU's own, which names it.
+    """
+    dataset = load_dataset(config.dataset)
+    if config.metric == "perplexity" or dataset.target is None:
+        return
+    try:
+        text = detokeniser(dataset.target, dataset)("a")
+        evaluate(measures(config.score, dataset.target), Side(["a"], [text]), Side(["a"], [text]))
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"{config.path}: the stage `score` cannot measure text in {dataset.target}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def asked_training(config: Config, data: Path, devices: Devices) -> Asked:

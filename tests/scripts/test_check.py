@@ -259,3 +259,15 @@ def test_the_command_ends_with_a_sentence(tmp_path, data):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {path}: `generate.beam` is many, expected a whole number\n"
+
+
+def test_a_missing_tokeniser_is_named_before_the_training(tmp_path, monkeypatch):
+    def missing(*given, **options):
+        raise RuntimeError("Japanese tokenization needs more.\n\n    pip install sacrebleu[ja]\n")
+
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    config = load_config(tmp_path / "c.yaml")
+    check.check_scores(config)
+    monkeypatch.setattr(check, "measures", missing)
+    with pytest.raises(UserError, match=r"the stage `score` cannot measure text in de: .* pip install sacrebleu\[ja\]"):
+        check.check_scores(config)
