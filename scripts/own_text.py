@@ -30,6 +30,7 @@ from scripts.common.files import atomic_file
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.layout import RESERVED
+from scripts.scoring.metrics import tokeniser
 
 _SAMPLE = 100_000  # pairs that are looked at closely; all are counted
 _LEAST = 600  # three checkpoints to average
@@ -193,7 +194,7 @@ binarise:
 """
 
 
-def config_text(name: str, chosen: Choices) -> str:
+def config_text(name: str, target: str, chosen: Choices) -> str:
     """Return the configuration's YAML."""
     passes, most = _BUDGET[chosen.gpu]
     if chosen.gpu:
@@ -217,6 +218,9 @@ train:
   dropout: {0.3 if chosen.gpu else 0.1}
 {more}{batch}generate:
   post-process: sentencepiece
+# Of text as written, by sacreBLEU's tokeniser for {target}: {tokeniser(target)}. Tokenised BLEU would count what
+# stands between blanks, which in scripts without them is a whole sentence.
+score: {{metric: sacrebleu}}
 """
 
 
@@ -259,7 +263,10 @@ def main() -> None:
     for each in sides:
         if each.not_utf8:
             print(f"note: {each.path}: {each.not_utf8:,} lines are not UTF-8; U+FFFD will stand for such bytes")
-    for path, text in ((dataset, dataset_text(name, sides, chosen)), (config, config_text(name, chosen))):
+    for path, text in (
+        (dataset, dataset_text(name, sides, chosen)),
+        (config, config_text(name, arguments.target, chosen)),
+    ):
         with atomic_file(path) as f:
             f.write(text)
     files = f"--src {shlex.quote(str(arguments.src))} --tgt {shlex.quote(str(arguments.tgt))}"

@@ -34,6 +34,8 @@ _FACTS = {
     "reference_words": "reference_words",
 }
 
+_TOKENISERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", **dict.fromkeys(("th", "lo", "km", "my"), "char")}
+
 
 @dataclass(frozen=True)
 class Side:
@@ -52,8 +54,8 @@ class Measure:
 
 
 def tokeniser(language: str) -> str:
-    """The name of sacreBLEU's tokeniser for a language."""
-    return {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(moses_language(language), "13a")
+    """The name of sacreBLEU's tokeniser for a language; characters where words are not parted and it has none."""
+    return _TOKENISERS.get(moses_language(language), "13a")
 
 
 def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False) -> dict[str, Measure]:

@@ -7,6 +7,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
+from scripts.score import unlikely
 from scripts.scoring.bleu import split_compounds, words
 from scripts.scoring.detokenise import detokenise, escapes, lowercases
 from scripts.scoring.metrics import Side, evaluate, measures, metric, tokeniser
@@ -202,6 +203,17 @@ def test_rouge_of_english_is_that_of_the_package(language):
     assert "tok:" not in details["rouge1"]["signature"]
 
 
+def test_text_without_blanks_has_a_score_where_one_word_is_another():
+    right, ours = "นี่คือประโยคง่ายๆ ที่ไม่มีช่องว่าง", "นี่คือประโยคยากๆ ที่ไม่มีช่องว่าง"
+    scores, details = evaluate(measures({}, "th"), Side([ours], [ours]), Side([right], [right]))
+    assert 50 < scores["sacrebleu"] < 100
+    assert "tok:char|" in details["sacrebleu"]["signature"]
+    assert scores["bleu"] == 0
+    (said,) = unlikely(scores)
+    assert said.startswith("warning: BLEU (tokenised) is 0 and chrF ")
+    assert unlikely({"bleu": 0.0, "chrf": 3.0, "ter": 0.0}) == unlikely({"bleu": 9.0, "chrf": 60.0, "ter": 0.0}) == []
+
+
 def test_rouge_l_counts_sentence_by_sentence():
     """The sentences in another order: as one line only the longer of the two is a common subsequence."""
     reference = "one two three ¶ four five"
@@ -239,7 +251,16 @@ def test_a_search_is_tuned_on_the_bleu_that_is_named_or_the_mean_of_rouge():
 
 @pytest.mark.parametrize(
     ("language", "name"),
-    [("de", "13a"), ("zh", "zh"), ("zh_CN", "zh"), ("ja", "ja-mecab"), ("ja_JP", "ja-mecab"), ("ko", "ko-mecab")],
+    [
+        ("de", "13a"),
+        ("zh", "zh"),
+        ("zh_CN", "zh"),
+        ("ja", "ja-mecab"),
+        ("ja_JP", "ja-mecab"),
+        ("ko", "ko-mecab"),
+        ("th", "char"),
+        ("my", "char"),
+    ],
 )
 def test_languages_without_blanks_have_tokenisers_of_their_own(language, name):
     assert tokeniser(language) == name

@@ -67,6 +67,7 @@ def test_nothing_of_a_good_text_is_lost(language, turned, checkout, monkeypatch,
     assert "python -m scripts.reproduce configs/mine/dynamicconv.yaml" in said
     config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
     assert (config.dataset, config.generate["post-process"]) == ("mine", "sentencepiece")
+    assert config.metric == "sacrebleu"
     raw = checkout / "raw"
     raw.mkdir()
     for file, side in ((src, source), (tgt, target)):
