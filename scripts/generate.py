@@ -4,13 +4,23 @@ DIR gets generate.log (all that fairseq said), hypotheses.tok, reference.tok and
 of the corpus) and generation.json with the speed that fairseq measured, the BLEU that it computed, and the settings.
 """
 
+from data_prep.dataset import load_dataset
 from scripts.common import ownership
 from scripts.common.command import run_command
 from scripts.common.process import peak_mb
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.generation import FACTS, HYPOTHESES, LOG, REFERENCE, SOURCE, run_generation, write_hypotheses
-from scripts.fairseq_io.model_arguments import chosen_settings, model_parser
+from scripts.fairseq_io.generation import (
+    FACTS,
+    HYPOTHESES,
+    LOG,
+    REFERENCE,
+    SOURCE,
+    prepared_lines,
+    run_generation,
+    write_hypotheses,
+)
+from scripts.fairseq_io.model_arguments import add_prepared, chosen_settings, model_parser
 from scripts.fairseq_io.precision import take_search_precision
 from scripts.pipeline.config import given_config
 from scripts.pipeline.schema import PRECISIONS
@@ -21,11 +31,14 @@ def main() -> None:
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="fp32", help="bf16 on a CPU, fp16 on a GPU, or auto (default: fp32)"
     )
+    add_prepared(parser)
     arguments = parser.parse_args()
     config = given_config(arguments)
     chosen = chosen_settings(arguments)
     settings = generation_settings(config, chosen)
 
+    languages = load_dataset(config.dataset).languages
+    prepared = prepared_lines(arguments.prepared, arguments.subset, languages, settings)
     ownership.check_writable(*(arguments.out / name for name in (LOG, HYPOTHESES, REFERENCE, SOURCE)))
     ownership.remove(arguments.out / FACTS)
     devices = find_devices()
@@ -38,7 +51,7 @@ def main() -> None:
     facts = output.facts | {"peak_mb": peak_mb()}
     noted = {"seed": arguments.seed, "subset": arguments.subset, "averaged": averaged(config, chosen)}
     noted |= {"precision": taken.precision, "precision_reason": taken.reason, **settings}
-    write_hypotheses(arguments.out, output.in_corpus_order(), facts | {"settings": noted})
+    write_hypotheses(arguments.out, output.in_corpus_order(prepared), facts | {"settings": noted})
     print(
         f"translated {facts['sentences']:,} sentences in {facts['seconds']:.1f} s "
         f"({facts['sentences_per_second']:.1f} sentences/s, {facts['tokens_per_second']:.0f} tokens/s)"

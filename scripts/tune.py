@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.dataset import load_dataset
 from scripts.average import average, choose
 from scripts.common import ownership, scratch
 from scripts.common.command import run_command
@@ -26,8 +27,9 @@ from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
 from scripts.fairseq_io.commands import averaged, evaluate_command, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.generation import Hypothesis, best_text, run_generation, write_hypotheses
+from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import check_binarised, check_path
+from scripts.fairseq_io.model_arguments import add_prepared
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.perplexity import run_evaluation
@@ -52,8 +54,8 @@ class Sweep:
         UserError: there are fewer checkpoints than a candidate asks for.
     """
 
-    def __init__(self, config: Config, checkpoints: Path, data: Path, out: Path) -> None:
-        self.config, self.checkpoints, self.data, self.out = config, checkpoints, data, out
+    def __init__(self, config: Config, checkpoints: Path, data: Path, out: Path, prepared: Path | None) -> None:
+        self.config, self.checkpoints, self.data, self.out, self.prepared = config, checkpoints, data, out, prepared
         self.gpu = find_devices().gpu
 
         if config.average:
@@ -90,7 +92,8 @@ class Sweep:
             label = "".join(f"{key} {value}, " for key, value in candidate.items())
             print(f"tune: {label}generating valid", flush=True)
             output = run_generation(command, "valid", kept.with_suffix(".log"), nbest=beam, label=label)
-            lines = output.in_corpus_order()
+            languages = load_dataset(self.config.dataset).languages
+            lines = output.in_corpus_order(prepared_lines(self.prepared, "valid", languages, settings))
             hypotheses = [
                 [asdict(one) for one in output.hypotheses[number]] for number in range(len(lines[generation.SOURCE]))
             ]
@@ -167,6 +170,7 @@ def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for the sweep and the model")
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
+    add_prepared(parser)
     arguments = parser.parse_args()
     config, out = given_config(arguments), arguments.out
     check_binarised(arguments.data)
@@ -175,7 +179,7 @@ def main() -> None:
         raise UserError(f"no folder {arguments.checkpoints}; expected the checkpoints that scripts.train wrote")
     ownership.check_writable(out / "tune.csv", out / "model.pt")
     ownership.remove(out / "tune.json")
-    sweep = Sweep(config, arguments.checkpoints, arguments.data, out)
+    sweep = Sweep(config, arguments.checkpoints, arguments.data, out, arguments.prepared)
     if config.metric == "perplexity":
         tried = [Tried(one, sweep.perplexity(one)) for one in combinations(config.tune)]
         best, what = min(tried, key=lambda one: one.score), "perplexity"

@@ -8,14 +8,14 @@ that it orders by.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.files import write_json, write_lines
+from scripts.common.files import read_lines, write_json, write_lines
 from scripts.common.process import run_logged
 from scripts.common.terminal import StatusLine
 
@@ -106,15 +106,54 @@ class GenerationOutput:
                     "required-batch-size-multiple out of the section generate; the subset must have both languages"
                 )
 
-    def in_corpus_order(self) -> dict[str, list[str]]:
-        """The lines of each file, by its name, with the hypotheses that fairseq put first."""
+    def in_corpus_order(self, prepared: Mapping[str, Sequence[str]] | None = None) -> dict[str, Sequence[str]]:
+        """The lines of each file, by its name, with the hypotheses that fairseq put first.
+
+        Args:
+            prepared: see ``prepared_lines``; without it, source and references are as fairseq prints them, where a unit
+                that is not in the dictionary is <unk> or <<unk>>.
+
+        Raises:
+            UserError: lines are missing, or ``prepared`` is another subset.
+        """
         self.complete()
         numbers = range(self.expected or 0)
+        for name, lines in (prepared or {}).items():
+            if len(lines) != len(numbers):
+                raise UserError(
+                    f"{name}: `{self.subset}` has {len(lines)} lines as prepared and {len(numbers)} as binarised: "
+                    "two preparations; run the stage binarise"
+                )
         return {
             HYPOTHESES: [self.hypotheses[number][0].text for number in numbers],
             REFERENCE: [self.texts["T"][number] for number in numbers],
             SOURCE: [self.texts["S"][number] for number in numbers],
+            **(prepared or {}),
         }
+
+
+def prepared_lines(
+    prepared: Path | None, subset: str, languages: tuple[str, ...], settings: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Return a subset's source and references as they were prepared, units joined as fairseq-generate joins them.
+
+    Args:
+        prepared: the folder that data_prep.prepare wrote; None: nothing is known.
+        languages: source and target.
+        settings: of fairseq-generate; ``post-process`` says what the units are.
+    """
+    joined = _JOINED.get(settings.get("post-process"))
+    if prepared is None or joined is None:
+        return {}
+    files = zip((SOURCE, REFERENCE), languages, strict=True)
+    return {name: [joined(line) for line in read_lines(prepared / f"{subset}.{language}")] for name, language in files}
+
+
+_JOINED: dict[str | None, Callable[[str], str]] = {
+    None: lambda line: " ".join(line.split()),
+    "subword_nmt": lambda line: (" ".join(line.split()) + " ").replace("@@ ", "").rstrip(),
+    "sentencepiece": lambda line: "".join(line.split()).replace("\u2581", " ").strip(),
+}
 
 
 def run_generation(

@@ -29,3 +29,14 @@ def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     check_path(arguments.model)
     chosen: dict[str, Any] = read_json(arguments.tuned)["chosen"] if arguments.tuned else {}
     return chosen
+
+
+def add_prepared(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of prepared text, which knows what the dictionary does not."""
+    parser.add_argument(
+        "--prepared",
+        type=Path,
+        metavar="DIR",
+        help="what data_prep.prepare wrote: sources and references are taken from it (default: as fairseq prints "
+        "them, with <unk> for units outside the dictionary)",
+    )

@@ -153,7 +153,7 @@ def build_run(
 
 
 def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
-    binarised = str(data / "binarised")
+    binarised, prepared = str(data / "binarised"), ["--prepared", data / "prepared"]
     checkpoints, model, tuned = root / "checkpoints", model_file(config, root), tuning_file(config, root)
     subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
 
@@ -186,6 +186,7 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
     if tuned:
         inputs = {"generate": config.generate, "average": config.average, "tune": config.tune, "metric": config.metric}
         of_model = ["--checkpoints", checkpoints, "--data", binarised, "--out", tuned.parent]
+        of_model += prepared if config.metric != "perplexity" else []
         add("tune", tuned.parent, inputs, script("tune", "--seed", str(seed), *of_model))
     elif config.average:
         how = ["--last", str(config.average["last"]), "--by", config.average["by"], "--out", str(model)]
@@ -198,11 +199,11 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         add("score", scores, {"score": config.score, "generate": config.generate}, *commands, fairseq=evaluated)
         return stages
     hypotheses = {"valid": root / "tuned" / "valid", "test": root / "hypotheses"}
-    command = script("generate", *given, "--subset", "test", "--out", hypotheses["test"])
+    command = script("generate", *given, *prepared, "--subset", "test", "--out", hypotheses["test"])
     add("generate", hypotheses["test"], {"generate": config.generate}, command, fairseq=generated)
     commands = []
     for name in subsets:
-        of_subset = ["--hypotheses", hypotheses[name], "--prepared", data / "prepared", "--subset", name]
+        of_subset = ["--hypotheses", hypotheses[name], *prepared, "--subset", name]
         commands.append(script("score", *of_subset, "--out", scores / name))
     add("score", scores, config.score, *commands)
     return stages

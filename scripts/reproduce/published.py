@@ -132,7 +132,7 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     add("prepare", prepared, facts, ("model", "download"), *prepare)
     binarise = ("data_prep.binarise", model.dataset, "--prepared", prepared, "--dictionaries", trained.dictionaries)
     add("binarise", binarised, {}, ("prepare",), *binarise)
-    generate = ("scripts.generate", config, "--data", binarised, "--model", trained.model)
+    generate = ("scripts.generate", config, "--data", binarised, "--model", trained.model, "--prepared", prepared)
     add("generate", hypotheses, model.generate, ("binarise",), *generate)
     score = ("scripts.score", config, "--dataset", model.dataset, "--hypotheses", hypotheses, "--prepared", prepared)
     add("score", folder / "scores", {"measure": model.measure}, ("generate",), *score)

@@ -3,12 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairseq.data.data_utils import post_process
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.commands import generate_command
-from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text
+from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text, prepared_lines
 from scripts.pipeline.config import Config
 
 ENDING = [
@@ -46,6 +47,27 @@ def test_lines_come_back_in_the_order_of_the_corpus(sentences, rng):
     assert files["source.tok"] == [texts[0] for texts in sentences]
     assert files["reference.tok"] == [texts[1] for texts in sentences]
     assert files["hypotheses.tok"] == [texts[2] for texts in sentences]
+
+
+@pytest.mark.parametrize("symbol", ["subword_nmt", "sentencepiece", None])
+@given(st.lists(st.sampled_from(["a", "na@@", "\u2581ve", "@@", "\u2581", "ï", "<unk>"]), max_size=6))
+def test_prepared_lines_are_joined_as_fairseq_joins_units(tmp_path_factory, symbol, units):
+    folder = tmp_path_factory.mktemp("prepared")
+    for language in ("en", "de"):
+        (folder / f"test.{language}").write_text(" ".join(units) + "\n", encoding="utf-8")
+    found = prepared_lines(folder, "test", ("en", "de"), {"post-process": symbol})
+    expected = [post_process(" ".join(units), symbol)]
+    assert found == {"source.tok": expected, "reference.tok": expected}
+
+
+def test_a_reference_is_what_was_prepared_and_not_what_the_dictionary_knows():
+    output = collect([line for number in range(3) for line in printed(number, ("a", "na<<unk>> ve", "c"))] + ENDING)
+    assert output.in_corpus_order()["reference.tok"] == ["na<<unk>> ve"] * 3
+    prepared = {"source.tok": ["a"] * 3, "reference.tok": ["naïve"] * 3}
+    assert output.in_corpus_order(prepared) == {"hypotheses.tok": ["c"] * 3, **prepared}
+    with pytest.raises(UserError, match="`test` has 2 lines as prepared and 3 as binarised"):
+        output.in_corpus_order({"reference.tok": ["naïve"] * 2})
+    assert prepared_lines(None, "test", ("en", "de"), {}) == {}
 
 
 def three() -> list[str]:
