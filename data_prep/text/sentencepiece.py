@@ -4,6 +4,7 @@ It is given text as written and normalises it itself (NFKC, single spaces).
 """
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
+        if limit := re.search(r"value <= (\d+)", str(error)):
+            raise UserError(
+                f"sentencepiece cannot learn {units} units from this text, which has room for {limit[1]}; "
+                f"write `sentencepiece: {{units: {limit[1]}}}`, or fewer, in the dataset's YAML"
+            ) from error
         raise UserError(f"sentencepiece cannot learn {units} units from this text: {error}") from error
     return model.getvalue()
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.dataset import load_dataset
+from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.fairseq_io.devices import Devices, batch_per_device, launcher
 from scripts.fairseq_io.inputs import user_dir
@@ -36,7 +38,7 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
     max_update = config.train.get("max-update")
     interval = max(1, max_update // LINES_OF_PROGRESS) if max_update else 100
     precision = take_training_precision(config, devices).precision
-    section = config.train | _precision_flag(precision, gpu=devices.gpu)
+    section = {**config.train, **_languages(config), **_precision_flag(precision, gpu=devices.gpu)}
     if (criterion := section.get("criterion")) in FASTER_CRITERIONS:
         section["criterion"] = FASTER_CRITERIONS[criterion]
     if config.batch:
@@ -58,6 +60,17 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
 
 def _precision_flag(precision: str, *, gpu: bool) -> dict[str, bool]:
     return {precision: True} if gpu and precision != "fp32" else {}
+
+
+def _languages(config: Config) -> dict[str, str]:
+    """Name the languages where fairseq would misread them: it takes ``dict.pt-BR.txt`` for the pair pt and BR."""
+    try:
+        languages = load_dataset(config.dataset).languages
+    except UserError:  # data that were binarised elsewhere
+        return {}
+    if len(languages) < 2 or not any("-" in language for language in languages):
+        return {}
+    return dict(zip(("source-lang", "target-lang"), languages, strict=True))
 
 
 def _device_flags(devices: Devices) -> list[str]:
@@ -99,7 +112,7 @@ def generate_command(
     """fairseq-generate with the flags ``settings``, in a precision that the device has."""
     task = config.train.get("task", "translation")
     positions = {key: config.train[key] for key in POSITIONS if key in config.train}
-    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **positions, **settings}
+    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **_languages(config), **positions, **settings}
     return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu, precision=precision)
 
 

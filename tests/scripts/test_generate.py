@@ -1,5 +1,6 @@
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
+from scripts.fairseq_io import commands
 from scripts.fairseq_io.commands import generate_command
+from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text, prepared_lines
 from scripts.pipeline.config import Config
 
@@ -130,7 +133,21 @@ def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
 
 def test_a_search_is_in_the_precision_asked_for():
     """The training's, fp16 here, is not that of the search."""
-    config = Config(Path("model.yaml"), "model", "toy", [1], precision="fp16")
+    config = Config(Path("model.yaml"), "model", "debian_en_de", [1], precision="fp16")
     place: Any = (config, {}, Path("data"), Path("model.pt"), "test")
     assert "--fp16" not in generate_command(*place, gpu=True)
     assert "--fp16" in generate_command(*place, gpu=True, precision="fp16")
+
+
+@pytest.mark.parametrize(
+    ("languages", "named"), [(("en", "pt-BR"), True), (("zh-Hant", "en"), True), (("en", "de"), False)]
+)
+def test_languages_with_a_hyphen_are_named(languages, named, monkeypatch):
+    """fairseq takes dict.pt-BR.txt for the pair pt and BR."""
+    monkeypatch.setattr(commands, "load_dataset", lambda name: SimpleNamespace(languages=languages))
+    config = Config(path=Path("c.yaml"), name="c", dataset="d", seeds=[1], train={"arch": "a"})
+    places = Path("data"), Path("out")
+    train = commands.train_command(config, 1, *places, Devices(gpu=False, count=1))
+    for command in (train, generate_command(config, {}, *places, "test", gpu=False)):
+        found = [word for word in command if "-lang" in word]
+        assert found == ([f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"] if named else [])
