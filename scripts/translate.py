@@ -20,7 +20,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
-from data_prep.dataset import load_dataset
+from data_prep.dataset import Dataset, load_dataset
 from data_prep.lines import line_steps
 from scripts.common.blanks import BLANK
 from scripts.common.command import argument_parser, positive, run_command
@@ -31,6 +31,19 @@ from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.rouge import SENTENCE_SEPARATOR
+
+_OPTIONS = {"beam": "a beam of 5", "lenpen": "a length penalty of 1"}  # fairseq's own
+
+
+def post_process(dataset: Dataset) -> str | None:
+    """Return how fairseq is to join the units that a dataset's steps cut words into; None where they cut none.
+
+    Text that comes prepared is in units of BPE.
+    """
+    names = [step.name for step in dataset.steps]
+    if "sentencepiece" in names:
+        return "sentencepiece"
+    return None if names and "bpe" not in names else "subword_nmt"
 
 
 def note(number: int, text: str) -> None:
@@ -75,13 +88,17 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     source, target = dataset.source, dataset.target
     if target is None:
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
-    codes = arguments.codes or trained.codes(source)
+    parted = post_process(dataset)
+    codes = arguments.codes or (trained.codes(source) if parted or not dataset.steps else trained.codes_folder / "none")
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
-    # where no record of the run says it, the dataset's steps do
-    parted = "sentencepiece" if any(step.name == "sentencepiece" for step in dataset.steps) else "subword_nmt"
+    # where no record of the run says how units are joined, the dataset's steps do
     generate = (
         {"post-process": parted} | trained.generate | {key: value for key, value in chosen.items() if value is not None}
     )
+    unsaid = [f"{_OPTIONS[key]} (--{key})" for key, value in chosen.items() if value is None]
+    if unsaid and not trained.generate and not trained.published:
+        where = "no record.json and no hypotheses/generation.json of its run was found"
+        print(f"{trained.model}: {where}; taking {' and '.join(unsaid)}", file=sys.stderr, flush=True)
     taken = Taken("fp32")
     if arguments.precision != "fp32":
         searched = generate | {"batch-size": arguments.batch_size}

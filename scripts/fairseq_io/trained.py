@@ -28,6 +28,8 @@ class Trained:
     codes_folder: Path
     generate: dict[str, Any]
     train: dict[str, Any]
+    published: bool = False
+    """One of scripts.pretrained, which has no run."""
 
     def codes(self, language: str) -> Path:
         """The BPE merges or the SentencePiece model of a language."""
@@ -52,6 +54,8 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     if best is not None:
         root = path / f"seed{best}"
     model = next((root / name for name in _MODELS if (root / name).is_file()), None) if path.is_dir() else path
+    if model is None and (seeds := sorted(each.name for each in path.glob("seed*") if each.is_dir())):
+        raise UserError(f"{path} has no record.json that says its best seed; give one of its seeds: {', '.join(seeds)}")
     if model is None:
         raise UserError(f"{path} holds no trained model: none of {', '.join(_MODELS)}; train one, or give a checkpoint")
     data = next((parent for parent in model.resolve().parents if (parent / "binarised").is_dir()), None)
@@ -65,9 +69,12 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = data / "prepared" if data is not None and not beside else dictionaries
-    root = _seed_folder(root, data)
+    if data is not None:  # wherever a link to the model lies, its records lie beside the model
+        root = _seed_folder(model.resolve().parent, data)
     settings = _recorded(root)
-    return Trained(model, dictionaries, dataset, codes, _generation(root, settings), settings.get("train", {}))
+    published = (model.parent / "manifest.json").is_file()
+    found = _generation(root, settings), settings.get("train", {}), published
+    return Trained(model, dictionaries, dataset, codes, *found)
 
 
 def _published(folder: Path) -> str | None:
@@ -77,12 +84,13 @@ def _published(folder: Path) -> str | None:
     return None if model is None else model.dataset
 
 
-def _seed_folder(start: Path, data: Path | None) -> Path:
+def _seed_folder(start: Path, data: Path) -> Path:
     """Find the folder of a seed or run, whose records say how it generates, around a model in a dataset's folder."""
-    for folder in (start.resolve(), *start.resolve().parents):
-        if data is None or data not in folder.parents:
+    marks = ("hypotheses/generation.json", "tuned/tune.json", "../record.json")
+    for folder in (start, *start.parents):
+        if data not in folder.parents:
             break
-        if (folder / "hypotheses" / "generation.json").is_file() or (folder.parent / "record.json").is_file():
+        if any((folder / mark).is_file() for mark in marks):
             return folder
     return start
 
@@ -94,8 +102,10 @@ def _recorded(root: Path) -> dict[str, Any]:
 
 
 def _generation(root: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """fairseq-generate's flags as the run's test set was generated with; none where that is not known."""
-    settings = config.get("generate", {})
+    """fairseq-generate's flags as the run's test set is generated with; none where that is not known."""
+    settings = dict(config.get("generate", {}))
+    if (root / "tuned" / "tune.json").is_file():
+        settings |= read_json(root / "tuned" / "tune.json").get("chosen", {})
     if (root / "hypotheses" / "generation.json").is_file():
         settings = read_json(root / "hypotheses" / "generation.json").get("settings") or settings
-    return {key: value for key, value in settings.items() if key not in _NOTES}
+    return {key: value for key, value in settings.items() if key not in _NOTES and value is not None}

@@ -77,9 +77,8 @@ class Translator:
             raise UserError(f"{model} cannot be searched so: {error}") from error
         self._model = model
         self._post_process = cfg.common_eval.post_process
-        positions = utils.resolve_max_positions(
-            self._task.max_positions(), *(each.max_positions() for each in self._models)
-        )
+        # the task here has fairseq's own limit of 1,024, whatever the model was trained with
+        positions = utils.resolve_max_positions(*(each.max_positions() for each in self._models))
         self.longest: int = positions[0] - 1
         """The most tokens of a source line; the end of the sentence is one more."""
 

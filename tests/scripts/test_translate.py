@@ -209,6 +209,18 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
     for name in ("m/seed2/checkpoints/checkpoint_best.pt", "m/seed2/checkpoints"):
         assert find_trained(data / name).generate == {"beam": 4, "lenpen": 0.4}
     assert find_trained(data / "m/seed1/averaged/model.pt").generate == generate
+    (tmp_path / "best.pt").symlink_to(data / "m/seed2/tuned/model.pt")
+    assert find_trained(tmp_path / "best.pt").generate == {"beam": 4, "lenpen": 0.4}
+
+    # what was tuned counts before the test set is translated, and where there is no record yet
+    (data / "m/seed1/tuned").mkdir()
+    (data / "m/seed1/tuned/tune.json").write_text('{"chosen": {"last": 3, "lenpen": 0.6, "max-len-b": null}}')
+    for name in ("m/seed1", "m/seed1/averaged/model.pt"):
+        assert find_trained(data / name).generate == generate | {"lenpen": 0.6}
+    (data / "m" / "record.json").unlink()
+    assert find_trained(data / "m/seed1/averaged").generate == {"lenpen": 0.6}
+    with pytest.raises(UserError, match=r"m has no record\.json that says its best seed; give .* seed1, seed2"):
+        find_trained(data / "m")
 
 
 def test_a_model_gives_one_text_by_each_of_its_names(work):
@@ -220,14 +232,17 @@ def test_a_model_gives_one_text_by_each_of_its_names(work):
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps", "written"),
+    ("kind", "steps", "written", "joined"),
     [
-        ("text", ["tokenise", "bpe"], "a ¶ b"),
-        ("cnn_dm", ["bpe"], "a b"),
-        ("text", ["sentencepiece"], "a ¶ b"),
+        ("text", ["tokenise", "bpe"], "a ¶ b", "subword_nmt"),
+        ("cnn_dm", ["bpe"], "a b", "subword_nmt"),
+        ("text", ["sentencepiece"], "a ¶ b", "sentencepiece"),
+        ("text", ["tokenise"], "a ¶ b", None),
     ],
 )
-def test_the_mark_between_sentences_goes_where_the_dataset_put_it(kind, steps, written, monkeypatch, tmp_path):
+def test_the_mark_between_sentences_goes_where_the_dataset_put_it(
+    kind, steps, written, joined, monkeypatch, tmp_path, capsys
+):
     """And units are joined as the dataset parted them, where no record says how."""
     asked = {}
 
@@ -254,13 +269,15 @@ def test_the_mark_between_sentences_goes_where_the_dataset_put_it(kind, steps, w
     monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
     monkeypatch.setattr(translate, "line_steps", lambda *given: str)
     monkeypatch.setattr(translate, "Translator", Model)
-    (tmp_path / "codes").touch()
+    if joined:  # whole words need no codes
+        (tmp_path / "codes").touch()
     trained = Trained(tmp_path / "model.pt", tmp_path, "d", tmp_path, {}, {})
     out = io.BytesIO()
     arguments = argparse.Namespace(codes=None, beam=None, lenpen=None, precision="fp32", batch_size=1)
     translate.run([b"x\n"], out, trained, arguments)
     assert out.getvalue().decode() == written + "\n"
-    assert asked == {"post-process": "sentencepiece" if "sentencepiece" in steps else "subword_nmt"}
+    assert asked == {"post-process": joined}
+    assert "no record.json and no hypotheses/generation.json of its run was found" in capsys.readouterr().err
 
 
 def test_a_published_model_says_its_dataset_by_its_name(tmp_path):
