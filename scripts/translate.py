@@ -33,6 +33,7 @@ from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.rouge import SENTENCE_SEPARATOR
 
 _OPTIONS = {"beam": "a beam of 5", "lenpen": "a length penalty of 1"}  # fairseq's own
+_SIGNS = {"<s>", "<pad>", "</s>", "<unk>"}
 
 
 def post_process(dataset: Dataset) -> str | None:
@@ -65,8 +66,20 @@ def read_text(line: bytes, number: int) -> str:
     return text
 
 
+def note_signs(number: int, text: str, units: str, parted: str | None) -> None:
+    """Say which characters of a line are lost, as they are signs of what comes after."""
+    if parted == "sentencepiece" and "\u2581" in text:
+        note(number, "\u2581 became a space, for which it stands in SentencePiece")
+    if lost := sorted(_SIGNS & set(units.split())):
+        note(number, f"{', '.join(lost)}: a sign of fairseq's, which the model does not take for text")
+
+
 def answers(
-    lines: Iterable[bytes], steps: Callable[[str], str], model: Translator, batch_size: int
+    lines: Iterable[bytes],
+    steps: Callable[[str], str],
+    model: Translator,
+    batch_size: int,
+    parted: str | None = "subword_nmt",
 ) -> Iterator[list[str]]:
     """The model's tokens for each line, in lists as long as the batches that were read."""
     numbered = enumerate(lines, 1)
@@ -75,6 +88,7 @@ def answers(
         for number, line in batch:
             text = read_text(line, number)
             sources.append(steps(text) if text else "")
+            note_signs(number, text, sources[-1], parted)
             if (length := model.length(sources[-1])) > model.longest:
                 note(number, f"{length} tokens, and the model takes {model.longest}: the rest was left out")
         asked = [source for source in sources if source.strip()]
@@ -111,7 +125,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
     if sys.stdin.isatty():
         print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
-    for batch in answers(lines, steps, model, arguments.batch_size):
+    for batch in answers(lines, steps, model, arguments.batch_size, parted):
         for each in batch:
             text = as_written(each.replace(SENTENCE_SEPARATOR, " ") if summaries else each)
             out.write(" ".join(text.split()).encode() + b"\n")

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.dataset import Dataset, Step
+from data_prep.lines import line_steps
+from data_prep.text import sentencepiece
 from data_prep.text.bpe import learn_from_counts
 from scripts import translate
 from scripts.common.errors import UserError
@@ -22,6 +25,7 @@ from scripts.fairseq_io import translator
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
+from scripts.scoring.detokenise import detokeniser
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -278,6 +282,38 @@ def test_the_mark_between_sentences_goes_where_the_dataset_put_it(
     assert out.getvalue().decode() == written + "\n"
     assert asked == {"post-process": joined}
     assert "no record.json and no hypotheses/generation.json of its run was found" in capsys.readouterr().err
+
+
+MARKS = "a@@ b|@@|a @@ b|\u2581|a\u2581b|<unk>|<s> a|a </s> b|<pad>|&#124;|&amp;|\u00b6|a \u00b6 b|x@|<<unk>>|a@-@b"
+UNITS = {"tokenise": {}, "bpe": {"merges": 9}, "sentencepiece": {"units": 40}, "normalise_space": {}}
+
+
+@pytest.mark.parametrize("names", ["tokenise bpe", "tokenise", "sentencepiece", "normalise_space bpe"])
+def test_characters_that_mean_something_to_us_come_back(names, tmp_path, capsys):
+    """From text as written to numbers and back; Moses sets some of them apart with blanks."""
+    marks = [*MARKS.split("|"), "|", "a|b"]
+    steps = tuple(Step(name=name, parameters=UNITS[name]) for name in names.split())
+    dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target="de", steps=steps)
+    joined, codes = translate.post_process(dataset), tmp_path / "codes"
+    if joined == "sentencepiece":
+        text = ["the cat sat on a mat", "hello a b c world", *marks] * 5
+        codes.write_bytes(sentencepiece.learn(iter(text), units=40))
+    else:
+        codes.write_text(learn_from_counts([("hello", 3), ("world", 3), ("&lt;unk&gt;", 2)], merges=9))
+    there, back = line_steps(dataset, "en", codes), detokeniser("en", dataset)
+    units = [there(translate.read_text(mark.encode(), 1)) for mark in marks]
+    words = Dictionary()
+    numbers = [words.encode_line(line) for line in units]
+    found = [back(words.string(line, joined)) for line in numbers]
+    lost = "\u2581" if joined == "sentencepiece" else ""  # its blank, which is said
+    expected = ["".join(mark.replace(lost, "").split()) for mark in marks]
+    assert ["".join(line.split()) for line in found] == expected
+    capsys.readouterr()
+    for mark, cut in zip(marks, units, strict=True):
+        translate.note_signs(7, mark, cut, joined)
+    assert capsys.readouterr().err.count("line 7: \u2581 became a space") == (2 if lost else 0)
+    translate.note_signs(7, "a", "a </s> b", joined)
+    assert "line 7: </s>: a sign of fairseq's" in capsys.readouterr().err
 
 
 def test_a_published_model_says_its_dataset_by_its_name(tmp_path):
