@@ -57,7 +57,8 @@ def light_conv(
     # (T, B, H, R) -> (H, T, B * R): one band matrix a head serves all sentences
     size = channels // heads
     folded = x.reshape(time, batch, heads, size).permute(2, 0, 1, 3).reshape(heads, time, batch * size)
-    rows = kernel.to(x.dtype).unsqueeze(1).expand(heads, time, width)
+    # expanded before it is rounded, so that its gradient is summed over the positions in float32
+    rows = kernel.unsqueeze(1).expand(heads, time, width).to(x.dtype)
     out = _band_matmul(folded, rows, padding_l)
     return out.reshape(heads, time, batch, size).permute(1, 2, 0, 3).reshape(time, batch, channels)
 

@@ -184,7 +184,8 @@ class Machine:
         dropconnect: float = 0.0,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        grad_x, grad_weight = self.blank(x), self.blank(weight)
+        wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64  # as the operators allocate it
+        grad_x, grad_weight = self.blank(x), self.blank(weight.float() if wide else weight)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
         pointers = map(ctypes.c_void_p, addresses(grad, grad_x, grad_weight))
         self.must(self.library.conv_backward(self.capability, ctypes.byref(conv), *pointers))

@@ -49,6 +49,42 @@ def test_kernels_of_a_convolution(dynamic, backend):
             assert_close(step, want[t : t + 1].detach(), BF16)
 
 
+@pytest.mark.parametrize("normalization", ["softmax", "l1"])
+@pytest.mark.parametrize("logits", [torch.float32, None])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_what_the_parts_of_a_gradient_share_cancels_before_it_is_rounded(dtype, logits, normalization, backend):
+    """LightConv's sums over 4,096 positions are 65,536 in each tap, and differ by the padding alone."""
+    if dtype == torch.float16 and backend == "native":
+        pytest.skip("on a CPU the library has no kernels of float16")
+    x, grad = torch.ones(4096, 1, 1), torch.full((4096, 1, 1), 16.0)
+    gradients = []
+    for types in ((torch.float64, torch.float64), (dtype, logits or dtype)):
+        weight = torch.tensor([[0.0, 0.5, 1.0]], dtype=types[1], requires_grad=True)
+        out = ops.light_conv(x.to(types[0]), weight, padding_l=1, normalization=normalization)
+        gradients.append(torch.autograd.grad(out, weight, grad.to(types[0]))[0])
+    want, got = gradients
+    assert got.dtype == (logits or dtype)
+    if normalization == "softmax":
+        assert_close(want, torch.tensor([[-0.9158060990, 3.4052251763, -2.4894190773]]), torch.float32)
+    assert_close(got / want.abs().max(), want / want.abs().max(), dtype)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_second_derivatives_of_kernels_wider_than_their_inputs(dynamic):
+    """Of a Function that rounds its kernels itself, and sums their gradients in float32."""
+    x, weight = torch.randn(T, B, H * R, dtype=BF16), torch.randn(T, B, H, K) if dynamic else torch.randn(H, K)
+    call = ops.dynamic_conv if dynamic else ops.light_conv
+    found = []
+    for to in (lambda t: t, torch.Tensor.double):
+        a, w = to(x).detach().requires_grad_(), to(weight).detach().requires_grad_()
+        first = torch.autograd.grad(call(a, w, padding_l=2).sum(), (a, w), create_graph=True)
+        found.append(torch.autograd.grad([(g.double() / 4).square().sum() for g in first], (a, w)))
+    for got, want, dtype in zip(*found, (BF16, torch.float32), strict=True):
+        assert got.dtype == dtype
+        scale = want.abs().max()
+        assert_close(got / scale, want / scale, BF16)
+
+
 def test_a_module_of_float32(backend):
     module = LightweightConv(H * R, K, heads=H, causal=False)
     with torch.no_grad():

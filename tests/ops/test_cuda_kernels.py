@@ -36,6 +36,7 @@ CASES = [
     Case(BF16, True, 15, 7, 16, (31,), H=5, p=0.3),
     Case(BF16, False, 2, 1, 80, (2, 31)),
     Case(BF16, False, 31, 30, 64, (33, 129), p=0.1),
+    Case(BF16, False, 15, 7, 64, (33,), softmax=False),
     Case(F16, True, 63, 31, 64, (33, 129)),
     Case(F16, True, 3, 1, 320, (31,), H=1),
     Case(F16, False, 15, 14, 3, (31,), H=3),
@@ -53,6 +54,7 @@ CASES = [
     Case(F64, False, 31, 15, 64, (33,), H=1, softmax=False),
     Case(BF16, True, 65, 32, 64, (31, 129)),
     Case(F32, False, 65, 64, 3, (31,)),
+    Case(F16, False, 65, 64, 3, (31,), softmax=False),
 ]
 
 

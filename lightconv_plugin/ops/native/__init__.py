@@ -35,7 +35,7 @@ def _conv(
         ValueError: what ``unsupported_reason`` says, or an unknown normalisation.
     """
     require(name, x, weight)
-    weight, softmax = prepare_kernel(weight, normalization, x.dtype)
+    weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
     return autograd.conv(name, x, weight, padding_l, softmax, dropconnect, seed)

@@ -51,10 +51,13 @@ def in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @in_graph
 def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
-    """The operator ``name`` of the library, differentiable in x and weight."""
+    """The operator ``name`` of the library, differentiable in x and weight.
+
+    Weights of a wider type than x are rounded to it; their gradient is not.
+    """
     if recorded(x, weight):
         return apply(_Conv, name, x, weight, padding_l, softmax, p, seed)
-    return _operator(name)(x, weight, padding_l, softmax, p, seed)
+    return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed)
 
 
 def recorded(*tensors: Tensor) -> bool:
@@ -80,12 +83,22 @@ def _conv_backward(
     """The gradients of x and weight; one that is not needed has no elements."""
     padding_l, p, seed = options
     if not recorded(grad, x, weight):
-        return _operator(f"{name}_backward")(grad, x, weight, padding_l, softmax, p, seed, *need)
+        return _run_backward(name, grad, x, weight, softmax, options, need)
     if not softmax:
         return apply(_ConvGradients, name, grad, x, weight, padding_l, p, seed, *need)
     kernel = normalize_kernel(weight)
-    grad_x, grad_kernel = _conv_backward(name, grad, x, kernel.to(x.dtype), False, options, need)
+    grad_x, grad_kernel = _conv_backward(name, grad, x, kernel, False, options, need)
     return grad_x, _through_softmax(kernel, grad_kernel).to(weight.dtype) if need[1] else grad_kernel
+
+
+def _run_backward(
+    name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: Need
+) -> tuple[Tensor, Tensor]:
+    """Call the operator; the gradient of ``weight`` is of its type, rounded once."""
+    of_x, of_weight = _operator(f"{name}_backward")(
+        grad, x, weight.to(x.dtype), options[0], softmax, *options[1:], *need
+    )
+    return of_x, of_weight.to(weight.dtype)
 
 
 def _through_softmax(kernel: Tensor, change: Tensor) -> Tensor:
@@ -106,7 +119,7 @@ class _Conv(Function):
     def forward(
         name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None
     ) -> Tensor:
-        return _operator(name)(x, weight, padding_l, softmax, p, seed)
+        return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -133,7 +146,7 @@ class _Conv(Function):
             by_x = conv(ctx.name, dx, weight, ctx.padding_l, ctx.softmax, ctx.p, seed)
         if dweight is not None:
             if ctx.softmax:
-                dweight = _through_softmax(normalize_kernel(weight), dweight).to(x.dtype)
+                dweight = _through_softmax(normalize_kernel(weight), dweight)
             by_weight = conv(ctx.name, x, dweight, ctx.padding_l, False, ctx.p, seed)
         return _sum(by_x, by_weight)
 
@@ -154,7 +167,7 @@ class _ConvGradients(Function):
     def forward(
         name: str, grad: Tensor, x: Tensor, kernel: Tensor, padding_l: int, p: float, seed: Tensor | None, *need: bool
     ) -> tuple[Tensor, Tensor]:
-        return _operator(f"{name}_backward")(grad, x, kernel, padding_l, False, p, seed, *need)
+        return _run_backward(name, grad, x, kernel, False, (padding_l, p, seed), (need[0], need[1]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

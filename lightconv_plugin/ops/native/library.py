@@ -68,9 +68,12 @@ def _register_fakes() -> None:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        *_, need_x, need_weight = options
+        _, softmax, *_, need_x, need_weight = options
         empty = x.new_empty(0)
-        return like(x) if need_x else empty, like(weight) if need_weight else empty
+        # LightConv's is a sum over all positions, and kept in float32 where a normalisation's derivative follows
+        wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64
+        of_weight = like(weight.float() if wide else weight) if need_weight else empty
+        return like(x) if need_x else empty, of_weight
 
     def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
         return x.new_empty(*x.shape[:2], x.shape[2] // 2)

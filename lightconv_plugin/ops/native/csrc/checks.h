@@ -37,6 +37,13 @@ inline ConvSizes check_conv(const Tensor& x, const Tensor& weight, int64_t paddi
   return sizes;
 }
 
+// The type of a gradient of weights. LightConv's is a sum over all positions: of 16-bit numbers it stays in float32 where
+// a normalisation's derivative follows, in which its large parts cancel.
+inline ScalarType weight_gradient_type(const Tensor& x, const Tensor& weight, bool softmax) {
+  const ScalarType type = x.scalar_type();
+  return weight.dim() == 4 || softmax || type == ScalarType::Double ? type : ScalarType::Float;
+}
+
 // A decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Gives M.
 inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Tensor& position, int64_t N, int64_t C,
                           int64_t K, ScalarType type) {

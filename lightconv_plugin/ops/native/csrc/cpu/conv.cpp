@@ -96,7 +96,7 @@ void finish_light(const Conv& conv, const Units& units, const std::vector<A>& pa
       for (int64_t i = first; i < first + conv.K; ++i) total[i] = kernels[i] * (total[i] - inner);
     }
   }
-  by_type(conv.type, [&]<class S>(S) {
+  by_type(conv.softmax || conv.type == Scalar::f64 ? conv.type : Scalar::f32, [&]<class S>(S) {
     for (int64_t i = 0; i < size; ++i) store(static_cast<S*>(grad_weight)[i], static_cast<Sums<S>>(total[i]));
   });
 }
@@ -124,9 +124,10 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any,
                   "lightconv: the gradient has another shape or type than x");
   const Tensor none = torch::stable::new_empty(x, {0});
   Tensor grad_x = need_x ? torch::stable::new_empty(x, x.sizes()) : none;
+  const ScalarType type = weight_gradient_type(x, weight, softmax);
   Tensor grad_weight = !need_weight ? none
-                       : x.numel() > 0 ? torch::stable::new_empty(weight, weight.sizes())
-                                       : torch::stable::new_zeros(weight, weight.sizes());
+                       : x.numel() > 0 ? torch::stable::new_empty(weight, weight.sizes(), type)
+                                       : torch::stable::new_zeros(weight, weight.sizes(), type);
   if (x.numel() == 0 || !(need_x || need_weight)) return {grad_x, grad_weight};
   const LightKernels light(conv);
   Gradients gradients{grad.const_data_ptr(), need_x ? grad_x.mutable_data_ptr() : nullptr, nullptr, nullptr};

@@ -29,7 +29,7 @@ struct GradArgs {
   int T, B, splits;
 };
 
-// finish: LightConv's gradient (H, K) from partial (splits, H, K)
+// finish: LightConv's gradient (H, K) from partial (splits, H, K); without softmax at least in float32
 struct FinishArgs {
   const void* partial;
   const void* logits;

@@ -116,8 +116,10 @@ template <Case C> __device__ __forceinline__ void finish(const FinishArgs& args,
     if (j >= C.K) continue;
 #pragma unroll 8
     for (int split = 0; split < args.splits; ++split) sum[i] += partial[static_cast<long long>(split) * C.H * C.K + j];
-    weight[i] = widen(logits[j]);
-    most = weight[i] > most ? weight[i] : most;
+    if constexpr (C.softmax) {  // else they may be of a narrower type than the gradient
+      weight[i] = widen(logits[j]);
+      most = weight[i] > most ? weight[i] : most;
+    }
   }
   if constexpr (C.softmax) {
     most = lanes_max<32>(most);

@@ -89,7 +89,8 @@ class General {
 
   static void finish(const Place& place, const Conv& conv, const void* partial, int splits, void* out) {
     Case c{};
-    c.type = conv.type, c.softmax = conv.softmax, c.K = static_cast<int>(conv.K), c.H = static_cast<int>(conv.H);
+    c.type = conv.softmax || conv.type == Type::f64 ? conv.type : Type::f32;  // as weight_gradient_type says
+    c.softmax = conv.softmax, c.K = static_cast<int>(conv.K), c.H = static_cast<int>(conv.H);
     const FinishArgs args{partial, conv.logits, out, splits};
     launch(place, FINISH, c, {conv.H, 32, 0}, &args);
   }

@@ -47,9 +47,10 @@ std::tuple<Tensor, Tensor> conv_backward(const Tensor& grad_any, const Tensor& x
                   "lightconv: the gradient has another shape or type than x");
   check_same(x, grad, "the gradient");
   Tensor grad_x = need_x ? torch::stable::new_empty(x, x.sizes()) : torch::stable::new_empty(x, {0});
+  const ScalarType type = weight_gradient_type(x, weight, softmax);
   Tensor grad_weight = !need_weight       ? torch::stable::new_empty(x, {0})
-                       : x.numel() > 0 ? torch::stable::new_empty(weight, weight.sizes())
-                                       : torch::stable::new_zeros(weight, weight.sizes());
+                       : x.numel() > 0 ? torch::stable::new_empty(weight, weight.sizes(), type)
+                                       : torch::stable::new_zeros(weight, weight.sizes(), type);
   Memory memory(x);
   if (x.numel() > 0)
     backward(memory.place(), conv, grad.const_data_ptr(), need_x ? grad_x.mutable_data_ptr() : nullptr,
