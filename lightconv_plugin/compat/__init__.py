@@ -30,6 +30,7 @@ def apply() -> None:
     commands.block_ngrams_that_were_written()
     commands.count_steps_of_beam_search()
     commands.name_the_sentence_that_fits_no_batch()
+    commands.end_lines_at_line_feeds()
     commands.refuse_to_replace_unknown_words()
     hub.score_translations()
     hub.align_when_asked()

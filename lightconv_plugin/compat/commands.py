@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
@@ -127,6 +130,37 @@ def name_the_sentence_that_fits_no_batch() -> None:
                 f"--max-source-positions {max_tokens} --max-target-positions {max_tokens} "
                 "--skip-invalid-size-inputs-valid-test"
             ) from None
+
+
+def end_lines_at_line_feeds() -> None:
+    """All versions: `fairseq-interactive` answers as many lines as there are line feeds.
+
+    fairseq reads with universal newlines, and so takes a carriage return within a line for its end.
+    """
+    from fairseq import options
+
+    @shim(options, "parse_args_and_arch")
+    def then_read(original: Original, *args: Any, **kwargs: Any) -> Any:
+        # this module is not imported for it: it sets up logging; and run by `python -m` it has another name
+        for module in map(sys.modules.get, ("__main__", "fairseq_cli.interactive")):
+            if module is not None and hasattr(module, "buffered_read") and hasattr(module, "make_batches"):
+                vars(module)["buffered_read"] = read_lines
+        return original(*args, **kwargs)
+
+
+def read_lines(input: str, buffer_size: int) -> Iterator[list[str]]:
+    """The lines of a file, or of standard input for "-", in lists of ``buffer_size``, as fairseq's function has it."""
+    with ExitStack() as opened:
+        lines: Iterable[str] = sys.stdin
+        if input != "-":
+            lines = opened.enter_context(open(input, encoding="utf-8", newline="\n"))
+        elif isinstance(lines, io.TextIOWrapper):
+            lines.reconfigure(newline="\n")
+        rest = iter(lines)
+        while buffer := [line.strip() for line in itertools.islice(rest, buffer_size)]:
+            yield buffer
+            if len(buffer) < buffer_size:  # a terminal's end is not asked for twice
+                break
 
 
 def refuse_to_replace_unknown_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fairseq_cli import interactive as fairseq_interactive
 from tests.models import common
 from tests.tolerances import assert_close
 
-from .conftest import Train, unwrapped
+from .conftest import REPO, Train, unwrapped
 
 SENTENCES, BEAM = 4, 4
 
@@ -102,6 +103,29 @@ def test_bleu_is_measured_while_training_on_text_of_moses(task: str, train: Trai
     losses = train(tmp_path, "--max-update", "3", *flags.split(), *arguments)
     assert len(losses) == 1  # the counts of BLEU that the checkpoint holds were read again
     assert isinstance(torch.load(tmp_path / "checkpoint_best.pt")["extra_state"]["best"], float)
+
+
+LINES = b"w1\rw2 w3\nw4\r\n\nw5\x0cw6\xc2\x85\xe2\x80\xa8w7\n\xef\xbf\xbd\rw8"
+COMMANDS = ("-m fairseq_cli.interactive", "-c from#fairseq_cli.interactive#import#cli_main#as#f;f()")
+
+
+@pytest.mark.parametrize(
+    ("start", "task", "name", "buffer"),
+    [(COMMANDS[0], "translation", "input", 1), (COMMANDS[1], "pla_translation", "-", 3)],
+)
+def test_interactive_answers_as_many_lines_as_there_are(
+    start: str, task: str, name: str, buffer: int, corpus: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """A carriage return within a line is a blank, as to scripts.translate."""
+    (tmp_path / "input").write_bytes(LINES)
+    python = [sys.executable, *(word.replace("#", " ") for word in start.split())]
+    flags = f"-s en -t de --task {task} --path {checkpoint} --cpu --input {name} --buffer-size {buffer} --max-len-b 3"
+    command = [*python, str(corpus), *flags.split(), f"--user-dir={REPO / 'lightconv_plugin'}"]
+    done = subprocess.run(command, input=LINES, capture_output=True, cwd=tmp_path, check=True)
+    printed = [line.split("\t") for line in done.stdout.decode().split("\n")]
+    sources = {int(line[0][2:]): line[1] for line in printed if line[0].startswith("S-")}
+    assert sources == {0: "w1 w2 w3", 1: "w4", 2: "", 3: "w5 w6 w7", 4: "<unk> w8"}
+    assert sum(line[0].startswith("H-") for line in printed) == 5
 
 
 @pytest.mark.parametrize("task", ["translation", "pla_translation"])
