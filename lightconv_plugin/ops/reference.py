@@ -122,7 +122,9 @@ def _band_matmul(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
     """Convolve x: (N, T, R) with a kernel of its own at each position, (N, T, K); returns (N, T, R).
 
     Row i of a band matrix holds position i's kernel, shifted i places to the right, so that one batched matrix
-    product does the sums of a whole block of positions.
+    product does the sums of a whole block of positions. An input that is infinite or NaN meets the zeros beside the
+    band, too, and makes NaN of its channel in the whole block. (The native kernels keep it to the positions whose
+    kernel reaches it. To sum tap by tap would too, and takes up to three times as long.)
     """
     time, width = x.shape[1], kernel.shape[2]
     padded = F.pad(x, (0, 0, padding_l, width - 1 - padding_l))

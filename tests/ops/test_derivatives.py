@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # it keeps torch's functions as they are when it is imported, so before one is replaced
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
@@ -168,6 +168,28 @@ def test_transforms(kind, transform):
     assert all(leaf.abs().max() > 1e-3 for leaf in torch.utils._pytree.tree_leaves(got))
     with torch.no_grad():  # which torch.func does not heed inside of a transform
         assert_equal_trees(call(parameters, ours), got)
+
+
+def test_functionalize_of_dropout():
+    x = draw(T, B, C).detach()
+    torch.manual_seed(3)
+    got = functionalize(lambda x: ops.dropout(x, 0.4))(x)
+    torch.manual_seed(3)
+    assert torch.equal(got, torch.nn.functional.dropout(x, 0.4))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_functionalize(operator):
+    """For which PyTorch's Functions have no rule."""
+    x, weight = draw(T, B, C).detach(), draw(*OPERATORS[operator], seed=1).detach()
+
+    def call(x: Tensor) -> Tensor:
+        return getattr(ops, operator)(x, weight, padding_l=1).square()
+
+    assert_close(functionalize(call)(x), call(x))
+    want = grad(lambda x: call(x).sum())(x)
+    assert_close(functionalize(grad(lambda x: call(x).sum()))(x), want)
+    assert_close(grad(lambda x: functionalize(call)(x).sum())(x), want)
 
 
 def along(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

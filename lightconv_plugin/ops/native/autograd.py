@@ -28,16 +28,17 @@ def transformed() -> bool:
 
 
 @torch.compiler.assume_constant_result  # torch.compile traces within the transforms, and guards them
-def forward_modes() -> int:
-    """Count the nested ``torch.func.jvp`` around a call; ``jacfwd`` is one too.
+def beyond_functions() -> bool:
+    """Return True inside of transforms of ``torch.func`` that PyTorch's Functions cannot take.
 
-    PyTorch runs a Function's ``jvp`` with forward mode off (its issue 197867), so that of two levels the outer one
-    would be lost without a word.
+    These are ``functionalize``, and forward mode within forward mode: PyTorch runs a Function's ``jvp`` with forward
+    mode off (its issue 197867), so that the outer derivative would be lost without a word.
     """
     if not torch._C._are_functorch_transforms_active():
-        return 0
-    jvp = torch._C._functorch.TransformType.Jvp
-    return sum(level.key() == jvp for level in torch._C._functorch.get_interpreter_stack() or ())
+        return False
+    kinds = torch._C._functorch.TransformType
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+    return kinds.Functionalize in levels or levels.count(kinds.Jvp) > 1
 
 
 IN_GRAPH: list[Callable[..., Tensor]] = []

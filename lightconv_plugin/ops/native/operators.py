@@ -80,7 +80,7 @@ class UnsupportedReason(NamedTuple):
 
 _DECODES = UnsupportedReason("it records no gradients; decode under torch.no_grad()")
 _TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
-_NESTED = UnsupportedReason("PyTorch gives it one forward-mode derivative, not derivatives of those", True)
+_BEYOND = UnsupportedReason("PyTorch gives it no functionalize, and no forward mode within forward mode", True)
 _FLOAT32 = UnsupportedReason(
     "it has numbers to multiply, in bfloat16, where ops.set_precision or PyTorch's switch says so, the processor has "
     "AMX or AVX512-BF16, and torch neither compiles nor casts",
@@ -106,8 +106,8 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
     takes = OPERATORS[operator]
     if not takes.transforms and autograd.transformed():
         return _TRANSFORMED
-    if takes.transforms and autograd.forward_modes() > 1:
-        return _NESTED
+    if takes.transforms and autograd.beyond_functions():
+        return _BEYOND
     if takes.few_rows and not (
         0 < x.numel() <= FEW_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()
