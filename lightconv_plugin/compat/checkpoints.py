@@ -113,7 +113,14 @@ def explain_checkpoint_errors() -> None:
             cause = error.__context__
             if cause is None or "loading state_dict" not in str(cause):
                 raise
-            advice = "Give the --arch, sizes and dictionaries it was trained with, or another --save-dir."
+            advice = "Give the --arch, sizes and dictionaries that it was trained with, or another "
+            if os.path.dirname(os.path.abspath(filename)) == os.path.abspath(self.cfg.checkpoint.save_dir):
+                advice += "--save-dir: this one holds another training."
+            else:
+                advice += (
+                    "--restore-file. Data for this model are binarised with its own dictionaries "
+                    "(fairseq-preprocess --srcdict --tgtdict)."
+                )
             raise CheckpointError(_why_not_this_model(filename, cause, advice)) from error
 
 

@@ -6,6 +6,7 @@ import builtins
 import fractions
 import os
 import pickle
+import shutil
 import subprocess
 import traceback
 import zipfile
@@ -360,7 +361,11 @@ def test_resuming_another_architecture_says_what_differs(train: Train, checkpoin
     assert str(checkpoint) in message
     assert "not in the file (first: encoder.layers.1." in message
     assert "of another shape (first: decoder.layers.0.fc1.weight, [64, 32] in the file, [48, 32] here)" in message
-    assert "--save-dir" in message
+    assert "or another --restore-file. Data for this model are binarised with its own dictionaries" in message
+    assert "--save-dir" not in message
+    shutil.copy(checkpoint, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(compat.CheckpointError, match="or another --save-dir: this one holds another training"):
+        train(tmp_path, "--max-update", "5", model=other)
 
 
 def test_generating_with_other_sizes_says_what_differs(checkpoint: Path) -> None:
