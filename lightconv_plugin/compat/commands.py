@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import sys
@@ -151,11 +150,9 @@ def end_lines_at_line_feeds() -> None:
 def read_lines(input: str, buffer_size: int) -> Iterator[list[str]]:
     """The lines of a file, or of standard input for "-", in lists of ``buffer_size``, as fairseq's function has it."""
     with ExitStack() as opened:
-        lines: Iterable[str] = sys.stdin
+        lines: Iterable[str] = sys.stdin  # which Python parts at line feeds
         if input != "-":
             lines = opened.enter_context(open(input, encoding="utf-8", newline="\n"))
-        elif isinstance(lines, io.TextIOWrapper):
-            lines.reconfigure(newline="\n")
         rest = iter(lines)
         while buffer := [line.strip() for line in itertools.islice(rest, buffer_size)]:
             yield buffer

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,22 @@ import torch
 from fairseq.data import Dictionary
 from subword_nmt.learn_bpe import get_vocabulary
 
-from data_prep.dataset import Dataset, Step
+from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.lines import line_steps
-from data_prep.text import sentencepiece
-from data_prep.text.bpe import learn_from_counts
+from data_prep.text import bpe, sentencepiece
+from lightconv_plugin.export import __main__ as export
+from lightconv_plugin.export import decode
+from lightconv_plugin.models import LightConvModel
 from scripts import translate
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.fairseq_io import translator
+from scripts.fairseq_io.commands import generate_command
+from scripts.fairseq_io.generation import _JOINED, run_generation
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
+from scripts.pipeline.config import Config
 from scripts.scoring.detokenise import detokeniser
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -52,34 +58,38 @@ def sentences(count: int) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Path:
+    return trained_run(tmp_path_factory.mktemp("work") / "debian_en_de", "subword_nmt")
+
+
+def trained_run(root: Path, parted: str | None) -> Path:
     """A run's folder as reproduce.py leaves it: binarised and prepared beside it, the checkpoint, the record."""
-    root = tmp_path_factory.mktemp("work") / "debian_en_de"
     prepared, run = root / "prepared", root / "toy"
     prepared.mkdir(parents=True)
     lines = sentences(300)
-    english, german = ([" ".join(words) + " ." for words in side] for side in (lines, translated(lines)))
-    # of two pieces or one: BPE has something to do and to undo
-    codes = learn_from_counts(get_vocabulary(english + german).items(), merges=24)
-    (prepared / "codes").write_text(codes, encoding="utf-8")
+    stop = "." if parted == "sentencepiece" else " ."
+    english, german = ([" ".join(words) + stop for words in side] for side in (lines, translated(lines)))
+    cut: Callable[[str], str] = str
+    if parted == "sentencepiece":
+        (prepared / "sentencepiece.model").write_bytes(sentencepiece.learn(iter(english + german), units=30))
+        cut = sentencepiece.encoder_from_file(codes=str(prepared / "sentencepiece.model"))
+    elif parted:
+        # of two pieces or one: BPE has something to do and to undo
+        codes = bpe.learn_from_counts(get_vocabulary(english + german).items(), merges=24)
+        (prepared / "codes").write_text(codes, encoding="utf-8")
+        cut = bpe.encoder_from_file(codes=str(prepared / "codes"))
     for language, side in (("en", english), ("de", german)):
-        text = subprocess.run(
-            [*python_module("subword_nmt.apply_bpe"), "-c", prepared / "codes"],
-            input="\n".join(side) + "\n",
-            capture_output=True,
-            text=True,
-            check=True,
-            env=ENVIRONMENT | {"PYTHONUTF8": "1"},
-        ).stdout
-        (prepared / f"train.{language}").write_text(text, encoding="utf-8")
+        for split, count in (("train", 300), ("test", 20)):
+            text = "".join(f"{cut(line)}\n" for line in side[:count])
+            (prepared / f"{split}.{language}").write_text(text, encoding="utf-8")
     preprocess = [*python_module("fairseq_cli.preprocess"), "-s", "en", "-t", "de", "--joined-dictionary"]
-    where = [f"--trainpref={prepared / 'train'}", f"--destdir={root / 'binarised'}"]
-    subprocess.run([*preprocess, *where], check=True, capture_output=True)
+    where = [f"--{split}pref={prepared / split}" for split in ("train", "test")]
+    subprocess.run([*preprocess, *where, f"--destdir={root / 'binarised'}"], check=True, capture_output=True)
     checkpoints = run / "seed3" / "checkpoints"
-    train = [*python_module("fairseq_cli.train"), root / "binarised", f"--save-dir={checkpoints}", *TRAIN]
+    train = [*python_module("fairseq_cli.train"), str(root / "binarised"), f"--save-dir={checkpoints}", *TRAIN]
     subprocess.run(train, check=True, capture_output=True, env=ENVIRONMENT)
     (checkpoints / "checkpoint_last.pt").rename(checkpoints / "checkpoint_best.pt")
-    record = {"best_seed": 3, "config": {"generate": {"beam": 3, "max-len-b": 20, "gen-subset": "test"}}}
-    (run / "record.json").write_text(json.dumps(record))
+    generate = {"beam": 3, "max-len-b": 20, "gen-subset": "test", "post-process": parted}
+    (run / "record.json").write_text(json.dumps({"best_seed": 3, "config": {"generate": generate}}))
     return run
 
 
@@ -235,6 +245,44 @@ def test_a_model_gives_one_text_by_each_of_its_names(work):
     assert found.pop().decode().splitlines()[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("parted", ["subword_nmt", "sentencepiece", None])
+def test_every_door_gives_one_text(parted, tmp_path):
+    """The run and its checkpoint to translate, generate, fairseq-interactive with generate's flags, ONNX, the hub."""
+    run = trained_run(tmp_path / "data", parted)
+    root, checkpoint = run.parent, run / "seed3" / "checkpoints" / "checkpoint_best.pt"
+    steps = {"subword_nmt": ["tokenise", "bpe: {merges: 24}"], "sentencepiece": ["sentencepiece: {units: 30}"]}
+    listed = "".join(f"  - {step}\n" for step in steps.get(parted, ["tokenise"]))
+    (tmp_path / "d.yaml").write_text(f"kind: text\nsource: en\ntarget: de\nsteps:\n{listed}")
+    dataset = load_dataset(str(tmp_path / "d.yaml"))
+    back, joined = detokeniser("de", dataset), _JOINED[parted]
+    units = (root / "prepared" / "test.en").read_text(encoding="utf-8")
+
+    config = Config(run, "toy", str(dataset.file), [3])
+    settings = find_trained(run, dataset="d").generate | {"batch-size": 1}
+    command = generate_command(config, settings, root / "binarised", checkpoint, "test", gpu=False)
+    output = run_generation(command, "test", tmp_path / "log").in_corpus_order()["hypotheses.tok"]
+    assert len(set(output)) > 10
+    place = command.index("fairseq_cli.generate")
+    interactive = [*command[:place], "fairseq_cli.interactive", *command[place + 1 :]]
+    printed = subprocess.run(interactive, input=units.encode(), capture_output=True, check=True).stdout.decode()
+    assert [line.split("\t")[2] for line in printed.split("\n") if line.startswith("H-")] == output
+
+    export.main([str(checkpoint), str(tmp_path / "onnx")])
+    options = decode.Options(beam=3, max_len_b=20)
+    model = decode.Model(tmp_path / "onnx", 1)
+    found = decode.translate(model, units.splitlines(), options, 4)
+    assert [joined(model.text_of(best.tokens)) for best, *_ in found] == output
+    data = {"data_name_or_path": str(root / "binarised"), "source_lang": "en", "target_lang": "de"}
+    hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data)
+    assert [joined(line) for line in hub.translate(units.splitlines(), beam=3, max_len_b=20)] == output
+
+    raw = "".join(" ".join(words) + ".\n" for words in sentences(20)).encode()
+    for path in (run, checkpoint):
+        done = ask(path, raw, "--dataset", str(dataset.file))
+        assert done.stdout.decode().splitlines() == [back(line) for line in output], done.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "steps", "written", "joined"),
     [
@@ -299,7 +347,7 @@ def test_characters_that_mean_something_to_us_come_back(names, tmp_path, capsys)
         text = ["the cat sat on a mat", "hello a b c world", *marks] * 5
         codes.write_bytes(sentencepiece.learn(iter(text), units=40))
     else:
-        codes.write_text(learn_from_counts([("hello", 3), ("world", 3), ("&lt;unk&gt;", 2)], merges=9))
+        codes.write_text(bpe.learn_from_counts([("hello", 3), ("world", 3), ("&lt;unk&gt;", 2)], merges=9))
     there, back = line_steps(dataset, "en", codes), detokeniser("en", dataset)
     units = [there(translate.read_text(mark.encode(), 1)) for mark in marks]
     words = Dictionary()
