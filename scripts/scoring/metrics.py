@@ -8,7 +8,7 @@ from typing import Any
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.metrics.ter import TER
+from sacrebleu.metrics.ter import TER, TERSignature
 
 from data_prep.dataset import load_dataset
 from data_prep.text.moses import moses_language
@@ -82,8 +82,23 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
     return found | {
         "sacrebleu": Measure(BLEU(tokenize=tokenise, lowercase=lowercase), text),
         "chrf": Measure(CHRF(lowercase=lowercase), text),
-        "ter": Measure(TER(normalized=asian, asian_support=asian), text),
+        "ter": Measure(_CharacterTER() if tokenise == "char" else TER(normalized=asian, asian_support=asian), text),
     }
+
+
+class _CharacterTERSignature(TERSignature):
+    def __init__(self, args: dict[str, Any]) -> None:
+        super().__init__(args)
+        self.info["tok"] = "char"
+
+
+class _CharacterTER(TER):
+    """TER whose words are characters, for the scripts without blanks that ``asian_support`` does not know."""
+
+    _SIGNATURE_TYPE = _CharacterTERSignature
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return " ".join("".join(super()._preprocess_segment(sent).split()))
 
 
 def _multi_bleu() -> BLEU:

@@ -160,37 +160,34 @@ def test_rouge_is_the_mean_of_hand_counted_f1():
     assert "stem:porter|L:summary|rouge-score:" in of["signature"]
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "changed", "score"),  # one word or character of ten, each of the others as it was
-    [
-        ("fr", "l’été où naïve l’élève a reçu ses dix clés", "l’été où naïve l’élève a reçu ses dix mots", 90.9),
-        (
-            "ru",
-            "Это один два три четыре пять шесть семь восемь девять",
-            "Это один два три четыре пять шесть семь сто девять",
-            90,
-        ),
-        (
-            "ar",
-            "هذا واحد اثنان ثلاثة أربعة خمسة ستة سبعة ثمانية تسعة",
-            "هذا واحد اثنان ثلاثة أربعة خمسة ستة سبعة مئة تسعة",
-            90,
-        ),
-        ("zh_CN", "这是一个简单的句子啊。", "这是一个复杂的句子啊。", 80),
-        ("ja", "これは簡単な文です。", "これは簡潔な文です。", 88.9),
-        ("ko", "이것은 하나 둘 셋 넷 다섯 여섯 일곱 여덟 아홉", "이것은 하나 둘 셋 넷 다섯 여섯 일곱 백 아홉", 90),
-        ("th", "นี่คือประโยคง่ายๆ", "นี่คือประโยคยาวๆ", 92),
-        ("hi", "यह एक दो तीन चार पाँच छह सात आठ नौ", "यह एक दो तीन चार पाँच छह सात सौ नौ", 90),
-    ],
-)
-def test_rouge_knows_the_letters_of_every_script(language, text, changed, score):
-    found = measures({"metric": "rouge"}, language)
-    same, details = evaluate(found, Side([], [text]), Side([], [text]))
-    assert same == {"rouge1": 100, "rouge2": 100, "rougeL": 100}
-    assert "tok:letters|stem:no|" in details["rouge1"]["signature"]
-    other, _ = evaluate(found, Side([], [changed]), Side([], [text]))
-    assert other["rouge1"] == pytest.approx(score, abs=3)
-    assert 0 < other["rouge2"] < 100
+SCRIPTS = {  # of each a sentence, and it with one word of about ten changed
+    "fr": ("l’été où naïve l’élève a reçu ses dix clés", "l’été où naïve l’élève a reçu ses dix mots"),
+    "ru": ("Это один два три четыре пять шесть семь восемь", "Это один два три четыре пять шесть сто восемь"),
+    "ar": ("هذا واحد اثنان ثلاثة أربعة خمسة ستة سبعة ثمانية", "هذا واحد اثنان ثلاثة أربعة خمسة ستة مئة ثمانية"),
+    "zh_CN": ("我们今天在学校里学习一个简单的句子。", "我们今天在学校里学习一个复杂的句子。"),
+    "ja": ("わたしたちは今日学校でこれを簡単に学びます。", "わたしたちは今日学校でこれを簡潔に学びます。"),
+    "ko": ("이것은 하나 둘 셋 넷 다섯 여섯 일곱 여덟", "이것은 하나 둘 셋 넷 다섯 여섯 백 여덟"),
+    "th": ("นี่คือประโยคง่ายๆที่เขียนโดยไม่มีช่องว่าง", "นี่คือประโยคยากๆที่เขียนโดยไม่มีช่องว่าง"),
+    "hi": ("यह एक दो तीन चार पाँच छह सात आठ", "यह एक दो तीन चार पाँच छह सौ आठ"),
+}
+
+
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_every_script_has_plausible_scores(language):
+    right, changed = SCRIPTS[language]
+    for section in ({}, {"metric": "rouge"}):
+        found = measures(section, language)
+        for text in (right, changed):
+            scores, details = evaluate(found, Side([text], [text]), Side([right], [right]))
+            if language in ("zh_CN", "ja", "th"):
+                scores.pop("bleu", None)  # to tokenised BLEU a line is a word, or two
+            right_share = {key: 100 - score if key == "ter" else score for key, score in scores.items()}
+            for key, share in right_share.items():
+                assert share == pytest.approx(100) if text == right else 30 < share < 100, key
+        if section:
+            assert "tok:letters|stem:no|" in details["rouge1"]["signature"]
+        elif language == "th":
+            assert "tok:char|" in details["ter"]["signature"]
 
 
 @pytest.mark.parametrize("language", ["en", "en_summary", "en-GB"])
