@@ -44,8 +44,11 @@ def learn_bpe(
     return partial(_learn, joint=joint, learn=learn, found=lambda codes: {"merges": bpe.count_merges(codes.decode())})
 
 
-def learn_sentencepiece(*, units: int, joint: bool = True) -> CorpusStep:
-    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``)."""
+def learn_sentencepiece(*, units: int, joint: bool = True, fewer: bool = False) -> CorpusStep:
+    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``).
+
+    With ``fewer``, a small text that has no room for so many gets as many as it has room for.
+    """
     if units < 1:
         raise UserError(f"sentencepiece: units: got {units}, expected a number above 0")
     sentencepiece.package()
@@ -53,9 +56,15 @@ def learn_sentencepiece(*, units: int, joint: bool = True) -> CorpusStep:
     def learn(context: Context, shards: Sequence[Shard], languages: Sequence[str]) -> bytes:
         context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
         every = -(-sum(shard.lines for shard in shards) * len(languages) // _SAMPLE)
-        return sentencepiece.learn(_sample(context, shards, languages, every), units=units)
+        try:
+            return sentencepiece.learn(_sample(context, shards, languages, every), units=units)
+        except sentencepiece.TooManyUnits as error:
+            if not fewer:
+                raise
+            context.pool.say(f"this text has room for {error.limit:,} units: so many are learnt, and not {units:,}")
+            return sentencepiece.learn(_sample(context, shards, languages, every), units=error.limit)
 
-    return partial(_learn, joint=joint, learn=learn, found=lambda _model: {"units": units})
+    return partial(_learn, joint=joint, learn=learn, found=lambda model: {"units": sentencepiece.count_units(model)})
 
 
 def _learn(

@@ -12,8 +12,24 @@ from typing import Any
 from scripts.common.errors import UserError
 
 
+class TooManyUnits(UserError):
+    """More units than a text has room for, which is ``limit``."""
+
+    def __init__(self, units: int, limit: int) -> None:
+        super().__init__(
+            f"sentencepiece cannot learn {units} units from this text, which has room for {limit}; write "
+            f"`sentencepiece: {{units: {limit}}}`, or fewer, in the dataset's YAML"
+        )
+        self.limit = limit
+
+
 def learn(lines: Iterator[str], *, units: int) -> bytes:
-    """A unigram model of ``units`` units, as the bytes of its file; all lines are kept in memory."""
+    """A unigram model of ``units`` units, as the bytes of its file; all lines are kept in memory.
+
+    Raises:
+        TooManyUnits: the text has room for fewer.
+        UserError: sentencepiece refuses the text for another reason.
+    """
     model = io.BytesIO()
     try:
         package().SentencePieceTrainer.train(
@@ -25,12 +41,14 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
         )
     except (RuntimeError, OSError) as error:
         if limit := re.search(r"value <= (\d+)", str(error)):
-            raise UserError(
-                f"sentencepiece cannot learn {units} units from this text, which has room for {limit[1]}; "
-                f"write `sentencepiece: {{units: {limit[1]}}}`, or fewer, in the dataset's YAML"
-            ) from error
+            raise TooManyUnits(units, int(limit[1])) from error
         raise UserError(f"sentencepiece cannot learn {units} units from this text: {error}") from error
     return model.getvalue()
+
+
+def count_units(model: bytes) -> int:
+    """Number of units in a model, given as the bytes of its file."""
+    return int(package().SentencePieceProcessor(model_proto=model).get_piece_size())
 
 
 def encoder_from_file(*, codes: str) -> Callable[[str], str]:

@@ -86,7 +86,12 @@ def test_more_units_than_a_text_has(raw: Path):
     with pytest.raises(UserError, match="cannot learn 100000 units from this text, which has room for") as refused:
         prepared(raw, "sentencepiece: {units: 100000}")
     allowed = re.findall(r"units: (\d+)", str(refused.value))[0]
-    prepared(raw, f"sentencepiece: {{units: {allowed}}}")
+    exact = prepared(raw, f"sentencepiece: {{units: {allowed}}}") / "sentencepiece.model"
+    expected = exact.read_bytes()
+    fewer = prepared(raw, "sentencepiece: {units: 100000, fewer: true}")
+    assert (fewer / "sentencepiece.model").read_bytes() == expected
+    steps = json.loads((fewer / "counts.json").read_text())["steps"]
+    assert [entry["units"] for entry in steps if "units" in entry] == [int(allowed)]
 
 
 def test_the_sample_is_taken_all_over_train(tmp_path: Path):
