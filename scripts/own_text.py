@@ -187,7 +187,8 @@ steps:
   - split_by_hash: {{by: "{source.language}", valid_percent: {valid}, test_percent: {test}}}
   - save_raw  # references as they were, for the scores
   # Units of both languages from text as written: no tokeniser is needed, whatever the script.
-  # {chosen.units:,}: for the size of the text, and enough for its {letters:,} different letters; fewer where it has room for fewer.
+  # {chosen.units:,}: for the size of the text, and enough for its {letters:,} different letters; if it has room for
+  # fewer, so many.
   - sentencepiece: {{units: {chosen.units}, fewer: true}}
 binarise:
   joined_dictionary: true  # the model shares its embeddings between both languages
