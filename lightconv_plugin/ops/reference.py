@@ -18,7 +18,8 @@ Three decisions that the paper leaves open:
   shared kernel included: a position sees its own thinned copy. This follows the code behind the published results and
   departs from the paper's text, which drops entries of softmax(W): of LightConv's one kernel, for all positions and
   sentences. ``modules.LightweightConv`` does that with dropconnect_per="kernel".
-* Weights are normalised in float32 when x is float16 or bfloat16, and then cast to x's type.
+* When x is float16 or bfloat16, weights are normalised and products summed in float32, and the sum is rounded to x's
+  type.
 
 This module imports torch alone and runs on any device.
 """
@@ -28,9 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.ops.normalization import normalize_kernel
-
-# Positions that one band matrix covers. A longer sequence is cut, so that memory grows with T and not with T * T.
-TIME_BLOCK = 128
 
 
 def light_conv(
@@ -48,19 +46,10 @@ def light_conv(
     Returns:
         (T, B, C) of x's type.
     """
-    time, batch, channels = x.shape
-    heads, width = weight.shape
     kernel = normalize_kernel(weight, normalization)
     if dropconnect > 0.0:
-        per_position = F.dropout(kernel.expand(time, batch, heads, width), dropconnect)
-        return dynamic_conv(x, per_position, padding_l=padding_l, normalization="none")
-    # (T, B, H, R) -> (H, T, B * R): one band matrix a head serves all sentences
-    size = channels // heads
-    folded = x.reshape(time, batch, heads, size).permute(2, 0, 1, 3).reshape(heads, time, batch * size)
-    # expanded before it is rounded, so that its gradient is summed over the positions in float32
-    rows = kernel.unsqueeze(1).expand(heads, time, width).to(x.dtype)
-    out = _band_matmul(folded, rows, padding_l)
-    return out.reshape(heads, time, batch, size).permute(1, 2, 0, 3).reshape(time, batch, channels)
+        kernel = F.dropout(kernel.expand(*x.shape[:2], *weight.shape), dropconnect)
+    return _sum_of_taps(x.unflatten(-1, (len(weight), -1)), kernel, padding_l).flatten(-2)
 
 
 def dynamic_conv(
@@ -76,14 +65,10 @@ def dynamic_conv(
     Returns:
         (T, B, C) of x's type.
     """
-    time, batch, channels = x.shape
-    heads, width = weight.shape[2:]
     kernel = normalize_kernel(weight, normalization)
     if dropconnect > 0.0:
         kernel = F.dropout(kernel, dropconnect)
-    rows = kernel.to(x.dtype).reshape(time, batch * heads, width).transpose(0, 1)
-    folded = x.reshape(time, batch * heads, channels // heads).transpose(0, 1)
-    return _band_matmul(folded, rows, padding_l).transpose(0, 1).reshape(time, batch, channels)
+    return _sum_of_taps(x.unflatten(-1, (weight.shape[2], -1)), kernel, padding_l).flatten(-2)
 
 
 def conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
@@ -98,9 +83,9 @@ def conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax")
     """
     inputs, batch, channels = window.shape
     heads, width = weight.shape[-2:]
-    kernel = normalize_kernel(weight, normalization)[..., width - inputs :].to(window.dtype)
+    values = _for_sums(window.reshape(inputs, batch, heads, channels // heads))
+    kernel = normalize_kernel(weight, normalization)[..., width - inputs :].to(values.dtype)
     kernel = kernel.expand(1, batch, heads, inputs)[0]
-    values = window.reshape(inputs, batch, heads, channels // heads)
     return torch.einsum("bht,tbhr->bhr", kernel, values).to(window.dtype).reshape(1, batch, channels)
 
 
@@ -118,32 +103,20 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     return out if padding_mask is None else out.masked_fill(padding_mask.t().unsqueeze(-1), 0)
 
 
-def _band_matmul(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
-    """Convolve x: (N, T, R) with a kernel of its own at each position, (N, T, K); returns (N, T, R).
+def _sum_of_taps(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
+    """The equation, tap by tap: x (T, B, H, R) and normalised kernels (..., H, K) that broadcast to (T, B, H, K).
 
-    Row i of a band matrix holds position i's kernel, shifted i places to the right, so that one batched matrix
-    product does the sums of a whole block of positions. An input that is infinite or NaN meets the zeros beside the
-    band, too, and makes NaN of its channel in the whole block. (The native kernels keep it to the positions whose
-    kernel reaches it. To sum tap by tap would too, and takes up to three times as long.)
+    An input that is infinite or NaN reaches the positions whose kernel covers it, and no other.
     """
-    time, width = x.shape[1], kernel.shape[2]
-    padded = F.pad(x, (0, 0, padding_l, width - 1 - padding_l))
-    if torch.compiler.is_exporting():  # into a graph for any length, whose blocks cannot be counted
-        return torch.bmm(_shift_rows(kernel), padded).to(x.dtype)
-    blocks = []
-    for start in range(0, max(time, 1), TIME_BLOCK):  # no positions at all are one empty block
-        size = min(TIME_BLOCK, time - start)
-        band = _shift_rows(kernel[:, start : start + size])
-        blocks.append(torch.bmm(band, padded[:, start : start + size + width - 1]))
-    return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)).to(x.dtype)  # autocast multiplies in its own
+    time, width = x.shape[0], kernel.shape[-1]
+    padded = F.pad(_for_sums(x), (0, 0, 0, 0, 0, 0, padding_l, width - 1 - padding_l))
+    kernel = kernel.to(padded.dtype)
+    out = kernel[..., :1] * padded[:time]
+    for j in range(1, width):
+        out = torch.addcmul(out, kernel[..., j : j + 1], padded[j : j + time])
+    return out.to(x.dtype)
 
 
-def _shift_rows(kernel: Tensor) -> Tensor:
-    """(N, S, K) -> (N, S, S + K - 1), row i moved i places to the right, zeros elsewhere.
-
-    Rows padded with S zeros and laid end to end have the period S + K; read with the period S + K - 1 instead, each
-    row starts one place later than the row before.
-    """
-    count, size, width = kernel.shape
-    flat = F.pad(kernel, (0, size)).reshape(count, size * (size + width))
-    return flat[:, : size * (size + width - 1)].reshape(count, size, size + width - 1)
+def _for_sums(x: Tensor) -> Tensor:
+    """``x`` in the type that its products are summed in."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 from tests.ops.equation import convolve
 from tests.tolerances import assert_close
@@ -37,9 +38,9 @@ def test_both_operators_are_the_equation(time, batch, heads, ratio, width, data)
     )
 
 
-@pytest.mark.parametrize("time", [reference.TIME_BLOCK - 1, reference.TIME_BLOCK, reference.TIME_BLOCK + 1, 300])
+@pytest.mark.parametrize("time", [129, 300])
 @pytest.mark.parametrize("causal", [True, False])
-def test_long_sequences_cut_into_blocks(time, causal):
+def test_long_sequences(time, causal):
     width = 7
     padding_l = width - 1 if causal else width // 2
     x, light, dynamic = tensors(time, 2, 2, 2, width)
@@ -69,11 +70,25 @@ def test_gradients(time):
     assert torch.autograd.gradcheck(lambda x, w: reference.dynamic_conv(x, w, padding_l=4), (x, dynamic))
 
 
-def test_gradients_across_blocks(monkeypatch):
-    monkeypatch.setattr(reference, "TIME_BLOCK", 3)
-    x, light, dynamic = (t.requires_grad_() for t in tensors(7, 1, 2, 1, 4))
-    assert torch.autograd.gradcheck(lambda x, w: reference.light_conv(x, w, padding_l=1), (x, light))
-    assert torch.autograd.gradcheck(lambda x, w: reference.dynamic_conv(x, w, padding_l=3), (x, dynamic))
+@pytest.mark.parametrize("call", [ops.light_conv, ops.dynamic_conv], ids=["light", "dynamic"])
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_reaches_what_the_kernel_covers(bad, backend, call):
+    """As an input, and as a gradient."""
+    time, width, padding_l, at = 300, 7, 2, 131
+    x, light, dynamic = tensors(time, 2, 2, 2, width)
+    weight = light if call is ops.light_conv else dynamic
+    x[at, 1, 3] = bad
+    out = call(x, weight, padding_l=padding_l, backend=backend)
+    expected = torch.zeros_like(out, dtype=torch.bool)
+    expected[at + padding_l - width + 1 : at + padding_l + 1, 1, 3] = True
+    assert torch.equal(~out.isfinite(), expected)
+    assert torch.equal(out[expected].isnan(), torch.full((width,), math.isnan(bad)))
+    finite = torch.randn_like(x).requires_grad_()
+    (grad,) = torch.autograd.grad(call(finite, weight, padding_l=padding_l, backend=backend), finite, x)
+    reached = torch.zeros_like(expected)
+    reached[at - padding_l : at - padding_l + width, 1, 3] = True
+    assert torch.equal(~grad.isfinite(), reached)
 
 
 def test_a_causal_kernel_longer_than_the_sequence_shares_its_softmax_with_the_padding():
