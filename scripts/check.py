@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
@@ -66,18 +67,24 @@ def check_settings(config: Config, devices: Devices) -> list[str]:
 
 
 def check_scores(config: Config) -> None:
-    """Score one line as the stage `score` does, which imports and opens all that it needs.
+    """Import what draws a training's losses, and score one line as the stage `score` does.
 
     Raises:
-        UserError: a tokeniser or another package is missing; the message is sacreBLEU's own, which names it.
+        UserError: a tokeniser or another package is missing; sacreBLEU's own message names it.
     """
     dataset = load_dataset(config.dataset)
-    if config.metric == "perplexity" or dataset.target is None:
-        return
     try:
+        import_module("matplotlib")
+        if config.metric == "perplexity" or dataset.target is None:
+            return
         text = detokeniser(dataset.target, dataset)("a")
         evaluate(measures(config.score, dataset.target), Side(["a"], [text]), Side(["a"], [text]))
-    except (ImportError, RuntimeError, OSError) as error:
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{config.path}: a stage after the training needs {error.name}, which is not installed: "
+            f"pip install {error.name}, or run scripts/setup.sh"
+        ) from error
+    except (RuntimeError, OSError) as error:
         raise UserError(
             f"{config.path}: the stage `score` cannot measure text in {dataset.target}: {' '.join(str(error).split())}"
         ) from error

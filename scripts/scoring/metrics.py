@@ -34,7 +34,14 @@ _FACTS = {
     "reference_words": "reference_words",
 }
 
-_TOKENISERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", **dict.fromkeys(("th", "lo", "km", "my"), "char")}
+_TOKENISERS = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    # Thai, Lao, Khmer, Burmese, Shan, Tibetan, Dzongkha
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bur"), "char"),
+    **dict.fromkeys(("shn", "bo", "bod", "dz", "dzo"), "char"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
         return {key: Measure(Rouge(key, language), text) for key in KEYS["rouge"]}
     language = moses_language(language)
     tokenise = tokeniser(language)
-    asian = language in ("zh", "ja")  # text without blanks: an edit is of a character
+    asian = tokenise in ("zh", "ja-mecab")  # text without blanks: an edit is of a character
     found = {"bleu": Measure(_multi_bleu(), lambda side: words(side.tokenised))}
     if score.get("metric") == "bleu_compounds":
         found["bleu_compounds"] = Measure(_multi_bleu(), lambda side: words(split_compounds(side.tokenised)))

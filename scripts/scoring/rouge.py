@@ -19,7 +19,7 @@ from data_prep.text.moses import moses_language
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
 # scripts that put no blanks between words: a character is a word, with the marks above and below it
-_UNPARTED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_UNPARTED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 _WORD = regex.compile(rf"(?V1)[[\p{{L}}\p{{N}}]&&[{_UNPARTED}]]\p{{M}}*|[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNPARTED}]]+")
 TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}  # our names and rouge-score's
 
@@ -38,7 +38,7 @@ class RougeSignature(Signature):
 
     def __init__(self, args: dict[str, Any]) -> None:
         super().__init__(args)
-        words = {"stem": "porter"} if args["_english"] else {"tok": "letters", "stem": "no"}
+        words = {"stem": "porter"} if args["_english"] else {"tok": "words-or-characters", "stem": "no"}
         self.info |= {"score": "f1", **words, "L": "summary", "rouge-score": version("rouge-score")}
 
 
@@ -55,7 +55,7 @@ class Rouge(Metric):
     def __init__(self, name: str, language: str) -> None:
         super().__init__()
         self._name = name
-        self._english = moses_language(language) == "en"
+        self._english = moses_language(language) in ("en", "eng")
 
     def _preprocess_segment(self, sent: str) -> str:
         return sentence_a_line(sent)

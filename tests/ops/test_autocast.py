@@ -71,6 +71,16 @@ def test_what_the_parts_of_a_gradient_share_cancels_before_it_is_rounded(
     assert_close(got / want.abs().max(), want / want.abs().max(), dtype)
 
 
+def test_gradients_of_dynamic_kernels_wider_than_their_inputs(backend):
+    """Of each position the taps share 1,024, of which the softmax's derivative keeps nothing."""
+    x = (32 + torch.randn(T, B, 32)).to(BF16)
+    weight = torch.randn(T, B, 1, K, requires_grad=True)
+    exact = weight.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(reference.dynamic_conv(x.double(), exact, padding_l=0)[: T - K].sum(), exact)
+    (got,) = torch.autograd.grad(ops.dynamic_conv(x, weight, padding_l=0)[: T - K].sum(), weight)
+    assert_close(got / want.abs().max(), want / want.abs().max(), torch.float16)  # what float32 holds beside 1,024
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_second_derivatives_of_kernels_wider_than_their_inputs(dynamic):
     """Of a Function that rounds its kernels itself, and sums their gradients in float32."""

@@ -268,6 +268,11 @@ def test_a_missing_tokeniser_is_named_before_the_training(tmp_path, monkeypatch)
     (tmp_path / "c.yaml").write_text(CONFIG)
     config = load_config(tmp_path / "c.yaml")
     check.check_scores(config)
+    for name in ("matplotlib", "sacremoses"):
+        with monkeypatch.context() as hidden:
+            hidden.setitem(sys.modules, name, None)
+            with pytest.raises(UserError, match=f"needs {name}, which is not installed: pip install {name}, or run"):
+                check.check_scores(config)
     monkeypatch.setattr(check, "measures", missing)
     with pytest.raises(UserError, match=r"the stage `score` cannot measure text in de: .* pip install sacrebleu\[ja\]"):
         check.check_scores(config)

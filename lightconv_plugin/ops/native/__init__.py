@@ -35,6 +35,11 @@ def _conv(
         ValueError: what ``unsupported_reason`` says, or an unknown normalisation.
     """
     require(name, x, weight)
+    if name == "dynamic_conv" and torch.promote_types(x.dtype, weight.dtype) != x.dtype:
+        # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
+        x, dtype = x.to(weight.dtype), x.dtype
+        out = _conv(name, x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
+        return out.to(dtype)
     weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
