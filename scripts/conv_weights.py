@@ -11,6 +11,8 @@ with which it predicts the next token. OUT.npz beside the picture has the same a
 """
 
 import io
+import re
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,134 +22,199 @@ from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
-from scripts.fairseq_io.conv_weights import Kernels, Reader
+from scripts.fairseq_io.checkpoints import damage
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import load_plugin
 
 SIDES = ("encoder", "decoder")
-Words = Mapping[str, Sequence[str]]
-
-# inches
-_ROW, _PANEL, _GAP, _TITLE, _BELOW, _RIGHT, _LETTER = 0.15, 1.5, 0.12, 0.62, 0.5, 0.9, 0.075
-_PANELS = 8  # side by side
-_LONGEST = 18  # letters of a token
+BEAM = 5
+PANELS = 8  # side by side
+LONGEST = 18  # letters of a token
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One heat map: weights (rows, K), and what stands over it."""
+class Kernels:
+    """The kernels of one convolution, or the weights of self-attention, over one sentence."""
 
-    title: str
-    weights: Any
-    offsets: range
-
-
-@dataclass(frozen=True)
-class Strip:
-    """Panels side by side that share their rows and their colours."""
-
-    title: str
-    panels: Sequence[Panel]
-    rows: Sequence[str]
-    range: tuple[float, float]  # of its weights, and of those that continue it in the next strip
-    positions: bool  # rows are positions, so that some inputs lie outside the sentence
+    side: str  # encoder or decoder
+    layer: int  # from 1 on
+    weights: Any  # normalised, numpy; (T, H, K) where each position predicts its own, (H, K) where they are learnt
+    offsets: range  # where the K inputs lie, from the position that is computed: -K + 1 to 0 in a decoder
+    normalization: str  # by which they were normalised
+    kind: str = "DynamicConv"  # the module's class
 
     @property
-    def height(self) -> float:
-        return _TITLE + _ROW * len(self.rows) + _BELOW
+    def predicted(self) -> bool:
+        return self.weights.ndim == 3
 
 
-def strips(kernels: Sequence[Kernels], words: Words) -> list[Strip]:
-    """Return what to draw: the predicted kernels of each layer by head, then the learnt ones of a side by layer."""
-    result = []
-    for layer in kernels:
-        if layer.predicted:
-            heads = [Panel(f"head {h + 1}", layer.weights[:, h], layer.offsets) for h in range(layer.weights.shape[1])]
-            title = f"{layer.side}, layer {layer.layer}: {layer.kind}, K = {len(layer.offsets)}, {layer.normalization}"
-            for some in _batched(heads, _PANELS):
-                result.append(Strip(title, some, words[layer.side], _range([layer]), True))
-    for side in SIDES:
-        learnt = [layer for layer in kernels if layer.side == side and not layer.predicted]
-        for few in _batched(learnt, _PANELS):
-            title = f"{side}: LightConv, {few[0].normalization}"
-            panels = [
-                Panel(f"layer {layer.layer}, K = {len(layer.offsets)}", layer.weights, layer.offsets) for layer in few
-            ]
-            heads_of = [f"head {h + 1}" for h in range(len(few[0].weights))]
-            result.append(Strip(title, panels, heads_of, _range(few), False))
-    return result
+class Reader:
+    """A trained model, its task and its dictionaries, from a checkpoint and the binarised data.
 
+    A sentence is what the two sides read, as numbers: (T,) torch tensors by side; no encoder in a language model.
+    """
 
-def draw(parts: Sequence[Strip], out: Path) -> None:
-    """The strips, one below the other, as the PNG file ``out``."""
-    left = _LETTER * max(len(_short(label)) for strip in parts for label in strip.rows) + 0.3
-    width = left + max(len(strip.panels) for strip in parts) * (_PANEL + _GAP) + _RIGHT
-    height = sum(strip.height for strip in parts)
-    with open_figure(out, width=max(width, 5.0), height=height) as figure:
-        width, top = figure.get_size_inches()
-        for strip in parts:
-            _draw_strip(figure, strip, left, top)
-            top -= strip.height
+    def __init__(self, path: Path, data: Path) -> None:
+        from fairseq import checkpoint_utils
+        from fairseq.models import FairseqLanguageModel
 
+        if problem := damage(path):
+            raise UserError(f"cannot load {path}: {problem}; give one that scripts.train or scripts.average wrote")
+        overrides = {"data": str(data.resolve())}
+        try:
+            models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=overrides)
+        except RuntimeError as error:  # the plugin says in a sentence what is wrong with a checkpoint
+            raise UserError(f"cannot load {path} with the dictionaries of {data}: {error}") from error
+        self.model, self.task, self.data = models[0].eval(), task, data
+        self.sides = SIDES[1:] if isinstance(self.model, FairseqLanguageModel) else SIDES
+        self.dictionaries = dict(zip(SIDES, (task.source_dictionary, task.target_dictionary), strict=True))
 
-def _draw_strip(figure: Any, strip: Strip, left: float, top: float) -> None:
-    width, height = figure.get_size_inches()
-    rows = len(strip.rows)
-    bottom, tall = top - _TITLE - _ROW * rows, _ROW * rows
+    def sentence(self, source: str, target: str | None = None) -> dict[str, Any]:
+        """A sentence given as text. Without ``target`` the decoder reads the model's own translation."""
+        first, *_ = self.sides
+        numbers = {first: self.dictionaries[first].encode_line(source, add_if_not_exist=False).long()}
+        if first == "encoder" and target is None:
+            numbers["decoder"] = self._translate(numbers["encoder"])
+        elif first == "encoder":
+            numbers["decoder"] = self.dictionaries["decoder"].encode_line(target, add_if_not_exist=False).long()
+        return self._checked(numbers)
 
-    def place(x: float, wide: float) -> Any:
-        return figure.add_axes((x / width, bottom / height, wide / width, tall / height))
+    def line(self, number: int, subset: str) -> dict[str, Any]:
+        """The sentence, with its reference, on line ``number`` (from 1 on) of a binarised subset."""
+        from fairseq.data import data_utils
 
-    least, largest = strip.range
-    colours = {"cmap": "viridis", "vmin": 0.0, "vmax": largest}
-    if least < 0:
-        colours = {"cmap": "RdBu_r", "vmin": -max(-least, largest), "vmax": max(-least, largest)}
-    figure.text(left / width, (top - 0.28) / height, strip.title, fontsize=10, weight="bold")
-    for number, panel in enumerate(strip.panels):
-        axes = place(left + number * (_PANEL + _GAP), _PANEL)
-        first, last = panel.offsets[0], panel.offsets[-1]
-        extent = (first - 0.5, last + 0.5, rows - 0.5, -0.5)
-        image = axes.imshow(panel.weights, aspect="auto", interpolation="nearest", extent=extent, **colours)
-        axes.set_title(panel.title, fontsize=8, pad=3)
-        axes.set_xticks(sorted({first, 0, last}))
-        if len(panel.offsets) > 9:  # labels in the middle of narrow columns would touch the next panel's
-            axes.get_xticklabels()[0].set_horizontalalignment("left")
-            axes.get_xticklabels()[-1].set_horizontalalignment("right")
-        axes.tick_params(labelsize=7, length=2)
-        axes.set_yticks(range(rows))
-        if number == 0:
-            axes.set_yticklabels([_short(label) for label in strip.rows], parse_math=False)
-            axes.set_xlabel("offset of the input", fontsize=7)
+        names = {"decoder": subset}
+        if self.sides == SIDES:
+            languages = self.task.args if hasattr(self.task, "args") else self.task.cfg
+            pair = (languages.source_lang, languages.target_lang)
+            names = {side: f"{subset}.{'-'.join(pair)}.{language}" for side, language in zip(SIDES, pair, strict=True)}
+        numbers = {}
+        for side, name in names.items():
+            content = data_utils.load_indexed_dataset(str(self.data / name), self.dictionaries[side])
+            if content is None:
+                raise UserError(f"no subset `{subset}` in {self.data}: there is no {name}.bin; give another --subset")
+            if not 1 <= number <= len(content):
+                raise UserError(f"line {number} of {name}: it has the lines 1 to {len(content):,}")
+            numbers[side] = content[number - 1].long()
+        return self._checked(numbers)
+
+    def words(self, sentence: Mapping[str, Any]) -> dict[str, list[str]]:
+        """The tokens that each side reads, as text."""
+        return {side: [self.dictionaries[side][n] for n in numbers.tolist()] for side, numbers in sentence.items()}
+
+    def kernels(self, sentence: Mapping[str, Any]) -> list[Kernels]:
+        """The kernels of all convolutions while the model reads the sentence, in the order of its layers.
+
+        A convolution is known by what it offers (``kernels``, ``causal``), so that nothing here imports the plugin.
+        """
+        import torch
+
+        found: list[Kernels] = []
+
+        def note(name: str, module: Any, inputs: tuple, options: dict[str, Any]) -> None:
+            weights = module.kernels(inputs[0] if options.get("query") is None else options["query"])
+            weights = weights[:, 0] if weights.dim() == 4 else weights  # the one sentence of the batch
+            place = re.search(r"(encoder|decoder)\.layers\.(\d+)", name)
+            assert place, name
+            first = 1 - weights.shape[-1] if module.causal else -(weights.shape[-1] // 2)
+            offsets, normalization = (
+                range(first, first + weights.shape[-1]),
+                getattr(module, "normalization", "softmax"),
+            )
+            of = (weights.float().numpy(), offsets, normalization, type(module).__name__)
+            found.append(Kernels(place[1], int(place[2]) + 1, *of))
+
+        convolutions = [(name, m) for name, m in self.model.named_modules() if hasattr(m, "kernels")]
+        if not convolutions:
+            raise UserError(
+                f"no kernels to show: this {type(self.model).__name__} has no LightConv, DynamicConv or self-attention "
+                "of the plugin's in it"
+            )
+        for name, module in convolutions:
+            module.register_forward_hook(
+                lambda m, inputs, options, _out, name=name: note(name, m, inputs, options), with_kwargs=True
+            )
+        given = {"prev_output_tokens": sentence["decoder"][None]}
+        if "encoder" in sentence:
+            source = sentence["encoder"]
+            given |= {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}
         else:
-            axes.set_yticklabels([])
-        if strip.positions:
-            _draw_border(axes, rows, extent, "black" if least < 0 else "red")
-    bar = figure.colorbar(image, cax=place(left + len(strip.panels) * (_PANEL + _GAP), 0.1))
-    bar.ax.tick_params(labelsize=7, length=2)
+            given = {"src_tokens": given["prev_output_tokens"]}
+        with torch.no_grad():
+            self.model(**given)
+        return found
+
+    def _checked(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """The decoder reads the target one to the right: the end of a sentence first, and not its last token."""
+        limits = self.model.max_positions()
+        limits = limits if isinstance(limits, Sequence) else (limits,)
+        for side, limit in zip(self.sides, limits, strict=True):
+            if (size := len(numbers[side])) > limit:
+                name = "source" if side == "encoder" else "target"
+                raise UserError(f"the {name} has {size:,} tokens, the model reads at most {limit:,}; shorten it")
+        return numbers | {"decoder": numbers["decoder"].roll(1)}
+
+    def _translate(self, source: Any) -> Any:
+        import torch
+
+        generator = self.task.build_generator([self.model], Namespace(beam=BEAM))
+        dataset = self.task.build_dataset_for_inference([source], [len(source)])
+        with torch.no_grad():
+            return self.task.inference_step(generator, [self.model], dataset.collater([dataset[0]]))[0][0]["tokens"]
+
+
+def draw(kernels: Sequence[Kernels], words: Mapping[str, Sequence[str]], out: Path) -> None:
+    """Draw the predicted kernels of each layer, a panel a head, and the learnt ones, a panel a layer."""
+    strips = []  # title, panels (title, weights, offsets), rows, predicted
+    for layer in kernels:
+        size = f"K = {len(layer.offsets)}"
+        if layer.predicted:
+            panels = [(f"head {h + 1}", layer.weights[:, h], layer.offsets) for h in range(layer.weights.shape[1])]
+            title = f"{layer.side}, layer {layer.layer}: {layer.kind}, {size}, {layer.normalization}"
+            rows = [word if len(word) <= LONGEST else word[: LONGEST - 1] + "…" for word in words[layer.side]]
+            some = [panels[start : start + PANELS] for start in range(0, len(panels), PANELS)]
+            strips += [(title, few, rows, layer.weights, True) for few in some]
+        else:
+            title = f"{layer.side}, layer {layer.layer}: LightConv, {size}, {layer.normalization}"
+            rows = [f"head {h + 1}" for h in range(len(layer.weights))]
+            strips.append((title, [("every position", layer.weights, layer.offsets)], rows, layer.weights, False))
+    heights = [1.1 + 0.15 * len(rows) for _, _, rows, _, _ in strips]  # inches
+    width = 2.5 + 1.6 * max(len(panels) for _, panels, *_ in strips)
+    with open_figure(out, width=max(width, 5.0), height=sum(heights)) as figure:
+        figure.set_layout_engine("constrained")
+        parts = figure.subfigures(len(strips), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for part, strip in zip(parts, strips, strict=True):
+            _draw_strip(part, *strip)
+
+
+def _draw_strip(part: Any, title: str, panels: Sequence[tuple], rows: Sequence[str], all_: Any, moves: bool) -> None:
+    least, largest = float(all_.min()), float(all_.max())
+    most = max(-least, largest)
+    colours = (
+        {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if least < 0 else {"cmap": "viridis", "vmin": 0.0, "vmax": most}
+    )
+    part.suptitle(title, fontsize=10, weight="bold")
+    axes = part.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for place, (name, weights, offsets) in zip(axes, panels, strict=True):
+        extent = (offsets[0] - 0.5, offsets[-1] + 0.5, len(rows) - 0.5, -0.5)
+        image = place.imshow(weights, aspect="auto", interpolation="nearest", extent=extent, **colours)
+        place.set_title(name, fontsize=8)
+        place.set_xticks(sorted({offsets[0], 0, offsets[-1]}))
+        place.tick_params(labelsize=7, length=2)
+        if moves:  # beyond these lines an offset leaves the sentence
+            for edge in (-0.5, len(rows) - 0.5):
+                border = [edge - row for row in range(len(rows) + 1)]
+                lines = [row - 0.5 for row in range(len(rows) + 1)]
+                place.step(border, lines, color="black" if least < 0 else "red", lw=0.8, where="pre")
+            place.set(xlim=extent[:2], ylim=extent[2:])
+    axes[0].set_yticks(range(len(rows)), rows, parse_math=False)
+    axes[0].set_xlabel("offset of the input", fontsize=7)
+    bar = part.colorbar(image, ax=axes)
     bar.set_label("weight", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
 
 
-def _draw_border(axes: Any, rows: int, extent: tuple[float, ...], colour: str) -> None:
-    """The line beyond which an offset leaves the sentence."""
-    for edge in (-0.5, rows - 0.5):  # before the first and after the last input
-        lines = [row - 0.5 for row in range(rows + 1)]
-        axes.step([edge - row for row in range(rows + 1)], lines, color=colour, lw=0.8, where="pre")
-    axes.set(xlim=extent[:2], ylim=extent[2:])
-
-
-def _batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]  # itertools has it from 3.12 on
-
-
-def _range(kernels: Sequence[Kernels]) -> tuple[float, float]:
-    return min(float(k.weights.min()) for k in kernels), max(float(k.weights.max()) for k in kernels)
-
-
-def _short(token: str) -> str:
-    return token if len(token) <= _LONGEST else token[: _LONGEST - 1] + "…"
-
-
-def write_numbers(kernels: Sequence[Kernels], words: Words, path: Path) -> None:
+def write_numbers(kernels: Sequence[Kernels], words: Mapping[str, Sequence[str]], path: Path) -> None:
     """All weights, offsets and tokens as one npz file, without pickled objects."""
     import numpy
 
@@ -201,11 +268,9 @@ def main() -> None:
         sentence = reader.line(arguments.line, arguments.subset)
     else:
         sentence = reader.sentence(arguments.sentence, arguments.target)
-    words = {
-        side: reader.words(numbers, side) for side, numbers in zip(SIDES, sentence, strict=True) if numbers is not None
-    }
+    words = reader.words(sentence)
     kernels = choose(reader.kernels(sentence), arguments.side, arguments.layers)
-    draw(strips(kernels, words), arguments.out)
+    draw(kernels, words, arguments.out)
     numbers = arguments.out.with_suffix(".npz")
     write_numbers(kernels, words, numbers)
     for side, tokens in words.items():

@@ -13,8 +13,7 @@ from fairseq.data.indexed_dataset import make_builder
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 from scripts.common.errors import UserError
-from scripts.conv_weights import choose, draw, main, strips
-from scripts.fairseq_io.conv_weights import Kernels, Reader
+from scripts.conv_weights import Kernels, Reader, choose, draw, main
 from tests.models.common import SMALL
 from tests.tolerances import assert_close
 
@@ -135,15 +134,11 @@ def test_convolving_the_values_with_the_drawn_weights_gives_what_attention_compu
 
 def test_the_decoder_reads_the_reference_a_target_or_the_models_own_translation(tmp_path):
     shown = reader(tmp_path, **MODELS["dynamic"])
-    line = shown.line(2, "test")
-    assert [shown.words(line.encoder, "encoder"), shown.words(line.decoder, "decoder")] == [
-        ["four", "</s>"],
-        ["</s>", "vier", "fünf"],
-    ]
-    given = shown.sentence("one unheard", "eins")
-    assert shown.words(given.encoder, "encoder") == ["one", "<unk>", "</s>"]
-    assert shown.words(given.decoder, "decoder") == ["</s>", "eins"]
-    own = shown.words(shown.sentence("one two").decoder, "decoder")
+    line = shown.words(shown.line(2, "test"))
+    assert line == {"encoder": ["four", "</s>"], "decoder": ["</s>", "vier", "fünf"]}
+    given = shown.words(shown.sentence("one unheard", "eins"))
+    assert given == {"encoder": ["one", "<unk>", "</s>"], "decoder": ["</s>", "eins"]}
+    own = shown.words(shown.sentence("one two"))["decoder"]
     assert own[0] == "</s>"
     assert "</s>" not in own[1:]
 
@@ -205,11 +200,7 @@ def test_tokens_that_look_like_formulas_or_are_long_and_weights_below_zero_are_d
     predicted = Kernels("encoder", 1, weights, range(-1, 2), "tanh")
     learnt = Kernels("decoder", 1, weights[0], range(-2, 1), "none")
     words = {"encoder": ["$x^2$", "$\\frac", "a" * 100, "<unk>"], "decoder": ["</s>"]}
-    parts = strips([predicted, learnt], words)
-    assert [len(part.panels) for part in parts] == [8, 8, 4, 1]  # heads side by side, eight in a row
-    assert [part.panels[0].title for part in parts] == ["head 1", "head 9", "head 17", "layer 1, K = 3"]
-    assert [part.range for part in parts[:3]] == [(-1.0, 1.0)] * 3  # one scale for all heads of a layer
-    draw(parts, tmp_path / "x.png")
+    draw([predicted, learnt], words, tmp_path / "x.png")  # 20 heads, eight in a row
     assert (tmp_path / "x.png").stat().st_size > 10_000
     with pytest.raises(UserError, match="choose less to be drawn"):
-        draw(parts * 100, tmp_path / "x.png")
+        draw([predicted, learnt] * 100, words, tmp_path / "x.png")
