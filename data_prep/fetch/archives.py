@@ -1,27 +1,52 @@
-"""Members of archives as streams, without unpacking to disk and in memory that does not grow with the archive.
+"""Members of archives as streams: nothing is unpacked to disk, and memory does not grow with a member.
 
 The kind of an archive is told by its name: .tar, .tgz, .tar.gz, .tbz2, .tar.bz2, .txz, .tar.xz, .zip. Any other file
-holds one member, itself: ``a.txt`` holds ``a.txt``, and ``a.txt.gz`` holds ``a.txt.gz``, read decompressed like every
-member whose name ends in .gz, .bz2 or .xz.
-
-A tar is read in one pass in its own order: it has no table of contents.
+holds one member, itself: ``a.txt`` holds ``a.txt``. A member whose name ends in .gz, .bz2 or .xz is read decompressed.
 """
 
+import bz2
 import difflib
+import gzip
+import io
+import lzma
+import re
 import stat
+import struct
+import tarfile
 import zipfile
-from collections.abc import Callable, Collection, Generator
-from contextlib import closing
-from dataclasses import replace
+import zlib
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
-from data_prep.fetch.packed import BUFFER, damage_told, open_unpacked, told, unpacked
-from data_prep.fetch.tars import Member, tar_members, tar_packing
 from scripts.common.errors import UserError
 
-_NAMES_KEPT = 10_000  # of an archive's names, for the message about one that is missing
+BUFFER = 1 << 20
+OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
+_LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_LONGEST_HEADER = 1 << 24  # bytes; tarfile reads as many as the header says, into memory
+_FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
+
+# The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
+# without an errno, zipfile RuntimeError for an encrypted member and NotImplementedError for an unknown compression.
+_DAMAGE = (
+    *(EOFError, OSError, RuntimeError, ValueError),
+    *(lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
+)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A member of an archive of any kind. It must be read before the next one is asked for."""
+
+    name: str
+    size: int
+    open: Callable[[], IO[bytes] | None]
+    refused: str | None = None  # the reason why it is not to be used
 
 
 def iterate_members(
@@ -29,9 +54,8 @@ def iterate_members(
 ) -> Generator[tuple[str, BinaryIO], None, None]:
     """The members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
-    Names have no leading ``./`` and ``/`` as separator. Folders are not members. A stream is closed when the next
-    member is asked for; what was not read of it is skipped. Only a pass that goes to the end has seen all of the
-    archive, the checksum of its compression included.
+    Names have no leading ``./`` and ``/`` as separator. Folders are not members. What was not read of a stream is
+    skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
 
     Raises:
         UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted,
@@ -40,10 +64,15 @@ def iterate_members(
     """
     seen: set[str] = set()
     total = 0
-    with closing(_members(archive)) as members:
+    with closing(_members(archive, archive.name)) as members:
         for member in members:
             if not wanted(member.name):
                 continue
+            if member.refused is not None:
+                raise UserError(
+                    f"{archive}: member {member.name} is {member.refused}; no corpus needs that. See where the archive "
+                    "comes from, and make one with plain files"
+                )
             if member.name in seen:
                 raise UserError(f"{archive} has two members {member.name}; pack it anew with the one that is meant")
             seen.add(member.name)
@@ -53,22 +82,17 @@ def iterate_members(
                     f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is "
                     "far more than such files need; see where it comes from"
                 )
-            with _content(archive, member) as stream:
+            with _content(archive, member, packed_suffix(member.name)) as stream:
                 yield member.name, stream
 
 
 def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, BinaryIO], None, None]:
-    """Exactly these members, in the archive's order, in one pass that ends with the last of them.
-
-    Of a member that occurs twice this is the first: what comes after the last of ``names`` is not looked at.
-    """
+    """Exactly these members, in the archive's order, in one pass that ends with the last of them."""
     missing = set(names)
-    bases = {PurePosixPath(name).name for name in names}
     there: list[str] = []
 
     def wanted(name: str) -> bool:
-        if name not in missing and (len(there) < _NAMES_KEPT or PurePosixPath(name).name in bases):
-            there.append(name)
+        there.append(name)
         return name in missing
 
     with closing(iterate_members(archive, wanted)) as found:
@@ -78,94 +102,163 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
             if not missing:
                 return
     if missing:
-        raise UserError(_not_there(archive, sorted(missing), there))
+        first = min(missing)
+        near = [name for name in there if PurePosixPath(name).name == PurePosixPath(first).name]
+        near += difflib.get_close_matches(first, there[:10_000], n=8, cutoff=0.3)
+        listing = "".join(f"\n  {name}" for name in list(dict.fromkeys(near))[:8] or there[:8] or ["(nothing)"])
+        raise UserError(
+            f"{archive} has no member {' and no '.join(sorted(missing))}; nearest to the first are:{listing}\n"
+            "See that the file is the one that the dataset's YAML means, or mend the name there"
+        )
 
 
 def check_archive(archive: Path, name: str | None = None) -> None:
-    """Read an archive or a compressed file to its end; a file of another kind passes.
-
-    ``name`` is the name that it is to have, if it still has another.
+    """Read an archive or a compressed file to its end. ``name``: the name that it is to have, if it has another.
 
     Raises:
         UserError: it is damaged or cut short. In a tar without compression only headers and the length can show that.
     """
     name = name or archive.name
-    packing = tar_packing(name)
-    if name.endswith(".zip"):
-        with damage_told(str(archive)), zipfile.ZipFile(archive) as file:
-            bad = file.testzip()
-        if bad is not None:
-            raise UserError(f"{archive}, member {bad} is damaged; delete the archive and fetch it again")
-    elif packing is not None:
-        for _ in tar_members(archive, packing):
-            pass
-    else:
-        with open_unpacked(archive, name) as stream:
-            while stream.read(BUFFER):
-                pass
+    alone = not name.endswith(".zip") and tar_packing(name) is None
+    for member in _members(archive, name):
+        if alone or name.endswith(".zip"):  # who iterates over a tar reads all of it
+            with _content(archive, member, packed_suffix(name) if alone else "") as stream:
+                while stream.read(BUFFER):
+                    pass
 
 
-def _members(archive: Path) -> Generator[Member, None, None]:
-    """All members, folders left out, under names with ``/`` as separator and no ``./`` before them."""
+def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
+    """All members but folders."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
-    packing = tar_packing(archive.name)
-    if archive.name.endswith(".zip"):
-        found = _zip_members(archive)
+    packing = tar_packing(name)
+    if name.endswith(".zip"):
+        yield from _zip_members(archive)
     elif packing is not None:
-        found = tar_members(archive, packing)
+        yield from _tar_members(archive, packing)
     else:
-        yield Member(archive.name, archive.stat().st_size, lambda: archive.open("rb"))
-        return
-    with closing(found):
-        for member in found:
-            name = member.name
-            while name.startswith("./"):
-                name = name[2:].lstrip("/")
-            yield replace(member, name=name)
+        yield _Member(name, archive.stat().st_size, lambda: archive.open("rb"))
 
 
-def _zip_members(archive: Path) -> Generator[Member, None, None]:
-    """The members in the order of their data. zipfile tests each one's checksum when it is read to its end."""
-    with damage_told(str(archive)):
-        file = zipfile.ZipFile(archive)
-    with file:
-        for info in sorted(file.infolist(), key=lambda info: info.header_offset):
-            name = info.filename.replace("\\", "/")  # as some programs on Windows write it
+def _zip_members(archive: Path) -> Iterator[_Member]:
+    """The members of a zip. zipfile tests each one's checksum when it is read to its end."""
+    with damage_told(str(archive)), archive.open("rb") as data, zipfile.ZipFile(data) as file:
+        for info in file.infolist():
+            name = _plain(info.filename.replace("\\", "/"))  # as some programs on Windows write it
             if not name.endswith("/"):
                 kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip was not made on Unix
-                odd = None if kind in (0, stat.S_IFREG) else "a link or a device"
-                yield Member(name, info.file_size, partial(file.open, info), odd)
+                other = None if kind in (0, stat.S_IFREG) else "a link or a device"
+                yield _Member(name, info.file_size, partial(file.open, info), other or _leads_out(name))
 
 
-def _content(archive: Path, member: Member) -> BinaryIO:
-    """The content of a member, decompressed by its name.
+class _Header(tarfile.TarInfo):
+    """A tar's header. A damaged one is an error: tarfile takes it for the end, unless it is the first."""
 
-    Raises:
-        UserError: the member is not to be used; or, on opening and reading, damaged.
-    """
-    odd = member.odd
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        odd = "under a name that leads out of the folder"
-    if odd is not None:
-        raise UserError(
-            f"{archive}: member {member.name} is {odd}; no corpus needs that. See where the archive comes from, "
-            "and make one with plain files"
-        )
-    what = f"{archive}, member {member.name}"
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "_Header":
+        try:
+            info = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if any(buf) or 0 < len(buf) < tarfile.BLOCKSIZE:
+                raise tarfile.ReadError(f"bad header: {error}") from error
+            raise
+        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > _LONGEST_HEADER):
+            raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
+        return info
+
+
+def _tar_members(archive: Path, packing: str) -> Iterator[_Member]:
+    """The members of a tar, in one forward pass: it has no table of contents."""
+    with (
+        damage_told(str(archive)),
+        archive.open("rb") as file,
+        OPENERS[packing](file) if packing else file as data,
+        tarfile.open(fileobj=data, mode="r:", tarinfo=_Header) as tar,  # all its seeking goes forward
+    ):
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
+            other = None if info.isfile() else "a device or a pipe"
+            if info.issym() or info.islnk():
+                other = f"a {'symbolic' if info.issym() else 'hard'} link to {info.linkname}"
+            name = _plain(info.name)
+            if not info.isdir():
+                yield _Member(name, info.size, partial(tar.extractfile, info), other or _leads_out(name))
+        if data.tell() == tar.offset and not packing:  # a compressed stream has an end of its own
+            raise tarfile.ReadError("the blocks of zeros that end a tar are missing")
+        data.read(tarfile.RECORDSIZE)  # old programs left rubbish in the last record
+        while block := data.read(BUFFER):
+            if any(block):
+                raise tarfile.ReadError("more data follows the mark of its end")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^(\./+)+", "", name)
+
+
+def _leads_out(name: str) -> str | None:
+    outside = name.startswith("/") or ".." in name.split("/")
+    return "under a name that leads out of the folder" if outside else None
+
+
+def _content(archive: Path, member: _Member, packing: str) -> BinaryIO:
+    what = f"{archive}, member {member.name}" if member.name != archive.name else str(archive)
     with damage_told(what):
-        inner = member.open()
-        assert inner is not None  # tarfile opens no folders and devices, which do not come here
-        return told(unpacked(inner, member.name), what)
+        stream = member.open()
+        assert stream is not None  # tarfile opens no folders and devices, which do not come here
+        return told(OPENERS[packing](stream) if packing else stream, what)
 
 
-def _not_there(archive: Path, missing: list[str], there: list[str]) -> str:
-    base = PurePosixPath(missing[0]).name
-    near = [name for name in there if PurePosixPath(name).name == base]
-    near.extend(difflib.get_close_matches(missing[0], there[:_NAMES_KEPT], n=8, cutoff=0.3))
-    shown = list(dict.fromkeys(near))[:8] or there[:8]
-    listing = "".join(f"\n  {name}" for name in shown) or "\n  (nothing)"
-    return (
-        f"{archive} has no member {' and no '.join(missing)}; nearest to the first are:{listing}\n"
-        "See that the file is the one that the dataset's YAML means, or mend the name there"
-    )
+def packed_suffix(name: str) -> str:
+    """``.gz``, ``.bz2`` or ``.xz`` if the name ends so, else nothing."""
+    return next((suffix for suffix in OPENERS if name.endswith(suffix)), "")
+
+
+def tar_packing(name: str) -> str | None:
+    """Return how a tar of this name is compressed: a suffix, nothing for a plain tar, None if it is no tar."""
+    return next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
+
+
+@contextmanager
+def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
+    """Turn what a library raises on bad data into a sentence about ``what``: an archive, or a member of one."""
+    try:
+        yield
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UserError(
+                f"cannot read {what}: {error.strerror}; see to the file's permissions and the disk"
+            ) from error
+        raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
+
+
+class _Told(io.RawIOBase):
+    """A stream that says of what it is a part when reading fails, so that a reader's own errors stay its own."""
+
+    def __init__(self, stream: IO[bytes], what: str, remedy: str) -> None:
+        self._stream, self._what, self._remedy = stream, what, remedy
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with damage_told(self._what, self._remedy):
+            block = self._stream.read(len(buffer))
+        buffer[: len(block)] = block
+        return len(block)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
+    """``stream``, buffered; damage in it raises a UserError that names ``what``."""
+    return cast(BinaryIO, io.BufferedReader(_Told(stream, what, remedy), BUFFER))
+
+
+def open_unpacked(path: Path) -> BinaryIO:
+    """Open a file for reading, decompressed by its name; damage in it raises a UserError."""
+    with damage_told(str(path)):
+        stream = path.open("rb")
+    return _content(path, _Member(path.name, 0, lambda: stream), packed_suffix(path.name))

@@ -6,8 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from data_prep.fetch.archives import check_archive
-from data_prep.fetch.packed import damage_told
+from data_prep.fetch.archives import check_archive, damage_told
 from data_prep.fetch.remote import HEAD, RemoteFile, other_kind
 from scripts.common.errors import UserError
 from scripts.common.files import write_json

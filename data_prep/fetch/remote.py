@@ -5,8 +5,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.fetch.archives import tar_packing
 from data_prep.fetch.drive import title
-from data_prep.fetch.tars import tar_packing
 from scripts.common.errors import UserError
 
 HEAD = 512  # bytes that tell a file's kind: a tar's header is the longest
