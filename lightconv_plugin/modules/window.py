@@ -99,7 +99,7 @@ class InputWindow(StepByStep):
         """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= size."""
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
-        window, kept = ops.window.push(x, saved, self.window_size)
+        window, kept = ops.push(x, saved, self.window_size)
         self.set_incremental_state(incremental_state, kept)
         return window
 

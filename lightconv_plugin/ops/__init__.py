@@ -1,6 +1,6 @@
 """LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` is the definition."""
 
-from lightconv_plugin.ops import reference, window
+from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.auxiliary.generation import (
     attend,
     attend_with_weights,
@@ -13,7 +13,7 @@ from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask
 from lightconv_plugin.ops.dispatch import BACKENDS, CHOICES, choose_backend, dynamic_conv, light_conv, takes
 from lightconv_plugin.ops.native.operators import FEW_ROWS
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
-from lightconv_plugin.ops.step import conv_step, reorder_state
+from lightconv_plugin.ops.state import conv_step, push, reorder_state
 
 __all__ = [
     "BACKENDS",
@@ -35,11 +35,11 @@ __all__ = [
     "linear",
     "normalize_kernel",
     "pack_weight",
+    "push",
     "reference",
     "reorder_source",
     "reorder_state",
     "set_precision",
     "smoothed_nll",
     "takes",
-    "window",
 ]

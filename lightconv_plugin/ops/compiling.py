@@ -9,6 +9,6 @@ from lightconv_plugin.ops.native import autograd, library, operators
 for function in autograd.IN_GRAPH:
     torch.compiler.allow_in_graph(function)
 
-# decided, and logged, while it compiles
-for decision in (announce, library.load, operators._reason_of_kind):
+# decided, and logged, while it compiles, within the transforms, which it guards
+for decision in (announce, library.load, operators._reason_of_kind, autograd.beyond_functions):
     torch.compiler.assume_constant_result(decision)

@@ -27,7 +27,6 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result  # torch.compile traces within the transforms, and guards them
 def beyond_functions() -> bool:
     """Return True inside of transforms of ``torch.func`` that PyTorch's Functions cannot take.
 

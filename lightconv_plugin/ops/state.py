@@ -1,0 +1,110 @@
+"""One step of decoding: both operators with the inputs so far as a state, which follows beam search.
+
+The state is a dictionary of tensors, as fairseq's incremental state holds them. Its form is that of the backend chosen
+at the first step, which then takes all that follow:
+
+* of the definition, a window that each step copies. inputs: (t, B, C), the last t < K inputs, oldest first. Gradients
+  flow through it.
+* of the native code, a ring that never moves, in which a step writes in place; to reorder hypotheses changes a table.
+    ring: (K, M, C), M >= N; position p lies in slot p % K. K slots, so that none is read and written in one step.
+    ancestors: (K, N) int32, the row of each slot that holds hypothesis n's input.
+    position: (1,) int64 on the tensors' device, how many inputs there were.
+"""
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops.dispatch import check_operands, choose_backend
+from lightconv_plugin.ops.normalization import prepare_kernel
+
+State = dict[str, Tensor]
+
+
+def conv_step(
+    x: Tensor, weight: Tensor, state: State | None, *, normalization: str = "softmax", backend: str = "auto"
+) -> tuple[Tensor, State]:
+    """LightConv or DynamicConv at the newest position of a decoder.
+
+    Args:
+        x: (1, B, C), the newest input.
+        weight: logits (H, K) for LightConv, (1, B, H, K), those of this position, for DynamicConv.
+        state: what the step before gave; None before the first.
+        normalization, backend: as for ``light_conv``.
+
+    Returns:
+        (1, B, C), what the full sequence with padding_l = K - 1 gives at this position, and the next step's state.
+        The state that was given is used up.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown normalisation or backend.
+    """
+    if weight.ndim not in (2, 4):
+        raise ValueError(f"conv_step: expected weight (H, K) or (1, B, H, K); got {tuple(weight.shape)}")
+    check_operands("conv_step", x, weight, weight.ndim, "(H, K) or (1, B, H, K)")
+    if x.shape[0] != 1:
+        raise ValueError(f"conv_step: one position is expected, x (1, B, C); got {tuple(x.shape)}")
+    if weight.ndim == 4 and weight.shape[:2] != x.shape[:2]:
+        raise ValueError(
+            f"conv_step: the kernels of one position are expected, weight (1, {x.shape[1]}, H, K); "
+            f"got {tuple(weight.shape)}"
+        )
+    if state is None:
+        in_ring = choose_backend("conv_step", backend, x, weight) is native
+    else:
+        in_ring = "ring" in state
+        if (held := state["ancestors" if in_ring else "inputs"].shape[1]) != x.shape[1]:
+            raise ValueError(
+                f"conv_step: the state holds {held} hypotheses and x {x.shape[1]}; "
+                "re-order the state when hypotheses come or go"
+            )
+    if not in_ring:
+        window, state = push(x, state, weight.shape[-1])
+        return reference.conv_step(window, weight, normalization=normalization), state
+    native.require("conv_step", x, weight)
+    state = state or _empty_ring(x, weight.shape[-1])
+    weight, softmax = prepare_kernel(weight, normalization, x.dtype)
+    out = torch.ops.lightconv.conv_step(x, weight, state["ring"], state["ancestors"], state["position"], softmax)
+    return out, state
+
+
+def reorder_state(state: State, new_order: Tensor) -> State:
+    """Reorder the beams: hypothesis b gets the history of new_order[b]. Their number may change.
+
+    The state that was given is used up: the new one may share its memory. Copy it first (``copy.deepcopy``) to order it
+    twice.
+    """
+    if "ring" not in state:
+        return {name: value.index_select(1, new_order) for name, value in state.items()}
+    ring = state["ring"]
+    # not index_select, which on a CPU takes three times as long
+    ancestors = state["ancestors"].gather(1, new_order.long().expand(len(ring), -1))
+    if len(new_order) <= ring.shape[1]:
+        return {**state, "ancestors": ancestors}
+    # more hypotheses than the ring has rows: each gets a row of its own, which holds its past
+    slots = torch.arange(len(ring), device=ring.device).unsqueeze(1)
+    ring = ring[slots, ancestors.long()]
+    own = torch.arange(len(new_order), dtype=torch.int32, device=ring.device).repeat(len(ring), 1)
+    return {**state, "ring": ring, "ancestors": own}
+
+
+def push(x: Tensor, state: State | None, size: int | None) -> tuple[Tensor, State]:
+    """Append an input (1, B, C) to a window: the last t <= size inputs (t, B, C), and the state for the next step.
+
+    Args:
+        x: the newest input.
+        state: what the step before gave; None before the first.
+        size: how many inputs a step sees; None for all.
+    """
+    window = x if state is None else torch.cat([state["inputs"], x])
+    # the next step needs one less than the window holds then
+    return window, {"inputs": window if size is None else window[max(0, len(window) - size + 1) :]}
+
+
+def _empty_ring(x: Tensor, width: int) -> State:
+    _, rows, channels = x.shape
+    return {
+        "ring": x.new_empty(width, rows, channels),
+        "ancestors": torch.zeros(width, rows, dtype=torch.int32, device=x.device),
+        "position": torch.zeros(1, dtype=torch.int64, device=x.device),
+    }
