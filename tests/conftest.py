@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import spawn
@@ -18,8 +20,22 @@ os.environ.update(environment())  # commands of this project are modules, and te
 
 wait_for_no_disk()
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # under nohup: the programs that tests interrupt would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("untimed", deadline=None)  # nothing is timed: machines are busy
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the temporary files of this run, of killed programs above all, a folder that goes with it."""
+    if hasattr(config, "workerinput"):
+        return  # a worker inherits it
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay, for a look
+    folder = tempfile.TemporaryDirectory(prefix="lightconv-tests-", ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -139,7 +139,8 @@ def test_scratch_that_another_process_took_for_a_leftover_is_made_anew(tmp_path,
 
 def test_nohup_is_heeded():
     code = "import signal; from scripts.common.process import interruptible; interruptible(); signal.raise_signal(1)"
-    ended = subprocess.run([sys.executable, "-c", f"{code}; print('at work')"], capture_output=True, env=environment())
+    command = [sys.executable, "-c", f"import signal; signal.signal(1, signal.SIG_DFL); {code}; print('at work')"]
+    ended = subprocess.run(command, capture_output=True, env=environment())
     assert b"KeyboardInterrupt" in ended.stderr
     kept = subprocess.run(["nohup", sys.executable, "-c", f"{code}; print('at work')"], stdout=-1, env=environment())
     assert kept.stdout == b"at work\n"
