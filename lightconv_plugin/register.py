@@ -8,6 +8,6 @@ from lightconv_plugin import compat
 
 compat.apply()
 
-from lightconv_plugin import criterions, models, tasks  # noqa: E402  fairseq's shims come first
+from lightconv_plugin import criterions, models, tasks, training  # noqa: E402  fairseq's shims come first
 
-__all__ = ["compat", "criterions", "models", "tasks"]
+__all__ = ["compat", "criterions", "models", "tasks", "training"]

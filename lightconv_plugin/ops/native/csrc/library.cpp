@@ -21,6 +21,10 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "smoothed_nll(Tensor logits, Tensor target, int ignore) -> (Tensor, Tensor)",
            "smoothed_nll_backward(Tensor grad, Tensor logits, Tensor target, Tensor log_sums, float nll_share, "
            "float all_share, int ignore) -> Tensor",
+           "update_decide(Tensor norm, Tensor sample_size, Tensor orders, Tensor settings, Tensor(a!) control, "
+           "Tensor(b!) outcome) -> ()",
+           "adam_step(Tensor(a!) param, Tensor(b!) grad, Tensor(c!) exp_avg, Tensor(d!) exp_avg_sq, Tensor(e!)? weight, "
+           "Tensor outcome, float beta1, float beta2, float eps) -> ()",
            "attend(Tensor query, Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads) -> Tensor",
            "beam_candidates(Tensor logits, Tensor? scores, int beams, int count, float temperature, int pad, int unk, "
            "float unk_penalty, int banned, int only) -> (Tensor, Tensor, Tensor)",

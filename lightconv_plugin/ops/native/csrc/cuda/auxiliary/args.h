@@ -28,4 +28,31 @@ struct LossArgs {
   double nll_share, all_share;
 };
 
+// The places of numbers in the vectors of ops/auxiliary/update.py, which keeps the same lists.
+enum Control { LOSS_SCALE, ITERATION, LAST_OVERFLOW, LAST_RESCALE, OVERFLOWS, STEPS, SKIPPED, CONTROLS };
+enum Outcome { APPLIED, NORM, FLOOR, MULTIPLY, STEP_SIZE, DECAY, OUTCOMES };
+enum Setting { SCALED, CLIP, TOLERANCE, LEAST, LOWEST, WINDOW, BETA1, BETA2, WEIGHT_DECAY, SETTINGS };
+
+// update_decide: one number each of norm and sample_size; orders (1 + the host's lead,)
+struct DecideArgs {
+  const float* norm;
+  const double* sample_size;
+  const double* orders;
+  const double* settings;
+  double* control;
+  double* outcome;
+};
+
+// adam_step: param, exp_avg, exp_avg_sq (N,) and grad (N,) of the model's type; weight (N,) or null: the model's copy
+struct AdamArgs {
+  float* param;
+  void* grad;
+  float* exp_avg;
+  float* exp_avg_sq;
+  void* weight;
+  const double* outcome;
+  long long N;
+  double beta1, beta2, eps;
+};
+
 }  // namespace lightconv::cuda

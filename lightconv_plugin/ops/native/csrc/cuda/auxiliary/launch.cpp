@@ -13,6 +13,8 @@ const Kernel GLU_BACKWARD{"glu_backward", "auxiliary/glu", "GluArgs", "glu_mask_
 const Kernel SMOOTHED_NLL{"smoothed_nll", "auxiliary/loss", "LossArgs", "smoothed_nll_forward"};
 const Kernel SMOOTHED_NLL_SUM{"smoothed_nll_sum", "auxiliary/loss", "LossArgs", "smoothed_nll_forward_sum"};
 const Kernel SMOOTHED_NLL_BACKWARD{"smoothed_nll_backward", "auxiliary/loss", "LossArgs", "smoothed_nll_backward"};
+const Kernel UPDATE_DECIDE{"update_decide", "auxiliary/update", "DecideArgs", "update_decide"};
+const Kernel ADAM_STEP{"adam_step", "auxiliary/update", "AdamArgs", "adam_step"};
 
 // R: the widest vector that divides every row of the logits and of `out`, wherever they begin.
 Case case_of(Type type, const LossArgs& args) {
@@ -46,6 +48,18 @@ void loss(const Place& place, Type type, LossArgs args) {
 
 void loss_backward(const Place& place, Type type, const LossArgs& args) {
   launch(place, SMOOTHED_NLL_BACKWARD, case_of(type, args), {args.N, LOSS_THREADS, 0}, &args);
+}
+
+void decide(const Place& place, const DecideArgs& args) {
+  Case c{};
+  c.type = Type::f64;
+  launch(place, UPDATE_DECIDE, c, {1, 32, 0}, &args);
+}
+
+void adam(const Place& place, Type type, const AdamArgs& args) {
+  Case c{};
+  c.type = type;
+  launch(place, ADAM_STEP, c, {blocks_for(args.N / 8, 256), 256, 0}, &args);
 }
 
 }  // namespace lightconv::cuda

@@ -1,9 +1,10 @@
-// The gate and the loss on CUDA tensors.
+// The gate, the loss and the end of an update on CUDA tensors.
 #include <optional>
 #include <tuple>
 
 #include "auxiliary_checks.h"
 #include "cuda/auxiliary/launch.h"
+#include "cuda/kernels.h"
 #include "cuda/memory.h"
 
 namespace lightconv::cuda {
@@ -84,6 +85,46 @@ Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const
   return out;
 }
 
+const double* numbers(const Tensor& x, const char* name, int64_t least) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.numel() >= least,
+                  "update_decide: expected at least ", least, " numbers of float64 in ", name);
+  return static_cast<const double*>(x.const_data_ptr());
+}
+
+void update_decide(const Tensor& norm, const Tensor& sample_size, const Tensor& orders, const Tensor& settings,
+                   Tensor control, Tensor outcome) {
+  STD_TORCH_CHECK(norm.numel() == 1 && norm.scalar_type() == ScalarType::Float, "update_decide: norm: one float32");
+  for (const Tensor* other : std::initializer_list<const Tensor*>{&sample_size, &orders, &settings, &control, &outcome})
+    check_same(norm, *other, "a vector");
+  DecideArgs args{};
+  args.norm = static_cast<const float*>(norm.const_data_ptr());
+  args.sample_size = numbers(sample_size, "sample_size", 1), args.orders = numbers(orders, "orders", 2);
+  args.settings = numbers(settings, "settings", SETTINGS);
+  args.control = const_cast<double*>(numbers(control, "control", CONTROLS));
+  args.outcome = const_cast<double*>(numbers(outcome, "outcome", OUTCOMES));
+  decide(Memory(norm).place(), args);
+}
+
+void adam_step(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, std::optional<Tensor> weight,
+               const Tensor& outcome, double beta1, double beta2, double eps) {
+  AdamArgs args{};
+  args.N = param.numel(), args.beta1 = beta1, args.beta2 = beta2, args.eps = eps;
+  STD_TORCH_CHECK(args.N % 8 == 0, "adam_step: ", args.N, " numbers are no multiple of 8");
+  const auto pointer = [&](Tensor& x, ScalarType type) {
+    check_same(param, x, "a tensor of adam_step");
+    STD_TORCH_CHECK(x.numel() == args.N && x.scalar_type() == type && x.is_contiguous() && aligned({x.const_data_ptr()}),
+                    "adam_step: expected flat tensors of one size, contiguous, from multiples of 16 bytes on");
+    return x.mutable_data_ptr();
+  };
+  args.param = static_cast<float*>(pointer(param, ScalarType::Float));
+  args.exp_avg = static_cast<float*>(pointer(exp_avg, ScalarType::Float));
+  args.exp_avg_sq = static_cast<float*>(pointer(exp_avg_sq, ScalarType::Float));
+  args.grad = pointer(grad, grad.scalar_type());
+  if (weight.has_value()) args.weight = pointer(*weight, grad.scalar_type());
+  args.outcome = numbers(outcome, "outcome", OUTCOMES);
+  adam(Memory(param).place(), type_of(grad), args);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
@@ -91,6 +132,8 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
   m.impl("glu_mask_backward", TORCH_BOX(&glu_mask_backward));
   m.impl("smoothed_nll", TORCH_BOX(&smoothed_nll));
   m.impl("smoothed_nll_backward", TORCH_BOX(&smoothed_nll_backward));
+  m.impl("update_decide", TORCH_BOX(&update_decide));
+  m.impl("adam_step", TORCH_BOX(&adam_step));
 }
 
 }  // namespace lightconv::cuda

@@ -1,0 +1,97 @@
+"""A model whose parameters, gradients and Adam's moments lie in flat buffers, and fairseq's optimizer beside it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 64  # numbers: every parameter begins where matrix products are fastest
+
+
+class FlatModel:
+    """The buffers, (N,) each, and views of them by parameter.
+
+    The parameters of the model become views. fairseq's optimizer keeps what it had until ``export`` writes the state of
+    the buffers into it, in the form in which it saves checkpoints and reads them.
+
+    Args:
+        optimizer: fairseq's, ``adam``, for float32, or in the wrapper for float16 or bfloat16.
+
+    Attributes:
+        weight, grad: in the model's type.
+        param: in float32; ``weight`` itself, where the model is.
+        exp_avg, exp_avg_sq: Adam's, in float32.
+        steps: of Adam so far, when the buffers were made.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.params: list[nn.Parameter] = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
+        first = self.params[0]
+        self._offsets, size = [], 0
+        for param in self.params:
+            self._offsets.append(size)
+            size += -(-param.numel() // ALIGNMENT) * ALIGNMENT
+        self.weight, self.grad = (first.data.new_zeros(size) for _ in range(2))
+        self.exp_avg, self.exp_avg_sq = (self.weight.new_zeros(size, dtype=torch.float32) for _ in range(2))
+        self.param = self.weight if first.dtype == torch.float32 else torch.zeros_like(self.exp_avg)
+        self.grads = self.views(self.grad)
+        self._fill()
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parts of a buffer, each in the shape of its parameter."""
+        pairs = zip(self.params, self._offsets, strict=True)
+        return [flat[at : at + param.numel()].view_as(param) for param, at in pairs]
+
+    def _masters(self) -> Iterator[tuple[nn.Parameter, slice]]:
+        """fairseq's parameters in float32, and which of ours each stands for."""
+        masters = getattr(self._optimizer, "fp32_params", None)
+        if isinstance(masters, dict):  # one flat parameter: float16's
+            yield next(iter(masters.values())), slice(None)
+            return
+        for number, param in enumerate(masters if masters is not None else self.params):
+            yield param, slice(number, number + 1)
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        state = self._optimizer.optimizer.state
+        steps = 0
+        for master, which in self._masters():
+            of_state = state.get(master) or {}
+            steps = max(steps, int(of_state.get("step", 0)))
+            moments = {name: of_state.get(name) for name in ("exp_avg", "exp_avg_sq")}
+            for name, source in {"param": master.data, **moments}.items():
+                if source is None:
+                    continue
+                parts = self.views(getattr(self, name))[which]
+                for part, piece in zip(parts, source.flatten().split([p.numel() for p in parts]), strict=True):
+                    part.copy_(piece.view_as(part))
+            state.pop(master, None)
+        self.steps = steps
+        for param, view in zip(self.params, self.views(self.weight), strict=True):
+            view.copy_(param.data)
+            param.data, param.grad = view, None
+        for master, _ in self._masters():
+            if not any(master is param for param in self.params):
+                master.data, master.grad = master.data.new_empty(0), None
+
+    @torch.no_grad()
+    def export(self, steps: int) -> None:
+        """Write parameters and moments, after ``steps`` of Adam's, into fairseq's optimizer."""
+        state = self._optimizer.optimizer.state
+        for master, which in self._masters():
+            flat = which == slice(None)
+
+            def joined(buffer: Tensor, which: slice = which, flat: bool = flat) -> Tensor:
+                parts = self.views(buffer)[which]
+                return torch.cat([part.flatten() for part in parts]) if flat else parts[0]
+
+            if self.param is not self.weight:
+                master.data = joined(self.param)
+            if steps:
+                state[master] = {
+                    "step": steps,
+                    "exp_avg": joined(self.exp_avg),
+                    "exp_avg_sq": joined(self.exp_avg_sq),
+                }

@@ -1,0 +1,353 @@
+"""``--cuda-graphs``: fairseq-train makes its updates as CUDA graphs, see ``updates``.
+
+Losses, norms, the loss scale, schedules, validation and checkpoints are as without. What cannot be captured is trained
+as fairseq does it, and the log says why once.
+"""
+
+import dataclasses
+import logging
+from typing import Any
+
+import torch
+from fairseq import metrics
+from fairseq.dataclass.configs import OptimizationConfig
+from fairseq.dataclass.initialize import hydra_init
+from fairseq.models import BaseFairseqModel, FairseqEncoder
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.optim.adam import Adam, FairseqAdam
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
+from torch import nn
+
+from lightconv_plugin.compat.shim import Original, shim
+from lightconv_plugin.models.encoder_decoder import LightConvEncoder
+from lightconv_plugin.ops import native
+from lightconv_plugin.ops.auxiliary import update as ending
+from lightconv_plugin.training import shapes
+from lightconv_plugin.training.flat import FlatModel
+from lightconv_plugin.training.updates import LEAD, CannotCapture, Made, Padding, Updates
+
+logger = logging.getLogger(__name__)
+
+OPTION = "cuda_graphs"
+HELP = (
+    "make updates as CUDA graphs, several times as fast as one kernel after the other: for Adam, on an NVIDIA GPU; "
+    "what cannot be captured is trained without, and the log says why"
+)
+
+
+def add_option() -> None:
+    """Give fairseq-train the flag, and its configuration the field ``optimization.cuda_graphs``."""
+    known = OptimizationConfig.__dataclass_fields__
+    if OPTION in known:
+        return
+    field: Any = dataclasses.field(default=False, metadata={"help": HELP})
+    field.name, field.type, field._field_type = OPTION, bool, known["lr"]._field_type
+    setattr(OptimizationConfig, OPTION, False)
+    known[OPTION], OptimizationConfig.__annotations__[OPTION] = field, bool
+    hydra_init()  # which has read the fields before
+
+
+def capture_updates() -> None:
+    """Have fairseq's trainer make updates as graphs where the flag asks for it."""
+
+    @shim(Trainer, "get_train_iterator")
+    def remember(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._lightconv_epoch = original(self, *args, **kwargs)
+        return self._lightconv_epoch
+
+    @shim(Trainer, "train_step")
+    def train_step(original: Original, self: Any, samples: Any, raise_oom: bool = False) -> Any:
+        captured = captured_training(self)
+        return original(self, samples, raise_oom) if captured is None else captured.train_step(samples)
+
+    @shim(Trainer, "begin_valid_epoch")
+    def before_validation(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        settle(self)
+        return original(self, *args, **kwargs)
+
+    @shim(Trainer, "state_dict")
+    def before_saving(original: Original, self: Any) -> Any:
+        settle(self)
+        return original(self)
+
+    @shim(Trainer, "load_checkpoint")
+    def before_loading(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        settle(self)
+        self.__dict__.pop("_lightconv_captured", None)  # the optimizer is made anew
+        return original(self, *args, **kwargs)
+
+
+def settle(trainer: Any) -> None:
+    """Bring a trainer and its optimizer to where the device is."""
+    captured = trainer.__dict__.get("_lightconv_captured")
+    if captured is not None:
+        captured.settle()
+
+
+def captured_training(trainer: Any) -> "CapturedTraining | None":
+    """What makes this trainer's updates; None for fairseq itself. Decided at its first update."""
+    if "_lightconv_captured" not in trainer.__dict__:
+        trainer._lightconv_captured = None
+        if getattr(trainer.cfg.optimization, OPTION, False):
+            try:
+                trainer._lightconv_captured = CapturedTraining(trainer)
+            except CannotCapture as reason:
+                logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
+    found: CapturedTraining | None = trainer._lightconv_captured
+    return found
+
+
+def refuse(trainer: Any) -> None:
+    """Check what can be told beforehand.
+
+    Raises:
+        CannotCapture: a graph could not hold this training, and why.
+    """
+    cfg = trainer.cfg
+    options = {
+        "--amp": cfg.common.amp,
+        "--tpu": cfg.common.tpu,
+        "--memory-efficient-fp16": cfg.common.memory_efficient_fp16,
+        "--memory-efficient-bf16": cfg.common.memory_efficient_bf16,
+        "--model-parallel-size": cfg.common.model_parallel_size > 1,
+        "--pipeline-model-parallel": cfg.distributed_training.pipeline_model_parallel,
+        "--quantization-config-path": trainer.quantizer is not None,
+        "--use-bmuf": cfg.optimization.use_bmuf,
+        "--store-ema": cfg.ema.store_ema,
+        f"--ddp-backend {cfg.distributed_training.ddp_backend}": cfg.distributed_training.ddp_backend
+        in ("fully_sharded", "slowmo"),
+    }
+    for option, given in options.items():
+        if given:
+            raise CannotCapture(f"{option} is given")
+    optimizer = trainer.optimizer
+    inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
+    if type(inner) is not FairseqAdam or type(inner.optimizer) is not Adam or len(inner.optimizer.param_groups) != 1:
+        raise CannotCapture(
+            f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters"
+        )
+    task, criterion = type(trainer.task), trainer.get_criterion()
+    if task.train_step is not FairseqTask.train_step or task.optimizer_step is not FairseqTask.optimizer_step:
+        raise CannotCapture(f"{task.__name__} makes updates in a way of its own")
+    if not task.logging_outputs_can_be_summed(criterion):
+        raise CannotCapture(f"what {type(criterion).__name__} logs cannot be summed up")
+    if any(p.requires_grad for p in criterion.parameters()):
+        raise CannotCapture(f"{type(criterion).__name__} has parameters")
+    for name, module in trainer.get_model().named_modules():
+        _refuse_module(name or type(module).__name__, module)
+    kinds = {(p.dtype, p.device) for p in trainer.get_model().parameters() if p.requires_grad}
+    if len(kinds) != 1:
+        raise CannotCapture("the parameters are of several types or on several devices")
+
+
+def _refuse_module(name: str, module: nn.Module) -> None:
+    hooks = [module._forward_hooks, module._backward_hooks, module._backward_pre_hooks]
+    before = [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ != "WeightNorm"]
+    if any(hooks) or before:
+        raise CannotCapture(f"{name} has hooks, which a graph would call once")
+    if type(module).__name__ == "LayerDropModuleList":
+        raise CannotCapture(f"{name} leaves out layers at random (--encoder-layerdrop, --decoder-layerdrop)")
+    own = getattr(type(module), "set_num_updates", None)
+    if own not in (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates):
+        raise CannotCapture(f"{name} changes with the number of updates")
+    if hasattr(module, "precheckpoint_forward"):
+        raise CannotCapture("--checkpoint-activations or --offload-activations is given")
+
+
+def without_questions(model: Any) -> None:
+    """Have fairseq's Transformer mask padding without asking the device if there is any; the results are the same."""
+    for module in model.modules():
+        if isinstance(module, TransformerEncoderBase) and (
+            type(module).forward_scriptable is TransformerEncoderBase.forward_scriptable
+        ):
+            module.forward_scriptable = LightConvEncoder.forward_scriptable.__get__(module)
+        if isinstance(module, TransformerDecoderBase):
+            module.cross_self_attention = True  # it hands on the mask of padding, as where there is some
+
+
+class CapturedTraining:
+    """What stands in for a trainer's ``train_step``: the device may be up to ``LEAD`` updates behind the numbers of it.
+
+    At every update after which fairseq logs, validates, saves or stops, both are at the same place.
+
+    Raises:
+        CannotCapture: a graph could not hold this training, and why.
+    """
+
+    def __init__(self, trainer: Any, *, capture: bool = True) -> None:
+        self.trainer = trainer
+        device = trainer.device
+        if capture and device.type != "cuda":
+            raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
+        refuse(trainer)
+        if capture:
+            parameter = torch.empty(0, device=device)
+            missing = native.unsupported_reason("adam_step", parameter)
+            if missing is not None:
+                raise CannotCapture(missing.reason)
+        model, criterion = trainer.get_model(), trainer.get_criterion()
+        without_questions(model)
+        model.train()
+        criterion.train()
+        words = trainer.task.target_dictionary
+        epoch = trainer.__dict__.get("_lightconv_epoch")
+        dataset = getattr(epoch, "dataset", None)
+        padding = Padding(
+            words.pad(),
+            words.eos(),
+            bool(getattr(dataset, "left_pad_source", False)),
+            bool(getattr(dataset, "left_pad_target", False)),
+        )
+        self.updates = Updates(
+            model, criterion, padding, device, capture=capture, processes=trainer.data_parallel_world_size
+        )
+        self.rates: dict[int, float] = {}
+        self.planned = self._plan(epoch, dataset)
+        self.started = False
+        if self.planned:
+            self._start(self.planned)
+
+    def _plan(self, epoch: Any, dataset: Any) -> list[shapes.Shape]:
+        batches = None
+        if epoch is not None and dataset is not None:
+            batches = shapes.shapes_of(dataset, epoch.frozen_batches)
+        if not batches:
+            return []
+        planned = shapes.plan(batches)
+        room = sum(count * shapes.places(shapes.fit(planned, shape) or shape) for shape, count in batches.items())
+        own = sum(count * shapes.places(shape) for shape, count in batches.items())
+        logger.info(
+            "--cuda-graphs: %d batches in %d shapes, the largest %s (sentences x lengths), with %.1f%% more places",
+            sum(batches.values()), len(planned), " x ".join(map(str, planned[0])), 100 * (room / own - 1),
+        )  # fmt: skip
+        return planned
+
+    def _start(self, planned: list[shapes.Shape]) -> None:
+        trainer, optimizer = self.trainer, self.trainer.optimizer
+        self.updates.prepare(planned)
+        flat = FlatModel(optimizer)
+        inner = getattr(optimizer, "fp32_optimizer", optimizer)
+        group = inner.optimizer.param_groups[0]
+        scaler = getattr(optimizer, "scaler", None)
+        scale: dict[str, Any] = {"scaled": scaler is not None}
+        control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
+        if scaler is not None:
+            scale |= {
+                "tolerance": scaler.tolerance,
+                "least": scaler.threshold or 0.0,
+                "lowest": scaler.min_loss_scale,
+                "window": scaler.scale_window,
+            }
+            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
+        clip, betas = float(trainer.cfg.optimization.clip_norm), tuple(group["betas"])
+        settings = ending.Settings(
+            clip=clip, betas=betas, eps=group["eps"], weight_decay=group["weight_decay"], **scale
+        )
+        self.updates.begin(flat, settings, control)
+        self.started = True
+        if self.updates.capture:
+            logger.info(
+                "--cuda-graphs: %.1f GiB of the device in use with the largest graph",
+                torch.cuda.memory_reserved(trainer.device) / 2**30,
+            )
+
+    @metrics.aggregate("train")
+    def train_step(self, samples: list[Any]) -> dict[str, Any] | None:
+        """As fairseq's. What it logs is of updates that the device has made."""
+        trainer = self.trainer
+        trainer._set_seed()
+        for module in (trainer.get_model(), trainer.get_criterion()):
+            if not module.training:
+                module.train()
+        metrics.log_start_time("train_wall", priority=800, round=0)
+        batches = [sample or None for sample in samples]
+        if not self.started:  # without a dataset that tells its lengths: the first batch is the shape of all
+            self._start([shapes.shape_of(batches[0] or {})])
+        now = trainer.get_num_updates()
+        rate = trainer.optimizer.get_lr()
+        self.rates[now] = rate
+        rates = [self.rates.get(now - skipped, rate) for skipped in range(LEAD + 1)]
+        self.rates.pop(now - LEAD - 1, None)
+        self.updates.update(batches, rates)
+        trainer.set_num_updates(now + 1)
+        logged: dict[str, Any] | None = {}
+        for made in self.updates.made(0 if self._is_looked_at() else LEAD):
+            logged = self._take(made)
+        if trainer.cfg.common.fp16:
+            scale = trainer.optimizer.scaler.loss_scale
+            metrics.log_scalar("loss_scale", scale, priority=700, round=4, weight=0)
+        if self.updates.uncaptured:
+            metrics.log_scalar("uncaptured", self.updates.uncaptured, priority=710, weight=0)
+        metrics.log_stop_time("train_wall")
+        return logged
+
+    def _is_looked_at(self) -> bool:
+        """True if fairseq logs, validates, saves or ends after the update that has just begun."""
+        cfg, now = self.trainer.cfg, self.trainer.get_num_updates()
+        every = (
+            cfg.common.log_interval,
+            cfg.checkpoint.save_interval_updates,
+            cfg.dataset.validate_interval_updates,
+        )
+        epoch = self.trainer.__dict__.get("_lightconv_epoch")
+        return (
+            any(interval > 0 and now % interval == 0 for interval in every)
+            or now >= (cfg.optimization.max_update or float("inf"))
+            or (epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch())
+        )
+
+    def _take(self, made: Made) -> dict[str, Any] | None:
+        """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
+        trainer = self.trainer
+        scaler = getattr(trainer.optimizer, "scaler", None)
+        if scaler is not None:
+            for name, attribute in SCALER.items():
+                value = made.control[name]
+                setattr(scaler, attribute, value if name == "loss_scale" else int(value))
+        if made.outcome["applied"]:
+            norm = torch.tensor(made.outcome["norm"], dtype=torch.float32)
+            logged: dict[str, Any] = trainer._reduce_and_log_stats([made.logged], made.sample_size, norm)
+            return logged
+        trainer.set_num_updates(trainer.get_num_updates() - 1)
+        if scaler is None or made.outcome["floor"]:
+            self._give_up(made, scaler)
+        logger.info(
+            "NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", made.control["loss_scale"]
+        )
+        return None
+
+    def _give_up(self, made: Made, scaler: Any) -> None:
+        trainer = self.trainer
+        path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
+        trainer.save_checkpoint(path, {})
+        if scaler is None:
+            what = f"the gradient of update {trainer.get_num_updates() + 1} is not finite"
+        else:
+            what = f"the loss scale is down at {made.control['loss_scale']}, and gradients still overflow"
+        raise FloatingPointError(
+            f"{what}; the parameters, which it has not changed, are in {path}. Train with a lower --lr, with "
+            "--clip-norm, or with larger batches; without --cuda-graphs fairseq names the module in which it happens."
+        )
+
+    def settle(self) -> None:
+        """Wait for the device, and bring fairseq's optimizer to where it is."""
+        if not self.started:
+            return
+        for made in self.updates.made(0):
+            self._take(made)
+        steps = int(self.updates._control[ending.CONTROL.index("steps")].item())
+        self.updates.flat.export(steps)
+
+
+# the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's
+SCALER = {
+    "loss_scale": "loss_scale",
+    "iteration": "_iter",
+    "last_overflow": "_last_overflow_iter",
+    "last_rescale": "_last_rescale_iter",
+    "overflows": "_overflows_since_rescale",
+}
+
+__all__ = ["CapturedTraining", "add_option", "capture_updates"]

@@ -1,0 +1,128 @@
+"""Updates as CUDA graphs against fairseq's trainer on the same batches; on a CPU the same updates without graphs."""
+
+import pytest
+import torch
+from fairseq.logging import metrics
+
+from tests.tolerances import TOLERANCES
+from tests.training.runs import batches, begin, parameters, train
+
+PRECISIONS = {"float32": [], "bfloat16": ["--bf16"], "float16": ["--fp16", "--fp16-init-scale", "128"]}
+SAME = ("ntokens", "nsentences", "wpb", "bsz", "num_updates", "lr", "clip", "loss_scale")
+
+
+@pytest.fixture(params=PRECISIONS)
+def precision(request, device):
+    if device.type == "cpu" and request.param == "float16":
+        pytest.skip("fairseq's float16 asks for a GPU")
+    return request.param
+
+
+def compare(got, want, dtype, *, updates=None):
+    rtol, atol = TOLERANCES[dtype]
+    assert len(got.logged) == len(want.logged) > 0
+    for mine, theirs in zip(got.logged[:updates], want.logged[:updates], strict=True):
+        assert mine.keys() >= theirs.keys() - {"gb_free"}
+        for name in theirs.keys() & set(SAME):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-6), name
+        for name in theirs.keys() & {"loss", "nll_loss", "gnorm"}:
+            # of 20 updates the last has the errors of those before it; fairseq rounds to three places
+            assert mine[name] == pytest.approx(theirs[name], rel=10 * rtol, abs=10 * atol + 1e-3), name
+
+
+@pytest.mark.parametrize(
+    "arch", ["pla_dynamicconv_iwslt_de_en", "pla_lightconv_iwslt_de_en", "transformer", "lightconv"]
+)
+def test_updates_are_fairseqs(arch, precision, device, record_property):
+    """Losses, norms, schedules, clipping; batches of many lengths in one shape, which has places that nobody takes."""
+    runs = [
+        train(begin(captured, device, *PRECISIONS[precision], arch=arch), batches(20)) for captured in (True, False)
+    ]
+    compare(*runs, dtype=getattr(torch, precision))
+    got, want = (parameters(run.trainer) for run in runs)
+    record_property("parameters", f"{arch}, {precision}: {(got - want).abs().max():.2e}")
+    assert runs[0].logged[-1]["loss"] < runs[0].logged[0]["loss"]
+
+
+def test_update_freq(precision, device):
+    flags = ["--update-freq", "3", *PRECISIONS[precision]]
+    runs = [train(begin(captured, device, *flags), batches(12), update_freq=3) for captured in (True, False)]
+    compare(*runs, dtype=getattr(torch, precision))
+
+
+def test_dropout_is_that_of_updates_without_graphs(device):
+    """On batches of one shape: the same random numbers. On a CPU too, where nothing is captured."""
+    same = [batches(1)[0]] * 6
+    flags = ["--dropout", "0.2", "--attention-dropout", "0.1", "--weight-dropout", "0.1"]
+    runs = [train(begin(captured, device, *flags), same) for captured in (True, False)]
+    compare(*runs, dtype=torch.float32)
+    assert len({round(logged["loss"], 3) for logged in runs[0].logged[1:3]}) == 2
+
+
+def test_an_overflow_is_skipped_as_fairseq_does(device):
+    """From a scale that is far too large; the scale goes up again after four updates."""
+    if device.type == "cpu":
+        pytest.skip("fairseq's float16 asks for a GPU")
+    flags = ["--fp16", "--fp16-init-scale", str(2**24), "--fp16-scale-window", "4"]
+    runs = [train(begin(captured, device, *flags), batches(24)) for captured in (True, False)]
+    assert [logged == {} for logged in runs[0].logged] == [logged == {} for logged in runs[1].logged]
+    assert any(logged == {} for logged in runs[0].logged)
+    compare(*runs, dtype=torch.float16)
+    scalers = [vars(run.trainer.optimizer.scaler) for run in runs]
+    assert scalers[0] == scalers[1]
+
+
+def test_overflows_that_the_host_learns_late(device):
+    """As many updates and the same learning rates as where the host waits after each update."""
+    if device.type == "cpu":
+        pytest.skip("fairseq's float16 asks for a GPU")
+    flags = ["--fp16", "--fp16-init-scale", str(2**22), "--fp16-scale-window", "4"]
+    ends = []
+    for interval in (1, 1000):
+        trainer = begin(True, device, *flags)
+        trainer.cfg.common.log_interval = interval
+        metrics.reset()
+        for sample in batches(24):
+            trainer.train_step([sample])
+        state = trainer.state_dict()
+        (moments,) = state["last_optimizer_state"]["state"].values()
+        ends.append((trainer.get_num_updates(), vars(trainer.optimizer.scaler), moments["step"], parameters(trainer)))
+    assert ends[0][:3] == ends[1][:3]
+    assert ends[0][0] == ends[0][2] < 24
+    torch.testing.assert_close(ends[0][3], ends[1][3], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_checkpoint_goes_on_either_way(first, precision, device, tmp_path):
+    """Half the updates captured and half not, in either order, end as all of one kind do."""
+    samples, flags = batches(16), PRECISIONS[precision]
+    whole = train(begin(not first, device, *flags), samples)
+    before = train(begin(first, device, *flags), samples[:8])
+    path = str(tmp_path / "checkpoint.pt")
+    before.trainer.save_checkpoint(path, {"train_iterator": {"epoch": 1}})
+    after = begin(False, device, *flags)
+    after.load_checkpoint(path)
+    if not first:
+        from lightconv_plugin.training import CapturedTraining
+
+        after._lightconv_captured = CapturedTraining(after, capture=device.type == "cuda")
+    assert after.get_num_updates() == 8
+    rest = train(after, samples[8:])
+    rest.logged = before.logged + rest.logged
+    compare(rest, whole, dtype=getattr(torch, precision))
+    kept = torch.load(path, weights_only=False)["last_optimizer_state"]
+    assert all(state["step"] == 8 for state in kept["state"].values())
+
+
+def test_a_gradient_that_is_no_number_ends_the_training(device, tmp_path):
+    """With a sentence, and a checkpoint of the parameters as they were."""
+    flags = ["--bf16", "--save-dir", str(tmp_path)]
+    trainer = begin(True, device, *flags)
+    train(trainer, batches(2))
+    before = parameters(trainer)
+    trainer.get_model().decoder.layers[0].ffn.fc1.bias.data[0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"update 3 is not finite.*crash\.pt.*--clip-norm"):
+        train(trainer, batches(1))
+    after = parameters(trainer)
+    assert torch.equal(before[~after.isnan()], after[~after.isnan()])
+    assert (tmp_path / "crash.pt").exists()

@@ -1,0 +1,83 @@
+"""A few updates of a small model, by fairseq's trainer as it is or as graphs make them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq.data.language_pair_dataset import collate
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+
+from lightconv_plugin.training import CapturedTraining
+from scripts.fairseq_io.models import translation
+
+TYPES, LONGEST = 60, 16
+SIDES = ("encoder", "decoder")
+SIZE = [
+    word
+    for side in SIDES
+    for word in (f"--{side}-layers", "2", f"--{side}-embed-dim", "32", f"--{side}-ffn-embed-dim", "64")
+]
+KERNELS = [word for side in SIDES for word in (f"--{side}-kernel-size-list", "[3,5]")]
+RECIPE = [
+    "--optimizer", "adam", "--lr", "3e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5",
+    "--clip-norm", "1", "--criterion", "pla_label_smoothed_cross_entropy", "--label-smoothing", "0.1",
+    "--max-tokens", "400", "--log-format", "none", "--share-all-embeddings", "--weight-decay", "0.01",
+]  # fmt: skip
+NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0"]
+NO_DROPPED_WEIGHTS = ["--weight-dropout", "0", "--input-dropout", "0"]
+
+
+@dataclass
+class Run:
+    """What became of a training: per update what fairseq logs, and its trainer."""
+
+    trainer: Trainer
+    logged: list[dict[str, float]] = field(default_factory=list)
+
+
+def batches(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Of sentences of up to ``LONGEST`` words, the first two with one of that length; always as many."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for number in range(count):
+        lengths = torch.randint(3, LONGEST + 1, (16,), generator=generator).tolist()
+        lengths[0] = LONGEST if number < 2 else lengths[0]
+        sentences = [torch.randint(4, TYPES, (n,), generator=generator) for n in lengths]
+        pairs = [{"id": i, "source": words, "target": words.flip(0)} for i, words in enumerate(sentences)]
+        found.append(collate(pairs, pad_idx=1, eos_idx=2, left_pad_source=True))
+    return found
+
+
+def begin(captured: bool, device: torch.device, *flags: str, arch: str = "pla_dynamicconv_iwslt_de_en") -> Trainer:
+    """A trainer of a small model, the same each time; ``captured``: its updates are ours, as graphs on a GPU."""
+    torch.manual_seed(1)
+    own = [*KERNELS, *NO_DROPPED_WEIGHTS] if arch != "transformer" else []
+    on_cpu = ["--cpu"] if device.type == "cpu" else []
+    built = translation(arch, TYPES, [*SIZE, *own, *RECIPE, *NO_DROPOUT, *on_cpu, *flags])
+    built.cfg.common.tpu = False  # fairseq sets it with --bf16
+    trainer = Trainer(built.cfg, built.task, built.model, built.task.build_criterion(built.cfg.criterion))
+    trainer.consolidate_optimizer()
+    if captured:
+        trainer._lightconv_captured = CapturedTraining(trainer, capture=device.type == "cuda")
+    trainer.begin_epoch(1)
+    return trainer
+
+
+def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
+    """Make updates, and read what fairseq would log after each."""
+    run = Run(trainer)
+    metrics.reset()
+    trainer.cfg.common.log_interval = 1
+    for first in range(0, len(samples), update_freq):
+        with metrics.aggregate("train_inner"):
+            logged = trainer.train_step(samples[first : first + update_freq])
+        seen = metrics.get_smoothed_values("train_inner")
+        metrics.reset_meters("train_inner")
+        run.logged.append({} if logged is None else {name: float(value) for name, value in seen.items()})
+    return run
+
+
+def parameters(trainer: Trainer) -> torch.Tensor:
+    """All of a model's, in float32 on the host."""
+    return torch.cat([p.detach().float().flatten().cpu() for p in trainer.get_model().parameters()])
