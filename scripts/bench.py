@@ -179,7 +179,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             raise UserError(f"--layers has {len(args.layers)} numbers; give those of encoder and decoder, as in 7,6")
         several = precisions(args)
         for width in args.widths:
-            entries = training.models(width, (args.layers[0], args.layers[1]))
+            entries = training.models(width, (args.layers[0], args.layers[1]), graphs=device.type == "cuda")
             chosen = [entry for entry in entries if any(word in entry.label for word in args.models.split(","))]
             if not chosen:
                 names = ", ".join(entry.label for entry in entries)

@@ -35,8 +35,11 @@ class Entry:
     precision: str = "fp32"
 
 
-def models(width: int = 128, layers: tuple[int, int] = (2, 2)) -> list[Entry]:
-    """Models of so many channels and blocks of encoder and decoder; kernels 3, 15, 31, ... and 31 throughout."""
+def models(width: int = 128, layers: tuple[int, int] = (2, 2), *, graphs: bool = False) -> list[Entry]:
+    """Models of so many channels and blocks of encoder and decoder; kernels 3, 15, 31, ... and 31 throughout.
+
+    ``graphs``: each also with its updates as CUDA graphs.
+    """
 
     def side(name: str, count: int, *more: str) -> list[str]:
         size = [f"--{name}-layers", str(count), f"--{name}-embed-dim", str(width), *more]
@@ -57,7 +60,13 @@ def models(width: int = 128, layers: tuple[int, int] = (2, 2)) -> list[Entry]:
             entries.append(Entry(theirs, "lightconv", (*conv, *kind, *glu)))
             faster = [*glu, "--criterion", "pla_label_smoothed_cross_entropy"]
             entries.append(Entry(f"ours {name} {lists[0]}", f"pla_{name}_wmt_en_de_big", (*conv, *faster), theirs))
-    return entries
+    if not graphs:
+        return entries
+    captured = [
+        replace(each, label=f"{each.label}, graphs", flags=(*each.flags, "--cuda-graphs"), peer=each.peer or each.label)
+        for each in entries
+    ]
+    return [entry for pair in zip(entries, captured, strict=True) for entry in pair]
 
 
 def in_precisions(entries: list[Entry], precisions: list[str]) -> list[Entry]:
