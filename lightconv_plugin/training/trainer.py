@@ -6,19 +6,20 @@ as fairseq does it, and the log says why once.
 
 import dataclasses
 import logging
+from collections import Counter
 from typing import Any
 
 import torch
 from fairseq import metrics
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.dataclass.initialize import hydra_init
-from fairseq.models import BaseFairseqModel, FairseqEncoder
+from fairseq.models import BaseFairseqModel, FairseqEncoder, lightconv
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from torch import nn
+from torch import Tensor, nn
 
 from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.models.encoder_decoder import LightConvEncoder
@@ -59,7 +60,7 @@ def capture_updates() -> None:
 
     @shim(Trainer, "train_step")
     def train_step(original: Original, self: Any, samples: Any, raise_oom: bool = False) -> Any:
-        captured = captured_training(self)
+        captured = captured_training(self, samples)
         return original(self, samples, raise_oom) if captured is None else captured.train_step(samples)
 
     @shim(Trainer, "begin_valid_epoch")
@@ -86,13 +87,13 @@ def settle(trainer: Any) -> None:
         captured.settle()
 
 
-def captured_training(trainer: Any) -> "CapturedTraining | None":
-    """What makes this trainer's updates; None for fairseq itself. Decided at its first update."""
+def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
+    """What makes this trainer's updates; None for fairseq itself. Decided at its first update, of these batches."""
     if "_lightconv_captured" not in trainer.__dict__:
         trainer._lightconv_captured = None
         if getattr(trainer.cfg.optimization, OPTION, False):
             try:
-                trainer._lightconv_captured = CapturedTraining(trainer)
+                trainer._lightconv_captured = CapturedTraining(trainer, samples)
             except CannotCapture as reason:
                 logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
     found: CapturedTraining | None = trainer._lightconv_captured
@@ -159,12 +160,28 @@ def _refuse_module(name: str, module: nn.Module) -> None:
 def without_questions(model: Any) -> None:
     """Have fairseq's Transformer mask padding without asking the device if there is any; the results are the same."""
     for module in model.modules():
+        kind = type(module)
         if isinstance(module, TransformerEncoderBase) and (
-            type(module).forward_scriptable is TransformerEncoderBase.forward_scriptable
+            kind.forward_scriptable is TransformerEncoderBase.forward_scriptable
         ):
             module.forward_scriptable = LightConvEncoder.forward_scriptable.__get__(module)
+        if kind is lightconv.LightConvEncoder:
+            module.forward = _encode.__get__(module)
         if isinstance(module, TransformerDecoderBase):
             module.cross_self_attention = True  # it hands on the mask of padding, as where there is some
+
+
+def _encode(self: Any, src_tokens: Tensor, src_lengths: Tensor | None = None) -> dict[str, list[Tensor]]:
+    """``forward`` of the encoder of fairseq's own ``lightconv``: tokens (B, S); the output is (S, B, C)."""
+    x = self.embed_scale * self.embed_tokens(src_tokens)
+    if self.embed_positions is not None:
+        x = x + self.embed_positions(src_tokens)
+    x, padding = self.dropout_module(x).transpose(0, 1), src_tokens.eq(self.padding_idx)
+    for layer in self.layers:
+        x = layer(x, padding)
+    if self.layer_norm is not None:
+        x = self.layer_norm(x)
+    return {"encoder_out": [x], "encoder_padding_mask": [padding]}
 
 
 class CapturedTraining:
@@ -176,7 +193,7 @@ class CapturedTraining:
         CannotCapture: a graph could not hold this training, and why.
     """
 
-    def __init__(self, trainer: Any, *, capture: bool = True) -> None:
+    def __init__(self, trainer: Any, samples: list[Any], *, capture: bool = True) -> None:
         self.trainer = trainer
         device = trainer.device
         if capture and device.type != "cuda":
@@ -204,17 +221,15 @@ class CapturedTraining:
             model, criterion, padding, device, capture=capture, processes=trainer.data_parallel_world_size
         )
         self.rates: dict[int, float] = {}
-        self.planned = self._plan(epoch, dataset)
-        self.started = False
-        if self.planned:
-            self._start(self.planned)
+        self._start(self._plan(epoch, dataset, samples))
 
-    def _plan(self, epoch: Any, dataset: Any) -> list[shapes.Shape]:
+    def _plan(self, epoch: Any, dataset: Any, samples: list[Any]) -> list[shapes.Shape]:
+        """The shapes of all batches of an epoch; those of ``samples`` where a dataset does not tell its lengths."""
         batches = None
         if epoch is not None and dataset is not None:
             batches = shapes.shapes_of(dataset, epoch.frozen_batches)
         if not batches:
-            return []
+            return shapes.plan(Counter(shapes.shape_of(sample) for sample in samples if sample))
         planned = shapes.plan(batches)
         room = sum(count * shapes.places(shapes.fit(planned, shape) or shape) for shape, count in batches.items())
         own = sum(count * shapes.places(shape) for shape, count in batches.items())
@@ -246,7 +261,6 @@ class CapturedTraining:
             clip=clip, betas=betas, eps=group["eps"], weight_decay=group["weight_decay"], **scale
         )
         self.updates.begin(flat, settings, control)
-        self.started = True
         if self.updates.capture:
             logger.info(
                 "--cuda-graphs: %.1f GiB of the device in use with the largest graph",
@@ -263,8 +277,6 @@ class CapturedTraining:
                 module.train()
         metrics.log_start_time("train_wall", priority=800, round=0)
         batches = [sample or None for sample in samples]
-        if not self.started:  # without a dataset that tells its lengths: the first batch is the shape of all
-            self._start([shapes.shape_of(batches[0] or {})])
         now = trainer.get_num_updates()
         rate = trainer.optimizer.get_lr()
         self.rates[now] = rate
@@ -333,8 +345,6 @@ class CapturedTraining:
 
     def settle(self) -> None:
         """Wait for the device, and bring fairseq's optimizer to where it is."""
-        if not self.started:
-            return
         for made in self.updates.made(0):
             self._take(made)
         steps = int(self.updates._control[ending.CONTROL.index("steps")].item())

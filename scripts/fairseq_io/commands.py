@@ -55,6 +55,8 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
         "--log-format=json",
         *flags({"log-interval": interval} | section),
         *_device_flags(devices),
+        # of several GPUs it has not been run
+        *(["--cuda-graphs"] if devices.gpu and devices.total == 1 else []),
     ]
 
 

@@ -5,7 +5,7 @@ import torch
 from fairseq.logging import metrics
 
 from tests.tolerances import TOLERANCES
-from tests.training.runs import batches, begin, parameters, train
+from tests.training.runs import batches, begin, capture, parameters, train
 
 PRECISIONS = {"float32": [], "bfloat16": ["--bf16"], "float16": ["--fp16", "--fp16-init-scale", "128"]}
 SAME = ("ntokens", "nsentences", "wpb", "bsz", "num_updates", "lr", "clip", "loss_scale")
@@ -103,9 +103,7 @@ def test_a_checkpoint_goes_on_either_way(first, precision, device, tmp_path):
     after = begin(False, device, *flags)
     after.load_checkpoint(path)
     if not first:
-        from lightconv_plugin.training import CapturedTraining
-
-        after._lightconv_captured = CapturedTraining(after, capture=device.type == "cuda")
+        capture(after)
     assert after.get_num_updates() == 8
     rest = train(after, samples[8:])
     rest.logged = before.logged + rest.logged

@@ -58,10 +58,16 @@ def begin(captured: bool, device: torch.device, *flags: str, arch: str = "pla_dy
     built.cfg.common.tpu = False  # fairseq sets it with --bf16
     trainer = Trainer(built.cfg, built.task, built.model, built.task.build_criterion(built.cfg.criterion))
     trainer.consolidate_optimizer()
-    if captured:
-        trainer._lightconv_captured = CapturedTraining(trainer, capture=device.type == "cuda")
     trainer.begin_epoch(1)
+    if captured:
+        capture(trainer)
     return trainer
+
+
+def capture(trainer: Trainer) -> None:
+    """Make the trainer's updates ours, as ``--cuda-graphs`` does, on a CPU too."""
+    on_gpu = trainer.device.type == "cuda"
+    trainer._lightconv_captured = CapturedTraining(trainer, batches(1), capture=on_gpu)
 
 
 def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
