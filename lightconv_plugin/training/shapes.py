@@ -10,8 +10,7 @@ from torch import Tensor
 
 Shape = tuple[int, ...]  # sentences, then the length of the source and of the target; of a language model one length
 
-MOST = 24  # shapes: each takes half a second to capture
-DISTINCT = 400  # from which the few are made by merging
+MOST = 16  # lengths of the longer side; of sentence pairs, each gives one shape or two
 
 PAIR = ("src_tokens", "src_lengths", "prev_output_tokens", "target")
 MONOLINGUAL = ("src_tokens", "src_lengths", "target")
@@ -22,49 +21,115 @@ def places(shape: Shape) -> int:
     return shape[0] * sum(shape[1:])
 
 
-def shapes_of(dataset: Any, batches: Iterable[Sequence[int]]) -> Counter[Shape] | None:
-    """How many of the batches, lists of indices, have which shape; None where the dataset does not tell its lengths."""
-    sizes = np.asarray(getattr(dataset, "sizes", None))
-    if sizes.dtype == object or sizes.ndim not in (1, 2):
-        return None
-    sizes = sizes.reshape(len(sizes), -1)
-    return Counter((len(batch), *sizes[np.asarray(batch)].max(axis=0).tolist()) for batch in batches if len(batch))
+def few_lengths(longest: np.ndarray, most: int = MOST) -> np.ndarray:
+    """Lengths, at most ``most``, to one of which each sentence is padded with the fewest places in all.
 
+    Args:
+        longest: of each sentence pair, the length of its longer side.
 
-def plan(batches: Counter[Shape], most: int = MOST) -> list[Shape]:
-    """The shapes, at most ``most`` and the largest first, into which these batches fit with little padding.
-
-    The two shapes whose union costs the fewest places become one, until few enough are left.
+    Returns:
+        the lengths, rising; the last is that of the longest.
     """
-    step, counts = 1, batches
-    while len(counts) > DISTINCT:
-        step *= 2
-        counts = Counter()
-        for shape, count in batches.items():
-            counts[tuple(-(-size // step) * step for size in shape)] += count
-    shapes = np.array(list(counts), dtype=np.int64).reshape(len(counts), -1)
-    weights = np.array(list(counts.values()), dtype=np.float64)
+    found, counts = np.unique(longest, return_counts=True)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    # cost[i, j]: sentences of the i-th length to the j-th are padded to the latter
+    cost = (before[None, 1:] - before[:, None]) * found[None, :].astype(float)
+    cost[np.arange(len(found) + 1)[:, None] > np.arange(len(found))[None, :]] = np.inf
+    best, chosen = cost[0], []
+    for _ in range(min(most, len(found)) - 1):
+        through = np.concatenate([[np.inf], best])[:, None] + cost
+        through[0] = cost[0]
+        chosen.append(through.argmin(axis=0))
+        best = through.min(axis=0)
+    end, picked = len(found) - 1, [len(found) - 1]
+    for starts in reversed(chosen):
+        if starts[end] == 0:
+            break
+        end = int(starts[end]) - 1
+        picked.append(end)
+    return np.asarray(found[picked[::-1]])
 
-    def added(one: int) -> np.ndarray:
-        """Places that the union of this shape and each other one adds."""
-        union = np.maximum(shapes, shapes[one])
-        both = union[:, 0] * union[:, 1:].sum(axis=1) * (weights + weights[one])
-        own = shapes[:, 0] * shapes[:, 1:].sum(axis=1) * weights
-        extra = both - own - own[one]
-        extra[one] = np.inf
-        extra[weights == 0] = np.inf
-        return extra
 
-    costs = np.stack([added(one) for one in range(len(shapes))]) if len(shapes) else np.empty((0, 0))
-    for _ in range(len(shapes) - most):
-        one, other = np.unravel_index(np.argmin(costs), costs.shape)
-        shapes[one] = np.maximum(shapes[one], shapes[other])
-        weights[one] += weights[other]
-        weights[other] = 0
-        costs[other], costs[:, other] = np.inf, np.inf
-        costs[one] = costs[:, one] = added(int(one))
-    found = {tuple(map(int, shape)) for shape, weight in zip(shapes, weights, strict=True) if weight}
-    return sorted(found, key=places, reverse=True)
+def sizes_of(dataset: Any) -> np.ndarray | None:
+    """Lengths of a dataset's examples (N, sides); None where it does not tell them."""
+    sizes = np.asarray(getattr(dataset, "sizes", None))
+    return None if sizes.dtype == object or sizes.ndim not in (1, 2) else sizes.reshape(len(sizes), -1)
+
+
+def plan(sizes: np.ndarray, most: int = MOST) -> list[Shape]:
+    """Lengths of both sides, the fewest places first, in one of which each sentence pair fits with little padding.
+
+    For each of ``few_lengths``, the pairs whose other side is short enough have a shape of their own.
+
+    Args:
+        sizes: (N, 2), lengths of source and target; or (N, 1), of a language model's text.
+    """
+    lengths = few_lengths(sizes.max(axis=1), most)
+    which = np.searchsorted(lengths, sizes.max(axis=1))
+    found = set()
+    for number in range(len(lengths)):
+        own = sizes[which == number]
+        full = own.max(axis=0)
+        found.add(tuple(full.tolist()))
+        least, split = len(own) * full.sum(), None
+        for side in range(sizes.shape[1] if sizes.shape[1] > 1 else 0):
+            caps, counts = np.unique(own[:, side], return_counts=True)
+            within = np.cumsum(counts)
+            places = within * (caps + full[1 - side]) + (len(own) - within) * full.sum()
+            if places.min() < least:
+                least, split = places.min(), (side, caps[places.argmin()])
+        if split is not None:
+            shape = full.copy()
+            shape[split[0]] = split[1]
+            found.add(tuple(shape.tolist()))
+    return sorted(found, key=sum)
+
+
+def batch_in_few_shapes(dataset: Any) -> None:
+    """Have a dataset make its batches of examples that are padded alike, full ones as far as there are enough.
+
+    They have as many words as without, ``--max-tokens``, padding included, and as many sentences at most. Its
+    ``few_shapes`` are those of its last batches.
+    """
+    sizes = sizes_of(dataset)
+    if sizes is None or not len(sizes):
+        return
+    original = dataset.batch_by_size
+
+    def batch_by_size(
+        indices: Any,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        required_batch_size_multiple: int = 1,
+    ) -> Any:
+        indices = np.asarray(indices)
+        dataset.few_shapes = []
+        if not len(indices) or (max_tokens is not None and sizes[indices].max() > max_tokens):  # which fairseq refuses
+            return original(indices, max_tokens, max_sentences, required_batch_size_multiple)
+        left, batches = np.ones(len(indices), dtype=bool), []
+        for lengths in plan(sizes[indices]):
+            chosen = left & (sizes[indices] <= lengths).all(axis=1)
+            left &= ~chosen
+            own = indices[chosen]
+            limits = [max_tokens // max(lengths) if max_tokens else len(own), max_sentences or len(own)]
+            count, multiple = min(limits), required_batch_size_multiple
+            count -= count % multiple if count >= multiple else 0
+            if len(own):
+                dataset.few_shapes.append((min(count, len(own)), *lengths))
+                batches += np.split(own, range(count, len(own), count))
+        return batches
+
+    dataset.batch_by_size = batch_by_size
+
+
+def shapes_of(dataset: Any, batches: Iterable[Sequence[int]]) -> Counter[Shape]:
+    """How many of the batches, lists of indices, have which of the dataset's ``few_shapes``; none where it has none."""
+    known = getattr(dataset, "few_shapes", None) or []
+    sizes = sizes_of(dataset) if known else None
+    if sizes is None:
+        return Counter()
+    own = ((len(batch), *sizes[np.asarray(batch)].max(axis=0).tolist()) for batch in batches if len(batch))
+    return Counter(shape for each in own if (shape := fit(known, each)) is not None)
 
 
 def fit(shapes: Iterable[Shape], batch: Shape) -> Shape | None:

@@ -6,7 +6,8 @@ as fairseq does it, and the log says why once.
 
 import dataclasses
 import logging
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ def capture_updates() -> None:
 
     @shim(Trainer, "get_train_iterator")
     def remember(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._lightconv_epoch = original(self, *args, **kwargs)
+        with _few_shapes(self):
+            self._lightconv_epoch = original(self, *args, **kwargs)
         return self._lightconv_epoch
 
     @shim(Trainer, "train_step")
@@ -78,6 +80,27 @@ def capture_updates() -> None:
         settle(self)
         self.__dict__.pop("_lightconv_captured", None)  # the optimizer is made anew
         return original(self, *args, **kwargs)
+
+
+@contextmanager
+def _few_shapes(trainer: Any) -> Iterator[None]:
+    """Have the task of a trainer with the flag batch what it is given in few shapes."""
+    task = trainer.task
+    if not getattr(trainer.cfg.optimization, OPTION, False):
+        yield
+        return
+    original = task.get_batch_iterator
+
+    def get_batch_iterator(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        if "batch_by_size" not in vars(dataset):
+            shapes.batch_in_few_shapes(dataset)
+        return original(dataset, *args, **kwargs)
+
+    task.get_batch_iterator = get_batch_iterator
+    try:
+        yield
+    finally:
+        del task.get_batch_iterator
 
 
 def settle(trainer: Any) -> None:
@@ -225,17 +248,17 @@ class CapturedTraining:
 
     def _plan(self, epoch: Any, dataset: Any, samples: list[Any]) -> list[shapes.Shape]:
         """The shapes of all batches of an epoch; those of ``samples`` where a dataset does not tell its lengths."""
-        batches = None
-        if epoch is not None and dataset is not None:
-            batches = shapes.shapes_of(dataset, epoch.frozen_batches)
-        if not batches:
-            return shapes.plan(Counter(shapes.shape_of(sample) for sample in samples if sample))
-        planned = shapes.plan(batches)
-        room = sum(count * shapes.places(shapes.fit(planned, shape) or shape) for shape, count in batches.items())
-        own = sum(count * shapes.places(shape) for shape, count in batches.items())
+        counted = shapes.shapes_of(dataset, getattr(epoch, "frozen_batches", ()))
+        if not counted:
+            return sorted({shapes.shape_of(sample) for sample in samples if sample}, key=shapes.places, reverse=True)
+        planned = sorted(counted, key=shapes.places, reverse=True)
+        sizes = shapes.sizes_of(dataset)
+        assert sizes is not None
+        words = sum(int(sizes[list(batch)].sum()) for batch in epoch.frozen_batches)
         logger.info(
-            "--cuda-graphs: %d batches in %d shapes, the largest %s (sentences x lengths), with %.1f%% more places",
-            sum(batches.values()), len(planned), " x ".join(map(str, planned[0])), 100 * (room / own - 1),
+            "--cuda-graphs: %d batches in %d shapes, the largest %s (sentences x lengths); words fill %.1f%% of them",
+            counted.total(), len(planned), " x ".join(map(str, planned[0])),
+            100 * words / sum(count * shapes.places(shape) for shape, count in counted.items()),
         )  # fmt: skip
         return planned
 

@@ -91,6 +91,7 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path if own is None else shutil.copy(path, own)))
     for function in (
         *("conv_forward", "conv_backward", "run_glu", "run_loss", "run_loss_backward", "run_step"),
+        *("run_decide", "run_adam"),
         "compile_only",
     ):
         getattr(library, function).restype = ctypes.c_char_p
@@ -119,6 +120,14 @@ LossArgs = structure(
     c_void_p="logits target log_sums terms sums grad out",
     c_longlong="N V stride ignore",
     c_double="nll_share all_share",
+)
+
+DecideArgs = structure("DecideArgs", c_void_p="norm sample_size orders settings control outcome")
+AdamArgs = structure(
+    "AdamArgs",
+    c_void_p="param grad exp_avg exp_avg_sq weight outcome",
+    c_longlong="N",
+    c_double="beta1 beta2 eps",
 )
 
 
@@ -219,6 +228,25 @@ class Machine:
         args = LossArgs(*pointers, *logits.shape, logits.stride(0), ignore, *shares)
         self.run("run_loss_backward", TYPES[logits.dtype], args)
         return out
+
+    def decide(self, norm: Tensor, size: Tensor, orders: Tensor, settings: Tensor, *changed: Tensor) -> None:
+        """See ``torch.ops.lightconv.update_decide``."""
+        args = DecideArgs(*addresses(norm, size, orders, settings, *changed))
+        self.must(self.library.run_decide(self.capability, ctypes.byref(args)))
+
+    def adam(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        weight: Tensor | None,
+        outcome: Tensor,
+        settings: Any,
+    ) -> None:
+        """See ``ops.auxiliary.update.adam``."""
+        pointers = addresses(param, grad, exp_avg, exp_avg_sq, weight, outcome)
+        self.run("run_adam", TYPES[grad.dtype], AdamArgs(*pointers, len(param), *settings.betas, settings.eps))
 
     def step(
         self, x: Tensor, weight: Tensor, ring: Tensor, ancestors: Tensor, position: Tensor, softmax: bool = True

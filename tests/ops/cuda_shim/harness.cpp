@@ -65,6 +65,14 @@ const char* run_step(int device, const Case* c, const StepArgs* args) {
   return guarded(device, nullptr, [&](const Place& place) { step(place, *c, *args); });
 }
 
+const char* run_decide(int device, const DecideArgs* args) {
+  return guarded(device, nullptr, [&](const Place& place) { decide(place, *args); });
+}
+
+const char* run_adam(int device, Type type, const AdamArgs* args) {
+  return guarded(device, nullptr, [&](const Place& place) { adam(place, type, *args); });
+}
+
 const char* compile_only(const char* source, int capability) {
   return guarded(0, nullptr, [&](const Place&) { compile(source, capability); });
 }

@@ -43,13 +43,13 @@ struct DecideArgs {
   double* outcome;
 };
 
-// adam_step: param, exp_avg, exp_avg_sq (N,) and grad (N,) of the model's type; weight (N,) or null: the model's copy
+// adam_step: param, exp_avg, exp_avg_sq (N,) and grad (N,) of the model's type; weight (N,): the model's copy
 struct AdamArgs {
   float* param;
   void* grad;
   float* exp_avg;
   float* exp_avg_sq;
-  void* weight;
+  void* weight;  // or null: the parameters are the model's own
   const double* outcome;
   long long N;
   double beta1, beta2, eps;

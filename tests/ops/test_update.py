@@ -1,0 +1,95 @@
+"""The end of an update: the CUDA sources on a CPU against their definition, and that against fairseq's own classes."""
+
+import math
+
+import pytest
+import torch
+from fairseq.optim.adam import Adam
+from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightconv_plugin.ops.auxiliary import update
+from tests.ops.cuda_on_cpu import Machine
+from tests.tolerances import assert_close
+
+SETTINGS = update.Settings(
+    scaled=True, clip=0.5, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, window=3, lowest=0.5, tolerance=0.0
+)
+NORMS = st.lists(st.sampled_from([0.0, 3.0, 800.0, math.inf, math.nan]), min_size=1, max_size=25)
+
+
+def vectors(scale=64.0):
+    control = torch.tensor([scale, 0, -1, -1, 0, 0, 0], dtype=torch.float64)
+    return control, torch.zeros(len(update.OUTCOME), dtype=torch.float64)
+
+
+@given(NORMS, st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 16.0]), st.booleans())
+def test_decisions(norms, tolerance, least, scaled):
+    """Of the definition and of the kernel alike; loss scale and counters are fairseq's after every update."""
+    settings = update.Settings(**{**vars(SETTINGS), "tolerance": tolerance, "least": least, "scaled": scaled})
+    machine, vector = Machine(), settings.vector(torch.device("cpu"))
+    start = 64.0 if scaled else 1.0
+    (mine, outcome), (theirs, found) = vectors(start), vectors(start)
+    scaler = DynamicLossScaler(start, scale_window=3, tolerance=tolerance, threshold=least or None, min_loss_scale=0.5)
+    orders, size = torch.tensor([0.0, 1.0, 0.5, 0.25], dtype=torch.float64), torch.tensor([7.0], dtype=torch.float64)
+    for norm in norms:
+        orders[0] = max(0.0, mine[6].item() - 2)  # the host may be two skipped updates behind
+        given_norm = torch.tensor(norm, dtype=torch.float32)
+        update.decide(given_norm, size, orders, settings, vector, mine, outcome)
+        machine.decide(given_norm, size, orders, vector, theirs, found)
+        assert mine.tolist() == theirs.tolist()
+        torch.testing.assert_close(found, outcome, rtol=1e-6, atol=0, equal_nan=True)
+        if not scaled:
+            assert mine[0] == 1
+            continue
+        try:
+            scaler.check_overflow(torch.tensor(norm))
+            scaler.update()
+        except OverflowError:
+            pass
+        except FloatingPointError:
+            assert outcome[2] == 1
+            break
+        assert outcome[2] == 0
+        fields = (scaler.loss_scale, scaler._iter, scaler._last_overflow_iter, scaler._last_rescale_iter)
+        assert mine[:4].tolist() == list(fields)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_adam_is_fairseqs(dtype):
+    """Five steps of the kernel, of the definition and of fairseq's class; the gradient is left at zero."""
+    torch.manual_seed(0)
+    count, machine = 8 * 37, Machine()
+    theirs = torch.nn.Parameter(torch.randn(count))
+    optimizer = Adam([theirs], lr=0.5, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay)
+    states = [[theirs.detach().clone(), torch.zeros(count), torch.zeros(count)] for _ in range(2)]
+    copies = [None if dtype == torch.float32 else torch.zeros(count, dtype=dtype) for _ in range(2)]
+    for step in range(1, 6):
+        grad = torch.randn(count).to(dtype)
+        theirs.grad = grad.float() * 0.125
+        optimizer.step()
+        corrections = [1 - beta**step for beta in SETTINGS.betas]
+        numbers = [1, 0, 0, 0.125, 0.5 * math.sqrt(corrections[1]) / corrections[0], SETTINGS.weight_decay * 0.5]
+        outcome = torch.tensor(numbers, dtype=torch.float64)
+        for (param, mean, square), copy, run in zip(states, copies, (update.adam, machine.adam), strict=True):
+            own = grad.clone()
+            run(param, own, mean, square, copy, outcome, SETTINGS)
+            assert not own.any()
+            assert_close(param, theirs.detach())
+            assert copy is None or torch.equal(copy, param.to(dtype))
+            state = optimizer.state[theirs]
+            assert_close(mean, state["exp_avg"])
+            assert_close(square, state["exp_avg_sq"])
+
+
+def test_adam_leaves_all_as_it_is_where_an_update_is_skipped():
+    for run in (update.adam, Machine().adam):
+        tensors = [torch.randn(16) for _ in range(3)]
+        before = [each.clone() for each in tensors]
+        param, mean, square = tensors
+        grad, copy = torch.full((16,), torch.nan, dtype=torch.float16), torch.ones(16, dtype=torch.float16)
+        run(param, grad, mean, square, copy, torch.zeros(len(update.OUTCOME), dtype=torch.float64), SETTINGS)
+        assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+        assert not grad.any()
+        assert copy.eq(1).all()

@@ -1,0 +1,128 @@
+"""Few shapes for many batches, and batches padded to them."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightconv_plugin.training import shapes
+from tests.training.runs import batches, begin
+
+LONGEST = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=60)
+
+
+@given(SIZES, st.integers(1, 5), st.integers(20, 90), st.none() | st.integers(1, 9), st.sampled_from([1, 8]))
+def test_every_example_is_in_one_batch_that_fits_its_shape(sizes, most, tokens, sentences, multiple):
+    dataset = SimpleNamespace(sizes=np.array(sizes), batch_by_size=None)
+    shapes.batch_in_few_shapes(dataset)
+    batched = dataset.batch_by_size(np.arange(len(sizes)), tokens, sentences, multiple)
+    assert sorted(np.concatenate(batched).tolist()) == list(range(len(sizes)))
+    assert shapes.shapes_of(dataset, batched).total() == len(batched)
+    for shape in dataset.few_shapes:
+        assert shape[0] * max(shape[1:]) <= tokens
+        assert sentences is None or shape[0] <= sentences
+
+
+@given(LONGEST, st.integers(1, 5))
+def test_lengths_are_the_best_few(longest, most):
+    """No choice of as many lengths pads less."""
+    found = shapes.few_lengths(np.array(longest), most)
+
+    def padded(lengths):
+        return sum(min(length for length in lengths if length >= each) for each in longest)
+
+    assert 1 <= len(found) <= most
+    assert sorted({*found.tolist()}) == found.tolist()
+    assert found[-1] == max(longest)
+    known = sorted(set(longest))[:-1]
+    several = itertools.combinations(known, min(most - 1, len(known)))
+    assert padded(found.tolist()) == min(padded([*chosen, max(longest)]) for chosen in several)
+
+
+def pairs(count=40_000):
+    """Lengths as IWSLT'14's: of a sentence and its translation."""
+    generator = np.random.default_rng(1)
+    source = np.minimum(generator.lognormal(2.9, 0.6, count).astype(int) + 1, 175)
+    target = np.clip((source * generator.normal(1, 0.15, count)).astype(int), 1, 175)
+    return np.stack([source, target], axis=1)
+
+
+def test_batches_have_few_shapes_and_little_padding():
+    """All examples once, in at most 32 shapes of at most 4,000 words a side; words fill more than 87% of them."""
+    dataset = SimpleNamespace(sizes=pairs(), batch_by_size=None)
+    shapes.batch_in_few_shapes(dataset)
+    order = np.random.default_rng(2).permutation(len(dataset.sizes))[:-100]
+    batched = dataset.batch_by_size(order, max_tokens=4000, required_batch_size_multiple=8)
+    assert sorted(np.concatenate(batched).tolist()) == sorted(order.tolist())
+    counted = shapes.shapes_of(dataset, batched)
+    assert counted.total() == len(batched)
+    assert len(counted) <= 2 * shapes.MOST
+    assert all(shape[0] * max(shape[1:]) <= 4000 and shape[0] % 8 == 0 for shape in list(counted))
+    for batch in batched:
+        own = (len(batch), *dataset.sizes[batch].max(axis=0).tolist())
+        assert shapes.fit(counted, own) is not None
+    room = sum(count * shapes.places(shape) for shape, count in counted.items())
+    assert 0.87 < dataset.sizes[order].sum() / room < 1
+    assert max(map(len, dataset.batch_by_size(order, max_tokens=4000, max_sentences=20))) == 20
+
+
+def test_a_sentence_that_fits_no_batch_is_left_to_fairseq():
+    dataset = SimpleNamespace(sizes=np.array([3, 70]), batch_by_size=lambda *_: "as fairseq does")
+    shapes.batch_in_few_shapes(dataset)
+    assert dataset.batch_by_size(np.arange(2), max_tokens=50) == "as fairseq does"
+    assert [batch.tolist() for batch in dataset.batch_by_size(np.arange(2), max_tokens=70)] == [[0], [1]]
+    silent = SimpleNamespace(batch_by_size=None)
+    shapes.batch_in_few_shapes(silent)
+    assert silent.batch_by_size is None
+    assert not shapes.shapes_of(silent, [[0]])
+    assert shapes.fit([(2, 3, 4), (1, 9, 9), (3, 3, 4)], (1, 3, 3)) == (2, 3, 4)
+    assert shapes.fit([(2, 3, 4)], (3, 1, 1)) is None
+
+
+@pytest.mark.parametrize("left_source", [True, False])
+def test_packing(left_source):
+    """The words where they were, at the end or the beginning; the rest padding, and sentences of an end alone."""
+    sample = batches(1)[0]
+    own = shapes.shape_of(sample)
+    shape = (own[0] + 3, own[1] + 2, own[2] + 1)
+    packed = torch.full((shapes.room(shape),), -1)
+    shapes.pack(sample, packed, shape, pad=1, eos=2, left_source=left_source, left_target=False)
+    views = shapes.unpack(packed, shape)
+    source = views["src_tokens"]
+    inner = source[: own[0], 2:] if left_source else source[: own[0], : own[1]]
+    assert torch.equal(inner, sample["net_input"]["src_tokens"])
+    assert source[: own[0]].ne(1).sum() == sample["net_input"]["src_tokens"].ne(1).sum()
+    assert source[own[0] :].eq(2).sum(dim=1).tolist() == [1] * 3
+    assert torch.equal(views["target"][: own[0], : own[2]], sample["target"])
+    assert views["target"][own[0] :].eq(1).all()
+    assert views["src_lengths"].tolist() == [*sample["net_input"]["src_lengths"].tolist(), 1, 1, 1]
+    shapes.pack(None, packed, shape, pad=1, eos=2, left_source=left_source, left_target=False)
+    assert views["target"].eq(1).all()
+
+
+@pytest.mark.parametrize("arch", ["pla_dynamicconv_iwslt_de_en", "transformer", "lightconv"])
+def test_padding_and_empty_sentences_change_no_loss_and_no_gradient(arch):
+    """By 30 sentences and 9 places more, to rounding."""
+    trainer = begin(False, torch.device("cpu"), arch=arch)
+    model, criterion = trainer.get_model().double().train(), trainer.get_criterion()
+    sample = batches(1)[0]
+    own = shapes.shape_of(sample)
+    results = []
+    for shape in (own, (own[0] + 30, own[1] + 9, own[2] + 5)):
+        packed = torch.zeros(shapes.room(shape), dtype=torch.int64)
+        shapes.pack(sample, packed, shape, pad=1, eos=2, left_source=True, left_target=False)
+        padded = shapes.as_sample(shapes.unpack(packed, shape), torch.tensor(sample["ntokens"]))
+        loss, _, logged = criterion(model, padded)
+        grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        results.append([loss.detach(), logged["nll_loss"], *(grad for grad in grads if grad is not None)])
+    for got, want in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(
+            got, want, rtol=1e-5, atol=1e-7
+        )  # a model of fairseq's makes its sinusoids in float32
