@@ -48,6 +48,10 @@ class CapturedSearch:
     @torch.no_grad()
     def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[Found, int]:
         """Search for a batch (sentences, length); return what was found, and how many sentences could not end."""
+        with torch.cuda.device_of(source):
+            return self._search(source, bos, min_len, max_len)
+
+    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[Found, int]:
         sentences, length = source.shape
         graphs = self._of_size(rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1)), source)
         search = graphs.search

@@ -1,5 +1,7 @@
 """The search whose bookkeeping lies in tensors, on a CPU, against fairseq's search."""
 
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,3 +100,17 @@ def test_searches_are_kept_and_bounded(monkeypatch):
     ours.model.single_model.double().float()  # other memory, which the graphs do not read
     captured(ours, sample([9, 9, 9]))
     assert len(search._sizes) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sentence_is_over_when_it_is_in_todays_search(seed):
+    """The host learns of it some steps later, and takes no more than those in vain."""
+    built = model(ARCHITECTURES[0], seed)
+    _, ours = generators([built], max_len_b=40, min_len=1)
+    batch = sample([7, 3, 5], seed=seed)
+    captured(ours, batch)  # makes the search of this size
+    with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as today:
+        ours.generate([], batch)
+    with mock.patch.object(built.decoder, "step", wraps=built.decoder.step) as steps:
+        captured(ours, batch)
+    assert steps.call_count == min(today.call_count + captured_search.AHEAD, 41)
