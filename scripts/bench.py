@@ -115,6 +115,8 @@ def precisions(args: argparse.Namespace) -> list[str]:
     if args.precisions is None:
         if lacking and args.device == "cpu":
             print(f"not measured in bf16: {lacking}")
+        if args.what == "decode" and args.device != "cpu":
+            return ["fp32", "fp16"]
         return ["fp32"] if lacking else ["fp32", "bf16"]
     if args.precisions not in ("fp32", "fp32,bf16"):
         raise UserError(f"--precisions is {args.precisions}, expected fp32 or fp32,bf16")

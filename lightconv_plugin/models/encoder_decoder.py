@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
+from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, ForGeneration, with_training_options
 from lightconv_plugin.models.resolve import add_arguments, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
+from lightconv_plugin.modules import AverageAttention, ConvModule, Dropout, IncrementalState, apply_linear, is_plain
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -92,10 +94,56 @@ class LightConvDecoder(TransformerDecoderBase):
         return apply_linear(self.output_projection, features)
 
     @functools.cached_property
-    def _stateful(self) -> list[Any]:
+    def stateful(self) -> list[Any]:
+        """The modules that keep something from step to step, as they were when the last search began."""
         return [
             module for module in self.modules() if hasattr(module, "reorder_incremental_state") and module is not self
         ]
+
+    def reserve_positions(self, count: int) -> None:
+        """Have embeddings for so many positions; learned ones are as many as they are."""
+        if isinstance(self.embed_positions, SinusoidalPositionalEmbedding):
+            tokens = self.embed_positions.weights.new_zeros(1, count, dtype=torch.long)
+            self.embed_positions(tokens, incremental_state={})
+
+    def read_source(self, encoder_out: dict[str, list[Tensor]], incremental_state: IncrementalState, rows: int) -> None:
+        """Keep in the state what the steps of ``rows`` hypotheses need of the source, as many for each sentence."""
+        self.__dict__.pop("stateful", None)
+        (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
+        for module in self.stateful:
+            if isinstance(module, SourceAttention):
+                module.read(source, padding, incremental_state, rows)
+
+    def step(self, newest: Tensor, position: Tensor, incremental_state: IncrementalState) -> Tensor:
+        """Take a step of which every number is a tensor, so that a captured graph of it serves all steps.
+
+        Args:
+            newest: (N,), each hypothesis' last token.
+            position: (1,), of those tokens, counted from 0.
+            incremental_state: as ``read_source`` or the step before left it.
+
+        Returns:
+            logits (N, V), those of ``forward``.
+        """
+        x = self.embed_scale * self.embed_tokens(newest.unsqueeze(0))
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if self.embed_positions is not None:
+            table = getattr(self.embed_positions, "weights", None)  # of sines; learned ones are its weight
+            table = self.embed_positions.weight if table is None else table
+            x = x + table.index_select(0, position + self.padding_idx + 1)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        x = self.dropout_module(x)
+        for layer in self.layers:
+            x = layer(x, incremental_state=incremental_state)[0]
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return self.output_layer(x).squeeze(0)
 
     def extract_features(
         self,
@@ -107,12 +155,12 @@ class LightConvDecoder(TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, Any]]:
         """As fairseq's: features (B, T, C), and the attention and inner states."""
         if incremental_state is not None and not incremental_state:
-            self.__dict__.pop("_stateful", None)  # a search begins: its modules are those that are there now
+            self.__dict__.pop("stateful", None)  # a search begins: its modules are those that are there now
         return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""
-        for module in self._stateful:
+        for module in self.stateful:
             module.reorder_incremental_state(incremental_state, new_order)
 
     def reorder_within_sentences(
@@ -127,7 +175,7 @@ class LightConvDecoder(TransformerDecoderBase):
             new_order: (N,), as many hypotheses for each sentence, the sentences in the order of the source.
             kept: (sentences,), those of the sentences so far that go on, in order; None for all.
         """
-        for module in self._stateful:
+        for module in self.stateful:
             if isinstance(module, SourceAttention):
                 module.reorder_within_sentences(incremental_state, new_order, kept)
             else:
@@ -174,3 +222,22 @@ class LightConvModel(ForGeneration, TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: nn.Module) -> LightConvDecoder:
         return LightConvDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def graph_refusal(self) -> str | None:
+        """Return why a captured graph cannot hold a step of decoding, in words; None if one can."""
+        encoder, decoder = self.encoder, self.decoder
+        if type(encoder) is not LightConvEncoder or type(decoder) is not LightConvDecoder:
+            return f"{type(encoder).__name__} and {type(decoder).__name__}"
+        for layer in decoder.layers:
+            if type(layer) is not DecoderBlock or layer.encoder_attn is None:
+                return "a block without attention to the source, or of another kind"
+            if type(layer.mixer) not in (ConvModule, AverageAttention):
+                return f"{type(layer.mixer).__name__}, whose state grows from step to step"
+            conv = getattr(layer.mixer, "conv", None)
+            if conv is not None and ops.choose_backend("conv_step", conv.backend, *conv.parameters()) is not ops.native:
+                return "a convolution without the native library"
+        if any(not is_plain(module, type(module)) for module in self.modules()):
+            return "a module with hooks, or parameters of a kind of their own"
+        if any(module.probability > 0 for module in self.modules() if isinstance(module, Dropout)):
+            return "dropout"
+        return "autocast" if torch.is_autocast_enabled(next(self.parameters()).device.type) else None

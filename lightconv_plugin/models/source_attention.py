@@ -119,6 +119,12 @@ class SourceAttention(MultiheadAttention):
         out, weights = ops.attend_with_weights(*arguments, p)
         return out, weights.transpose(0, 1).unsqueeze(2) if need_weights else None
 
+    def read(self, source: Tensor, padding: Tensor, incremental_state: IncrementalState, rows: int) -> None:
+        """Do before the first step what it does else: keep what the steps of ``rows`` hypotheses need of the source."""
+        read = self._read(source, padding, rows)
+        order = torch.arange(rows, device=source.device)
+        self.set_incremental_state(incremental_state, "source", ops.reorder_source(read, order, None))
+
     def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
         """Keys and values (sentences, S, C) of the source, and each row's sentence."""
         if source is None:

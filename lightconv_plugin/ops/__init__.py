@@ -7,6 +7,7 @@ from lightconv_plugin.ops.auxiliary.generation import (
     beam_candidates,
     decoder_block,
     reorder_source,
+    step_candidates,
 )
 from lightconv_plugin.ops.auxiliary.linear import bf16_units, linear, pack_weight, set_precision
 from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask, smoothed_nll
@@ -41,5 +42,6 @@ __all__ = [
     "reorder_state",
     "set_precision",
     "smoothed_nll",
+    "step_candidates",
     "takes",
 ]

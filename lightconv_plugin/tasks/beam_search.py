@@ -14,6 +14,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.tasks.captured_search import CapturedSearch
+from lightconv_plugin.tasks.device_search import Found, Rules
 from lightconv_plugin.tasks.length_penalty import LengthPenalty, StepwiseBeam, StepwiseBeamSearch, drop
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,11 @@ _PLAIN_SOFTMAX = [
     getattr(kind, name) for kind in (BaseFairseqModel, TransformerModelBase, FairseqDecoder) for name in _PROBABILITIES
 ]
 _said: set[str] = set()
+
+_NO_END = (
+    "no hypothesis of {} sentences could end after {} tokens: "
+    "the model gives the end of a sentence no probability, or one that is not a number"
+)
 
 Hypothesis = dict[str, Tensor]
 
@@ -44,9 +51,10 @@ class BeamSearchGenerator(SequenceGenerator):
 
     What is saved: log-probabilities of the whole vocabulary are never written, only the best continuations; the first
     step takes one row a sentence; a decoder that reads the source once is not given it for every hypothesis; a GPU is
-    waited for once a step, when the candidates' scores and words are read, and once at the end of a batch. What it does
-    not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq shows
-    that with --print-alignment alone, which has a generator of its own.
+    waited for once a step, when the candidates' scores and words are read, and once at the end of a batch; for our own
+    encoder-decoders a step on a GPU is one graph (``captured_search``), and hypotheses come to lie on the CPU. What it
+    does not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq
+    shows that with --print-alignment alone, which has a generator of its own.
 
     Args:
         stepwise_length_penalty: alpha of ``length_penalty.StepwiseBeam``; None for fairseq's search.
@@ -65,6 +73,7 @@ class BeamSearchGenerator(SequenceGenerator):
         if stepwise_length_penalty is not None:
             self._apply_stepwise(LengthPenalty(stepwise_length_penalty))
         self._refused = self._refusal()
+        self._captured: CapturedSearch | None = None
 
     def _apply_stepwise(self, penalty: LengthPenalty) -> None:
         if type(self.search) is not BeamSearch:
@@ -156,6 +165,8 @@ class BeamSearchGenerator(SequenceGenerator):
         if self.min_len > max_len:
             raise ValueError(f"--min-len {self.min_len} is larger than the longest hypothesis allowed, {max_len}")
         model = self.model.single_model
+        if net_input["src_tokens"].is_cuda and sentences and _has_graph(model):
+            return self._search_captured(net_input["src_tokens"], bos, max_len)
         (encoder_out,) = self.model.forward_encoder(net_input)
         state: dict[str, Any] = {}
         device = net_input["src_tokens"].device
@@ -209,10 +220,7 @@ class BeamSearchGenerator(SequenceGenerator):
             if not kept:
                 break
             if step == max_len:
-                raise RuntimeError(
-                    f"no hypothesis of {len(kept)} sentences could end after {max_len} tokens: "
-                    "the model gives the end of a sentence no probability, or one that is not a number"
-                )
+                raise RuntimeError(_NO_END.format(len(kept), max_len))
             order = parents.view(-1)[places]
             tokens, scores = tokens.index_select(0, order), scores.index_select(0, order)
             tokens[:, step + 1] = words.view(-1)[places]
@@ -228,6 +236,51 @@ class BeamSearchGenerator(SequenceGenerator):
             if stepwise is not None:
                 stepwise.keep(kept)
         return [hypotheses[: self.beam_size] for hypotheses in _best_first(finished)]
+
+    def _search_captured(self, source: Tensor, bos: int, max_len: int) -> list[list[Hypothesis]]:
+        if self._captured is None:
+            rules = Rules(
+                beam=self.beam_size,
+                pad=self.pad,
+                eos=self.eos,
+                unk=self.unk,
+                unk_penalty=self.unk_penalty,
+                temperature=self.temperature,
+                stepwise=self.stepwise,
+            )
+            self._captured = CapturedSearch(self.model.single_model, rules)
+        found, stuck = self._captured(source, bos=bos, min_len=self.min_len, max_len=max_len)
+        if stuck:
+            raise RuntimeError(_NO_END.format(stuck, max_len))
+        return _best_first(self._described(found))
+
+    def _described(self, found: Found) -> list[list[Hypothesis]]:
+        """Hypotheses of each sentence in fairseq's form, in the order in which they were kept."""
+        words, sums, lengths = found.hypotheses()
+        last = (lengths - 1).clamp(min=0).unsqueeze(2)
+        words.scatter_(2, last, self.eos)
+        sums.scatter_(2, last, found.totals.unsqueeze(2))
+        sums[:, :, 1:] = sums[:, :, 1:] - sums[:, :, :-1]
+        scores, sizes = found.totals, lengths.tolist()
+        if self.normalize_scores:
+            # as a number of Python's each, which len_penalty may ask for
+            divisors = [[max(size, 1) ** self.len_penalty for size in row] for row in sizes]
+            scores = scores / torch.tensor(divisors, dtype=scores.dtype)
+        none = torch.empty(0)
+        return [
+            [
+                {
+                    "tokens": words[row, place, :size],
+                    "score": scores[row, place],
+                    "attention": none,
+                    "alignment": none,
+                    "positional_scores": sums[row, place, :size],
+                }
+                for place, size in enumerate(own)
+                if size > 0
+            ]
+            for row, own in enumerate(sizes)
+        ]
 
     def _divide(self, values: list[list[float]], words: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Return which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.
@@ -267,6 +320,10 @@ class BeamSearchGenerator(SequenceGenerator):
             }
             for i in range(len(rows))
         ]
+
+
+def _has_graph(model: Any) -> bool:
+    return hasattr(model, "graph_refusal") and model.graph_refusal() is None
 
 
 def _best_first(finished: list[list[Hypothesis]]) -> list[list[Hypothesis]]:

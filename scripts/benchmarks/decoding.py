@@ -93,13 +93,15 @@ def measure_search(
 ) -> Iterator[dict[str, Any]]:
     """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words.
 
-    ``precisions``: fp32 first; of the products of fairseq's Transformer and of our own search. ``export``: our models
-    in onnxruntime too.
+    ``precisions``: fp32 first; of the products of fairseq's Transformer and of our own search. fp16, for a GPU, is that
+    of whole models, fairseq's LightConv too, and is compared with its own Transformer. ``export``: our models in
+    onnxruntime too.
     """
+    whole = [name for name in precisions if name in ("fp32", "fp16")]
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
     entries: list[tuple[str, str, list[str], list[str]]] = [
         (*BASELINE[:2], [], precisions),
-        ("lightconv_iwslt_de_en", "translation", lightweight, ["fp32"]),
+        ("lightconv_iwslt_de_en", "translation", lightweight, whole),
         ("pla_lightconv_iwslt_de_en", "translation", [], ["fp32"]),
         ("pla_lightconv_iwslt_de_en", "pla_translation", [], precisions),
         ("pla_dynamicconv_iwslt_de_en", "translation", [], ["fp32"]),
@@ -121,9 +123,9 @@ def measure_search(
         for arch, graphs in exported.items():
             cases[arch, "onnxruntime", "fp32"] = onnx.run(graphs, source, beam=BEAM, length=length)
         turns = take_turns(cases, device, seconds=seconds)
-        baseline = statistics.median(turns[BASELINE])
         for (arch, task, precision), times in turns.items():
             taken = statistics.median(times)
+            baseline = statistics.median(turns[*BASELINE[:2], "fp16" if precision == "fp16" else "fp32"])
             yield {
                 "model": arch,
                 "task": task,
@@ -150,7 +152,7 @@ def _search(built: Built, length: int, device: torch.device, precision: str) -> 
     from argparse import Namespace
 
     options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
-    built.model.to(device).eval()
+    built.model.to(device, torch.float16 if precision == "fp16" else torch.float32).eval()
     with products_in(precision, built.args.arch):
         built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
         return Search(built, built.task.build_generator([built.model], options), device, precision)

@@ -29,14 +29,14 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def products_in(precision: str, arch: str) -> Iterator[None]:
-    """Have a model's products on a CPU in ``precision``, fp32 or bf16: ours by our switch, others by PyTorch's."""
+    """Have products on a CPU in ``precision``: ours by our switch, others by PyTorch's; fp16 is a model's own type."""
     from lightconv_plugin import ops  # here: the plugin is registered where fairseq is there before it
 
     before = MATMUL.fp32_precision
     if arch.startswith("pla_"):
-        ops.set_precision(precision)
+        ops.set_precision("fp32" if precision == "fp16" else precision)
     else:
-        MATMUL.fp32_precision = {"fp32": "ieee", "bf16": "bf16"}[precision]
+        MATMUL.fp32_precision = {"fp32": "ieee", "fp16": "ieee", "bf16": "bf16"}[precision]
     try:
         yield
     finally:

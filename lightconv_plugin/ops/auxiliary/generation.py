@@ -195,3 +195,35 @@ def beam_candidates(
         values += scores.unsqueeze(1)
     best, index = values.view(-1, beams * vocab_size).topk(count)
     return best, index % vocab_size, index // vocab_size
+
+
+def step_candidates(
+    logits: Tensor,
+    scores: Tensor,
+    limits: Tensor,
+    *,
+    beams: int,
+    count: int,
+    temperature: float,
+    pad: int,
+    eos: int,
+    unk: int,
+    unk_penalty: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``beam_candidates`` of a step whose number is a tensor, as a graph of all steps needs it.
+
+    Args:
+        limits: (3,) int64: the step, counted from 0; before which step no hypothesis may end; from which step on it
+            must.
+        eos: the end.
+    """
+    step, min_len, max_len = limits.unbind()
+    tokens = torch.arange(logits.shape[1], device=logits.device)
+    is_end = tokens == eos
+    banned = (tokens == pad) | (is_end & (step < min_len)) | (~is_end & (step >= max_len))
+    values = torch.log_softmax(logits.float() / temperature, dim=-1)
+    values = values.masked_fill(values.isnan(), -math.inf)
+    values[:, unk] -= unk_penalty
+    values = values.masked_fill(banned, -math.inf) + scores.unsqueeze(1)
+    best, index = values.view(-1, beams * len(tokens)).topk(count)
+    return best, index % len(tokens), index // len(tokens)

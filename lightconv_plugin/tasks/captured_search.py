@@ -1,0 +1,153 @@
+"""Beam search of our encoder-decoders on a GPU: a step is one CUDA graph, kept from batch to batch."""
+
+import gc
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.tasks.device_search import DeviceSearch, Found, Rules
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 4 * 2**30  # of the searches that are kept, but for the newest
+AHEAD = 2  # steps that the GPU has before it when the host looks whether all sentences are over
+
+
+def rounded(size: int) -> int:
+    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16 and so on: at most a third of it is padding."""
+    power = 1 << max(size - 1, 0).bit_length()
+    return power * 3 // 4 if size <= power * 3 // 4 else power
+
+
+class CapturedSearch:
+    """Searches of a few sizes, each of two graphs: one reads the source, the other takes a step.
+
+    A batch takes the next larger size; sentences and words that are not there are padding. On a CPU the same functions
+    are called. All graphs compute in one pool of memory. It is freed with this object.
+
+    Args:
+        model: one whose ``graph_refusal()`` is None.
+        rules: of the search.
+    """
+
+    def __init__(self, model: Any, rules: Rules) -> None:
+        self.model, self.rules = model, rules
+        self._sizes: OrderedDict[tuple[int, int, int], _Graphs] = OrderedDict()
+        self._weights: list[Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        """The memory of all searches that are kept."""
+        return sum(graphs.search.bytes for graphs in self._sizes.values())
+
+    @torch.no_grad()
+    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[Found, int]:
+        """Search for a batch (sentences, length); return what was found, and how many sentences could not end."""
+        with torch.cuda.device_of(source):
+            return self._search(source, bos, min_len, max_len)
+
+    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[Found, int]:
+        sentences, length = source.shape
+        graphs = self._of_size(rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1)), source)
+        search = graphs.search
+        search.give(source, bos=bos, min_len=min_len, max_len=max_len)
+        graphs.begin()
+        counts = _Counts(search.open_count)
+        for step in range(max_len + 1):
+            graphs.step()
+            counts.send()
+            if step >= min_len + AHEAD and counts.read(step - AHEAD) == 0:
+                break
+        return search.found(sentences, step + 1), counts.read(step)
+
+    def _of_size(self, sentences: int, length: int, longest: int, like: Tensor) -> "_Graphs":
+        # a graph reads the weights where they were; they are held, so that no others can come to lie there
+        weights = [t.detach() for t in itertools.chain(self.model.parameters(), self.model.buffers())]
+        if [t.data_ptr() for t in weights] != [t.data_ptr() for t in self._weights]:
+            self._sizes.clear()
+            self._weights = weights
+        size = (sentences, length, longest)
+        if size not in self._sizes:
+            pool = next(iter(self._sizes.values())).pool if self._sizes else None
+            search = DeviceSearch(
+                self.model, self.rules, sentences=sentences, length=length, longest=longest, device=like.device
+            )
+            graphs = self._sizes[size] = _Graphs(search, pool)
+            # positions may have been added
+            self._weights = [t.detach() for t in itertools.chain(self.model.parameters(), self.model.buffers())]
+            what = f"{sentences} sentences of {length} words, to {longest} words"
+            logger.info("captured a search of %s: %.0f MiB", what, graphs.search.bytes / 2**20)
+        self._sizes.move_to_end(size)
+        while len(self._sizes) > 1 and self.bytes > MOST_BYTES:
+            self._sizes.popitem(last=False)
+        return self._sizes[size]
+
+
+class _Graphs:
+    """The two functions of a search, captured where it is on a GPU."""
+
+    def __init__(self, search: DeviceSearch, pool: Any) -> None:
+        self.search, self.pool = search, pool
+        self.begin: Callable[[], None] = search.begin
+        self.step: Callable[[], None] = search.step
+        if search.source.is_cuda:
+            self._capture()
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # kernels are compiled and libraries opened before
+            self.search.begin()
+            self.search.step()
+            torch.cuda.synchronize()
+            # the step reads what the capture of the beginning keeps of the source
+            self.begin = self._captured(self.search.begin)
+            self.step = self._captured(self.search.step)
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()  # it might free a graph meanwhile; torch.cuda.graph collects and empties caches, which takes long
+        try:
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        self.pool = graph.pool()
+        return graph.replay
+
+
+class _Counts:
+    """Numbers of open sentences, one a step, which the host reads when they have come."""
+
+    def __init__(self, count: Tensor) -> None:
+        self.count = count
+        self.sent: list[tuple[Tensor, Any]] = []
+
+    def send(self) -> None:
+        """Have the step's number copied."""
+        if not self.count.is_cuda:
+            self.sent.append((self.count.clone(), None))
+            return
+        number = torch.empty(1, dtype=torch.long, pin_memory=True)
+        number.copy_(self.count, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self.sent.append((number, event))
+
+    def read(self, step: int) -> int:
+        """Wait for a step's number."""
+        number, event = self.sent[step]
+        if event is not None:
+            event.synchronize()
+        return int(number)

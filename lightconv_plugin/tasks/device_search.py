@@ -1,0 +1,236 @@
+"""Beam search whose bookkeeping lies in tensors of fixed shapes: a step asks the host for nothing, so a graph holds it.
+
+``BeamSearchGenerator`` is the definition. There sentences that are over leave the batch, and the host keeps the list of
+hypotheses; here they stay and count no more.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules.window import StepByStep
+from lightconv_plugin.tasks.length_penalty import LengthPenalty
+
+NEVER = -1  # the step in which a hypothesis ended that there is not
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Options of a search, which hold for all its batches."""
+
+    beam: int
+    pad: int
+    eos: int
+    unk: int
+    unk_penalty: float
+    temperature: float
+    stepwise: LengthPenalty | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that a search has found, on the CPU.
+
+    Attributes:
+        words, parents, sums: (steps, rows): the word that a hypothesis goes on with, the row of the step before that it
+            continues, and its log-probability so far.
+        steps, rows, totals: (sentences, beam): the step in which a hypothesis ended, or ``NEVER``, the row that it
+            ended from, and its log-probability.
+    """
+
+    words: Tensor
+    parents: Tensor
+    sums: Tensor
+    steps: Tensor
+    rows: Tensor
+    totals: Tensor
+
+    def hypotheses(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Words and summed log-probabilities (sentences, beam, longest), the end included; and the lengths."""
+        row, last = self.rows.flatten(), self.steps.flatten()
+        longest = int(last.max()) + 1 if len(last) else 0
+        words, sums = torch.zeros(len(last), longest, dtype=torch.long), torch.zeros(len(last), longest)
+        for step in reversed(range(longest - 1)):
+            before = last > step
+            words[:, step] = self.words[step].gather(0, row)
+            sums[:, step] = self.sums[step].gather(0, row)
+            row = torch.where(before, self.parents[step].gather(0, row), row)
+        return words.view(*self.steps.shape, -1), sums.view(*self.steps.shape, -1), self.steps + 1
+
+
+class DeviceSearch:
+    """A search of up to ``sentences`` sources of up to ``length`` tokens, in steps that have one shape.
+
+    Args:
+        model: an encoder-decoder of ours, in evaluation.
+        rules: of the search.
+        longest: tokens of a hypothesis, its end included, at most.
+
+    Raises:
+        ValueError: a decoder whose state grows from step to step.
+    """
+
+    def __init__(self, model: Any, rules: Rules, *, sentences: int, length: int, longest: int, device: Any) -> None:
+        self.model, self.rules, self.sentences = model, rules, sentences
+        beam, rows = rules.beam, sentences * rules.beam
+
+        def make(*shape: int, value: float = 0, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        self.source = make(sentences, length, value=rules.pad)
+        self.limits = make(3)  # the step, and the fewest and the most tokens before an end
+        self.newest, self.scores = make(rows), make(rows, dtype=torch.float32)
+        self.bos = make(1)
+        self.tables = (make(longest, rows), make(longest, rows), make(longest, rows, dtype=torch.float32))
+        self.steps, self.rows = make(sentences, beam, value=NEVER), make(sentences, beam)
+        self.totals = make(sentences, beam, dtype=torch.float32)
+        self.ranks = make(sentences, beam, value=-math.inf, dtype=torch.float64)  # totals under a stepwise penalty
+        self.open, self.open_count = make(sentences, dtype=torch.bool), make(1)
+        self.first_scores = make(sentences, beam, value=-math.inf, dtype=torch.float32)
+        self.first_scores[:, :1] = 0  # before the first token all hypotheses are one
+        self.first_rows = torch.arange(0, rows, beam, device=device).unsqueeze(1)
+        self.places = torch.arange(2 * beam, device=device)
+        lengths = range(1, longest + 1)
+        penalties = [length**rules.stepwise if rules.stepwise else 1.0 for length in lengths]
+        self.penalties = torch.tensor(penalties, dtype=torch.float64).to(device)
+        self._make_states()
+
+    @property
+    def step_number(self) -> Tensor:
+        """(1,), counted from 0."""
+        return self.limits[:1]
+
+    def _make_states(self) -> None:
+        """Take a step to learn what the decoder keeps, and keep it where it is from then on."""
+        decoder = self.model.decoder
+        decoder.reserve_positions(len(self.tables[0]))
+        self.state: dict[str, Any] = {}
+        self._read_source()
+        decoder.step(self.newest, self.step_number, self.state)
+        self.kept = [
+            (module, dict(module.get_incremental_state(self.state)))
+            for module in decoder.stateful
+            if isinstance(module, StepByStep)
+        ]
+        if any("inputs" in entry for _, entry in self.kept):
+            raise ValueError("a decoder's state that grows from step to step has no place in a graph")
+        rings = [entry for _, entry in self.kept if "ring" in entry]
+        widths = [len(entry["ring"]) for entry in rings]
+        # of all layers in one tensor: they are re-ordered alike
+        self.ancestors = self.newest.new_zeros(sum(widths), len(self.newest), dtype=torch.int32)
+        for entry, own in zip(rings, self.ancestors.split(widths), strict=True):
+            entry["ancestors"] = own
+
+    def _read_source(self) -> None:
+        read = self.model.encoder(self.source, None)
+        self.model.decoder.read_source(read, self.state, len(self.newest))
+
+    @property
+    def bytes(self) -> int:
+        """The memory that lies here between batches, but for what the allocator rounds up."""
+        tensors = [value for value in vars(self).values() if isinstance(value, Tensor)]
+        entries = [entry for entry in self.state.values() if isinstance(entry, dict)]
+        tensors += [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
+        return sum(tensor.nbytes for tensor in (*tensors, *self.tables))
+
+    def give(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> None:
+        """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``."""
+        self.source.fill_(self.rules.pad)
+        self.source[: source.shape[0], : source.shape[1]].copy_(source)
+        self.bos.fill_(bos)
+        for place, number in enumerate((0, min_len, max_len)):
+            self.limits[place].fill_(number)
+        self.open.fill_(False)
+        self.open[: source.shape[0]].fill_(True)
+
+    def begin(self) -> None:
+        """Read the source, and forget the batch before."""
+        self._read_source()
+        for module, entry in self.kept:
+            for name, value in entry.items():
+                if name != "ring":  # of which a step reads no more than it has written
+                    value.zero_()
+            module.set_incremental_state(self.state, dict(entry))
+        self.newest.copy_(self.bos.expand_as(self.newest))
+        self.scores.copy_(self.first_scores.flatten())
+        self.steps.fill_(NEVER)
+        self.ranks.fill_(-math.inf)
+
+    def step(self) -> None:
+        """Add a token to every hypothesis."""
+        rules, beam = self.rules, self.rules.beam
+        logits = self.model.decoder.step(self.newest, self.step_number, self.state)
+        values, words, parents = ops.step_candidates(
+            logits,
+            self.scores,
+            self.limits,
+            beams=beam,
+            count=2 * beam,
+            temperature=rules.temperature,
+            pad=rules.pad,
+            eos=rules.eos,
+            unk=rules.unk,
+            unk_penalty=rules.unk_penalty,
+        )
+        parents = parents + self.first_rows
+        ranks = values.double() / self.penalties.index_select(0, self.step_number)
+        admitted = None
+        if rules.stepwise is not None:
+            admitted = self._admit(values, ranks)
+            values = values.masked_fill(self.places >= admitted, -math.inf)
+        ending = words.eq(rules.eos) & values.ne(-math.inf)
+        self._end(ending[:, :beam] & self.open.unsqueeze(1), values, parents, ranks, admitted)
+        # the best of those that go on: at most one of a row's two candidates ends, so there are enough
+        chosen = (self.places + ending * len(self.places)).topk(beam, dim=1, largest=False).values
+        order = parents.gather(1, chosen).flatten()
+        self.newest.copy_(words.gather(1, chosen).flatten())
+        self.scores.copy_(values.gather(1, chosen).flatten())
+        for table, row in zip(self.tables, (self.newest, order, self.scores), strict=True):
+            table.index_copy_(0, self.step_number, row.unsqueeze(0))
+        self._reorder(order)
+        self.step_number.add_(1)
+
+    def _admit(self, values: Tensor, ranks: Tensor) -> Tensor:
+        """Count the candidates of each sentence that have a place, (sentences, 1); see ``StepwiseBeam``."""
+        beam = self.rules.beam
+        better = (self.ranks.unsqueeze(1) >= ranks[:, :beam].unsqueeze(2)).sum(dim=2)
+        has_place = (better < beam - self.places[:beam]) & values[:, :beam].ne(-math.inf)
+        return has_place.long().cumprod(dim=1).sum(dim=1, keepdim=True)
+
+    def _end(self, ended: Tensor, values: Tensor, parents: Tensor, ranks: Tensor, admitted: Tensor | None) -> None:
+        """Add the candidates that end, (sentences, beam), to the hypotheses, and close the sentences that are over."""
+        step, beam = self.step_number, self.rules.beam
+        count = ended.sum(dim=1)
+        known = self.steps.ne(NEVER).sum(dim=1) + count
+        if admitted is None:
+            goes_on = count.eq(0) | ((step < self.limits[2]) & (known < beam))
+            ranks = torch.zeros_like(ranks)  # the first to end are the result
+        else:
+            goes_on = known.eq(0) | (admitted.squeeze(1) > count)
+        ranks = torch.cat([self.ranks, ranks[:, :beam].masked_fill(~ended, -math.inf)], dim=1)
+        best, kept = (part[:, :beam] for part in ranks.sort(dim=1, descending=True, stable=True))
+        self.ranks.copy_(best)
+        steps = torch.where(ended, step, NEVER)
+        for held, new in ((self.steps, steps), (self.rows, parents[:, :beam]), (self.totals, values[:, :beam])):
+            held.copy_(torch.cat([held, new], dim=1).gather(1, kept))
+        self.open.logical_and_(goes_on)
+        self.open_count.copy_(self.open.sum().unsqueeze(0))
+
+    def _reorder(self, order: Tensor) -> None:
+        if len(self.ancestors):
+            self.ancestors.copy_(self.ancestors.gather(1, order.expand(len(self.ancestors), -1)))
+        for module, entry in self.kept:
+            if "ring" not in entry:
+                new = module.get_incremental_state(self.state)
+                for name, value in entry.items():
+                    value.copy_(new[name].index_select(1, order))
+                module.set_incremental_state(self.state, dict(entry))
+
+    def found(self, sentences: int, steps: int) -> Found:
+        """Copy the hypotheses of the first sentences, after so many steps, to the CPU."""
+        tables = (table[:steps].cpu() for table in self.tables)
+        return Found(*tables, *(held[:sentences].cpu() for held in (self.steps, self.rows, self.totals)))

@@ -1,0 +1,81 @@
+"""A search whose steps are one graph: the hypotheses of the CPU's search by fairseq, batch after batch."""
+
+import gc
+
+import pytest
+import torch
+
+from tests.gpu.test_decoding import models, to_device
+from tests.tasks import test_beam_search as search
+from tests.tasks.test_captured_search import captured
+from tests.tasks.test_length_penalty import generator as stepwise_generator
+
+ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
+BATCHES = [[7, 5, 4, 1, 6, 2], [3], [9, 17], [2, 6, 6, 1, 7]]  # the first and the last are of one size
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam": 1},
+        {"beam": 4, "max_len_b": 60},
+        {"beam": 5, "min_len": 3, "unkpen": 1.5, "temperature": 0.6, "lenpen": 0.6, "max_len_a": 0.5},
+    ],
+    ids=["greedy", "beam 4", "options"],
+)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@torch.no_grad()
+def test_hypotheses_are_fairseqs(arch, options, device):
+    on_cpu, moved = models(arch, types=60)
+    theirs = search.generators([on_cpu], **options)[0]
+    ours = search.generators([moved.to(device)], **options)[1]
+    for lengths in BATCHES:
+        batch = search.sample(lengths, types=60, seed=len(lengths))
+        search.assert_same(captured(ours, to_device(batch, device)), theirs.generate([], batch))
+    assert len(ours._captured._sizes) == 3
+    if device.type == "cuda":
+        generated = ours.generate([], to_device(batch, device))  # by itself it takes the graphs
+        search.assert_same(generated, theirs.generate([], batch))
+
+
+@torch.no_grad()
+def test_a_stepwise_penalty(device):
+    on_cpu, moved = models(ARCHITECTURES[1], types=100)
+    theirs = stepwise_generator([on_cpu], alpha=0.6, max_len_b=12)
+    ours = stepwise_generator([moved.to(device)], alpha=0.6, max_len_b=12)
+    for lengths in BATCHES:
+        batch = search.sample(lengths, types=100)
+        search.assert_same(captured(ours, to_device(batch, device)), theirs.generate([], batch))
+
+
+@torch.no_grad()
+def test_weights_that_move_or_change_are_read(device):
+    on_cpu, moved = models(ARCHITECTURES[0], types=60)
+    theirs, ours = search.generators([on_cpu])[0], search.generators([moved.to(device)])[1]
+    batch = search.sample([4, 6], types=60)
+    for change in (lambda built: built, lambda built: built.double().float(), halved):
+        change(on_cpu), change(moved)
+        search.assert_same(captured(ours, to_device(batch, device)), theirs.generate([], batch))
+
+
+def halved(built):
+    for weight in built.decoder.layers.parameters():
+        weight.mul_(0.5)
+
+
+@torch.no_grad()
+def test_memory_goes_with_the_generator(device):
+    if device.type == "cpu":
+        pytest.skip("a CPU does not count its memory")
+    _, moved = models(ARCHITECTURES[1], types=60)
+    moved.to(device)
+    batch = to_device(search.sample([4, 6], types=60), device)
+    held = []
+    for _ in range(4):
+        ours = search.generators([moved])[1]
+        captured(ours, batch)
+        assert ours._captured.bytes > 0
+        del ours
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[1] == held[-1]
