@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed
 
 from lightconv_plugin.ops.auxiliary import update as ending
+from lightconv_plugin.ops.native import cuda
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.shapes import Shape
@@ -113,6 +114,10 @@ class Updates:
         # what models keep from one batch to the next, such as a table of positions, must not grow later
         long = (2, *largest[1:])
         with self._aside():
+            if self.capture:
+                with cuda.compiled_together():
+                    for _, *lengths in planned:
+                        self._compute(self._blank((2, *lengths)))
             self._compute(self._blank(long))
             trial = self._blank(planned[0])
             for check in (False, True):

@@ -91,7 +91,7 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path if own is None else shutil.copy(path, own)))
     for function in (
         *("conv_forward", "conv_backward", "run_glu", "run_loss", "run_loss_backward", "run_step"),
-        *("run_decide", "run_adam"),
+        *("run_decide", "run_adam", "run_gather"),
         "compile_only",
     ):
         getattr(library, function).restype = ctypes.c_char_p
@@ -247,6 +247,12 @@ class Machine:
         """See ``ops.auxiliary.update.adam``."""
         pointers = addresses(param, grad, exp_avg, exp_avg_sq, weight, outcome)
         self.run("run_adam", TYPES[grad.dtype], AdamArgs(*pointers, len(param), *settings.betas, settings.eps))
+
+    def gather(self, begin: bool) -> int:
+        """Begin or end to note launches; at the end the number of kernels that were compiled."""
+        count = ctypes.c_int(-1)
+        self.must(self.library.run_gather(begin, ctypes.byref(count)))
+        return count.value
 
     def step(
         self, x: Tensor, weight: Tensor, ring: Tensor, ancestors: Tensor, position: Tensor, softmax: bool = True

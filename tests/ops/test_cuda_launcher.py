@@ -165,6 +165,23 @@ def test_each_kernel_has_a_name_of_its_own(capability, tmp_path):
         assert f"lightconv_{name}" in names
 
 
+def test_kernels_are_gathered_and_compiled_together(tmp_path):
+    """Nothing runs meanwhile; each kernel once, and then all are there."""
+    machine = Machine(own=tmp_path)
+    machine.set_up(tmp_path / "cache")
+    machine.gather(True)
+    for _ in range(2):
+        assert machine.forward(X, WEIGHT, 1).isnan().all()
+        machine.backward(X, X, WEIGHT, 1)
+    assert len(list((tmp_path / "cache").iterdir())) == 0
+    count = machine.gather(False)
+    assert count == len(list((tmp_path / "cache").iterdir())) > 1
+    assert machine.forward(X, WEIGHT, 1).isfinite().all()
+    machine.backward(X, X, WEIGHT, 1)
+    assert count == len(list((tmp_path / "cache").iterdir()))
+    assert machine.gather(False) == 0
+
+
 def test_no_driver():
     machine = Machine()
     machine.library = cuda_on_cpu.launcher("/there/is/no/libcuda.so.1")

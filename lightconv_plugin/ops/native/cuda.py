@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,6 +81,19 @@ def configure(kit: Toolkit) -> str | None:
     words = (build.SOURCES, kit.include, kit.nvrtc, cache, build.fingerprint_of_sources())
     torch.ops.lightconv.cuda_configure(*map(str, words))
     return None
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Compile all kernels that are launched within, at the end and side by side; within none runs.
+
+    What operators return within is whatever memory held.
+    """
+    torch.ops.lightconv.cuda_gather(True)
+    try:
+        yield
+    finally:
+        torch.ops.lightconv.cuda_gather(False)
 
 
 def _wheel_folders() -> list[Path]:

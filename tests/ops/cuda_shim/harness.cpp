@@ -73,6 +73,10 @@ const char* run_adam(int device, Type type, const AdamArgs* args) {
   return guarded(device, nullptr, [&](const Place& place) { adam(place, type, *args); });
 }
 
+const char* run_gather(bool begin, int* count) {
+  return guarded(0, nullptr, [&](const Place&) { *count = gather(begin); });
+}
+
 const char* compile_only(const char* source, int capability) {
   return guarded(0, nullptr, [&](const Place&) { compile(source, capability); });
 }

@@ -13,6 +13,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cuda_configure(str sources, str includes, str nvrtc, str cache, str fingerprint) -> ()",
+           "cuda_gather(bool begin) -> int",
 
            // beside the paper's operators: cpu/auxiliary, cuda/auxiliary
            "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",

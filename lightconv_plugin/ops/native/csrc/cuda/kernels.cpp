@@ -1,9 +1,12 @@
 #include "cuda/kernels.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <tuple>
+#include <vector>
 
 #include "cuda/compiler.h"
 #include "cuda/driver.h"
@@ -47,7 +50,49 @@ void* function_of(int index, const Kernel& kernel, const Case& c, int threads) {
   return loaded.function;
 }
 
+struct Noted {
+  int device;
+  const Kernel* kernel;
+  Case c;
+  int threads;
+};
+
+std::atomic<bool> gathering{false};
+std::mutex noting;
+std::map<Key, Noted> noted;
+
 }  // namespace
+
+int gather(bool begin) {
+  gathering = begin;
+  std::vector<Noted> found;
+  {
+    const std::lock_guard<std::mutex> lock(noting);
+    for (const auto& [key, each] : noted) found.push_back(each);
+    noted.clear();
+  }
+  if (begin) return 0;
+  std::atomic<size_t> next{0};
+  std::string failed;
+  const auto work = [&] {
+    for (size_t i = next++; i < found.size(); i = next++) {
+      try {
+        const Current current(device(found[i].device));
+        function_of(found[i].device, *found[i].kernel, found[i].c, found[i].threads);
+      } catch (const std::exception& error) {
+        const std::lock_guard<std::mutex> lock(noting);
+        failed = error.what();
+      }
+    }
+  };
+  std::vector<std::thread> workers;
+  const size_t processors = std::thread::hardware_concurrency();
+  for (size_t i = 1; i < processors && i < found.size(); ++i) workers.emplace_back(work);
+  work();
+  for (std::thread& worker : workers) worker.join();
+  if (!failed.empty()) throw std::runtime_error(failed);
+  return static_cast<int>(found.size());
+}
 
 std::string name_of(const Kernel& kernel, const Case& c) {
   std::string title = kernel.title;
@@ -91,6 +136,11 @@ void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid&
   if (grid.blocks > 0x7fffffff)
     throw std::runtime_error(std::string("lightconv: ") + kernel.name + " would take " +
                              std::to_string(grid.blocks) + " blocks; a launch has at most 2147483647");
+  if (gathering) {
+    const std::lock_guard<std::mutex> lock(noting);
+    noted.insert({key_of(place.device, kernel, c, grid.threads), {place.device, &kernel, c, grid.threads}});
+    return;
+  }
   const Current current(device(place.device));
   void* function = function_of(place.device, kernel, c, grid.threads);
   void* parameters[] = {const_cast<void*>(args)};

@@ -29,6 +29,10 @@ std::string name_of(const Kernel& kernel, const Case& c);
 // The text that NVRTC compiles: one function, `name_of` its name.
 std::string source_of(const Kernel& kernel, const Case& c, int threads);
 
+// Between gather(true) and gather(false) launches are noted and not made, their results are whatever memory held; then
+// all that was noted is compiled, on as many threads as there are processors. Gives how many kernels that were.
+int gather(bool begin);
+
 // args: the kernel's own struct. The kernel itself lives as long as the process.
 void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid& grid, const void* args);
 

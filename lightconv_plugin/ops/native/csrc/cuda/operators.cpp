@@ -6,6 +6,7 @@
 #include "checks.h"
 #include "cuda/compiler.h"
 #include "cuda/launch.h"
+#include "cuda/kernels.h"
 #include "cuda/memory.h"
 
 namespace lightconv::cuda {
@@ -82,6 +83,8 @@ void cuda_configure(std::string sources, std::string includes, std::string nvrtc
   configure({sources, includes, nvrtc, cache, fingerprint});
 }
 
+int64_t cuda_gather(bool begin) { return gather(begin); }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
@@ -94,6 +97,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {
   m.impl("cuda_configure", TORCH_BOX(&cuda_configure));
+  m.impl("cuda_gather", TORCH_BOX(&cuda_gather));
 }
 
 }  // namespace lightconv::cuda
