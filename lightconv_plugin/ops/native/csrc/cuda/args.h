@@ -14,6 +14,7 @@ struct ConvArgs {
   const void* x;
   const void* logits;
   void* out;
+  const float* softmax;  // for several bands: of each row of logits the largest and 1 / the sum of exps, see row_sums
   DropConnect dropconnect;
   int T, B;
 };

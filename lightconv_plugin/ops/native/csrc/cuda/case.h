@@ -26,6 +26,7 @@ struct Case {
 
 constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
 constexpr int RUN = 8;                   // positions of one thread of the convolution
+constexpr int MMA_POSITIONS = 16, MMA_ROWS = 8, MMA_CHANNELS = 16;
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -86,6 +87,58 @@ constexpr ConvTile conv_tile(const Case& c) {
   return ConvTile{};
 }
 
+// How the convolution is cut for matrix units: a warp has 16 positions and `chunk` channels of one head, a block
+// `positions` positions of `heads` whole heads, or of `parts` chunks of a head that is wide. The kernels of 16 positions
+// are a band of a matrix: its row has the `taps` of one position and one column an input row that any of the 16 meets.
+// Kernels wider than BAND_TAPS are taken in several bands.
+struct BandTile {
+  int vector, chunk, parts, heads, groups, threads;
+  int taps, bands, steps;           // of one band; bands; columns of a band / 16
+  int rows, row_bytes;              // input rows of one band in shared memory
+  int band_rows, band_row_bytes;    // of one head
+  int weight_rows;                  // positions whose weights meet the block; 1 where all are the same
+  int logit_rows, logit_row_bytes;  // as they lie in memory: a row starts anywhere in its first 16 bytes
+  int band_offset, logits_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
+};
+
+constexpr int BAND_TAPS = 64, BAND_CHANNELS = 64;
+
+constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
+  BandTile tile{};
+  const int all_parts = ceil_div(c.R, BAND_CHANNELS);
+  tile.vector = vector_of(c);
+  tile.chunk = round_up(ceil_div(c.R, all_parts), MMA_CHANNELS);
+  tile.parts = parts, tile.heads = heads;
+  tile.groups = ceil_div(c.H, heads) * ceil_div(all_parts, parts);
+  tile.threads = 32 * (c.positions / MMA_POSITIONS) * heads * parts;
+  tile.taps = smaller(c.K, BAND_TAPS);
+  tile.bands = ceil_div(c.K, tile.taps);
+  tile.steps = ceil_div(MMA_POSITIONS - 1 + tile.taps, 16);
+  tile.rows = c.positions + 16 * (tile.steps - 1);
+  tile.row_bytes = heads * parts * tile.chunk * 2 + 16;  // an odd multiple of 16, so that 8 rows fill all banks
+  tile.band_rows = per_position(c) ? c.positions : MMA_POSITIONS;
+  tile.band_row_bytes = tile.steps * 32 + 16;
+  tile.weight_rows = !per_position(c) ? 1 : c.flip ? c.positions + tile.taps - 1 : c.positions;
+  tile.logit_rows = c.dynamic ? tile.weight_rows : 1;
+  tile.logit_row_bytes = round_up(tile.taps * 2 + 14, 16);
+  tile.band_offset = tile.rows * tile.row_bytes;
+  tile.logits_offset = tile.band_offset + heads * tile.band_rows * tile.band_row_bytes;
+  tile.shared_bytes = tile.logits_offset + heads * tile.logit_rows * tile.logit_row_bytes;
+  if (tile.shared_bytes > SHARED_LIMIT || tile.threads > 512) tile.shared_bytes = 0;
+  return tile;
+}
+
+// Four warps where that is possible, or more for rows of 64 bytes; a wide head is kept together as far as it fits.
+constexpr BandTile band_tile(const Case& c) {
+  const int warps = c.positions / MMA_POSITIONS, wanted = larger(4 / warps, ceil_div(32, c.R));
+  for (int heads = c.R > BAND_CHANNELS ? 1 : smaller(c.H, wanted); heads >= 1; heads /= 2)
+    for (int parts = ceil_div(c.R, BAND_CHANNELS); parts >= 1; --parts) {
+      const BandTile tile = band_tile_of(c, heads, parts);
+      if (tile.shared_bytes > 0) return tile;
+    }
+  return BandTile{};
+}
+
 // How the gradient of the weights is cut: a block has `positions` positions of `heads` heads of one sentence, and takes
 // the channels of a head in `chunks` of `chunk`. Its sums over the channels are a band of the product G X^T.
 struct GradTile {
@@ -100,7 +153,6 @@ struct GradTile {
 };
 
 constexpr int GRAD_POSITIONS = 4, GRAD_TAPS = 8;  // of one thread without tensor cores
-constexpr int MMA_POSITIONS = 16, MMA_ROWS = 8, MMA_CHANNELS = 16;
 
 constexpr GradTile grad_tile_of(const Case& c, int heads) {
   GradTile tile{};

@@ -61,11 +61,12 @@ template <Case C, int G> struct Row {
     }
   }
 
-  __device__ __forceinline__ void drop(const DropConnect& dropconnect, unsigned long long seed, long long n, int g) {
+  __device__ __forceinline__ void drop(const DropConnect& dropconnect, unsigned long long seed, long long n, int g,
+                                       int first_quad = 0) {
 #pragma unroll
     for (int q = 0; q < QUADS; ++q) {
       float factor[4];
-      keep_factors(dropconnect, seed, n, q * G + g, factor);
+      keep_factors(dropconnect, seed, n, first_quad + q * G + g, factor);
 #pragma unroll
       for (int i = 0; i < 4; ++i) at[q][i] *= factor[i];
     }
