@@ -14,7 +14,7 @@ struct ConvArgs {
   const void* x;
   const void* logits;
   void* out;
-  const float* softmax;  // for several bands: of each row of logits the largest and 1 / the sum of exps, see row_sums
+  const float* row_sums;  // for several bands, see row_sums in general.cuh
   DropConnect dropconnect;
   int T, B;
 };
@@ -25,6 +25,7 @@ struct GradArgs {
   const void* x;
   const void* logits;
   void* grad_logits;
+  const float* row_sums;
   float* partial;
   DropConnect dropconnect;
   int T, B, splits;

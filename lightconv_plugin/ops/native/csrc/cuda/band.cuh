@@ -13,11 +13,6 @@ struct BandPlace {
   int first, tap, count;
 };
 
-constexpr Case one_band(Case c) {
-  c.K = band_tile(c).taps;
-  return c;
-}
-
 // Row of the logits of position t and head h of the block.
 template <Case C>
 __device__ __forceinline__ long long logit_row(const ConvArgs& args, const BandPlace& at, int t, int h) {
@@ -79,7 +74,7 @@ __device__ __forceinline__ void write_band(const ConvArgs& args, const BandPlace
   constexpr int rows = tile.weight_rows * tile.heads;
   constexpr int fewest = tile.taps > 32 ? 4 : tile.taps > 16 ? 2 : 1;  // lanes of a row, for the registers
   constexpr int G = larger(lanes_per_row(rows, tile.threads, tile.taps), fewest);
-  constexpr bool whole = tile.bands == 1;
+  constexpr bool whole = bands_of(C) == 1;
   using Weights = Row<one_band(C), G>;
   const unsigned long long seed = C.drop ? *args.dropconnect.seed : 0;
   each_row<G>(rows, tile.threads, [&](int item, int g, bool valid) {
@@ -92,12 +87,7 @@ __device__ __forceinline__ void write_band(const ConvArgs& args, const BandPlace
       weights.load(numbers, g);
     } else {
       const bool there = at.head + h < C.H && (!C.dynamic || (t >= 0 && t < args.T));
-      const float most = C.softmax && there ? args.softmax[2 * from] : 0.0f;
-      const float scale = C.softmax && there ? args.softmax[2 * from + 1] : 0.0f;
-      Weights::each(g, [&](int j, int q, int i) {
-        const float logit = j < at.count ? widen(numbers[j]) : 0.0f;
-        weights.at[q][i] = C.softmax ? exponential(logit - most) * scale : logit;
-      });
+      weights.load_part(numbers, g, at.count, C.softmax && there ? args.row_sums + 2 * from : nullptr);
     }
     if constexpr (C.drop)
       weights.drop(args.dropconnect, seed, (static_cast<long long>(t) * args.B + at.b) * C.H + at.head + h, g,
@@ -217,7 +207,7 @@ template <Case C> __device__ __forceinline__ void band(const ConvArgs& args, uns
 
   BandSums<C> sums;
 #pragma unroll 1
-  for (int number = 0; number < tile.bands; ++number) {
+  for (int number = 0; number < bands_of(C); ++number) {
     at.tap = number * tile.taps, at.count = smaller(tile.taps, C.K - at.tap);
     at.first = at.t0 - before + (C.flip ? C.K - at.tap - at.count : at.tap);
     if (number > 0) __syncthreads();
@@ -232,7 +222,7 @@ template <Case C> __device__ __forceinline__ void band(const ConvArgs& args, uns
     write_band<C>(args, at, logits, band);
     wait_for_copies<0>();
     __syncthreads();
-    if (tile.bands == 1 || number == 0) {
+    if (bands_of(C) == 1 || number == 0) {
       sums.multiply(own_band, own_rows, at.count);
     } else {
       BandSums<C> more;

@@ -152,7 +152,7 @@ bool convolve_by_bands(const Place& place, const Conv& conv, General& general, c
   }, per_position ? 64 : 128, MOST_TAPS);
   if (c.positions == 0) return false;
   const BandTile tile = band_tile(c);
-  const ConvArgs args{x, conv.logits, out, tile.bands > 1 && c.softmax ? general.row_sums() : nullptr,
+  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
                       dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
   launch(place, BAND, c, {blocks_for(conv.T, c.positions) * tile.groups * conv.B, tile.threads, tile.shared_bytes}, &args);
   return true;
@@ -178,19 +178,20 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
                      [tensor_cores](Case& c) {
                        c.tensor_cores = tensor_cores;
                        return grad_tile(c).shared_bytes > 0;
-                     });
+                     }, 64, MOST_TAPS);
   if (c.positions == 0) return general.grad_logits(grad, out);
   const GradTile tile = grad_tile(c);
   const long long groups = ceil_div(c.H, tile.heads), blocks = blocks_for(conv.T, c.positions) * conv.B;
-  GradArgs args{grad, conv.x, conv.logits, out, nullptr, dropconnect_of(conv), static_cast<int>(conv.T),
-                static_cast<int>(conv.B), 0};
+  const bool in_parts = bands_of(c) > 1 && c.dynamic && c.softmax;
+  GradArgs args{grad, conv.x, conv.logits, out, in_parts ? general.row_sums() : nullptr, nullptr, dropconnect_of(conv),
+                static_cast<int>(conv.T), static_cast<int>(conv.B), 0};
   if (c.dynamic)
     return launch(place, GRAD_WEIGHT, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
-  args.splits = static_cast<int>(std::clamp<long long>(SPLIT_BLOCKS / groups, 1, blocks));
+  args.splits = static_cast<int>(std::clamp<long long>(SPLIT_BLOCKS / groups / bands_of(c), 1, blocks));
   args.partial = static_cast<float*>(place.scratch(sizeof(float) * args.splits * conv.H * conv.K));
   Case stage = c;
   stage.softmax = false;
-  launch(place, GRAD_WEIGHT, stage, {args.splits * groups, tile.threads, tile.shared_bytes}, &args);
+  launch(place, GRAD_WEIGHT, stage, {args.splits * groups * bands_of(c), tile.threads, tile.shared_bytes}, &args);
   General::finish(place, conv, args.partial, args.splits, out);
 }
 

@@ -50,7 +50,7 @@ template <bool Transposed> __device__ __forceinline__ void load_matrices(Word (&
 
 // Sums of one warp: 16 positions and the 16 + K - 1 input rows that they reach, of one head.
 template <Case C> struct MmaSums {
-  static constexpr int columns = ceil_div(MMA_POSITIONS + C.K - 1, MMA_ROWS);
+  static constexpr int columns = ceil_div(MMA_POSITIONS + grad_tile(C).taps - 1, MMA_ROWS);
   float sum[columns][4] = {};
   int t, h, g, q;
 
@@ -78,7 +78,7 @@ template <Case C> struct MmaSums {
     }
   }
 
-  // act(position of the block, tap, head of the block, sum) on each; some taps are outside 0..K-1
+  // act(position of the block, tap, head of the block, sum) on each; some taps are outside the band
   template <class Do> __device__ __forceinline__ void each(const Do& act) const {
 #pragma unroll
     for (int n = 0; n < columns; ++n)
