@@ -59,6 +59,7 @@ constexpr bool per_position(const Case& c) { return c.dynamic || c.drop; }
 // `parts` of a head that is wide. Each thread sums RUN positions of `vector` neighbouring channels.
 struct ConvTile {
   int vector, heads, lanes, parts, runs, threads;
+  int taps;          // of one band
   int band;          // weights of one run and head, ordered by (input row, position of the run)
   int band_offset;   // bytes; before it the logits as they came, later the input rows
   int shared_bytes;  // 0: does not fit, the general kernels take over
@@ -75,10 +76,11 @@ constexpr ConvTile conv_tile_of(const Case& c, int heads) {
   tile.lanes = tile.parts > 1 ? most : heads * head_lanes;
   tile.runs = c.positions / RUN;
   tile.threads = round_up(tile.lanes * tile.runs, 32);
-  tile.band = (c.K + RUN - 1) * RUN;
-  const int rows = c.positions + c.K - 1;
+  tile.taps = smaller(c.K, BAND_TAPS);
+  tile.band = (tile.taps + RUN - 1) * RUN;
+  const int rows = c.positions + tile.taps - 1;
   const int logit_rows = !per_position(c) ? 1 : c.flip ? rows : c.positions;
-  const int inputs = rows * tile.channels() * size_of(c.type), logits = logit_rows * tile.heads * c.K * size_of(c.type);
+  const int inputs = rows * tile.channels() * size_of(c.type), logits = bands_of(c) > 1 ? 0 : logit_rows * tile.heads * c.K * size_of(c.type);
   tile.band_offset = round_up(larger(inputs, logits), 16);
   tile.shared_bytes = tile.band_offset + (per_position(c) ? tile.runs : 1) * tile.heads * tile.band * 4;
   if (tile.shared_bytes > SHARED_LIMIT) tile.shared_bytes = 0;

@@ -24,8 +24,7 @@ const Kernel GENERAL_GRAD_LIGHT{"general_grad_light", "general", "GeneralArgs", 
 const Kernel STEP{"step", "step", "StepArgs", "conv_step"};
 const Kernel ADVANCE{"advance", "step", "StepArgs", "advance_step"};
 
-const int CUT_WIDTH = 64;      // a row of weights that fits the registers
-const int MOST_TAPS = 1 << 20;
+const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int GENERAL_THREADS = 128;
 
@@ -42,8 +41,8 @@ Case case_of(const Conv& conv) {
   return c;
 }
 
-bool can_be_cut(const Conv& conv, long long most_taps) {
-  return conv.type != Type::f64 && conv.K <= most_taps && conv.H * conv.R <= (1 << 24) && conv.T <= (1 << 30) &&
+bool can_be_cut(const Conv& conv) {
+  return conv.type != Type::f64 && conv.K <= CUT_WIDTH && conv.H * conv.R <= (1 << 24) && conv.T <= (1 << 30) &&
          conv.B <= (1 << 30);
 }
 
@@ -53,9 +52,9 @@ bool has_tensor_cores(const Place& place, const Conv& conv) {
 
 // conv's case with the most positions of a block that fit, at least `fewest`; positions 0: none do.
 template <class Fits>
-Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, int most = 64, int most_taps = CUT_WIDTH) {
+Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, int most = 64) {
   Case c = case_of(conv);
-  if (!can_be_cut(conv, most_taps)) return c;
+  if (!can_be_cut(conv)) return c;
   c.K = static_cast<int>(conv.K), c.padding_l = static_cast<int>(conv.padding_l);
   c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
   c.aligned = is_aligned;
@@ -149,7 +148,7 @@ bool convolve_by_bands(const Place& place, const Conv& conv, General& general, c
   const Case c = cut(conv, aligned({x, conv.logits, out}), MMA_POSITIONS, [flip](Case& c) {
     c.flip = flip, c.tensor_cores = true;
     return band_tile(c).shared_bytes > 0;
-  }, per_position ? 64 : 128, MOST_TAPS);
+  }, per_position ? 64 : 128);
   if (c.positions == 0) return false;
   const BandTile tile = band_tile(c);
   const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
@@ -166,8 +165,8 @@ void convolve(const Place& place, const Conv& conv, General& general, const void
   });
   if (c.positions == 0) return general.convolve(x, out, flip);
   const ConvTile tile = conv_tile(c);
-  const ConvArgs args{x, conv.logits, out, nullptr, dropconnect_of(conv), static_cast<int>(conv.T),
-                      static_cast<int>(conv.B)};
+  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
+                      dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
   const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
   launch(place, CONV, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
 }
@@ -178,7 +177,7 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
                      [tensor_cores](Case& c) {
                        c.tensor_cores = tensor_cores;
                        return grad_tile(c).shared_bytes > 0;
-                     }, 64, MOST_TAPS);
+                     });
   if (c.positions == 0) return general.grad_logits(grad, out);
   const GradTile tile = grad_tile(c);
   const long long groups = ceil_div(c.H, tile.heads), blocks = blocks_for(conv.T, c.positions) * conv.B;
