@@ -1,5 +1,5 @@
-// LightConv and DynamicConv forward, and grad_x, for 16-bit types on matrix units: a head's kernels at 16 positions are a
-// band of a matrix, which is multiplied by the input rows that it meets, with float32 sums. See BandTile.
+// LightConv and DynamicConv forward, and grad_x, for 16-bit types on matrix units: a head's kernels at 16 positions are
+// a band of a matrix, which is multiplied by the input rows that it meets, with float32 sums. See BandTile.
 #pragma once
 
 #include "cuda/mma.cuh"

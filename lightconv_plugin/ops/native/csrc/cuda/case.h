@@ -62,7 +62,7 @@ struct ConvTile {
   int taps;          // of one band
   int band;          // weights of one run and head, ordered by (input row, position of the run)
   int band_offset;   // bytes; before it the logits as they came, later the input rows
-  int shared_bytes;  // 0: does not fit, the general kernels take over
+  int shared_bytes;  // 0: does not fit
 
   constexpr int channels() const { return lanes * vector; }
 };

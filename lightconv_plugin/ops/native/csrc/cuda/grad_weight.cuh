@@ -22,8 +22,10 @@ __device__ __forceinline__ void stage_rows(const void* from, unsigned char* to, 
     const int row = i / lanes, lane = i % lanes, h = lane / per_head, t = first + row;
     const int c = chunk * tile.chunk + lane % per_head * V;
     const bool inside = t >= 0 && t < T && head + h < C.H && c < C.R;
-    vec<S, V>(reinterpret_cast<S*>(to + tile.offset(row)) + lane * V) =
-        inside ? load_fixed<S, V>(at + t * stride + h * C.R + c) : zeros<S, V>();
+    const S* source = inside ? at + t * stride + h * C.R + c : at;
+    S* place = reinterpret_cast<S*>(to + tile.offset(row)) + lane * V;
+    if constexpr (C.tensor_cores && V == 8) copy_later(place, source, inside ? 16 : 0);
+    else vec<S, V>(place) = inside ? load_fixed<S, V>(source) : zeros<S, V>();
   }
 }
 
@@ -93,6 +95,8 @@ __device__ __forceinline__ void products(const GradArgs& args, unsigned char* sh
     if (chunk > 0) __syncthreads();
     stage_rows<C>(args.grad, grad_rows, C.positions, t0, head, chunk, b, args.T, args.B);
     stage_rows<C>(args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - C.padding_l, head, chunk, b, args.T, args.B);
+    finish_group();
+    wait_for_copies<0>();
     __syncthreads();
     sums.add(grad_rows, x_rows);
   }

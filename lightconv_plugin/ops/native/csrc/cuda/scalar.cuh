@@ -120,6 +120,8 @@ __device__ __forceinline__ void copy_later(void* to, const void* from, int bytes
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<Word>(__cvta_generic_to_shared(to))),
                "l"(__cvta_generic_to_global(from)), "r"(bytes)
                : "memory");
+#else
+  __trap();  // tensor_cores says sm_80 or later
 #endif
 }
 
