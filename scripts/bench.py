@@ -69,6 +69,9 @@ def parse() -> argparse.Namespace:
         if name == "kernels":
             command.add_argument("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
             command.add_argument("--channels", type=int, default=1024, help="C")
+            command.add_argument("--length", type=positive, default=128, help="T")
+            command.add_argument("--kernels", type=numbers, default="31,65", help="K, several by commas")
+            command.add_argument("--only", default="", help="only what has this in its name: 'conv, K', float16")
         if name in ("ops", "memory"):
             command.add_argument(
                 "--operators", help="several by commas", default=",".join(OPERATORS if name == "ops" else OPERATORS[:2])
@@ -175,7 +178,8 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     elif args.what == "kernels":
         from scripts.benchmarks import kernels
 
-        yield Table(kernels.COLUMNS, kernels.measure(args.tokens, args.channels, device), left=2)
+        options = {"time": args.length, "widths": args.kernels, "only": args.only}
+        yield Table(kernels.COLUMNS, kernels.measure(args.tokens, args.channels, device, **options), left=2)
     elif args.what == "train":
         if len(args.layers) != 2:
             raise UserError(f"--layers has {len(args.layers)} numbers; give those of encoder and decoder, as in 7,6")

@@ -1,9 +1,9 @@
 """``scripts.bench kernels``: the time of each operator's kernels beside that of copying as many bytes."""
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from scripts.benchmarks.timing import beyond_cache, peak_bytes, synchronizer
 
 COLUMNS = [
     ("kernels", "kernel", "{}"), ("type", "type", "{}"), ("us", "us", "{:.1f}"), ("MB", "mbytes", "{:.1f}"),
-    ("GB/s", "gbytes", "{:.0f}"), ("of a copy's", "of_copy", "{:.0%}"),
+    ("GB/s", "gbytes", "{:.0f}"), ("time / a copy's", "ratio", "{:.2f}"),
 ]  # fmt: skip
-TIME, WIDTH, WIDE, HEAD, WORDS = 128, 31, 65, 64, 32_000
-CALLS = 20
+WIDTH, HEAD, WORDS = 31, 64, 32_000
+CALLS, TURNS = 20, 5
 MOST_COPIES = 100  # of a call's inputs
 QUEUED_CYCLES = 50_000_000  # of a GPU's clock, some 30 ms, in which the host queues all calls
 
@@ -30,25 +30,33 @@ class Moment:
     """A point in time on a CPU, with the interface of ``torch.cuda.Event``."""
 
     def record(self) -> None:
-        self.at = time.perf_counter()
+        self.at = perf_counter()
 
     def elapsed_time(self, later: "Moment") -> float:
         """Milliseconds."""
         return (later.at - self.at) * 1e3
 
 
-def measure(tokens: int, channels: int, device: torch.device) -> Iterator[dict[str, Any]]:
+def measure(
+    tokens: int,
+    channels: int,
+    device: torch.device,
+    *,
+    time: int = 128,
+    widths: Sequence[int] = (31, 65),
+    only: str = "",
+) -> Iterator[dict[str, Any]]:
     """Yield a record for each operator, pass and type that the library has a kernel for.
 
-    Bytes are the least that the pass reads and writes. Inputs alternate between copies that together are larger than
-    the cache, so that they come from memory.
+    Bytes are the least that the pass reads and writes, and a ratio is its time over that of copying as many. Inputs
+    alternate between copies that together are larger than the cache, so that they come from memory.
     """
     bandwidth = peak_bytes(device)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         if dtype not in TYPES[device.type]:
             continue
-        for name, (operator, made) in cases(tokens, channels, dtype, device).items():
-            if not native.has_kernel(operator, device.type):
+        for name, (operator, made) in cases(tokens, channels, dtype, device, time, widths).items():
+            if only not in f"{name}, {dtype}" or not native.has_kernel(operator, device.type):
                 continue
             calls: list[Call] = []
             moved = 0
@@ -62,12 +70,12 @@ def measure(tokens: int, channels: int, device: torch.device) -> Iterator[dict[s
                 "us": taken * 1e6,
                 "mbytes": moved / 1e6,
                 "gbytes": moved / taken / 1e9,
-                "of_copy": moved / taken / bandwidth,
+                "ratio": taken * bandwidth / moved,
             }
 
 
 def median_time(calls: list[Call], device: torch.device) -> float:
-    """Seconds of a call on the device, by events around each; the host's time does not count where it keeps ahead."""
+    """Seconds of a call on the device, by events around many; the host's time does not count where it keeps ahead."""
     wait = synchronizer(device)
     for call in calls:
         call()
@@ -77,44 +85,58 @@ def median_time(calls: list[Call], device: torch.device) -> float:
     def moment() -> Any:
         return torch.cuda.Event(enable_timing=True) if gpu else Moment()
 
-    moments = [(moment(), moment()) for _ in range(CALLS)]
+    moments = [(moment(), moment()) for _ in range(TURNS)]
     if gpu:
         torch.cuda._sleep(QUEUED_CYCLES)
-    for number, (start, end) in enumerate(moments):
+    for start, end in moments:
         start.record()
-        calls[number % len(calls)]()
+        for number in range(CALLS):
+            calls[number % len(calls)]()
         end.record()
     wait()
-    return statistics.median(start.elapsed_time(end) for start, end in moments) / 1e3
+    return statistics.median(start.elapsed_time(end) for start, end in moments) / CALLS / 1e3
 
 
 Made = Callable[[], tuple[Call, int]]  # a call on inputs of its own, and the bytes that it moves
 
 
-def cases(tokens: int, channels: int, dtype: torch.dtype, device: torch.device) -> dict[str, tuple[str, Made]]:
+def cases(
+    tokens: int, channels: int, dtype: torch.dtype, device: torch.device, time: int, widths: Sequence[int]
+) -> dict[str, tuple[str, Made]]:
     """Each pass by name, with the operator that it belongs to."""
-    batch, heads = max(1, tokens // TIME), max(1, channels // HEAD)
+    batch, heads = max(1, tokens // time), max(1, channels // HEAD)
 
     def random(*shape: int, grad: bool = False) -> Tensor:
         return torch.randn(*shape, device=device, dtype=dtype).requires_grad_(grad)
 
-    def convolution(operator: str, wanted: str, width: int) -> tuple[Call, int]:
-        x = random(TIME, batch, channels, grad=wanted == "x")
-        shape = (heads, width) if operator == "light_conv" else (TIME, batch, heads, width)
-        weight = random(*shape, grad=wanted == "weight")
+    def convolution(operator: str, wanted: tuple[str, ...], width: int) -> tuple[Call, int]:
+        x = random(time, batch, channels, grad="x" in wanted)
+        shape = (heads, width) if operator == "light_conv" else (time, batch, heads, width)
+        weight = random(*shape, grad="weight" in wanted)
 
         def forward() -> Tensor:
             return getattr(ops, operator)(x, weight, padding_l=width // 2, backend="native")
 
-        moved = size(x) * 2 + size(weight) * (2 if wanted == "weight" else 1)
-        return (forward, moved) if wanted == "" else (gradient(forward(), x if wanted == "x" else weight), moved)
+        moved = size(x) * (3 if len(wanted) == 2 else 2) + size(weight) * (2 if "weight" in wanted else 1)
+        inputs = [t for t in (x, weight) if t.requires_grad]
+        return (gradient(forward(), *inputs) if inputs else forward, moved)
+
+    def by_fft(width: int) -> tuple[Call, int]:
+        x, weight, length = random(time, batch, channels), random(heads, width), time + width - 1
+
+        def forward() -> Tensor:
+            kernel = torch.fft.rfft(weight.float().softmax(-1).flip(-1), length).t().repeat_interleave(HEAD, 1)
+            product = torch.fft.rfft(x.float(), length, dim=0) * kernel.unsqueeze(1)
+            return torch.fft.irfft(product, length, dim=0)[width - 1 - width // 2 :][:time].to(dtype)
+
+        return forward, size(x) * 2 + size(weight)
 
     def gate(backward: bool) -> tuple[Call, int]:
-        x, mask = random(TIME, batch, 2 * channels, grad=backward), torch.zeros(batch, TIME, device=device).bool()
+        x, mask = random(time, batch, 2 * channels, grad=backward), torch.zeros(batch, time, device=device).bool()
         return both(lambda: ops.glu_mask(x, mask), x, backward, size(x) * 3 // 2, size(x) * 5 // 2)
 
     def dropout(backward: bool) -> tuple[Call, int]:
-        x = random(TIME, batch, channels, grad=backward)
+        x = random(time, batch, channels, grad=backward)
         return both(lambda: ops.dropout(x, 0.1), x, backward, 2 * size(x), 2 * size(x))
 
     def loss(backward: bool) -> tuple[Call, int]:
@@ -133,10 +155,14 @@ def cases(tokens: int, channels: int, dtype: torch.dtype, device: torch.device) 
 
     found: dict[str, tuple[str, Made]] = {}
     for operator in ("light_conv", "dynamic_conv"):
-        for width in (WIDTH, WIDE):
-            for wanted in ("", "x", "weight"):
-                label = f"gradient of {wanted}" if wanted else "forward"
+        for width in widths:
+            for wanted in ((), ("x",), ("weight",), ("x", "weight")):
+                label = "gradient of " + " and ".join(wanted) if wanted else "forward"
                 found[f"{operator}, K = {width}, {label}"] = operator, partial(convolution, operator, wanted, width)
+    if channels == heads * HEAD:
+        found |= {
+            f"light_conv by FFT, K = {width}, forward": ("light_conv", partial(by_fft, width)) for width in widths
+        }
     for operator, make in (("glu_mask", gate), ("dropout", dropout), ("smoothed_nll", loss)):
         found |= {f"{operator}, {'gradient' if b else 'forward'}": (operator, partial(make, b)) for b in (False, True)}
     for dynamic in (False, True):
@@ -149,8 +175,8 @@ def both(forward: Callable[[], Tensor], x: Tensor, backward: bool, read: int, mo
     return (gradient(forward(), x), moved) if backward else (forward, read)
 
 
-def gradient(out: Tensor, of: Tensor) -> Call:
-    """A function that computes the gradient of one tensor from the same graph at each call."""
+def gradient(out: Tensor, *of: Tensor) -> Call:
+    """A function that computes the gradient of some tensors from the same graph at each call."""
     grad = torch.ones_like(out)
     return lambda: torch.autograd.grad(out, of, grad, retain_graph=True)
 

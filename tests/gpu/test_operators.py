@@ -27,7 +27,8 @@ def compare(got: tuple[Tensor, ...], want: tuple[Tensor, ...], dtype: torch.dtyp
 
 
 @pytest.mark.parametrize(
-    ("K", "padding_l"), [(1, 0), (2, 1), (3, 1), (7, 6), (15, 7), (31, 30), (32, 3), (63, 31), (65, 64)]
+    ("K", "padding_l"),
+    [(1, 0), (2, 1), (3, 1), (7, 6), (15, 7), (31, 30), (32, 3), (63, 31), (65, 64), (130, 65), (300, 20)],
 )
 @pytest.mark.parametrize("R", [1, 3, 16, 64, 80])
 def test_convolutions(dtype, K, padding_l, R, device):

@@ -102,6 +102,9 @@ def test_the_other_kernels_of_a_convolution(kit, capability, dtype, dynamic, ker
         (torch.float32, True, 31, 0.1, 3),
         (torch.float16, True, 63, 0.0, 3),
         (torch.bfloat16, True, 3, 0.1, 3),
+        (torch.bfloat16, True, 255, 0.1, 4),
+        (torch.float16, False, 300, 0.0, 5),
+        (torch.float32, True, 255, 0.1, 4),
     ],
 )
 def test_other_cases_on_one(kit, dtype, dynamic, K, p, kernels, tmp_path):

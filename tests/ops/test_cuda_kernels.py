@@ -48,7 +48,21 @@ CASES = [
     Case(F32, False, 3, 1, 80, (33,)),
     Case(F32, False, 31, 30, 16, (31,), p=0.2, H=3),
     Case(BF16, True, 7, 3, 64, (31,), offset=1),
-    # the general kernels: float64, and what is too wide
+    # convolutions of 16-bit types without matrix units
+    Case(BF16, True, 31, 15, 64, (33,), H=3, capability=75),
+    Case(F16, False, 15, 14, 3, (31,), H=3, capability=75),
+    # several bands
+    Case(BF16, True, 64, 63, 40, (97,), H=3),
+    Case(F16, True, 65, 3, 128, (70,), H=1, p=0.3),
+    Case(BF16, False, 150, 149, 64, (129,), H=1, p=0.2),
+    Case(F16, False, 200, 60, 7, (300,), H=5, softmax=False),
+    Case(BF16, True, 129, 64, 3, (50,), softmax=False, offset=1),
+    Case(BF16, False, 300, 20, 320, (33,), H=1),
+    Case(F32, True, 129, 64, 16, (70,), H=3, p=0.3),
+    Case(F32, False, 128, 127, 64, (129,), H=1),
+    Case(F16, True, 100, 50, 24, (70,), capability=75),
+    Case(BF16, False, 67, 3, 64, (40,), p=0.1, capability=75),
+    # the general kernels: float64
     Case(F64, True, 15, 7, 3, (1, 33), p=0.2),
     Case(F64, False, 7, 6, 16, (2, 31), p=0.2),
     Case(F64, False, 31, 15, 64, (33,), H=1, softmax=False),

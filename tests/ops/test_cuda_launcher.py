@@ -107,7 +107,7 @@ def test_a_kernel_is_loaded_while_a_graph_is_captured(error, tmp_path):
 
 NAME = re.compile(
     r"lightconv_"
-    r"((light|dynamic)_conv_(general_)?(forward|grad_x|grad_weight|grad_weight_finish|weights)|(light|dynamic)_conv_step"
+    r"((light|dynamic)_conv_(general_)?(forward|grad_x|grad_weight|grad_weight_finish|weights|row_sums)|(light|dynamic)_conv_step"
     r"|glu_mask_(forward|backward)|advance_step|smoothed_nll_(forward|forward_sum|backward)|update_decide|adam_step)"
     r"_(f32|f16|bf16|f64)(_K\d+)?(_P\d+)?(_R\d+)?(_H\d+)?(_T\d+)?(_softmax)?(_drop)?(_aligned)?(_mma)?(_mask)?"
 )
@@ -156,7 +156,7 @@ def test_each_kernel_has_a_name_of_its_own(capability, tmp_path):
     assert [name for name, count in collections.Counter(names).items() if count > 1] == []
     assert any("_mma" in name for name in names) == (capability >= 80)
     for name in (
-        "dynamic_conv_forward_bf16_K7_P3_R16_H2_T64_softmax_drop_aligned",
+        "dynamic_conv_forward_f32_K7_P3_R16_H2_T64_softmax_drop_aligned",
         "light_conv_general_grad_x_f64_drop",
         "smoothed_nll_forward_bf16_R8_aligned",
         "smoothed_nll_backward_f16_R4_aligned",

@@ -96,7 +96,20 @@ def test_memory_is_compared_with_fairseqs_frugal_mode(monkeypatch):
 def test_a_kernel_is_compared_with_a_copy(monkeypatch):
     monkeypatch.setattr(kernels, "peak_bytes", lambda device: 2e9)
     record = next(kernels.measure(128, 64, CPU))
-    assert record["of_copy"] == pytest.approx(record["mbytes"] / record["us"] * 1e12 / 2e9)
+    assert record["ratio"] == pytest.approx(record["us"] / 1e12 * 2e9 / record["mbytes"])
+
+
+@pytest.mark.parametrize("width", [1, 7, 40])
+def test_the_fft_computes_the_same_convolution(width):
+    """From one seed both cases draw the same numbers."""
+    results = []
+    for name in ("light_conv", "light_conv by FFT"):
+        made = kernels.cases(40, 128, torch.float32, CPU, 20, [width])[f"{name}, K = {width}, forward"][1]
+        torch.manual_seed(0)
+        result = made()[0]()
+        assert isinstance(result, torch.Tensor)
+        results.append(result)
+    assert_close(results[1], results[0], torch.float32)
 
 
 def test_a_record_says_how_much_faster_than_fairseqs_best_mode():

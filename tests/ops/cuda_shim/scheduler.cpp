@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -58,6 +59,8 @@ struct Fiber {
   bool started = false;
   int barriers, syncs;      // passed in this block
   int turn;                 // of the two slots
+  std::deque<std::pair<int, Copy>> copies;  // with the number of their group
+  int group;                                // of the next copy
   unsigned char slot[2][32];  // what a lane shows to its warp, turn by turn
 };
 
@@ -142,7 +145,7 @@ void run_warp(int first, int last) {
 
 void run_block(int threads) {
   for (int i = 0; i < threads; ++i)
-    fibers[i].state = State::ready, fibers[i].barriers = fibers[i].syncs = fibers[i].turn = 0;
+    fibers[i].copies.clear(), fibers[i].state = State::ready, fibers[i].barriers = fibers[i].syncs = fibers[i].turn = fibers[i].group = 0;
   for (bool going = true; going;) {
     going = false;
     each((threads + 31) / 32, [&](int warp) { run_warp(warp * 32, warp * 32 + 32 < threads ? warp * 32 + 32 : threads); });
@@ -182,6 +185,17 @@ void sync_block() {
 void sync_warp() {
   ++fibers[running].syncs;
   wait(State::at_warp);
+}
+
+void copy_later(const Copy& copy) { fibers[running].copies.emplace_back(fibers[running].group, copy); }
+void finish_group() { ++fibers[running].group; }
+
+bool next_copy(int left, Copy& copy) {
+  auto& copies = fibers[running].copies;
+  if (copies.empty() || copies.front().first >= fibers[running].group - left) return false;
+  copy = copies.front().second;
+  copies.pop_front();
+  return true;
 }
 
 int show(const void* mine, size_t bytes) {

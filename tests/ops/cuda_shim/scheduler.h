@@ -22,6 +22,17 @@ void sync_block();
 void sync_warp();
 void atomic(const void* at, size_t bytes);  // the running thread is about to change memory that others may change at once
 
+// A thread's copies under way, in groups. None is made before it is waited for: next_copy gives what must be made before
+// only the last `left` groups are under way, and false where that is all.
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+void copy_later(const Copy& copy);
+void finish_group();
+bool next_copy(int left, Copy& copy);
+
 // Shows some bytes, at most 32, to the warp and waits for all its lanes; `read`, given what `show` returned, gives any
 // lane's.
 int show(const void* mine, size_t bytes);

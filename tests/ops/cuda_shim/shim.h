@@ -75,6 +75,31 @@ namespace lightconv::cuda {
 inline float shim_widen(__half value) { return __half2float(value); }
 inline float shim_widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
+inline void copy_later(void* to, const void* from, int bytes) { shim::copy_later({to, from, bytes}); }
+inline void finish_group() { shim::finish_group(); }
+template <int N> void wait_for_copies() {
+  for (shim::Copy copy; shim::next_copy(N, copy);) {
+    unsigned char bytes[16] = {};
+    for (int i = 0; i < copy.bytes; ++i) bytes[i] = static_cast<const unsigned char*>(copy.from)[i];
+    *static_cast<uint4*>(copy.to) = __builtin_bit_cast(uint4, bytes);
+  }
+}
+
+// ldmatrix by the layout of the PTX manual.
+template <bool Transposed> void load_matrices(unsigned int (&to)[4], const unsigned char* row) {
+  struct Row {
+    unsigned short number[8];
+  } mine;
+  static_assert(sizeof mine == sizeof(uint4));
+  mine = __builtin_bit_cast(Row, *reinterpret_cast<const uint4*>(row));
+  const shim::Exchange<Row> warp(mine);
+  const int g = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  for (int i = 0; i < 4; ++i) {
+    const auto at = [&](int r, int c) { return static_cast<unsigned int>(warp.read(i * 8 + r).number[c]); };
+    to[i] = Transposed ? at(column, g) | at(column + 1, g) << 16 : at(g, column) | at(g, column + 1) << 16;
+  }
+}
+
 // mma m16n8k16 by the layout of the PTX manual.
 template <class S> void mma(float (&d)[4], const unsigned int (&a)[4], const unsigned int (&b)[2]) {
   struct Words {

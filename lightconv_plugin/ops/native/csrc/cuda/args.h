@@ -14,6 +14,7 @@ struct ConvArgs {
   const void* x;
   const void* logits;
   void* out;
+  const float* row_sums;  // for several bands, see row_sums in general.cuh
   DropConnect dropconnect;
   int T, B;
 };
@@ -24,6 +25,7 @@ struct GradArgs {
   const void* x;
   const void* logits;
   void* grad_logits;
+  const float* row_sums;
   float* partial;
   DropConnect dropconnect;
   int T, B, splits;

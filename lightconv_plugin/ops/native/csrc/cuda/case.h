@@ -26,6 +26,7 @@ struct Case {
 
 constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
 constexpr int RUN = 8;                   // positions of one thread of the convolution
+constexpr int MMA_POSITIONS = 16, MMA_ROWS = 8, MMA_CHANNELS = 16;
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -42,6 +43,15 @@ constexpr int power_of_two_in(int n, int most) {
 // Elements of one memory access: 16 bytes, or as many as a head's channels allow.
 constexpr int vector_of(const Case& c) { return c.aligned ? power_of_two_in(c.R, 16 / size_of(c.type)) : 1; }
 
+constexpr int BAND_TAPS = 64, BAND_CHANNELS = 64;
+
+// Kernels wider than BAND_TAPS are taken in several bands; one band's case has its taps alone.
+constexpr int bands_of(const Case& c) { return ceil_div(c.K, BAND_TAPS); }
+constexpr Case one_band(Case c) {
+  c.K = smaller(c.K, BAND_TAPS);
+  return c;
+}
+
 // Are the weights of a block different at each position?
 constexpr bool per_position(const Case& c) { return c.dynamic || c.drop; }
 
@@ -49,9 +59,10 @@ constexpr bool per_position(const Case& c) { return c.dynamic || c.drop; }
 // `parts` of a head that is wide. Each thread sums RUN positions of `vector` neighbouring channels.
 struct ConvTile {
   int vector, heads, lanes, parts, runs, threads;
+  int taps;          // of one band
   int band;          // weights of one run and head, ordered by (input row, position of the run)
   int band_offset;   // bytes; before it the logits as they came, later the input rows
-  int shared_bytes;  // 0: does not fit, the general kernels take over
+  int shared_bytes;  // 0: does not fit
 
   constexpr int channels() const { return lanes * vector; }
 };
@@ -65,10 +76,11 @@ constexpr ConvTile conv_tile_of(const Case& c, int heads) {
   tile.lanes = tile.parts > 1 ? most : heads * head_lanes;
   tile.runs = c.positions / RUN;
   tile.threads = round_up(tile.lanes * tile.runs, 32);
-  tile.band = (c.K + RUN - 1) * RUN;
-  const int rows = c.positions + c.K - 1;
+  tile.taps = smaller(c.K, BAND_TAPS);
+  tile.band = (tile.taps + RUN - 1) * RUN;
+  const int rows = c.positions + tile.taps - 1;
   const int logit_rows = !per_position(c) ? 1 : c.flip ? rows : c.positions;
-  const int inputs = rows * tile.channels() * size_of(c.type), logits = logit_rows * tile.heads * c.K * size_of(c.type);
+  const int inputs = rows * tile.channels() * size_of(c.type), logits = bands_of(c) > 1 ? 0 : logit_rows * tile.heads * c.K * size_of(c.type);
   tile.band_offset = round_up(larger(inputs, logits), 16);
   tile.shared_bytes = tile.band_offset + (per_position(c) ? tile.runs : 1) * tile.heads * tile.band * 4;
   if (tile.shared_bytes > SHARED_LIMIT) tile.shared_bytes = 0;
@@ -86,10 +98,59 @@ constexpr ConvTile conv_tile(const Case& c) {
   return ConvTile{};
 }
 
+// How the convolution is cut for matrix units: a warp has 16 positions and `chunk` channels of one head, a block
+// `positions` positions of `heads` whole heads, or of `parts` chunks of a head that is wide. The kernels of 16 positions
+// are a band of a matrix: its row has the `taps` of one position and one column an input row that any of the 16 meets.
+struct BandTile {
+  int vector, chunk, parts, heads, groups, threads;
+  int taps, steps;                  // of one band; its columns / 16
+  int rows, row_bytes;              // input rows of one band in shared memory
+  int band_rows, band_row_bytes;    // of one head
+  int weight_rows;                  // positions whose weights meet the block; 1 where all are the same
+  int logit_rows, logit_row_bytes;  // as they lie in memory: a row starts anywhere in its first 16 bytes
+  int band_offset, logits_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
+};
+
+constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
+  BandTile tile{};
+  const int all_parts = ceil_div(c.R, BAND_CHANNELS);
+  tile.vector = vector_of(c);
+  tile.chunk = round_up(ceil_div(c.R, all_parts), MMA_CHANNELS);
+  tile.parts = parts, tile.heads = heads;
+  tile.groups = ceil_div(c.H, heads) * ceil_div(all_parts, parts);
+  tile.threads = 32 * (c.positions / MMA_POSITIONS) * heads * parts;
+  tile.taps = smaller(c.K, BAND_TAPS);
+  tile.steps = ceil_div(MMA_POSITIONS - 1 + tile.taps, 16);
+  tile.rows = c.positions + 16 * (tile.steps - 1);
+  tile.row_bytes = heads * parts * tile.chunk * 2 + 16;  // an odd multiple of 16, so that 8 rows fill all banks
+  tile.band_rows = per_position(c) ? c.positions : MMA_POSITIONS;
+  tile.band_row_bytes = tile.steps * 32 + 16;
+  tile.weight_rows = !per_position(c) ? 1 : c.flip ? c.positions + tile.taps - 1 : c.positions;
+  tile.logit_rows = c.dynamic ? tile.weight_rows : 1;
+  tile.logit_row_bytes = round_up(tile.taps * 2 + 14, 16);
+  tile.band_offset = tile.rows * tile.row_bytes;
+  tile.logits_offset = tile.band_offset + heads * tile.band_rows * tile.band_row_bytes;
+  tile.shared_bytes = tile.logits_offset + heads * tile.logit_rows * tile.logit_row_bytes;
+  if (tile.shared_bytes > SHARED_LIMIT || tile.threads > 512) tile.shared_bytes = 0;
+  return tile;
+}
+
+// Four warps where that is possible, or more for rows of 64 bytes; a wide head is kept together as far as it fits.
+constexpr BandTile band_tile(const Case& c) {
+  const int warps = c.positions / MMA_POSITIONS, wanted = larger(4 / warps, ceil_div(32, c.R));
+  for (int heads = c.R > BAND_CHANNELS ? 1 : smaller(c.H, wanted); heads >= 1; heads /= 2)
+    for (int parts = ceil_div(c.R, BAND_CHANNELS); parts >= 1; --parts) {
+      const BandTile tile = band_tile_of(c, heads, parts);
+      if (tile.shared_bytes > 0) return tile;
+    }
+  return BandTile{};
+}
+
 // How the gradient of the weights is cut: a block has `positions` positions of `heads` heads of one sentence, and takes
 // the channels of a head in `chunks` of `chunk`. Its sums over the channels are a band of the product G X^T.
 struct GradTile {
   int vector, heads, chunk, chunks, threads;
+  int taps;          // of one band
   int rows;          // input rows in shared memory; beyond positions + K - 1 only for sums that are thrown away
   int row_bytes;     // of one row of either kind
   int skew;          // bytes added every 4 rows, so that no two lanes meet in a bank
@@ -100,11 +161,11 @@ struct GradTile {
 };
 
 constexpr int GRAD_POSITIONS = 4, GRAD_TAPS = 8;  // of one thread without tensor cores
-constexpr int MMA_POSITIONS = 16, MMA_ROWS = 8, MMA_CHANNELS = 16;
 
 constexpr GradTile grad_tile_of(const Case& c, int heads) {
   GradTile tile{};
   const int size = size_of(c.type);
+  tile.taps = smaller(c.K, BAND_TAPS);
   tile.vector = vector_of(c);
   tile.heads = heads;
   tile.chunks = ceil_div(c.R * size, 160);
@@ -113,19 +174,20 @@ constexpr GradTile grad_tile_of(const Case& c, int heads) {
   if (c.tensor_cores) {
     tile.row_bytes += 16;
     tile.threads = 32 * heads * (c.positions / MMA_POSITIONS);
-    tile.rows = c.positions + round_up(c.K - 1, MMA_ROWS);
+    tile.rows = c.positions + round_up(tile.taps - 1, MMA_ROWS);
   } else {
     tile.skew = 16;
-    tile.threads = larger(64, round_up(heads * (c.positions / GRAD_POSITIONS) * ceil_div(c.K, GRAD_TAPS), 32));
-    tile.rows = c.positions + round_up(c.K, GRAD_TAPS) - 1;
+    tile.threads = larger(64, round_up(heads * (c.positions / GRAD_POSITIONS) * ceil_div(tile.taps, GRAD_TAPS), 32));
+    tile.rows = c.positions + round_up(tile.taps, GRAD_TAPS) - 1;
   }
-  tile.products = c.K | 1;
+  tile.products = tile.taps | 1;
   const int products = c.positions * heads * tile.products * 4;
   const int inputs = tile.offset(c.positions + 3) + tile.offset(tile.rows + 3);
   tile.logits_offset = round_up(products, 16);
-  const int logits = c.dynamic && c.softmax ? c.positions * heads * c.K * size : 0;
+  const bool whole = bands_of(c) == 1;
+  const int logits = c.dynamic && c.softmax && whole ? c.positions * heads * c.K * size : 0;
   tile.sums_offset = round_up(larger(inputs, tile.logits_offset + logits), 16);
-  tile.shared_bytes = tile.sums_offset + (c.dynamic ? 0 : heads * c.K * 4);
+  tile.shared_bytes = tile.sums_offset + heads * (!c.dynamic ? tile.taps : whole ? 0 : c.positions) * 4;
   if (tile.shared_bytes > SHARED_LIMIT || tile.threads > 512) tile.shared_bytes = 0;
   return tile;
 }

@@ -28,6 +28,23 @@ template <Case C> __device__ __forceinline__ void general_weights(const GeneralA
   }
 }
 
+// One warp a row of K logits: its largest and 1 / the sum of exps below it, for kernels that take the row in parts.
+template <Case C> __device__ __forceinline__ void row_sums(const GeneralArgs& args, unsigned char*) {
+  using S = typename Scalar<C.type>::type;
+  const long long row = static_cast<long long>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (row >= (C.dynamic ? args.T * args.B * args.H : args.H)) return;
+  const S* logits = static_cast<const S*>(args.logits) + row * args.K;
+  float most = -__int_as_float(0x7f800000), sum = 0.0f;
+#pragma unroll 4
+  for (long long j = lane; j < args.K; j += 32) most = widen(logits[j]) > most ? widen(logits[j]) : most;
+  most = lanes_max<32>(most);
+#pragma unroll 4
+  for (long long j = lane; j < args.K; j += 32) sum += exponential(widen(logits[j]) - most);
+  sum = lanes_sum<32>(sum);
+  if (lane < 2) static_cast<float*>(args.weight)[2 * row + lane] = lane == 0 ? most : 1.0f / sum;
+}
+
 // One thread an output; turned round for grad_x, where args.x is the gradient.
 template <Case C> __device__ __forceinline__ void general_conv(const GeneralArgs& args, unsigned char*) {
   using S = typename Scalar<C.type>::type;

@@ -22,14 +22,16 @@ __device__ __forceinline__ void stage_rows(const void* from, unsigned char* to, 
     const int row = i / lanes, lane = i % lanes, h = lane / per_head, t = first + row;
     const int c = chunk * tile.chunk + lane % per_head * V;
     const bool inside = t >= 0 && t < T && head + h < C.H && c < C.R;
-    vec<S, V>(reinterpret_cast<S*>(to + tile.offset(row)) + lane * V) =
-        inside ? load_fixed<S, V>(at + t * stride + h * C.R + c) : zeros<S, V>();
+    const S* source = inside ? at + t * stride + h * C.R + c : at;
+    S* place = reinterpret_cast<S*>(to + tile.offset(row)) + lane * V;
+    if constexpr (C.tensor_cores && V == 8) copy_later(place, source, inside ? 16 : 0);
+    else vec<S, V>(place) = inside ? load_fixed<S, V>(source) : zeros<S, V>();
   }
 }
 
 // Sums of one thread without tensor cores: GRAD_POSITIONS x GRAD_TAPS of one head, over chunk after chunk.
 template <Case C> struct ScalarSums {
-  static constexpr int quads = C.positions / GRAD_POSITIONS, blocks = ceil_div(C.K, GRAD_TAPS);
+  static constexpr int quads = C.positions / GRAD_POSITIONS, blocks = ceil_div(grad_tile(C).taps, GRAD_TAPS);
   static constexpr int heads = grad_tile(C).heads;
   float sum[GRAD_POSITIONS][GRAD_TAPS] = {};
   int t, j, h;
@@ -79,10 +81,11 @@ template <Case C> __device__ __forceinline__ auto make_sums() {
   else return ScalarSums<C>();
 }
 
-// The products of one block's positions to shared memory, [position][head][K]; 0 where the tap or the position is
-// outside the sequence.
+// The products of one block's positions and `count` taps to shared memory, [position][head][tap]; 0 where the input row
+// or the position is outside the sequence.
 template <Case C>
-__device__ __forceinline__ void products(const GradArgs& args, unsigned char* shared, int t0, int head, int b) {
+__device__ __forceinline__ void products(const GradArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
+                                         int count) {
   constexpr GradTile tile = grad_tile(C);
   unsigned char* grad_rows = shared;
   unsigned char* x_rows = shared + tile.offset(C.positions + 3) / 16 * 16;
@@ -91,68 +94,86 @@ __device__ __forceinline__ void products(const GradArgs& args, unsigned char* sh
   for (int chunk = 0; chunk < tile.chunks; ++chunk) {
     if (chunk > 0) __syncthreads();
     stage_rows<C>(args.grad, grad_rows, C.positions, t0, head, chunk, b, args.T, args.B);
-    stage_rows<C>(args.x, x_rows, C.positions + C.K - 1, t0 - C.padding_l, head, chunk, b, args.T, args.B);
+    stage_rows<C>(args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - C.padding_l, head, chunk, b, args.T, args.B);
+    finish_group();
+    wait_for_copies<0>();
     __syncthreads();
     sums.add(grad_rows, x_rows);
   }
   __syncthreads();
   float* to = reinterpret_cast<float*>(shared);
   sums.each([&](int t, int j, int h, float sum) {
-    if (j < 0 || j >= C.K) return;
-    const int from = t0 + t + j - C.padding_l;
+    if (j < 0 || j >= count) return;
+    const int from = t0 + t + tap + j - C.padding_l;
     to[(t * tile.heads + h) * tile.products + j] = t0 + t < args.T && from >= 0 && from < args.T ? sum : 0.0f;
   });
 }
 
+// The gradient of one band of the block's logits from their products. The softmax's needs the sum over all taps of weight
+// times product: where there are several bands, a first pass over them (not `last`) adds it up in `dots`.
 template <Case C>
-__device__ __forceinline__ void dynamic_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b) {
+__device__ __forceinline__ void dynamic_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
+                                             int count, bool last) {
   using S = typename Scalar<C.type>::type;
   constexpr GradTile tile = grad_tile(C);
-  constexpr int rows = C.positions * tile.heads, G = lanes_per_row(rows, tile.threads, C.K);
+  constexpr bool whole = bands_of(C) == 1;
+  constexpr int rows = C.positions * tile.heads, G = larger(lanes_per_row(rows, tile.threads, tile.taps), whole ? 1 : 4);
+  using Weights = Row<one_band(C), G>;
   float* sums = reinterpret_cast<float*>(shared);
+  float* dots = reinterpret_cast<float*>(shared + tile.sums_offset);
   if constexpr (C.softmax || C.drop) {
     S* logits = reinterpret_cast<S*>(shared + tile.logits_offset);
-    if constexpr (C.softmax)
+    if constexpr (C.softmax && whole)
       stage_logits<C, tile.heads>(args.logits, logits, C.positions, tile.threads, t0, head, b, args.T, args.B);
     __syncthreads();
     const unsigned long long seed = C.drop ? *args.dropconnect.seed : 0;
     each_row<G>(rows, tile.threads, [&](int item, int g, bool valid) {
+      const int t = t0 + item / tile.heads, h = head + item % tile.heads;
+      const long long n = (static_cast<long long>(t) * args.B + b) * C.H + h;
       float* row = sums + item * tile.products;
-      Row<C, G> grad;
-      Row<C, G>::each(g, [&](int j, int q, int i) { grad.at[q][i] = row[j]; });
-      if constexpr (C.drop) {
-        const int t = t0 + item / tile.heads, h = head + item % tile.heads;
-        grad.drop(args.dropconnect, seed, (static_cast<long long>(t) * args.B + b) * C.H + h, g);
-      }
+      Weights grad;
+      Weights::each(g, [&](int j, int q, int i) { grad.at[q][i] = j < count ? row[j] : 0.0f; });
+      if constexpr (C.drop) grad.drop(args.dropconnect, seed, n, g, tap / 4);
       if constexpr (C.softmax) {
-        Row<C, G> weights;
-        weights.load(logits + item * C.K, g);
+        Weights weights;
+        if constexpr (whole) {
+          weights.load(logits + item * C.K, g);
+        } else {
+          const bool there = t < args.T && h < C.H;
+          weights.load_part(static_cast<const S*>(args.logits) + (there ? n * C.K + tap : 0), g, there ? count : 0,
+                            there ? args.row_sums + 2 * n : nullptr);
+        }
         float dot = 0.0f;
-        Row<C, G>::each(g, [&](int, int q, int i) { dot += weights.at[q][i] * grad.at[q][i]; });
+        Weights::each(g, [&](int, int q, int i) { dot += weights.at[q][i] * grad.at[q][i]; });
         dot = lanes_sum<G>(dot);
-        Row<C, G>::each(g, [&](int, int q, int i) { grad.at[q][i] = weights.at[q][i] * (grad.at[q][i] - dot); });
+        if constexpr (!whole) {
+          if (last) dot = dots[item];
+          else if (valid && g == 0) dots[item] = (tap == 0 ? 0.0f : dots[item]) + dot;
+        }
+        Weights::each(g, [&](int, int q, int i) { grad.at[q][i] = weights.at[q][i] * (grad.at[q][i] - dot); });
       }
-      if (valid) Row<C, G>::each(g, [&](int j, int q, int i) { row[j] = grad.at[q][i]; });
+      if (last && valid) Weights::each(g, [&](int j, int q, int i) { row[j] = grad.at[q][i]; });
     });
   }
   __syncthreads();
-  constexpr int width = tile.heads * C.K;
-  const int present = smaller(tile.heads, C.H - head) * C.K;
-  S* out = static_cast<S*>(args.grad_logits) + (static_cast<long long>(b) * C.H + head) * C.K;
+  if (!last) return;
+  constexpr int width = tile.heads * tile.taps;
+  S* out = static_cast<S*>(args.grad_logits) + (static_cast<long long>(b) * C.H + head) * C.K + tap;
   const long long stride = static_cast<long long>(args.B) * C.H * C.K;
 #pragma unroll 4
   for (int i = threadIdx.x; i < C.positions * width; i += tile.threads) {
-    const int t = i / width, j = i % width;
-    if (t0 + t < args.T && j < present)
-      out[(t0 + t) * stride + j] = narrow<S>(sums[(t * tile.heads + j / C.K) * tile.products + j % C.K]);
+    const int t = i / width, h = i % width / tile.taps, j = i % tile.taps;
+    if (t0 + t < args.T && head + h < C.H && j < count)
+      out[(t0 + t) * stride + h * C.K + j] = narrow<S>(sums[(t * tile.heads + h) * tile.products + j]);
   }
 }
 
-// Adds the block's products over its positions to totals[head][K], each kept by one thread.
+// Adds the block's products over its positions to totals[head][tap], each kept by one thread.
 template <Case C>
-__device__ __forceinline__ void light_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b) {
+__device__ __forceinline__ void light_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
+                                           int count) {
   constexpr GradTile tile = grad_tile(C);
-  constexpr int rows = C.positions * tile.heads, quads = ceil_div(C.K, 4);
+  constexpr int rows = C.positions * tile.heads, quads = ceil_div(tile.taps, 4);
   float* sums = reinterpret_cast<float*>(shared);
   float* totals = reinterpret_cast<float*>(shared + tile.sums_offset);
   __syncthreads();
@@ -162,15 +183,16 @@ __device__ __forceinline__ void light_rows(const GradArgs& args, unsigned char* 
       const int row = item / quads, quad = item % quads;
       const int t = t0 + row / tile.heads, h = head + row % tile.heads;
       float factor[4];
-      keep_factors(args.dropconnect, seed, (static_cast<long long>(t) * args.B + b) * C.H + h, quad, factor);
+      keep_factors(args.dropconnect, seed, (static_cast<long long>(t) * args.B + b) * C.H + h, tap / 4 + quad, factor);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (quad * 4 + i < C.K) sums[row * tile.products + quad * 4 + i] *= factor[i];
+        if (quad * 4 + i < count) sums[row * tile.products + quad * 4 + i] *= factor[i];
     }
     __syncthreads();
   }
-  for (int item = threadIdx.x; item < tile.heads * C.K; item += tile.threads) {
-    const int h = item / C.K, j = item % C.K;
+  for (int item = threadIdx.x; item < tile.heads * tile.taps; item += tile.threads) {
+    const int h = item / tile.taps, j = item % tile.taps;
+    if (j >= count) continue;
     float total = 0.0f;
 #pragma unroll 8
     for (int t = 0; t < C.positions; ++t) total += sums[(t * tile.heads + h) * tile.products + j];
@@ -181,26 +203,34 @@ __device__ __forceinline__ void light_rows(const GradArgs& args, unsigned char* 
 
 template <Case C> __device__ __forceinline__ void grad_weight(const GradArgs& args, unsigned char* shared) {
   constexpr GradTile tile = grad_tile(C);
-  constexpr int groups = ceil_div(C.H, tile.heads);
+  constexpr int groups = ceil_div(C.H, tile.heads), bands = bands_of(C);
   const int blocks = (args.T + C.positions - 1) / C.positions;
   if constexpr (C.dynamic) {
     const int head = static_cast<int>(blockIdx.x / blocks % groups) * tile.heads, b = blockIdx.x / blocks / groups;
     const int t0 = static_cast<int>(blockIdx.x % blocks) * C.positions;
-    products<C>(args, shared, t0, head, b);
-    dynamic_rows<C>(args, shared, t0, head, b);
+#pragma unroll 1
+    for (int i = bands > 1 && C.softmax ? 0 : bands; i < 2 * bands; ++i) {
+      const int tap = i % bands * tile.taps, count = smaller(tile.taps, C.K - tap);
+      if (bands > 1) __syncthreads();
+      products<C>(args, shared, t0, head, b, tap, count);
+      dynamic_rows<C>(args, shared, t0, head, b, tap, count, i >= bands);
+    }
   } else {
-    const int head = static_cast<int>(blockIdx.x % groups) * tile.heads, split = blockIdx.x / groups;
+    const int head = static_cast<int>(blockIdx.x % groups) * tile.heads, tap = blockIdx.x / groups % bands * tile.taps;
+    const int split = blockIdx.x / groups / bands, count = smaller(tile.taps, C.K - tap);
     float* totals = reinterpret_cast<float*>(shared + tile.sums_offset);
-    for (int item = threadIdx.x; item < tile.heads * C.K; item += tile.threads) totals[item] = 0.0f;
+    for (int item = threadIdx.x; item < tile.heads * tile.taps; item += tile.threads) totals[item] = 0.0f;
 #pragma unroll 1
     for (long long block = split; block < static_cast<long long>(blocks) * args.B; block += args.splits) {
       const int t0 = static_cast<int>(block % blocks) * C.positions, b = static_cast<int>(block / blocks);
-      products<C>(args, shared, t0, head, b);
-      light_rows<C>(args, shared, t0, head, b);
+      products<C>(args, shared, t0, head, b, tap, count);
+      light_rows<C>(args, shared, t0, head, b, tap, count);
     }
-    for (int item = threadIdx.x; item < tile.heads * C.K; item += tile.threads)
-      if (head + item / C.K < C.H)
-        args.partial[(static_cast<long long>(split) * C.H + head) * C.K + item] = totals[item];
+    for (int item = threadIdx.x; item < tile.heads * tile.taps; item += tile.threads) {
+      const int h = item / tile.taps, j = item % tile.taps;
+      if (head + h < C.H && j < count)
+        args.partial[(static_cast<long long>(split) * C.H + head + h) * C.K + tap + j] = totals[item];
+    }
   }
 }
 

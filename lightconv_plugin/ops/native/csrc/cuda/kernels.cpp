@@ -121,7 +121,7 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
   // said: without it the compiler aims at more blocks and spills.
   // On sm_100 128 are two too few for the gradient of x under DropConnect.
   const auto fewest = [&](int together) {
-    return std::string(kernel.name) == "conv" ? std::to_string(smaller(together / threads, 16)) : std::string("1");
+    return std::string(kernel.name) == "conv" || std::string(kernel.name) == "band" ? std::to_string(smaller(together / threads, 16)) : std::string("1");
   };
   const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 1000 ? " +
       fewest(512) + " : " + fewest(c.flip && c.drop ? 384 : 512);

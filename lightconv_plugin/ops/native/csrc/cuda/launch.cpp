@@ -13,6 +13,8 @@ namespace {
 
 // The kernels of a convolution and of its step.
 const Kernel CONV{"conv", "conv", "ConvArgs", "conv_"};
+const Kernel BAND{"band", "band", "ConvArgs", "conv_"};
+const Kernel ROW_SUMS{"row_sums", "general", "GeneralArgs", "conv_row_sums"};
 const Kernel GRAD_WEIGHT{"grad_weight", "grad_weight", "GradArgs", "conv_grad_weight"};
 const Kernel FINISH{"finish", "general", "FinishArgs", "conv_grad_weight_finish"};
 const Kernel GENERAL_WEIGHTS{"general_weights", "general", "GeneralArgs", "conv_general_weights"};
@@ -22,7 +24,7 @@ const Kernel GENERAL_GRAD_LIGHT{"general_grad_light", "general", "GeneralArgs", 
 const Kernel STEP{"step", "step", "StepArgs", "conv_step"};
 const Kernel ADVANCE{"advance", "step", "StepArgs", "advance_step"};
 
-const int CUT_WIDTH = 64;      // wider kernels take the general kernels: a row of weights no longer fits the registers
+const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int GENERAL_THREADS = 128;
 
@@ -44,14 +46,19 @@ bool can_be_cut(const Conv& conv) {
          conv.B <= (1 << 30);
 }
 
+bool has_tensor_cores(const Place& place, const Conv& conv) {
+  return size_of(conv.type) == 2 && device(place.device).capability >= 80;
+}
+
 // conv's case with the most positions of a block that fit, at least `fewest`; positions 0: none do.
-template <class Fits> Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits) {
+template <class Fits>
+Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, int most = 64) {
   Case c = case_of(conv);
   if (!can_be_cut(conv)) return c;
   c.K = static_cast<int>(conv.K), c.padding_l = static_cast<int>(conv.padding_l);
   c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
   c.aligned = is_aligned;
-  for (c.positions = conv.T > 32 ? 64 : 32; c.positions >= fewest; c.positions /= 2)
+  for (c.positions = conv.T > most / 2 ? most : conv.T > 32 ? 64 : 32; c.positions >= fewest; c.positions /= 2)
     if (fits(c)) return c;
   c.positions = 0;
   return c;
@@ -87,6 +94,20 @@ class General {
     finish(place_, conv_, args.products, static_cast<int>(args.splits), out);
   }
 
+  // Of each row of logits: see row_sums in general.cuh.
+  const float* row_sums() {
+    if (row_sums_ == nullptr) {
+      const long long rows = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;
+      GeneralArgs args{};
+      args.logits = conv_.logits, args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.K = conv_.K;
+      args.weight = row_sums_ = static_cast<float*>(place_.scratch(rows * 2 * sizeof(float)));
+      Case c{};
+      c.type = conv_.type, c.dynamic = conv_.dynamic;
+      launch(place_, ROW_SUMS, c, all(rows * 32), &args);
+    }
+    return row_sums_;
+  }
+
   static void finish(const Place& place, const Conv& conv, const void* partial, int splits, void* out) {
     Case c{};
     c.type = conv.softmax || conv.type == Type::f64 ? conv.type : Type::f32;  // as weight_gradient_type says
@@ -118,22 +139,40 @@ class General {
   const Place& place_;
   const Conv& conv_;
   void* weight_ = nullptr;
+  float* row_sums_ = nullptr;
 };
 
+bool convolve_by_bands(const Place& place, const Conv& conv, General& general, const void* x, void* out, bool flip) {
+  if (!has_tensor_cores(place, conv)) return false;
+  const bool per_position = conv.dynamic || conv.dropconnect > 0.0;
+  const Case c = cut(conv, aligned({x, conv.logits, out}), MMA_POSITIONS, [flip](Case& c) {
+    c.flip = flip, c.tensor_cores = true;
+    return band_tile(c).shared_bytes > 0;
+  }, per_position ? 64 : 128);
+  if (c.positions == 0) return false;
+  const BandTile tile = band_tile(c);
+  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
+                      dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+  launch(place, BAND, c, {blocks_for(conv.T, c.positions) * tile.groups * conv.B, tile.threads, tile.shared_bytes}, &args);
+  return true;
+}
+
 void convolve(const Place& place, const Conv& conv, General& general, const void* x, void* out, bool flip) {
+  if (convolve_by_bands(place, conv, general, x, out, flip)) return;
   const Case c = cut(conv, aligned({x, conv.logits, out}), RUN, [flip](Case& c) {
     c.flip = flip;
     return conv_tile(c).shared_bytes > 0;
   });
   if (c.positions == 0) return general.convolve(x, out, flip);
   const ConvTile tile = conv_tile(c);
-  const ConvArgs args{x, conv.logits, out, dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
+                      dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
   const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
   launch(place, CONV, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
 }
 
 void grad_weight(const Place& place, const Conv& conv, General& general, const void* grad, void* out) {
-  const bool tensor_cores = size_of(conv.type) == 2 && device(place.device).capability >= 80;
+  const bool tensor_cores = has_tensor_cores(place, conv);
   const Case c = cut(conv, aligned({grad, conv.x, conv.logits, out}), tensor_cores ? MMA_POSITIONS : GRAD_POSITIONS,
                      [tensor_cores](Case& c) {
                        c.tensor_cores = tensor_cores;
@@ -142,15 +181,16 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
   if (c.positions == 0) return general.grad_logits(grad, out);
   const GradTile tile = grad_tile(c);
   const long long groups = ceil_div(c.H, tile.heads), blocks = blocks_for(conv.T, c.positions) * conv.B;
-  GradArgs args{grad, conv.x, conv.logits, out, nullptr, dropconnect_of(conv), static_cast<int>(conv.T),
-                static_cast<int>(conv.B), 0};
+  const bool in_parts = bands_of(c) > 1 && c.dynamic && c.softmax;
+  GradArgs args{grad, conv.x, conv.logits, out, in_parts ? general.row_sums() : nullptr, nullptr, dropconnect_of(conv),
+                static_cast<int>(conv.T), static_cast<int>(conv.B), 0};
   if (c.dynamic)
     return launch(place, GRAD_WEIGHT, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
-  args.splits = static_cast<int>(std::clamp<long long>(SPLIT_BLOCKS / groups, 1, blocks));
+  args.splits = static_cast<int>(std::clamp<long long>(SPLIT_BLOCKS / groups / bands_of(c), 1, blocks));
   args.partial = static_cast<float*>(place.scratch(sizeof(float) * args.splits * conv.H * conv.K));
   Case stage = c;
   stage.softmax = false;
-  launch(place, GRAD_WEIGHT, stage, {args.splits * groups, tile.threads, tile.shared_bytes}, &args);
+  launch(place, GRAD_WEIGHT, stage, {args.splits * groups * bands_of(c), tile.threads, tile.shared_bytes}, &args);
   General::finish(place, conv, args.partial, args.splits, out);
 }
 

@@ -28,9 +28,29 @@ template <class S> __device__ __forceinline__ void mma(float (&d)[4], const Word
 }
 #endif
 
+// Four matrices of 8 x 8 numbers of 16 bits, or their transposes: lane l gives the address of row l % 8 of matrix l / 8,
+// and gets of each matrix the pair at row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1.
+#if defined(LIGHTCONV_ON_CPU)
+template <bool Transposed> void load_matrices(Word (&to)[4], const unsigned char* row);
+#else
+template <bool Transposed> __device__ __forceinline__ void load_matrices(Word (&to)[4], const unsigned char* row) {
+  const Word at = static_cast<Word>(__cvta_generic_to_shared(row));
+  if constexpr (Transposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+}
+#endif
+
 // Sums of one warp: 16 positions and the 16 + K - 1 input rows that they reach, of one head.
 template <Case C> struct MmaSums {
-  static constexpr int columns = ceil_div(MMA_POSITIONS + C.K - 1, MMA_ROWS);
+  static constexpr int columns = ceil_div(MMA_POSITIONS + grad_tile(C).taps - 1, MMA_ROWS);
   float sum[columns][4] = {};
   int t, h, g, q;
 
@@ -58,7 +78,7 @@ template <Case C> struct MmaSums {
     }
   }
 
-  // act(position of the block, tap, head of the block, sum) on each; some taps are outside 0..K-1
+  // act(position of the block, tap, head of the block, sum) on each; some taps are outside the band
   template <class Do> __device__ __forceinline__ void each(const Do& act) const {
 #pragma unroll
     for (int n = 0; n < columns; ++n)

@@ -108,6 +108,36 @@ template <class S, int V> __device__ __forceinline__ void store(S* at, const Vec
 
 template <class S, int V> __device__ __forceinline__ Vec<S, V>& vec(S* at) { return *reinterpret_cast<Vec<S, V>*>(at); }
 
+// 16 bytes from global to shared memory, of which only the first `bytes` are read and the others become 0. They have
+// arrived after wait_for_copies<N>, which leaves the last N groups under way; finish_group ends a group.
+#if defined(LIGHTCONV_ON_CPU)
+void copy_later(void* to, const void* from, int bytes);
+void finish_group();
+template <int N> void wait_for_copies();
+#else
+__device__ __forceinline__ void copy_later(void* to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<Word>(__cvta_generic_to_shared(to))),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+#else
+  __trap();  // tensor_cores says sm_80 or later
+#endif
+}
+
+__device__ __forceinline__ void finish_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N> __device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+#endif
+
 // Sum and maximum over groups of G neighbouring lanes, G a power of two; every lane of the warp takes part.
 template <int G, class A> __device__ __forceinline__ A lanes_sum(A value) {
 #pragma unroll

@@ -61,11 +61,22 @@ template <Case C, int G> struct Row {
     }
   }
 
-  __device__ __forceinline__ void drop(const DropConnect& dropconnect, unsigned long long seed, long long n, int g) {
+  // The first `count` weights of a row that is taken in parts, by its row sums, if it has them.
+  template <class S>
+  __device__ __forceinline__ void load_part(const S* logits, int g, int count, const float* row_sums) {
+    const float most = C.softmax && row_sums ? row_sums[0] : 0.0f, scale = C.softmax && row_sums ? row_sums[1] : 0.0f;
+    each(g, [&](int j, int q, int i) {
+      const float logit = j < count ? widen(logits[j]) : 0.0f;
+      at[q][i] = C.softmax ? exponential(logit - most) * scale : logit;
+    });
+  }
+
+  __device__ __forceinline__ void drop(const DropConnect& dropconnect, unsigned long long seed, long long n, int g,
+                                       int first_quad = 0) {
 #pragma unroll
     for (int q = 0; q < QUADS; ++q) {
       float factor[4];
-      keep_factors(dropconnect, seed, n, q * G + g, factor);
+      keep_factors(dropconnect, seed, n, first_quad + q * G + g, factor);
 #pragma unroll
       for (int i = 0; i < 4; ++i) at[q][i] *= factor[i];
     }

@@ -1,0 +1,249 @@
+// LightConv and DynamicConv forward, and grad_x, for 16-bit types on matrix units: a head's kernels at 16 positions are
+// a band of a matrix, which is multiplied by the input rows that it meets, with float32 sums. See BandTile.
+#pragma once
+
+#include "cuda/mma.cuh"
+#include "cuda/weights.cuh"
+
+namespace lightconv::cuda {
+
+// Where a block is: its first position, head and channel of the head, and a band's first input row and taps.
+struct BandPlace {
+  int t0, b, head, channel;
+  int first, tap, count;
+};
+
+// Row of the logits of position t and head h of the block.
+template <Case C>
+__device__ __forceinline__ long long logit_row(const ConvArgs& args, const BandPlace& at, int t, int h) {
+  return (C.dynamic ? (static_cast<long long>(t) * args.B + at.b) * C.H : 0) + at.head + h;
+}
+
+// First number of a row in shared memory: rows are copied from the multiple of 16 bytes before them.
+template <Case C> __device__ __forceinline__ int logit_start(long long row, int tap) {
+  return C.aligned ? (static_cast<Word>(row) * C.K + tap) % 8 : 0;
+}
+
+template <Case C>
+__device__ __forceinline__ void stage_logits(const ConvArgs& args, const BandPlace& at, unsigned char* to) {
+  using S = typename Scalar<C.type>::type;
+  constexpr BandTile tile = band_tile(C);
+  constexpr int V = C.aligned ? 8 : 1, vectors = C.aligned ? tile.logit_row_bytes / 16 : tile.taps;
+  const S* logits = static_cast<const S*>(args.logits);
+  const long long total = (C.dynamic ? static_cast<long long>(args.T) * args.B : 1) * C.H * C.K;
+  const int from = C.flip ? at.first : at.t0;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < tile.logit_rows * tile.heads * vectors; i += tile.threads) {
+    const int item = i / vectors, t = from + item / tile.heads, h = item % tile.heads;
+    const long long row = logit_row<C>(args, at, t, h), start = row * C.K + at.tap;
+    const long long number = start / V * V + i % vectors * V;
+    const bool inside = at.head + h < C.H && (!C.dynamic || (t >= 0 && t < args.T)) && number < start + at.count;
+    unsigned char* place = to + item * tile.logit_row_bytes + i % vectors * V * 2;
+    if constexpr (C.aligned)
+      copy_later(place, inside ? logits + number : logits, !inside ? 0 : total - number < V ? (total - number) * 2 : 16);
+    else
+      vec<S, 1>(reinterpret_cast<S*>(place)) = inside ? vec<S, 1>(logits + number) : zeros<S, 1>();
+  }
+}
+
+template <Case C>
+__device__ __forceinline__ void stage_inputs(const ConvArgs& args, const BandPlace& at, unsigned char* to) {
+  using S = typename Scalar<C.type>::type;
+  constexpr BandTile tile = band_tile(C);
+  constexpr int V = tile.vector, of_head = tile.parts * tile.chunk, lanes = tile.heads * of_head / V;
+  const long long stride = static_cast<long long>(args.B) * C.H * C.R;
+  const S* x = static_cast<const S*>(args.x) + (static_cast<long long>(at.b) * C.H + at.head) * C.R + at.channel;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < tile.rows * lanes; i += tile.threads) {
+    const int row = i / lanes, lane = i % lanes, h = lane * V / of_head, c = lane * V % of_head, t = at.first + row;
+    const bool inside = t >= 0 && t < args.T && at.head + h < C.H && at.channel + c < C.R;
+    const S* from = inside ? x + t * stride + h * C.R + c : x;
+    S* place = reinterpret_cast<S*>(to + row * tile.row_bytes) + lane * V;
+    if constexpr (V == 8) copy_later(place, from, inside ? 16 : 0);
+    else vec<S, V>(place) = inside ? load_fixed<S, V>(from) : zeros<S, V>();
+  }
+}
+
+// Writes the band of the block's kernels, whose other numbers are 0: at row s, column s % 16 + u, what position s has
+// for the input row s + u. Turned round, that is tap count - 1 - u of the kernel at row s + u.
+template <Case C>
+__device__ __forceinline__ void write_band(const ConvArgs& args, const BandPlace& at, const unsigned char* logits,
+                                           unsigned char* band) {
+  using S = typename Scalar<C.type>::type;
+  constexpr BandTile tile = band_tile(C);
+  constexpr int rows = tile.weight_rows * tile.heads;
+  constexpr int fewest = tile.taps > 32 ? 4 : tile.taps > 16 ? 2 : 1;  // lanes of a row, for the registers
+  constexpr int G = larger(lanes_per_row(rows, tile.threads, tile.taps), fewest);
+  constexpr bool whole = bands_of(C) == 1;
+  using Weights = Row<one_band(C), G>;
+  const unsigned long long seed = C.drop ? *args.dropconnect.seed : 0;
+  each_row<G>(rows, tile.threads, [&](int item, int g, bool valid) {
+    const int row = item / tile.heads, h = item % tile.heads, t = (C.flip ? at.first : at.t0) + row;
+    const long long from = logit_row<C>(args, at, t, h);
+    const S* numbers = reinterpret_cast<const S*>(logits + (C.dynamic ? item : h) * tile.logit_row_bytes) +
+                       logit_start<C>(from, at.tap);
+    Weights weights;
+    if constexpr (whole) {
+      weights.load(numbers, g);
+    } else {
+      const bool there = at.head + h < C.H && (!C.dynamic || (t >= 0 && t < args.T));
+      weights.load_part(numbers, g, at.count, C.softmax && there ? args.row_sums + 2 * from : nullptr);
+    }
+    if constexpr (C.drop)
+      weights.drop(args.dropconnect, seed, (static_cast<long long>(t) * args.B + at.b) * C.H + at.head + h, g,
+                   at.tap / 4);
+    if (!valid) return;
+    unsigned char* of_head = band + h * tile.band_rows * tile.band_row_bytes;
+    Weights::each(g, [&](int j, int q, int i) {
+      if (!whole && j >= at.count) return;
+      const int u = C.flip ? at.count - 1 - j : j;
+      const S weight = narrow<S>(weights.at[q][i]);
+      const auto put = [&](int s) {
+        reinterpret_cast<S*>(of_head + s * tile.band_row_bytes)[s % MMA_POSITIONS + u] = weight;
+      };
+      if constexpr (!per_position(C)) {
+#pragma unroll
+        for (int s = 0; s < MMA_POSITIONS; ++s) put(s);
+      } else if (const int s = C.flip ? row - u : row; !C.flip || (s >= 0 && s < C.positions)) {
+        put(s);
+      }
+    });
+  });
+}
+
+// Sums of one warp: 16 positions of `chunk` channels.
+template <Case C> struct BandSums {
+  using S = typename Scalar<C.type>::type;
+  static constexpr BandTile tile = band_tile(C);
+  static constexpr int tiles = tile.chunk / 8;
+  float sum[tiles][4];
+
+  // band: the warp's rows of it, of `count` taps; x: the input rows from the first that they meet, at the warp's channels
+  __device__ __forceinline__ void multiply(const unsigned char* band, const unsigned char* x, int count) {
+    const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16 * 16;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[n][i] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < tile.steps; ++step) {
+      Word a[4];
+      load_matrices<false>(a, band + row * tile.band_row_bytes + step * 32 + half);
+#pragma unroll
+      for (int n = 0; n < tiles; n += 2) {
+        Word b[4];
+        load_matrices<true>(b, x + (step * 16 + row) * tile.row_bytes + n * 16 + half);
+        mma<S>(sum[n], a, {b[0], b[1]});
+        mma<S>(sum[n + 1], a, {b[2], b[3]});
+      }
+    }
+    float spoiled = 0.0f;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) spoiled += sum[n][i] * 0.0f;
+    if (spoiled != 0.0f) add_within_reach(band, x, count);
+  }
+
+  // The same without the zeros beside the band, which make NaN of an input that is not finite.
+  __device__ __forceinline__ void add_within_reach(const unsigned char* band, const unsigned char* x, int count) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[n][i] = 0.0f;
+#pragma unroll 1
+    for (int column = 0; column < 16 * tile.steps; ++column) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = g + half * 8;
+        if (column < row || column - row >= count) continue;
+        const float weight = widen(reinterpret_cast<const S*>(band + row * tile.band_row_bytes)[column]);
+#pragma unroll
+        for (int n = 0; n < tiles; ++n) {
+          float pair[2];
+          widen(vec<S, 2>(reinterpret_cast<const S*>(x + column * tile.row_bytes) + n * 8 + 2 * q), pair);
+          sum[n][2 * half] += weight * pair[0];
+          sum[n][2 * half + 1] += weight * pair[1];
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add(const BandSums& other) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[n][i] += other.sum[n][i];
+  }
+
+  // To rows in shared memory, at the warp's channels.
+  __device__ __forceinline__ void write(unsigned char* rows) const {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float pair[2] = {sum[n][2 * half], sum[n][2 * half + 1]};
+        vec<S, 2>(reinterpret_cast<S*>(rows + (g + half * 8) * tile.row_bytes) + n * 8 + 2 * q) = narrow<S, 2>(pair);
+      }
+  }
+};
+
+template <Case C> __device__ __forceinline__ void band(const ConvArgs& args, unsigned char* shared) {
+  using S = typename Scalar<C.type>::type;
+  constexpr BandTile tile = band_tile(C);
+  constexpr int before = C.flip ? C.K - 1 - C.padding_l : C.padding_l;
+  constexpr int splits = tile.groups / ceil_div(C.H, tile.heads), blocks = C.positions / MMA_POSITIONS;
+  const int group = blockIdx.x % tile.groups, sentence = blockIdx.x / tile.groups;
+  BandPlace at{};
+  at.b = sentence % args.B, at.t0 = sentence / args.B * C.positions;
+  at.head = group / splits * tile.heads, at.channel = group % splits * tile.parts * tile.chunk;
+  unsigned char* band = shared + tile.band_offset;
+  unsigned char* logits = shared + tile.logits_offset;
+  const int m = threadIdx.x / 32 % blocks * MMA_POSITIONS, slice = threadIdx.x / 32 / blocks, h = slice / tile.parts;
+  const unsigned char* own_band = band + (h * tile.band_rows + (per_position(C) ? m : 0)) * tile.band_row_bytes;
+  unsigned char* own_rows = shared + m * tile.row_bytes + slice * tile.chunk * 2;
+
+  BandSums<C> sums;
+#pragma unroll 1
+  for (int number = 0; number < bands_of(C); ++number) {
+    at.tap = number * tile.taps, at.count = smaller(tile.taps, C.K - at.tap);
+    at.first = at.t0 - before + (C.flip ? C.K - at.tap - at.count : at.tap);
+    if (number > 0) __syncthreads();
+    stage_logits<C>(args, at, logits);
+    finish_group();
+    stage_inputs<C>(args, at, shared);
+    finish_group();
+    for (int i = threadIdx.x; i < (tile.logits_offset - tile.band_offset) / 16; i += tile.threads)
+      vec<S, 8>(reinterpret_cast<S*>(band) + i * 8) = zeros<S, 8>();
+    wait_for_copies<1>();
+    __syncthreads();
+    write_band<C>(args, at, logits, band);
+    wait_for_copies<0>();
+    __syncthreads();
+    if (bands_of(C) == 1 || number == 0) {
+      sums.multiply(own_band, own_rows, at.count);
+    } else {
+      BandSums<C> more;
+      more.multiply(own_band, own_rows, at.count);
+      sums.add(more);
+    }
+  }
+
+  __syncthreads();
+  sums.write(own_rows);
+  __syncwarp();
+  constexpr int V = tile.vector, lanes = tile.chunk / V;
+  const int c0 = at.channel + slice % tile.parts * tile.chunk;
+  const long long stride = static_cast<long long>(args.B) * C.H * C.R;
+  S* out = static_cast<S*>(args.out) + (static_cast<long long>(at.b) * C.H + at.head + h) * C.R + c0;
+#pragma unroll 4
+  for (int i = threadIdx.x % 32; i < MMA_POSITIONS * lanes; i += 32) {
+    const int row = i / lanes, c = i % lanes * V, t = at.t0 + m + row;
+    if (t < args.T && at.head + h < C.H && c0 + c < C.R)
+      store<S, V>(out + t * stride + c, vec<S, V>(reinterpret_cast<const S*>(own_rows + row * tile.row_bytes) + c));
+  }
+}
+
+}  // namespace lightconv::cuda
