@@ -13,6 +13,7 @@ from fairseq.utils import get_activation_fn
 from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
+from lightconv_plugin import ops
 from lightconv_plugin.models.block_step import BlockStep
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.models.source_attention import SourceAttention
@@ -24,6 +25,7 @@ from lightconv_plugin.modules import (
     LightweightConv,
     OwnEntry,
     apply_linear,
+    is_plain,
     linear,
     pack_weights,
 )
@@ -40,8 +42,11 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         y = sublayer(self.layer_norm(x) if self.normalize_before else x)
+        norm = self.layer_norm
+        if not self.normalize_before and is_plain(norm, nn.LayerNorm) and is_plain(self.dropout, Dropout):
+            return ops.residual_norm(x, y, norm.weight, norm.bias, self.dropout.probability, norm.eps)
         x = x + self.dropout(y)
-        return x if self.normalize_before else self.layer_norm(x)
+        return x if self.normalize_before else norm(x)
 
 
 class FeedForward(nn.Module):

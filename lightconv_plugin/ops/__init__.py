@@ -10,7 +10,7 @@ from lightconv_plugin.ops.auxiliary.generation import (
     step_candidates,
 )
 from lightconv_plugin.ops.auxiliary.linear import bf16_units, linear, pack_weight, set_precision
-from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask, smoothed_nll
+from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.dispatch import BACKENDS, CHOICES, choose_backend, dynamic_conv, light_conv, takes
 from lightconv_plugin.ops.native.operators import FEW_ROWS
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
@@ -40,6 +40,7 @@ __all__ = [
     "reference",
     "reorder_source",
     "reorder_state",
+    "residual_norm",
     "set_precision",
     "smoothed_nll",
     "step_candidates",

@@ -65,4 +65,8 @@ def test_what_is_beside_the_convolutions(dtype, gpu):
     logits = torch.ones(10, 9, dtype=dtype, requires_grad=True)
     loss, _ = ops.smoothed_nll(logits, torch.full((10,), 4), 0.1, 1)
     assert backward(loss)[logits].dtype == dtype
-    assert gpu.met >= {"glu_mask", "glu_mask_backward"}
+    weight, bias = (torch.ones(8, dtype=dtype, requires_grad=True) for _ in range(2))
+    for p in (0.0, 0.3):
+        found = backward(ops.residual_norm(x, x.detach().requires_grad_(), weight, bias, p, 1e-5))
+        assert sorted((g.shape, g.dtype) for g in found.values()) == [((5, 2, 8), dtype)] * 2 + [((8,), dtype)] * 2
+    assert gpu.met >= {"glu_mask", "glu_mask_backward", "residual_norm", "residual_norm_backward"}

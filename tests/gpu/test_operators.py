@@ -73,6 +73,29 @@ def test_gate(dtype, device):
     assert_close(grad_got, grad_want, dtype)
 
 
+@pytest.mark.parametrize("channels", [6, 512, 1024, 1041])
+@pytest.mark.parametrize("p", [0.0, 0.25])
+def test_residual_and_norm(dtype, channels, p, device):
+    """Of more rows than there are blocks at once; what was dropped is where the gradient is zero."""
+    shape = (33 if device.type == "cuda" else 1, 70, channels)
+    x, y, weight, bias = given = [
+        make(device, *s, dtype=dtype).requires_grad_() for s in (shape, shape, shape[2:], shape[2:])
+    ]
+    grad = make(device, *shape, dtype=dtype) / 10
+    out = ops.residual_norm(x, y, weight, bias, p, 1e-5)
+    got = torch.autograd.grad(out, given, grad)
+    kept = (got[1] != 0) | (got[0] == 0)
+    assert kept.double().mean().item() == pytest.approx(1 - p, abs=0.05)
+    x, y, weight, bias = exact = [t.detach().double().requires_grad_() for t in given]
+    z = x + y * kept / (1 - p)
+    z.data.copy_(z.to(dtype))  # as it is before the norm
+    want = torch.nn.functional.layer_norm(z, (channels,), weight, bias, 1e-5)
+    assert_close(out, want, dtype)
+    for a, b in zip(got, torch.autograd.grad(want, exact, grad.double()), strict=True):
+        scale = max(1.0, b.abs().max().item())
+        assert_close(a / scale, b / scale, dtype)
+
+
 def test_dropout_keeps_its_share_and_its_mean(dtype, device):
     x = torch.ones(1 << 18, dtype=dtype, device=device)
     kept = ops.dropout(x, 0.25)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.auxiliary.linear import lacking
+from tests.ops.cuda_on_cpu import Machine
 
 VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
@@ -50,6 +53,32 @@ def gate() -> Iterator[None]:
         library.impl("glu_mask", reference.glu_mask, "CPU")
         library.impl("glu_mask_backward", backward, "CPU")
         yield
+
+
+@pytest.fixture
+def cuda_kernels(monkeypatch) -> Iterator[None]:
+    """CUDA kernels that no CPU kernel stands beside, run on a CPU as operators for its tensors."""
+    monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
+    machine = Machine()
+
+    def adam_step(
+        param: Tensor, grad: Tensor, mean: Tensor, square: Tensor, weight: Tensor, outcome: Tensor, *numbers: float
+    ) -> None:
+        settings = SimpleNamespace(betas=numbers[:2], eps=numbers[2])
+        machine.adam(param, grad, mean, square, weight, outcome, settings)
+
+    runs: dict[str, Callable[..., Any]] = {"adam_step": adam_step, "update_decide": machine.decide}
+    runs |= {name: getattr(machine, name) for name in ("residual_norm", "residual_norm_backward")}
+    with torch.library._scoped_library("lightconv", "IMPL") as library:
+        for name, run in runs.items():
+
+            def contiguous(*args: Any, run: Callable[..., Any] = run) -> Any:
+                return run(*(arg.contiguous() if isinstance(arg, Tensor) else arg for arg in args))
+
+            library.impl(name, contiguous, "CPU")
+        ops.native.operators._cached_reason_of_kind.cache_clear()
+        yield
+    ops.native.operators._cached_reason_of_kind.cache_clear()
 
 
 def needs_bf16_units() -> None:

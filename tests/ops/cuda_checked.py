@@ -132,6 +132,22 @@ def loss(dtype: torch.dtype, types: int) -> Case:
     return run
 
 
+def residual(dtype: torch.dtype, channels: int, p: float) -> Case:
+    """Residual, dropout and norm of 9 rows, and their gradients, with one for the sum and without."""
+
+    def run(machine: Checked) -> list[Tensor]:
+        x, y, grad, grad_z = (machine.numbers(dtype, 9, channels) for _ in range(4))
+        weight, bias = machine.numbers(dtype, channels), machine.numbers(dtype, channels)
+        seed = machine.place(torch.tensor([1234567]))
+        out, z, stats = machine.residual_norm(x, y, weight, bias, p, seed, 1e-5)
+        written = [out, z, stats]
+        for more in (None, grad_z):
+            written += machine.residual_norm_backward(grad, more, z, weight, stats, p, seed)
+        return written
+
+    return run
+
+
 # lengths up to 32 and those above have one kernel each
 CASES: dict[str, Case] = {
     "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33, 64)),
@@ -154,6 +170,10 @@ CASES: dict[str, Case] = {
     "glu-f16": glu(F16, 6, False),
     "glu-f32-mask": glu(F32, 5, True),
     "glu-f64": glu(F64, 4, False),
+    "residual-bf16-drop": residual(BF16, 512, 0.3),
+    "residual-f16-two-warps": residual(F16, 520, 0.0),
+    "residual-f32-odd-drop": residual(F32, 1027, 0.3),
+    "residual-f64": residual(F64, 6, 0.3),
     "step-bf16-dynamic": step(BF16, True, 3, 2, 64),
     "step-f16-light": step(F16, False, 5, 3, 3),
     "step-f32-dynamic": step(F32, True, 4, 2, 16, softmax=False),

@@ -92,6 +92,7 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     for function in (
         *("conv_forward", "conv_backward", "run_glu", "run_loss", "run_loss_backward", "run_step"),
         *("run_decide", "run_adam", "run_gather"),
+        *("run_residual_norm", "run_residual_norm_backward"),
         "compile_only",
     ):
         getattr(library, function).restype = ctypes.c_char_p
@@ -128,6 +129,20 @@ AdamArgs = structure(
     c_void_p="param grad exp_avg exp_avg_sq weight outcome",
     c_longlong="N",
     c_double="beta1 beta2 eps",
+)
+NormArgs = structure(
+    "NormArgs",
+    c_void_p="x y weight bias z out stats seed",
+    c_uint="threshold",
+    c_double="scale eps",
+    c_longlong="N C",
+)
+NormGradArgs = structure(
+    "NormGradArgs",
+    c_void_p="grad grad_z z weight stats grad_x grad_y partial grad_affine seed",
+    c_uint="threshold",
+    c_double="scale",
+    c_longlong="N C splits",
 )
 
 
@@ -200,8 +215,8 @@ class Machine:
         self.must(self.library.conv_backward(self.capability, ctypes.byref(conv), *pointers))
         return grad_x, grad_weight
 
-    def run(self, function: str, kind: Any, args: Any) -> None:
-        self.must(getattr(self.library, function)(self.capability, kind, ctypes.byref(args)))
+    def run(self, function: str, kind: Any, args: Any, *more: Any) -> None:
+        self.must(getattr(self.library, function)(self.capability, kind, ctypes.byref(args), *more))
 
     def glu(self, x: Tensor, mask: Tensor | None, grad: Tensor | None = None) -> Tensor:
         """(T, B, 2C) to (T, B, C), or, with a gradient (T, B, C), to the gradient (T, B, 2C)."""
@@ -228,6 +243,37 @@ class Machine:
         args = LossArgs(*pointers, *logits.shape, logits.stride(0), ignore, *shares)
         self.run("run_loss_backward", TYPES[logits.dtype], args)
         return out
+
+    def residual_norm(
+        self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``torch.ops.lightconv.residual_norm``."""
+        z, out = self.blank(x), self.blank(x)
+        sums = torch.empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
+        stats = self.blank(sums, 2, *x.shape[:-1], 1)
+        pointers = addresses(x, y, weight, bias, z, out, stats, seed)
+        args = NormArgs(*pointers, eps=eps, N=x.numel() // x.shape[-1], C=x.shape[-1])
+        self.run("run_residual_norm", TYPES[x.dtype], args, ctypes.c_double(p))
+        return out, z, stats
+
+    def residual_norm_backward(
+        self,
+        grad: Tensor,
+        grad_z: Tensor | None,
+        z: Tensor,
+        weight: Tensor,
+        stats: Tensor,
+        p: float,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``torch.ops.lightconv.residual_norm_backward``."""
+        channels = z.shape[-1]
+        grad_x, grad_affine = self.blank(z), self.blank(z, 2, channels)
+        grad_y = self.blank(z) if p > 0 else z.new_empty(0)
+        pointers = addresses(grad, grad_z, z, weight, stats, grad_x, grad_y, None, grad_affine, seed)
+        args = NormGradArgs(*pointers, N=z.numel() // channels, C=channels)
+        self.run("run_residual_norm_backward", TYPES[z.dtype], args, ctypes.c_double(p))
+        return grad_x, grad_y, grad_affine
 
     def decide(self, norm: Tensor, size: Tensor, orders: Tensor, settings: Tensor, *changed: Tensor) -> None:
         """See ``torch.ops.lightconv.update_decide``."""

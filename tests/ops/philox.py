@@ -16,6 +16,13 @@ def philox(counter: list[int], key: tuple[int, int], rounds: int = 7) -> list[in
     return counter
 
 
+def dropout_factors(count: int, p: float, seed: int) -> Tensor:
+    """Return what residual_norm multiplies each of ``count`` numbers with: 1 / (1 - p) or 0, float64."""
+    p, key = torch.tensor(p, dtype=torch.float32).item(), (seed & WORD, seed >> 32 & WORD)
+    words = [philox([quad & WORD, quad >> 32, 0, 2], key) for quad in range((count + 3) // 4)]
+    return (torch.tensor(words).flatten()[:count] >= round(p * 2**32)).double() / (1 - p)
+
+
 def factors(shape: tuple[int, int, int, int], p: float, seed: int) -> Tensor:
     """Return what each of (T, B, H, K) weights is multiplied with: 1 / (1 - p) or 0, float64."""
     time, batch, heads, width = shape

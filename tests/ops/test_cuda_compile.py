@@ -141,6 +141,21 @@ def test_other_cases_of_the_loss_on_one(kit, dtype, types, tmp_path):
         check(cache, 3)
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "channels"),
+    [
+        *((capability, torch.float16, 512) for capability in EACH_GENERATION),
+        *((90, torch.bfloat16, 4096), (90, torch.float32, 1024), (90, torch.float32, 1023)),
+    ],
+)
+def test_residual_and_norm(kit, capability, dtype, channels, tmp_path):
+    for machine, cache in compiled(kit, capability, tmp_path):
+        x, affine, seed = torch.zeros(3, channels, dtype=dtype), torch.zeros(channels, dtype=dtype), torch.tensor([1])
+        _, z, stats = machine.residual_norm(x, x, affine, affine, 0.1, seed, 1e-5)
+        machine.residual_norm_backward(x, x, z, affine, stats, 0.1, seed)
+        check(cache, 3)
+
+
 @pytest.mark.parametrize("capability", EACH_GENERATION)
 def test_gate_and_step(kit, capability, tmp_path):
     for machine, cache in compiled(kit, capability, tmp_path):

@@ -108,7 +108,8 @@ def test_a_kernel_is_loaded_while_a_graph_is_captured(error, tmp_path):
 NAME = re.compile(
     r"lightconv_"
     r"((light|dynamic)_conv_(general_)?(forward|grad_x|grad_weight|grad_weight_finish|weights|row_sums)|(light|dynamic)_conv_step"
-    r"|glu_mask_(forward|backward)|advance_step|smoothed_nll_(forward|forward_sum|backward)|update_decide|adam_step)"
+    r"|glu_mask_(forward|backward)|advance_step|smoothed_nll_(forward|forward_sum|backward)|update_decide|adam_step"
+    r"|residual_norm_(forward|backward)|column_sums(_finish)?)"
     r"_(f32|f16|bf16|f64)(_K\d+)?(_P\d+)?(_R\d+)?(_H\d+)?(_T\d+)?(_softmax)?(_drop)?(_aligned)?(_mma)?(_mask)?"
 )
 
@@ -136,6 +137,11 @@ def call(machine: Machine, dtype: torch.dtype, offset: int) -> None:
             x = make(3, 2, 2 * channels)
             machine.glu(x, mask)
             machine.glu(x, mask, make(3, 2, channels))
+        x, affine = make(3, channels), make(channels)
+        for p in (0.0, 0.1):
+            seed = torch.tensor([1])
+            _, z, stats = machine.residual_norm(x, x, affine, affine, p, seed, 1e-5)
+            machine.residual_norm_backward(x, x, z, affine, stats, p, seed)
     for types in (40, 44, 45):
         logits, target = make(3, types), torch.zeros(3, dtype=torch.int64)
         log_sums = machine.loss(logits, target, 0)[1]

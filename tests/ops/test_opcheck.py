@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightconv_plugin.ops.auxiliary.update import CONTROL, OUTCOME
 from lightconv_plugin.ops.native.operators import OPERATORS
 from tests.ops.conftest import needs_bf16_units
 
@@ -61,6 +62,11 @@ def loss_backward() -> tuple[Any, ...]:
     return torch.tensor(0.5), logits, target, log_sums, 0.9, 0.1, ignore
 
 
+def residual_backward(p: float) -> tuple[Any, ...]:
+    out, z, stats = torch.ops.lightconv.residual_norm(draw(T, B, C), draw(T, B, C), draw(C), draw(C), p, SEED, 1e-5)
+    return out, None if p > 0 else out, z, draw(C), stats, p, SEED
+
+
 PADDING = torch.arange(T).expand(2, T) > T - 2
 # operator -> lists of arguments
 SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
@@ -71,6 +77,16 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "glu_mask": lambda: [(draw(2, T, 2 * C), PADDING.T), (draw(T, B, 2 * C), None)],
     "glu_mask_backward": lambda: [(draw(2, T, C), draw(2, T, 2 * C), PADDING.T)],
     "dropout": lambda: [(x, 0.3, SEED) for x in (draw(T, B), draw(T, B).T, draw(0, B))],
+    "residual_norm": lambda: [
+        (draw(T, B, C), draw(B, T, C).transpose(0, 1), draw(C), draw(C), p, SEED, 1e-5) for p in (0.0, 0.3)
+    ],
+    "residual_norm_backward": lambda: [residual_backward(0.0), residual_backward(0.3)],
+    "update_decide": lambda: [
+        (torch.ones(()), *(torch.ones(n, dtype=torch.float64) for n in (1, 3, 9, len(CONTROL), len(OUTCOME))))
+    ],
+    "adam_step": lambda: [
+        (draw(8), draw(8).half(), draw(8), draw(8), draw(8).half(), torch.ones(6, dtype=torch.float64), 0.9, 0.98, 1e-8)
+    ],
     "smoothed_nll": lambda: [loss()],
     "smoothed_nll_backward": lambda: [loss_backward()],
     "conv_step": lambda: [
@@ -100,7 +116,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(NAMES | SAMPLES.keys()))
-def test_opcheck(name, gate):
+def test_opcheck(name, gate, cuda_kernels):
     assert name in SAMPLES, f"{name} is an operator of the library without a sample here"
     assert name in NAMES, f"{name} is no operator of the library"
     if name.startswith("bf16"):

@@ -19,10 +19,10 @@ from tests.ops.conftest import products_in_bf16
 
 unusable = cuda.unusable
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
-NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure"}
+NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure", "cuda_gather"}
 # the definition is all there is
 WITHOUT_KERNEL = {
-    ("glu_mask", "cpu"),
+    *((name, "cpu") for name in ("glu_mask", "residual_norm", "update_decide", "adam_step")),
     *((name, "cuda") for name in ("dropout", "attend", "beam_candidates", "few_rows_linear", "decoder_block")),
     *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
 }
@@ -102,8 +102,8 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request):
         "no rows": not takes.few_rows and not takes.bf16,
     }
     with torch.set_grad_enabled(kind == "gradients"):
-        if operator == "glu_mask" and kind != "device":  # no kernel, whatever the tensors
-            reason = "it has no kernel of glu_mask for a CPU"
+        if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # no kernel, whatever the tensors
+            reason = f"it has no kernel of {operator} for a CPU"
         elif taken.get(kind, False):
             assert ops.choose_backend(operator, "native", *tensors) is native
             return

@@ -1,4 +1,4 @@
-"""Derivatives of the native dropout, gate and loss, as ``native.autograd`` has those of the convolutions."""
+"""Derivatives of the native dropout, gate, norm and loss, as ``native.autograd`` has those of the convolutions."""
 
 from typing import Any
 
@@ -30,6 +30,15 @@ def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor |
     if recorded(*(t for t in (x, weight, bias) if t is not None)):
         return apply(_Bf16Linear, x, weight, bias)
     return torch.ops.lightconv.bf16_linear(x, weight, bias, packed)
+
+
+def residual_norm(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``torch.ops.lightconv.residual_norm``'s normalised rows, and the rows before, differentiable in all tensors."""
+    if recorded(x, y, weight, bias):
+        return apply(_ResidualNorm, x, y, weight, bias, p, seed, eps)
+    return torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps)[:2]
 
 
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
@@ -89,6 +98,39 @@ class _GluMask(Function):
         if padding_mask is not None:
             grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         return torch.ops.aten.glu_backward(grad, x, -1), None
+
+
+class _ResidualNorm(Function):
+    """Keeps the rows before the norm and the seed; its further derivatives are PyTorch's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        out, z, stats = torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps)
+        ctx.save_for_backward(z, weight, stats, seed)
+        ctx.p = p
+        ctx.set_materialize_grads(False)
+        return out, z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
+        z, weight, stats, seed = ctx.saved_tensors
+        grad = torch.zeros_like(z) if grad is None else grad
+        if not recorded(grad, z, weight):
+            operator = torch.ops.lightconv.residual_norm_backward
+            of_x, of_y, of_affine = operator(grad, grad_z, z, weight, stats, ctx.p, seed)
+            return of_x, of_y if ctx.p > 0 else of_x, of_affine[0], of_affine[1], None, None, None
+        of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, z, z.shape[-1:], *stats, weight, None, [True, True, False]
+        )
+        of_x = of_x if grad_z is None else of_x + grad_z
+        of_y = of_x
+        if ctx.p > 0:  # the factors of the same mask: what becomes of ones
+            ones, any_weight = torch.ones_like(z, dtype=stats.dtype), weight.detach().to(stats.dtype)
+            again = torch.zeros_like(ones), ones, any_weight, any_weight, ctx.p, seed, 1.0
+            of_y = (of_x * torch.ops.lightconv.residual_norm(*again)[1]).to(z.dtype)
+        return of_x, of_y, of_weight, grad.flatten(0, -2).sum(dim=0), None, None, None
 
 
 class _Bf16Linear(Function):

@@ -43,6 +43,15 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return autograd.dropout(x, p, torch.randint(2**62, (1,), device=x.device))
 
 
+def residual_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float) -> Tensor:
+    """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y of one shape (..., C)."""
+    whole = p < 1.0 and x.shape == y.shape
+    if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
+        seed = torch.randint(2**62, (1,), device=x.device) if p > 0 else None
+        return autograd.residual_norm(x, y, weight, bias, p, seed, eps)[0]
+    return F.layer_norm(x + (dropout(y, p) if p > 0 else y), x.shape[-1:], weight, bias, eps)
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, p: float, *, need_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:

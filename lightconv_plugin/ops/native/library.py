@@ -106,6 +106,17 @@ def _register_fakes() -> None:
         best = logits.new_empty(logits.shape[0] // beams, count)
         return best, best.new_empty(best.shape, dtype=torch.int64), best.new_empty(best.shape, dtype=torch.int64)
 
+    def wide(x: Tensor) -> torch.dtype:
+        return torch.promote_types(x.dtype, torch.float32)
+
+    def residual_norm(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+        return like(x), like(x), x.new_empty(2, *x.shape[:-1], 1, dtype=wide(x))
+
+    def residual_norm_backward(
+        grad: Tensor, grad_z: Tensor | None, z: Tensor, weight: Tensor, stats: Tensor, p: float, seed: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2, z.shape[-1])
+
     def nothing(*_: object) -> None:
         return None
 
@@ -120,6 +131,8 @@ def _register_fakes() -> None:
         "dropout": like,
         "smoothed_nll": smoothed_nll,
         "smoothed_nll_backward": gradient_of,
+        "residual_norm": residual_norm,
+        "residual_norm_backward": residual_norm_backward,
         "update_decide": nothing,
         "adam_step": nothing,
         "attend": like,

@@ -29,9 +29,10 @@ class Operator(NamedTuple):
         types: of its first tensor; None: the floating types of the device.
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
-        widest: weights of a kernel, at most, on a GPU, where they lie in shared memory.
+        widest: numbers in a row of its other tensors, at most, on a GPU.
         few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
         bf16: it computes products in bfloat16, where that is asked for and the processor has units for it.
+        fuses: it joins what PyTorch does in several kernels, where PyTorch neither compiles nor casts.
         transforms: it has rules for ``torch.func`` and for forward-mode derivatives.
     """
 
@@ -42,12 +43,13 @@ class Operator(NamedTuple):
     widest: int | None = None
     few_rows: bool = False
     bf16: bool = False
+    fuses: bool = False
     transforms: bool = False
 
     @property
     def replaces(self) -> bool:
-        """True for PyTorch's own products, which serve as well for what is not taken."""
-        return self.few_rows or self.bf16
+        """True for PyTorch's own kernels, which serve as well for what is not taken."""
+        return self.few_rows or self.bf16 or self.fuses
 
 
 OPERATORS = {
@@ -56,6 +58,7 @@ OPERATORS = {
     "glu_mask": Operator("glu_mask_backward"),
     "dropout": Operator("dropout", transforms=True),
     "smoothed_nll": Operator("smoothed_nll_backward"),
+    "residual_norm": Operator("residual_norm_backward", widest=4096, fuses=True),
     "update_decide": Operator(types=(torch.float32,)),
     "adam_step": Operator(types=(torch.float32,)),
     "conv_step": Operator(casts=True, widest=3072),
@@ -88,6 +91,7 @@ _FLOAT32 = UnsupportedReason(
     "AMX or AVX512-BF16, and torch neither compiles nor casts",
     True,
 )
+_FUSED = UnsupportedReason("it takes calls that torch neither compiles nor casts", True)
 _PRODUCT = UnsupportedReason(
     f"it takes 1 to {FEW_ROWS} contiguous rows, without gradients and outside of autocast", True
 )
@@ -116,6 +120,8 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         and not torch.is_autocast_enabled(device.type)
     ):
         return _PRODUCT
+    if takes.fuses and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
+        return _FUSED
     if takes.bf16 and not _multiplies_in_bf16(x):
         return _FLOAT32
     if (
@@ -135,7 +141,7 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
             return UnsupportedReason("its tensors must be contiguous", takes.replaces)
         if takes.widest is not None and device.type == "cuda" and t.shape[-1] > takes.widest:
             return UnsupportedReason(
-                f"on a GPU {operator} takes kernels of at most {takes.widest} weights; got {t.shape[-1]}"
+                f"on a GPU {operator} takes rows of at most {takes.widest} weights; got {t.shape[-1]}", takes.replaces
             )
     return None
 

@@ -61,6 +61,16 @@ const char* run_loss_backward(int device, Type type, const LossArgs* args) {
   return guarded(device, nullptr, [&](const Place& place) { loss_backward(place, type, *args); });
 }
 
+const char* run_residual_norm(int device, Type type, NormArgs* args, double p) {
+  args->dropout = p > 0.0 ? dropping(p, args->dropout.seed) : DropConnect{};
+  return guarded(device, nullptr, [&](const Place& place) { norm(place, type, *args); });
+}
+
+const char* run_residual_norm_backward(int device, Type type, NormGradArgs* args, double p) {
+  args->dropout = p > 0.0 ? dropping(p, args->dropout.seed) : DropConnect{};
+  return guarded(device, nullptr, [&](const Place& place) { norm_backward(place, type, *args); });
+}
+
 const char* run_step(int device, const Case* c, const StepArgs* args) {
   return guarded(device, nullptr, [&](const Place& place) { step(place, *c, *args); });
 }

@@ -23,6 +23,7 @@
 
 using std::exp;
 using std::log;
+using std::sqrt;
 
 inline float __expf(float x) { return std::exp(x); }
 inline float __uint_as_float(unsigned int bits) { return __builtin_bit_cast(float, bits); }

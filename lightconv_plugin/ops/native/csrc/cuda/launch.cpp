@@ -28,12 +28,6 @@ const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int GENERAL_THREADS = 128;
 
-DropConnect dropconnect_of(const Conv& conv) {
-  const double p = static_cast<float>(conv.dropconnect);  // as the CPU's kernels have it
-  return {conv.seed, static_cast<unsigned int>(std::min(std::llround(p * 4294967296.0), 4294967295ll)),
-          1.0 / (1.0 - p)};
-}
-
 Case case_of(const Conv& conv) {
   Case c{};
   c.type = conv.type;
@@ -122,7 +116,7 @@ class General {
 
   GeneralArgs prepare() {
     GeneralArgs args{};
-    args.logits = conv_.logits, args.x = conv_.x, args.dropconnect = dropconnect_of(conv_);
+    args.logits = conv_.logits, args.x = conv_.x, args.dropconnect = dropping(conv_.dropconnect, conv_.seed);
     args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.R = conv_.R, args.K = conv_.K;
     args.padding_l = conv_.padding_l;
     if (weight_ == nullptr) {
@@ -152,7 +146,7 @@ bool convolve_by_bands(const Place& place, const Conv& conv, General& general, c
   if (c.positions == 0) return false;
   const BandTile tile = band_tile(c);
   const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
-                      dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+                      dropping(conv.dropconnect, conv.seed), static_cast<int>(conv.T), static_cast<int>(conv.B)};
   launch(place, BAND, c, {blocks_for(conv.T, c.positions) * tile.groups * conv.B, tile.threads, tile.shared_bytes}, &args);
   return true;
 }
@@ -166,7 +160,7 @@ void convolve(const Place& place, const Conv& conv, General& general, const void
   if (c.positions == 0) return general.convolve(x, out, flip);
   const ConvTile tile = conv_tile(c);
   const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
-                      dropconnect_of(conv), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+                      dropping(conv.dropconnect, conv.seed), static_cast<int>(conv.T), static_cast<int>(conv.B)};
   const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
   launch(place, CONV, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
 }
@@ -182,7 +176,7 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
   const GradTile tile = grad_tile(c);
   const long long groups = ceil_div(c.H, tile.heads), blocks = blocks_for(conv.T, c.positions) * conv.B;
   const bool in_parts = bands_of(c) > 1 && c.dynamic && c.softmax;
-  GradArgs args{grad, conv.x, conv.logits, out, in_parts ? general.row_sums() : nullptr, nullptr, dropconnect_of(conv),
+  GradArgs args{grad, conv.x, conv.logits, out, in_parts ? general.row_sums() : nullptr, nullptr, dropping(conv.dropconnect, conv.seed),
                 static_cast<int>(conv.T), static_cast<int>(conv.B), 0};
   if (c.dynamic)
     return launch(place, GRAD_WEIGHT, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
@@ -195,6 +189,11 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
 }
 
 }  // namespace
+
+DropConnect dropping(double given, const long long* seed) {
+  const double p = static_cast<float>(given);
+  return {seed, static_cast<unsigned int>(std::min(std::llround(p * 4294967296.0), 4294967295ll)), 1.0 / (1.0 - p)};
+}
 
 void forward(const Place& place, const Conv& conv, void* out) {
   General general(place, conv);

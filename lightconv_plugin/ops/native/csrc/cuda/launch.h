@@ -27,6 +27,9 @@ struct Conv {
   const void* logits;
 };
 
+// The dropping of numbers with probability p, in float32 as CPUs' kernels have it; seed: on the device.
+DropConnect dropping(double p, const long long* seed);
+
 // All of these throw std::runtime_error: no driver, no NVRTC, or what one of them says.
 void forward(const Place& place, const Conv& conv, void* out);
 void backward(const Place& place, const Conv& conv, const void* grad, void* grad_x, void* grad_logits);  // null: not wanted

@@ -1,6 +1,9 @@
 // The arguments of the kernels beside the paper's operators, as cuda/args.h has them.
 #pragma once
 
+#include "cuda/args.h"
+#include "cuda/case.h"
+
 namespace lightconv::cuda {
 
 constexpr int LOSS_THREADS = 256;  // of a row of logits
@@ -26,6 +29,62 @@ struct LossArgs {
   void* out;
   long long N, V, stride, ignore;
   double nll_share, all_share;
+};
+
+constexpr int NORM_THREADS = 256, NORM_VALUES = 16, NORM_WIDEST = 8 * 32 * NORM_VALUES;
+constexpr int SUMS_THREADS = 256;
+
+// How rows of C = Case::R numbers are cut for residual_norm: a row has `warps` warps, a thread up to NORM_VALUES numbers
+// of it, in `vectors` vectors, and a block has `rows` rows at a time.
+struct NormTile {
+  int vector, vectors, warps, rows;
+};
+
+constexpr NormTile norm_tile(const Case& c) {
+  NormTile tile{vector_of(c), 0, 1, 0};
+  while (c.R > tile.warps * 32 * NORM_VALUES) tile.warps *= 2;
+  tile.vectors = ceil_div(c.R, tile.warps * 32 * tile.vector);
+  tile.rows = NORM_THREADS / 32 / tile.warps;
+  return tile;
+}
+
+// residual_norm: x and y (N, C) to z = x + dropout(y), out = weight * (z - mean) * rstd + bias, and stats (2, N): mean and
+// rstd of the rows of z, in the type of sums. Without dropout its seed is null.
+struct NormArgs {
+  const void* x;
+  const void* y;
+  const void* weight;
+  const void* bias;
+  void* z;
+  void* out;
+  void* stats;
+  DropConnect dropout;
+  double eps;
+  long long N, C;
+};
+
+// residual_norm_backward: grad, of out, and grad_z, of z or null, to grad_x and, with dropout, grad_y (N, C); to partial
+// (splits, 2, C), in the type of sums, and from there to grad_affine (2, C): the gradients of weight and bias.
+struct NormGradArgs {
+  const void* grad;
+  const void* grad_z;
+  const void* z;
+  const void* weight;
+  const void* stats;
+  void* grad_x;
+  void* grad_y;
+  void* partial;
+  void* grad_affine;
+  DropConnect dropout;
+  long long N, C, splits;
+};
+
+// column_sums: x (N, C) to partial (splits, C), in the type of sums, and from there to out (C,)
+struct SumsArgs {
+  const void* x;
+  void* partial;
+  void* out;
+  long long N, C, splits;
 };
 
 // The places of numbers in the vectors of ops/auxiliary/update.py, which keeps the same lists.

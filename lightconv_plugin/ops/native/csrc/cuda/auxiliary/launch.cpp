@@ -1,7 +1,9 @@
 #include "cuda/auxiliary/launch.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 
 #include "cuda/kernels.h"
 
@@ -15,6 +17,31 @@ const Kernel SMOOTHED_NLL_SUM{"smoothed_nll_sum", "auxiliary/loss", "LossArgs", 
 const Kernel SMOOTHED_NLL_BACKWARD{"smoothed_nll_backward", "auxiliary/loss", "LossArgs", "smoothed_nll_backward"};
 const Kernel UPDATE_DECIDE{"update_decide", "auxiliary/update", "DecideArgs", "update_decide"};
 const Kernel ADAM_STEP{"adam_step", "auxiliary/update", "AdamArgs", "adam_step"};
+const Kernel RESIDUAL_NORM{"residual_norm", "auxiliary/residual", "NormArgs", "residual_norm_forward"};
+const Kernel RESIDUAL_NORM_BACKWARD{"residual_norm_backward", "auxiliary/residual", "NormGradArgs", "residual_norm_backward"};
+const Kernel COLUMN_SUMS{"column_sums", "auxiliary/sums", "SumsArgs", "column_sums"};
+const Kernel COLUMN_SUMS_FINISH{"column_sums_finish", "auxiliary/sums", "SumsArgs", "column_sums_finish"};
+
+const long long NORM_BLOCKS = 264;  // of the backward pass: two for each multiprocessor of an H100
+const long long SUMS_BLOCKS = 528;  // of the first stage, at most, unless more columns ask for them
+
+int sum_size(Type type) { return type == Type::f64 ? 8 : 4; }
+
+// Needs partial, splits, C and out.
+void finish_sums(const Place& place, Type type, const SumsArgs& args) {
+  Case c{};
+  c.type = type;
+  launch(place, COLUMN_SUMS_FINISH, c, {blocks_for(args.C, 32), SUMS_THREADS, SUMS_THREADS * sum_size(type)}, &args);
+}
+
+Case norm_case(Type type, long long C, const DropConnect& dropout, bool is_aligned) {
+  if (C > NORM_WIDEST)
+    throw std::runtime_error("lightconv: residual_norm takes rows of at most " + std::to_string(NORM_WIDEST) +
+                             " numbers; got " + std::to_string(C));
+  Case c{};
+  c.type = type, c.R = static_cast<int>(C), c.drop = dropout.seed != nullptr, c.aligned = is_aligned;
+  return c;
+}
 
 // R: the widest vector that divides every row of the logits and of `out`, wherever they begin.
 Case case_of(Type type, const LossArgs& args) {
@@ -39,8 +66,8 @@ void glu(const Place& place, Type type, const GluArgs& args) {
 
 void loss(const Place& place, Type type, LossArgs args) {
   args.terms = static_cast<double*>(place.scratch(sizeof(double) * 2 * args.N));
-  const int warps = LOSS_THREADS / 32, sum_size = type == Type::f64 ? 8 : 4;
-  launch(place, SMOOTHED_NLL, case_of(type, args), {args.N, LOSS_THREADS, warps * 3 * sum_size}, &args);
+  const int warps = LOSS_THREADS / 32;
+  launch(place, SMOOTHED_NLL, case_of(type, args), {args.N, LOSS_THREADS, warps * 3 * sum_size(type)}, &args);
   Case of_sums{};
   of_sums.type = Type::f64;
   launch(place, SMOOTHED_NLL_SUM, of_sums, {1, LOSS_THREADS, warps * 2 * 8}, &args);
@@ -48,6 +75,35 @@ void loss(const Place& place, Type type, LossArgs args) {
 
 void loss_backward(const Place& place, Type type, const LossArgs& args) {
   launch(place, SMOOTHED_NLL_BACKWARD, case_of(type, args), {args.N, LOSS_THREADS, 0}, &args);
+}
+
+void norm(const Place& place, Type type, const NormArgs& args) {
+  const Case c = norm_case(type, args.C, args.dropout, aligned({args.x, args.y, args.weight, args.bias, args.z, args.out}));
+  launch(place, RESIDUAL_NORM, c,
+         {blocks_for(args.N, norm_tile(c).rows), NORM_THREADS, NORM_THREADS / 32 * sum_size(type)}, &args);
+}
+
+void norm_backward(const Place& place, Type type, NormGradArgs args) {
+  const Case c = norm_case(type, args.C, args.dropout,
+                           aligned({args.grad, args.grad_z, args.z, args.weight, args.grad_x, args.grad_y}));
+  const int rows = norm_tile(c).rows, size = sum_size(type);
+  const long long groups = blocks_for(args.N, rows), turns = blocks_for(groups, NORM_BLOCKS);
+  args.splits = groups == 0 ? 0 : blocks_for(groups, turns);  // each with as many turns, but for the last ones
+  args.partial = place.scratch(args.splits * 2 * args.C * size);
+  launch(place, RESIDUAL_NORM_BACKWARD, c, {args.splits, NORM_THREADS, rows * c.R * size}, &args);
+  finish_sums(place, type, {nullptr, args.partial, args.grad_affine, 0, 2 * args.C, args.splits});
+}
+
+void sums(const Place& place, Type type, SumsArgs args) {
+  Case c{};
+  c.type = type, c.aligned = aligned({args.x});
+  c.R = power_of_two_in(static_cast<int>(args.C % 16), 16 / size_of(type));
+  const int columns = 32 * vector_of(c), warps = SUMS_THREADS / 32, size = sum_size(type);
+  const long long tiles = blocks_for(args.C, columns);
+  args.splits = std::min(std::max(SUMS_BLOCKS / std::max(tiles, 1ll), 1ll), blocks_for(args.N, 4 * warps));
+  args.partial = place.scratch(args.splits * args.C * size);
+  launch(place, COLUMN_SUMS, c, {tiles * args.splits, SUMS_THREADS, warps * columns * size}, &args);
+  finish_sums(place, type, args);
 }
 
 void decide(const Place& place, const DecideArgs& args) {

@@ -14,6 +14,12 @@ void loss(const Place& place, Type type, LossArgs args);
 // out: the gradient of grad * (nll_share * sums[0] + all_share * sums[1]); grad: float32, or float64 as the logits.
 void loss_backward(const Place& place, Type type, const LossArgs& args);
 
+// Rows of C numbers, 1 to NORM_WIDEST of them.
+void norm(const Place& place, Type type, const NormArgs& args);
+void norm_backward(const Place& place, Type type, NormGradArgs args);
+
+void sums(const Place& place, Type type, SumsArgs args);
+
 // What an update's norm decides; then Adam on N numbers, a multiple of 8, all at multiples of 16 bytes.
 void decide(const Place& place, const DecideArgs& args);
 void adam(const Place& place, Type type, const AdamArgs& args);

@@ -1,8 +1,10 @@
-// The gate, the loss and the end of an update on CUDA tensors.
+// The gate, the loss, residual and norm, and the end of an update on CUDA tensors.
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "auxiliary_checks.h"
+#include "checks.h"
 #include "cuda/auxiliary/launch.h"
 #include "cuda/kernels.h"
 #include "cuda/memory.h"
@@ -85,6 +87,72 @@ Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const
   return out;
 }
 
+// The tensor, contiguous, if it has `size` numbers of x's type on x's device.
+Tensor fitting(const Tensor& x, const Tensor& other, int64_t size, const char* name) {
+  STD_TORCH_CHECK(other.numel() == size && other.scalar_type() == x.scalar_type(),
+                  "residual_norm: expected x, y, z and gradients (..., C), weight and bias (C,), of one type; not so: ", name);
+  check_same(x, other, name);
+  return torch::stable::contiguous(other);
+}
+
+DropConnect dropout_of(const Tensor& x, double p, const std::optional<Tensor>& seed) {
+  STD_TORCH_CHECK(p >= 0.0 && p < 1.0, "residual_norm: p is outside [0, 1)");
+  if (p == 0.0) return {};
+  STD_TORCH_CHECK(seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long,
+                  "residual_norm: dropout needs a seed, one int64");
+  check_same(x, *seed, "seed");
+  return dropping(probability_of(p), static_cast<const long long*>(seed->const_data_ptr()));
+}
+
+int64_t channels_of(const Tensor& x) {
+  STD_TORCH_CHECK(x.dim() > 0 && x.size(-1) > 0, "lightconv: expected (..., C) with at least one channel");
+  return x.size(-1);
+}
+
+// z and out as x, and stats (2, ..., 1): mean and rstd of the rows of z, at least in float32.
+std::tuple<Tensor, Tensor, Tensor> residual_norm(const Tensor& x_any, const Tensor& y_any, const Tensor& weight_any,
+                                                 const Tensor& bias_any, double p, std::optional<Tensor> seed, double eps) {
+  const Tensor x = torch::stable::contiguous(x_any), y = fitting(x, y_any, x.numel(), "y");
+  NormArgs args{};
+  args.C = channels_of(x), args.N = x.numel() / args.C, args.eps = eps, args.dropout = dropout_of(x, p, seed);
+  const Tensor weight = fitting(x, weight_any, args.C, "weight"), bias = fitting(x, bias_any, args.C, "bias");
+  std::vector<int64_t> shape{2};
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i));
+  shape.push_back(1);
+  Tensor z = torch::stable::new_empty(x, x.sizes()), out = torch::stable::new_empty(x, x.sizes());
+  Tensor stats = torch::stable::new_empty(x, shape, type_of(x) == Type::f64 ? ScalarType::Double : ScalarType::Float);
+  args.x = x.const_data_ptr(), args.y = y.const_data_ptr();
+  args.weight = weight.const_data_ptr(), args.bias = bias.const_data_ptr();
+  args.z = z.mutable_data_ptr(), args.out = out.mutable_data_ptr(), args.stats = stats.mutable_data_ptr();
+  norm(Memory(x).place(), type_of(x), args);
+  return {out, z, stats};
+}
+
+// The gradients of x and y, the latter without elements where nothing is dropped, since it is that of x; and (2, C).
+std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any, std::optional<Tensor> grad_z,
+                                                          const Tensor& z_any, const Tensor& weight_any,
+                                                          const Tensor& stats_any, double p, std::optional<Tensor> seed) {
+  const Tensor z = torch::stable::contiguous(z_any), stats = torch::stable::contiguous(stats_any);
+  const Tensor grad = fitting(z, grad_any, z.numel(), "the gradient");
+  if (grad_z.has_value()) grad_z = fitting(z, *grad_z, z.numel(), "the gradient of z");
+  NormGradArgs args{};
+  args.C = channels_of(z), args.N = z.numel() / args.C, args.dropout = dropout_of(z, p, seed);
+  const Tensor weight = fitting(z, weight_any, args.C, "weight");
+  STD_TORCH_CHECK(stats.numel() == 2 * args.N &&
+                      stats.scalar_type() == (type_of(z) == Type::f64 ? ScalarType::Double : ScalarType::Float),
+                  "residual_norm_backward: expected stats as residual_norm gives them");
+  check_same(z, stats, "stats");
+  Tensor grad_x = torch::stable::new_empty(z, z.sizes()), grad_affine = torch::stable::new_empty(z, {2, args.C});
+  Tensor grad_y = p > 0.0 ? torch::stable::new_empty(z, z.sizes()) : torch::stable::new_empty(z, {0});
+  args.grad = grad.const_data_ptr(), args.grad_z = grad_z.has_value() ? grad_z->const_data_ptr() : nullptr;
+  args.z = z.const_data_ptr(), args.weight = weight.const_data_ptr(), args.stats = stats.const_data_ptr();
+  args.grad_x = grad_x.mutable_data_ptr(), args.grad_affine = grad_affine.mutable_data_ptr();
+  if (p > 0.0) args.grad_y = grad_y.mutable_data_ptr();
+  Memory memory(z);
+  norm_backward(memory.place(), type_of(z), args);
+  return {grad_x, grad_y, grad_affine};
+}
+
 const double* numbers(const Tensor& x, const char* name, int64_t least) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.numel() >= least,
                   "update_decide: expected at least ", least, " numbers of float64 in ", name);
@@ -132,6 +200,8 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
   m.impl("glu_mask_backward", TORCH_BOX(&glu_mask_backward));
   m.impl("smoothed_nll", TORCH_BOX(&smoothed_nll));
   m.impl("smoothed_nll_backward", TORCH_BOX(&smoothed_nll_backward));
+  m.impl("residual_norm", TORCH_BOX(&residual_norm));
+  m.impl("residual_norm_backward", TORCH_BOX(&residual_norm_backward));
   m.impl("update_decide", TORCH_BOX(&update_decide));
   m.impl("adam_step", TORCH_BOX(&adam_step));
 }
