@@ -69,4 +69,9 @@ def test_what_is_beside_the_convolutions(dtype, gpu):
     for p in (0.0, 0.3):
         found = backward(ops.residual_norm(x, x.detach().requires_grad_(), weight, bias, p, 1e-5))
         assert sorted((g.shape, g.dtype) for g in found.values()) == [((5, 2, 8), dtype)] * 2 + [((8,), dtype)] * 2
+    matrix = torch.ones(6, 8, dtype=dtype, requires_grad=True)
+    vector = torch.ones(6, dtype=dtype, requires_grad=True)
+    found = backward(ops.linear(x, matrix, vector))
+    assert {g.shape for g in found.values()} == {x.shape, matrix.shape, vector.shape}
+    assert "column_sums" in gpu.met
     assert gpu.met >= {"glu_mask", "glu_mask_backward", "residual_norm", "residual_norm_backward"}

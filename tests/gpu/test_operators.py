@@ -96,6 +96,19 @@ def test_residual_and_norm(dtype, channels, p, device):
         assert_close(a / scale, b / scale, dtype)
 
 
+@pytest.mark.parametrize(("rows", "outputs"), [(3600, 512), (3600, 1024), (70, 36), (1, 2049), (0, 8)])
+def test_a_bias_has_the_sums_of_the_rows(dtype, rows, outputs, device):
+    operands = [make(device, *shape, dtype=dtype) for shape in ((rows, 24), (outputs, 24), (outputs,))]
+    grad, results = make(device, rows, outputs, dtype=dtype), []
+    for kind in (dtype, torch.float64):
+        x, weight, bias = given = [t.to(kind, copy=True).requires_grad_() for t in operands]
+        out = ops.linear(x, weight, bias)
+        results.append((out.detach(), *torch.autograd.grad(out, given, grad.to(kind))))
+    for got, want in zip(*results, strict=True):
+        scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
+        assert_close(got / scale, want / scale, dtype)
+
+
 def test_dropout_keeps_its_share_and_its_mean(dtype, device):
     x = torch.ones(1 << 18, dtype=dtype, device=device)
     kept = ops.dropout(x, 0.25)

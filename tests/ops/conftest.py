@@ -68,7 +68,7 @@ def cuda_kernels(monkeypatch) -> Iterator[None]:
         machine.adam(param, grad, mean, square, weight, outcome, settings)
 
     runs: dict[str, Callable[..., Any]] = {"adam_step": adam_step, "update_decide": machine.decide}
-    runs |= {name: getattr(machine, name) for name in ("residual_norm", "residual_norm_backward")}
+    runs |= {name: getattr(machine, name) for name in ("residual_norm", "residual_norm_backward", "column_sums")}
     with torch.library._scoped_library("lightconv", "IMPL") as library:
         for name, run in runs.items():
 

@@ -148,6 +148,15 @@ def residual(dtype: torch.dtype, channels: int, p: float) -> Case:
     return run
 
 
+def sums(dtype: torch.dtype, channels: int) -> Case:
+    """Sums of the columns of 70 rows, which are more than one block's."""
+
+    def run(machine: Checked) -> list[Tensor]:
+        return [machine.column_sums(machine.numbers(dtype, 70, channels))]
+
+    return run
+
+
 # lengths up to 32 and those above have one kernel each
 CASES: dict[str, Case] = {
     "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33, 64)),
@@ -174,6 +183,8 @@ CASES: dict[str, Case] = {
     "residual-f16-two-warps": residual(F16, 520, 0.0),
     "residual-f32-odd-drop": residual(F32, 1027, 0.3),
     "residual-f64": residual(F64, 6, 0.3),
+    "sums-bf16": sums(BF16, 264),
+    "sums-f32-odd": sums(F32, 35),
     "step-bf16-dynamic": step(BF16, True, 3, 2, 64),
     "step-f16-light": step(F16, False, 5, 3, 3),
     "step-f32-dynamic": step(F32, True, 4, 2, 16, softmax=False),

@@ -92,7 +92,7 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     for function in (
         *("conv_forward", "conv_backward", "run_glu", "run_loss", "run_loss_backward", "run_step"),
         *("run_decide", "run_adam", "run_gather"),
-        *("run_residual_norm", "run_residual_norm_backward"),
+        *("run_residual_norm", "run_residual_norm_backward", "run_sums"),
         "compile_only",
     ):
         getattr(library, function).restype = ctypes.c_char_p
@@ -144,6 +144,7 @@ NormGradArgs = structure(
     c_double="scale",
     c_longlong="N C splits",
 )
+SumsArgs = structure("SumsArgs", c_void_p="x partial out", c_longlong="N C splits")
 
 
 def addresses(*tensors: Tensor | None) -> list[int | None]:
@@ -274,6 +275,12 @@ class Machine:
         args = NormGradArgs(*pointers, N=z.numel() // channels, C=channels)
         self.run("run_residual_norm_backward", TYPES[z.dtype], args, ctypes.c_double(p))
         return grad_x, grad_y, grad_affine
+
+    def column_sums(self, x: Tensor) -> Tensor:
+        """See ``torch.ops.lightconv.column_sums``."""
+        out = self.blank(x, x.shape[1])
+        self.run("run_sums", TYPES[x.dtype], SumsArgs(*addresses(x, None, out), *x.shape))
+        return out
 
     def decide(self, norm: Tensor, size: Tensor, orders: Tensor, settings: Tensor, *changed: Tensor) -> None:
         """See ``torch.ops.lightconv.update_decide``."""

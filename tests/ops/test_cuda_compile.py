@@ -157,6 +157,14 @@ def test_residual_and_norm(kit, capability, dtype, channels, tmp_path):
 
 
 @pytest.mark.parametrize("capability", EACH_GENERATION)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_sums_of_columns(kit, capability, dtype, tmp_path):
+    for machine, cache in compiled(kit, capability, tmp_path):
+        machine.column_sums(torch.zeros(3, 512, dtype=dtype))
+        check(cache, 2)
+
+
+@pytest.mark.parametrize("capability", EACH_GENERATION)
 def test_gate_and_step(kit, capability, tmp_path):
     for machine, cache in compiled(kit, capability, tmp_path):
         x = torch.zeros(3, 2, 4096, dtype=torch.bfloat16)

@@ -81,6 +81,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (draw(T, B, C), draw(B, T, C).transpose(0, 1), draw(C), draw(C), p, SEED, 1e-5) for p in (0.0, 0.3)
     ],
     "residual_norm_backward": lambda: [residual_backward(0.0), residual_backward(0.3)],
+    "column_sums": lambda: [(draw(T, C),), (draw(C, T).t(),), (draw(0, C),)],
     "update_decide": lambda: [
         (torch.ones(()), *(torch.ones(n, dtype=torch.float64) for n in (1, 3, 9, len(CONTROL), len(OUTCOME))))
     ],

@@ -22,7 +22,7 @@ GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure", "cuda_gather"}
 # the definition is all there is
 WITHOUT_KERNEL = {
-    *((name, "cpu") for name in ("glu_mask", "residual_norm", "update_decide", "adam_step")),
+    *((name, "cpu") for name in ("glu_mask", "residual_norm", "column_sums", "update_decide", "adam_step")),
     *((name, "cuda") for name in ("dropout", "attend", "beam_candidates", "few_rows_linear", "decoder_block")),
     *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
 }

@@ -1,8 +1,10 @@
-"""Derivatives of the native dropout, gate, norm and loss, as ``native.autograd`` has those of the convolutions."""
+"""Derivatives of the native operators beside the convolutions, whose own are in ``native.autograd``."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -30,6 +32,11 @@ def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor |
     if recorded(*(t for t in (x, weight, bias) if t is not None)):
         return apply(_Bf16Linear, x, weight, bias)
     return torch.ops.lightconv.bf16_linear(x, weight, bias, packed)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``F.linear`` whose gradient of the bias is ``torch.ops.lightconv.column_sums``."""
+    return apply(_Linear, x, weight, bias)
 
 
 def residual_norm(
@@ -133,6 +140,38 @@ class _ResidualNorm(Function):
         return of_x, of_y, of_weight, grad.flatten(0, -2).sum(dim=0), None, None, None
 
 
+class _Linear(Function):
+    """Leaves the products to PyTorch, and its further derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_bias = None if recorded(grad, x, weight) else torch.ops.lightconv.column_sums
+        return _gradients_of_linear(grad, x, weight, ctx.needs_input_grad, of_bias)
+
+
+def _gradients_of_linear(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    need: tuple[bool, bool, bool],
+    of_bias: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients by PyTorch's products; that of the bias by ``of_bias``, where it is given."""
+    rows = torch.atleast_2d(grad).flatten(0, -2)
+    sums = of_bias or (lambda rows: rows.sum(dim=0))
+    return (
+        (rows @ weight).view_as(x) if need[0] else None,
+        rows.T @ torch.atleast_2d(x).flatten(0, -2) if need[1] else None,
+        sums(rows) if need[2] else None,
+    )
+
+
 class _Bf16Linear(Function):
     """Rounds the operands of its three products; its further derivatives are PyTorch's."""
 
@@ -145,19 +184,14 @@ class _Bf16Linear(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
-        rows = torch.atleast_2d(grad).flatten(0, -2)
         if recorded(grad, x, weight):
-            return (
-                grad @ weight if need_x else None,
-                rows.T @ torch.atleast_2d(x).flatten(0, -2) if need_weight else None,
-                rows.sum(dim=0) if need_bias else None,
-            )
+            return _gradients_of_linear(grad, x, weight, ctx.needs_input_grad)
         together = need_weight and need_bias
         of_x, of_weight, of_bias = torch.ops.lightconv.bf16_linear_backward(
             grad, x, weight, need_x, need_weight, together
         )
         if need_bias and not together:
-            of_bias = rows.sum(dim=0)
+            of_bias = torch.atleast_2d(grad).flatten(0, -2).sum(dim=0)
         return of_x if need_x else None, of_weight if need_weight else None, of_bias if need_bias else None
 
 

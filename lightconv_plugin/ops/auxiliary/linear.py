@@ -16,6 +16,7 @@ from torch import Tensor
 from lightconv_plugin.ops.auxiliary import autograd
 from lightconv_plugin.ops.dispatch import takes
 from lightconv_plugin.ops.native import library, operators
+from lightconv_plugin.ops.native.autograd import recorded
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
         return autograd.bf16_linear(x, weight, bias, packed)
+    if bias is not None and recorded(bias) and takes("column_sums", x, weight, bias):
+        return autograd.linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

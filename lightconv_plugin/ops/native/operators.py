@@ -59,6 +59,7 @@ OPERATORS = {
     "dropout": Operator("dropout", transforms=True),
     "smoothed_nll": Operator("smoothed_nll_backward"),
     "residual_norm": Operator("residual_norm_backward", widest=4096, fuses=True),
+    "column_sums": Operator("column_sums", fuses=True),  # is itself a gradient: of a linear map's bias
     "update_decide": Operator(types=(torch.float32,)),
     "adam_step": Operator(types=(torch.float32,)),
     "conv_step": Operator(casts=True, widest=3072),

@@ -71,6 +71,10 @@ const char* run_residual_norm_backward(int device, Type type, NormGradArgs* args
   return guarded(device, nullptr, [&](const Place& place) { norm_backward(place, type, *args); });
 }
 
+const char* run_sums(int device, Type type, const SumsArgs* args) {
+  return guarded(device, nullptr, [&](const Place& place) { sums(place, type, *args); });
+}
+
 const char* run_step(int device, const Case* c, const StepArgs* args) {
   return guarded(device, nullptr, [&](const Place& place) { step(place, *c, *args); });
 }

@@ -1,4 +1,4 @@
-// The gate, the loss, residual and norm, and the end of an update on CUDA tensors.
+// The gate, the loss, residual and norm, sums of columns, and the end of an update on CUDA tensors.
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -153,6 +153,15 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
   return {grad_x, grad_y, grad_affine};
 }
 
+Tensor column_sums(const Tensor& x_any) {
+  STD_TORCH_CHECK(x_any.dim() == 2, "column_sums: expected x (N, C)");
+  const Tensor x = torch::stable::contiguous(x_any);
+  Tensor out = torch::stable::new_empty(x, {x.size(1)});
+  Memory memory(x);
+  sums(memory.place(), type_of(x), {x.const_data_ptr(), nullptr, out.mutable_data_ptr(), x.size(0), x.size(1), 0});
+  return out;
+}
+
 const double* numbers(const Tensor& x, const char* name, int64_t least) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.numel() >= least,
                   "update_decide: expected at least ", least, " numbers of float64 in ", name);
@@ -202,6 +211,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
   m.impl("smoothed_nll_backward", TORCH_BOX(&smoothed_nll_backward));
   m.impl("residual_norm", TORCH_BOX(&residual_norm));
   m.impl("residual_norm_backward", TORCH_BOX(&residual_norm_backward));
+  m.impl("column_sums", TORCH_BOX(&column_sums));
   m.impl("update_decide", TORCH_BOX(&update_decide));
   m.impl("adam_step", TORCH_BOX(&adam_step));
 }
