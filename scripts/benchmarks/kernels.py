@@ -139,6 +139,19 @@ def cases(
         x = random(time, batch, channels, grad=backward)
         return both(lambda: ops.dropout(x, 0.1), x, backward, 2 * size(x), 2 * size(x))
 
+    def residual(backward: bool) -> tuple[Call, int]:
+        x, y = (random(time, batch, channels, grad=backward) for _ in range(2))
+        weight, bias = (random(channels, grad=backward) for _ in range(2))
+
+        def forward() -> Tensor:
+            return ops.residual_norm(x, y, weight, bias, 0.1, 1e-5)
+
+        return gradient(forward(), x, y, weight, bias) if backward else forward, 4 * size(x)
+
+    def sums() -> tuple[Call, int]:
+        x = random(tokens, channels)
+        return lambda: torch.ops.lightconv.column_sums(x), size(x)
+
     def loss(backward: bool) -> tuple[Call, int]:
         logits = random(tokens, WORDS, grad=backward)
         target = torch.randint(WORDS, (tokens,), device=device)
@@ -163,7 +176,9 @@ def cases(
         found |= {
             f"light_conv by FFT, K = {width}, forward": ("light_conv", partial(by_fft, width)) for width in widths
         }
-    for operator, make in (("glu_mask", gate), ("dropout", dropout), ("smoothed_nll", loss)):
+    found["column_sums"] = "column_sums", sums
+    passes = {"glu_mask": gate, "dropout": dropout, "residual_norm": residual, "smoothed_nll": loss}
+    for operator, make in passes.items():
         found |= {f"{operator}, {'gradient' if b else 'forward'}": (operator, partial(make, b)) for b in (False, True)}
     for dynamic in (False, True):
         found[f"conv_step, {'dynamic' if dynamic else 'light'}, K = {WIDTH}"] = "conv_step", partial(step, dynamic)

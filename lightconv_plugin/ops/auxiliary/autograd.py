@@ -151,8 +151,8 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_bias = None if recorded(grad, x, weight) else torch.ops.lightconv.column_sums
-        return _gradients_of_linear(grad, x, weight, ctx.needs_input_grad, of_bias)
+        sums = None if recorded(grad, x, weight) else torch.ops.lightconv.column_sums
+        return _gradients_of_linear(grad, x, weight, ctx.needs_input_grad, sums)
 
 
 def _gradients_of_linear(
@@ -160,16 +160,18 @@ def _gradients_of_linear(
     x: Tensor,
     weight: Tensor,
     need: tuple[bool, bool, bool],
-    of_bias: Callable[[Tensor], Tensor] | None = None,
+    sums: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients by PyTorch's products; that of the bias by ``of_bias``, where it is given."""
-    rows = torch.atleast_2d(grad).flatten(0, -2)
-    sums = of_bias or (lambda rows: rows.sum(dim=0))
-    return (
-        (rows @ weight).view_as(x) if need[0] else None,
-        rows.T @ torch.atleast_2d(x).flatten(0, -2) if need[1] else None,
-        sums(rows) if need[2] else None,
-    )
+    """The gradients by PyTorch's products; ``sums`` adds up the rows of a matrix, where PyTorch is not to do it."""
+    rows = _matrix(grad)
+    of_bias = None
+    if need[2]:
+        of_bias = rows.sum(dim=0) if sums is None else sums(rows)
+    return (rows @ weight).view_as(x) if need[0] else None, rows.T @ _matrix(x) if need[1] else None, of_bias
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
 
 
 class _Bf16Linear(Function):
@@ -191,7 +193,7 @@ class _Bf16Linear(Function):
             grad, x, weight, need_x, need_weight, together
         )
         if need_bias and not together:
-            of_bias = torch.atleast_2d(grad).flatten(0, -2).sum(dim=0)
+            of_bias = _matrix(grad).sum(dim=0)
         return of_x if need_x else None, of_weight if need_weight else None, of_bias if need_bias else None
 
 

@@ -32,12 +32,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
     Args:
         packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
     """
+    if bias is not None and recorded(bias) and takes("column_sums", x, weight, bias):
+        return autograd.linear(x, weight, bias)
     if packed is None and takes("few_rows_linear", x, weight, bias):
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
         return autograd.bf16_linear(x, weight, bias, packed)
-    if bias is not None and recorded(bias) and takes("column_sums", x, weight, bias):
-        return autograd.linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
