@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from lightconv_plugin import ops
 from lightconv_plugin.models.layers import Residual
 from lightconv_plugin.ops.auxiliary import autograd
+from tests.models import test_architectures as small
 from tests.ops.cuda_on_cpu import Machine
 from tests.ops.philox import dropout_factors
 from tests.tolerances import assert_close
@@ -144,3 +145,22 @@ def test_in_a_block(normalize_before, hooked, cuda_kernels, monkeypatch):
     want = x + 2 * block.layer_norm(x) if normalize_before else F.layer_norm(3 * x, (6,))
     assert_close(out.detach(), want.detach())
     assert run.called == (not normalize_before and not hooked)
+
+
+def test_a_whole_model(cuda_kernels, monkeypatch):
+    """Gradients of all parameters, by these kernels and those of linear maps' biases, as by the definition."""
+    arch = "pla_dynamicconv_iwslt_de_en"
+    task = small.task(arch)
+    model, batch = small.build(arch, task).eval(), small.toy_batch(arch, task)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    run = mock.Mock(wraps=autograd.residual_norm)
+    monkeypatch.setattr(autograd, "residual_norm", run)
+    results = []
+    for backend in ("auto", "reference"):
+        monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+        loss, size, _ = small.criterion(model, task)(model, batch)
+        results.append(torch.autograd.grad(loss / size, parameters))
+    blocks = (*model.encoder.layers, *model.decoder.layers)
+    assert run.call_count == sum(isinstance(m, Residual) for block in blocks for m in block.modules())
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want)

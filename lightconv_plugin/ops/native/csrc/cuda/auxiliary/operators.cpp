@@ -105,8 +105,8 @@ DropConnect dropout_of(const Tensor& x, double p, const std::optional<Tensor>& s
 }
 
 int64_t channels_of(const Tensor& x) {
-  STD_TORCH_CHECK(x.dim() > 0 && x.size(-1) > 0, "lightconv: expected (..., C) with at least one channel");
-  return x.size(-1);
+  STD_TORCH_CHECK(x.dim() > 0 && x.size(x.dim() - 1) > 0, "lightconv: expected (..., C) with at least one channel");
+  return x.size(x.dim() - 1);
 }
 
 // z and out as x, and stats (2, ..., 1): mean and rstd of the rows of z, at least in float32.
