@@ -56,8 +56,6 @@ OPERATORS = {
     "glu_mask": Operator("glu_mask_backward"),
     "dropout": Operator("dropout", transforms=True),
     "smoothed_nll": Operator("smoothed_nll_backward"),
-    "update_decide": Operator(types=(torch.float32,)),
-    "adam_step": Operator(types=(torch.float32,)),
     "conv_step": Operator(casts=True, widest=3072),
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
