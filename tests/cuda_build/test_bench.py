@@ -38,7 +38,7 @@ def pretended(gpu, monkeypatch):
     def grad(out, of, given, retain_graph=True):
         assert given.device == out.device
         found = backward(out)
-        return [found[leaf] for leaf in (of if isinstance(of, list) else [of])]
+        return [found[leaf] for leaf in (of if isinstance(of, list | tuple) else [of])]
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
     return gpu
