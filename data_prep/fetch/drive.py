@@ -15,16 +15,12 @@ def title(page: bytes) -> str:
 
 def confirmation(page: bytes, url: str) -> str | None:
     """The address behind "too large to be scanned for viruses, download anyway"; None if this is another page."""
-    found = re.findall(r"<(?:form|input|a)\s[^>]*>", page.decode("utf-8", "replace"))
+    found = re.findall(r"<(?:form|input)\s[^>]*>", page.decode("utf-8", "replace"))
     tags = [{key: html.unescape(value) for key, value in re.findall(r'([\w-]+)="([^"]*)"', tag)} for tag in found]
     for place, tag in enumerate(tags):
-        if tag.get("id") in ("download-form", "downloadForm"):
-            parts = urllib.parse.urlsplit(urllib.parse.urljoin(url, tag["action"]))
+        if tag.get("id") == "download-form":
             fields = {field["name"]: field.get("value", "") for field in tags[place:] if "name" in field}
-            query = urllib.parse.urlencode(dict(urllib.parse.parse_qsl(parts.query)) | fields)
-            return urllib.parse.urlunsplit(parts._replace(query=query))
-        if re.search(r"[?&]confirm=", tag.get("href", "")):
-            return urllib.parse.urljoin(url, tag["href"])
+            return f"{urllib.parse.urljoin(url, tag['action'])}?{urllib.parse.urlencode(fields)}"
     return None
 
 
