@@ -119,10 +119,9 @@ def check_archive(archive: Path, name: str | None = None) -> None:
         UserError: it is damaged or cut short. In a tar without compression only headers and the length can show that.
     """
     name = name or archive.name
-    alone = not name.endswith(".zip") and tar_packing(name) is None
     for member in _members(archive, name):
-        if alone or name.endswith(".zip"):  # who iterates over a tar reads all of it
-            with _content(archive, member, packed_suffix(name) if alone else "") as stream:
+        if member.refused is None:
+            with _content(archive, member, packed_suffix(name) if member.name == name else "") as stream:
                 while stream.read(BUFFER):
                     pass
 
