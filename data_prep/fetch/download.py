@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.fetch.archives import check_archive, damage_told
-from data_prep.fetch.remote import HEAD, RemoteFile, other_kind
-from data_prep.fetch.transfer import Patience, Refused, Transfer
+from data_prep.fetch.pages import HEAD, page_instead
+from data_prep.fetch.transfer import Patience, Refused, RemoteFile, Transfer
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, write_json
@@ -130,8 +130,8 @@ def _examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[dict[str, Any]
         stream.seek(0)
         md5 = hashlib.file_digest(stream, "md5").hexdigest() if file.md5 else None
     found = {"bytes": path.stat().st_size, "sha256": sha256}
-    if (kind := other_kind(file.name, head)) is not None:
-        return found, f"it is {kind}"
+    if (page := page_instead(file.name, head)) is not None:
+        return found, f"it is {page}"
     if file.bytes not in (None, found["bytes"]):
         return found, f"it has {found['bytes']:,} bytes, {file.bytes:,} were expected"
     for what, got, expected in (("SHA-256", sha256, file.sha256), ("MD5", md5, file.md5)):

@@ -21,8 +21,7 @@ from typing import Any
 
 import pycurl
 
-from data_prep.fetch.drive import confirmation, refusal
-from data_prep.fetch.remote import HEAD, RemoteFile, other_kind
+from data_prep.fetch.pages import HEAD, confirmation, page_instead, refusal
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError, writing
 from scripts.common.files import write_json
@@ -33,19 +32,35 @@ _LONGEST_DELAY = 60.0  # seconds between two attempts
 _LONGEST_WAIT = 600.0  # seconds that a server may ask for with Retry-After
 _PAGE = 1 << 20  # bytes; no page of Drive's is longer
 _BUSY = {408, 425, 429, 500, 502, 503, 504}  # HTTP's statuses that may be others in a minute
-_TOO_FAR = 416
-# the errors that will be the same in a minute
-_FINAL = {
-    pycurl.E_UNSUPPORTED_PROTOCOL,
-    pycurl.E_URL_MALFORMAT,
-    pycurl.E_TOO_MANY_REDIRECTS,
-    pycurl.E_PEER_FAILED_VERIFICATION,
-    pycurl.E_LOGIN_DENIED,
-    pycurl.E_REMOTE_ACCESS_DENIED,
-    pycurl.E_REMOTE_FILE_NOT_FOUND,
-    pycurl.E_FTP_COULDNT_RETR_FILE,
-    pycurl.E_FILE_COULDNT_READ_FILE,
-}
+_FINAL = """UNSUPPORTED_PROTOCOL URL_MALFORMAT TOO_MANY_REDIRECTS PEER_FAILED_VERIFICATION LOGIN_DENIED
+    REMOTE_ACCESS_DENIED REMOTE_FILE_NOT_FOUND FTP_COULDNT_RETR_FILE FILE_COULDNT_READ_FILE"""
+_FINAL_CODES = {getattr(pycurl, f"E_{name}") for name in _FINAL.split()}  # errors that will be the same in a minute
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file by its name, where it is to be had and what is published about it."""
+
+    name: str  # its name here, whose ending says what kind of file it is
+    urls: tuple[str, ...]
+    """http, https, ftp or file addresses of the same file, the preferred one first. None: it comes by hand alone."""
+    bytes: int | None = None
+    sha256: str | None = None
+    md5: str | None = None
+    by_hand: str | None = None
+    """All that a person needs to know to get the file: a page, a registration, a licence."""
+
+    def __post_init__(self) -> None:
+        if Path(self.name).name != self.name or self.name in ("", ".."):
+            raise UserError(f"{self.name!r} is not the name of a file; give one without a folder")
+        for kind, digits in (("sha256", 64), ("md5", 32)):
+            if (given := getattr(self, kind)) and not re.fullmatch(f"[0-9a-f]{{{digits}}}", given):
+                raise UserError(f"{self.name}: {kind} {given!r} is not {digits} digits of 0-9 and a-f; mend the YAML")
+
+    @property
+    def published(self) -> bool:
+        """Return True if a checksum is published, so that bytes from anywhere can be told to be the file's."""
+        return bool(self.sha256 or self.md5)
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,10 @@ class Transfer:
     def __init__(self, file: RemoteFile, final: Path, patience: Patience, status: StatusLine) -> None:
         self.path = scratch.work_path(final)
         self._notes_path = scratch.work_path(final.with_name(f"{final.name}.from.json"))
-        self._notes = self._read_notes()  # url; validator and bytes of the whole file, if the server told
+        try:  # url; validator and bytes of the whole file, if the server told
+            self._notes: dict[str, Any] = dict(json.loads(self._notes_path.read_text(encoding="utf-8")))
+        except (OSError, TypeError, ValueError):  # without notes, bytes are gone on with only if a checksum will tell
+            self._notes = {}
         self._file, self._final, self._patience, self._status = file, final, patience, status
         self.in_one_piece = not self.path.exists()
         """All bytes came on one connection. If not, and the file is wrong, a second try is worth it."""
@@ -92,14 +110,17 @@ class Transfer:
             Refused: this address does not give the file.
             UserError: there is no room for it.
         """
+        if self._notes.get("url") != url:  # another mirror has another validator
+            self._notes = {"url": url} | {key: value for key, value in self._notes.items() if key == "bytes"}
         failures, restart = 0, False
         while (before := self._size) != self._notes.get("bytes"):
-            # Bytes from elsewhere, or of a file that nothing tells apart from a changed one, can be gone on with only
-            # if a checksum will show that all is right.
-            same = self._notes.get("url") == url and "validator" in self._notes
-            start = before if (same or self._file.published) and not restart else 0
+            # Bytes of a file that nothing tells apart from another or a changed one can be gone on with only if a
+            # checksum will show that all is right.
+            start = before if ("validator" in self._notes or self._file.published) and not restart else 0
             try:
-                self._attempt(url, start, self._notes["validator"] if same else None)
+                with closing(_curl(start, self._notes.get("validator"))) as curl:
+                    if (behind := self._attempt(curl, url, start)) and self._attempt(curl, behind, start):
+                        raise Refused("Google Drive asked for a confirmation again and again")
                 return
             except Dropped as dropped:
                 restart = dropped.restart  # the bytes that are here stay until others come
@@ -117,50 +138,41 @@ class Transfer:
         self._status.line(f"{self._file.name}: {dropped}; {here}; next attempt in {delay:.0f} s")
         time.sleep(delay)
 
-    def _attempt(self, url: str, start: int, validator: str | None) -> None:
-        """Ask for the file from byte ``start`` on; with a ``validator``, only if the file is still the same.
+    def _attempt(self, curl: pycurl.Curl, address: str, start: int) -> str | None:
+        """Ask for the file from byte ``start`` on; return the address behind Drive's page if that is what came.
 
-        A web server that cannot do that, or whose file is another by now, sends the file from byte 0 on.
+        A web server that cannot go on, or whose file is another by now, sends the file from byte 0 on.
         """
+        curl.setopt(pycurl.URL, address)
         headers: dict[str, str] = {}
-        address = url
-        with closing(_curl(start, validator)) as curl:
-            for _ in range(2):
-                curl.setopt(pycurl.URL, address)
-                with closing(_chunks(curl, headers, start, self._patience.timeout)) as chunks:
-                    head = next(chunks, b"")
-                    html = headers.get("content-type", "").startswith("text/html")
-                    while html and len(head) < _PAGE and (chunk := next(chunks, b"")):
-                        head += chunk
-                    page, address = head if html else b"", curl.getinfo(pycurl.EFFECTIVE_URL)
-                    if (confirmed := confirmation(page, address)) is not None:
-                        address = confirmed
-                        continue
-                    begins, total = _extent(curl, headers, refusal(page, address) if page else None, start)
-                    told = {"url": url, "validator": _validator(curl, headers), "bytes": total}
-                    told = {key: value for key, value in told.items() if value is not None}
-                    self._receive(told, begins, itertools.chain([head], chunks))
-                    return
-        raise Refused("Google Drive asked for a confirmation again and again")
-
-    def _receive(self, told: dict[str, Any], start: int, chunks: Iterator[bytes]) -> None:
-        """Append what comes to the bytes that are here, if it goes on from them."""
-        file, notes, size = self._file, self._notes, start
-        known = notes if notes.get("url") == told["url"] else {}
-        if start:
-            compared = known or {"bytes": notes.get("bytes")}
-            changed = any(value not in (None, told.get(key, value)) for key, value in compared.items())
-            if start != self._size or changed:
+        with closing(_chunks(curl, headers, start, self._patience.timeout)) as chunks:
+            head = next(chunks, b"")
+            is_page = headers.get("content-type", "").startswith("text/html")
+            while is_page and len(head) < _PAGE and (chunk := next(chunks, b"")):
+                head += chunk
+            came_from = curl.getinfo(pycurl.EFFECTIVE_URL)
+            if is_page and (behind := confirmation(head, came_from)) is not None:
+                return behind
+            begins, total = _extent(curl, headers, refusal(head, came_from) if is_page else None, start)
+            told = {"validator": _validator(curl, headers), "bytes": total}
+            known = self._notes if begins else {"url": self._notes["url"]}  # it may leave out later what it told once
+            notes = known | {key: value for key, value in told.items() if value is not None}
+            if begins and (begins != self._size or not known.items() <= notes.items()):
                 raise Dropped("what it sent does not go on from what is here; from the start, then", restart=True)
-        total = told.get("bytes", file.bytes)
+            self._receive(notes, begins, itertools.chain([head], chunks))
+        return None
+
+    def _receive(self, notes: dict[str, Any], start: int, chunks: Iterator[bytes]) -> None:
+        """Append what comes to the bytes that are here, or begin anew; a wrong beginning costs none of them."""
+        file, folder, size = self._file, self.path.parent, start
+        total = notes.get("bytes", file.bytes)
         if file.bytes not in (None, total):
             raise Refused(f"has {total:,} bytes, {file.bytes:,} were expected")
         head = b""
         while not start and len(head) < HEAD and (chunk := next(chunks, b"")):
             head += chunk
-        if not start and (kind := other_kind(file.name, head)) is not None:  # which costs no bytes that are here
-            raise Refused(f"what it sent is {kind}")
-        folder = self.path.parent
+        if not start and (page := page_instead(file.name, head)) is not None:
+            raise Refused(f"what it sent is {page}")
         if total is not None and (free := shutil.disk_usage(folder).free) < total - start:
             raise UserError(
                 f"{folder} has room for {free:,} bytes, and {total - start:,} are to come; "
@@ -170,9 +182,8 @@ class Transfer:
             self.in_one_piece = False
         else:
             self.restart()
-            known = {}
-        self._notes = known | told  # what a server told once it may leave out later
-        write_json(self._notes_path, self._notes)
+        self._notes = notes
+        write_json(self._notes_path, notes)
         begun, shown = time.monotonic(), 0.0
         with writing(self.path), self.path.open("ab") as to:
             for chunk in itertools.chain([head], chunks):
@@ -182,8 +193,10 @@ class Transfer:
                 if total is not None and size > total:
                     raise Refused(f"sent more than the {total:,} bytes that were expected")
                 if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_UPDATES:
-                    shown = now
-                    self._status.update(_progress(file.name, size, total, (size - start) / max(now - begun, 1e-9)))
+                    shown, rate = now, (size - start) / max(now - begun, 1e-9)
+                    left = f", {clock((total - size) / max(rate, 1.0))} to go" if total else ""
+                    of = f" of {total / 1e6:,.1f} MB, {size / total:.0%}" if total else " MB"
+                    self._status.update(f"{file.name}: {size / 1e6:,.1f}{of}, {rate / 1e6:,.1f} MB/s{left}")
         if total is not None and size < total:
             raise Dropped(f"the connection closed after {size:,} of {total:,} bytes")
 
@@ -207,20 +220,6 @@ class Transfer:
         ownership.replace(self.path, bad)
         self.restart()
         return bad
-
-    def _read_notes(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._notes_path.read_text(encoding="utf-8")))
-        except (OSError, TypeError, ValueError):  # without notes, bytes are gone on with only if a checksum will tell
-            return {}
-
-
-def _progress(name: str, size: int, total: int | None, rate: float) -> str:
-    speed = f"{rate / 1e6:,.1f} MB/s"
-    if total is None:
-        return f"{name}: {size / 1e6:,.1f} MB, {speed}"
-    left = clock((total - size) / max(rate, 1.0))
-    return f"{name}: {size / 1e6:,.1f} of {total / 1e6:,.1f} MB, {size / max(total, 1):.0%}, {speed}, {left} to go"
 
 
 def _curl(start: int, validator: str | None) -> pycurl.Curl:
@@ -281,7 +280,7 @@ def _chunks(curl: pycurl.Curl, headers: dict[str, str], start: int, timeout: flo
             if headers.get("reply", "").startswith(("4", "5")):  # by FTP
                 message = f"answered {headers['reply']}"
             # a host that was found before may be found again
-            if code in _FINAL or (code == pycurl.E_COULDNT_RESOLVE_HOST and not start):
+            if code in _FINAL_CODES or (code == pycurl.E_COULDNT_RESOLVE_HOST and not start):
                 raise Refused(message)
             raise Dropped(message, restart=code == pycurl.E_FTP_COULDNT_USE_REST)
     finally:
@@ -300,7 +299,7 @@ def _extent(curl: pycurl.Curl, headers: dict[str, str], refused: str | None, sta
     status, said = curl.getinfo(pycurl.RESPONSE_CODE), f"answered {reply.partition(' ')[2]}"
     if status in _BUSY:
         raise Dropped(said, wait=curl.getinfo(pycurl.RETRY_AFTER))
-    if status == _TOO_FAR and start:
+    if status == 416 and start:
         raise Dropped("the file is shorter by now", restart=True)
     if refused is not None or status not in (200, 206):
         raise Refused(refused or said)

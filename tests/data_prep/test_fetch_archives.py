@@ -31,7 +31,7 @@ from tests.data_prep.archive_samples import (
 def test_every_kind_gives_every_member(tmp_path, kind, prefix):
     archive = build(tmp_path, kind, prefix=prefix)
     assert everything(archive) == READ
-    check_archive(archive)
+    check_archive(archive, archive.name)
     for name, content in READ.items():
         with open_member(archive, name) as stream:
             assert stream.read() == content
@@ -60,7 +60,7 @@ def test_a_file_that_is_no_archive_holds_itself(tmp_path, suffix):
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACK.get(suffix, bytes)(b"text\n"))
     assert everything(path) == {path.name: b"text\n"}
-    check_archive(path)
+    check_archive(path, path.name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,11 +83,11 @@ def test_an_archive_that_is_not_there(tmp_path):
         (special("/etc/text"), "leads out of the folder"),
         (special("../text"), "leads out of the folder"),
         (special("set/../../text"), "leads out of the folder"),
-        (special("set/text", tarfile.SYMTYPE, to="/etc/passwd"), "symbolic link to /etc/passwd"),
-        (special("set/text", tarfile.LNKTYPE, to="set/first"), "hard link to set/first"),
-        (special("set/text", tarfile.CHRTYPE), "device"),
-        (special("set/text", tarfile.BLKTYPE), "device"),
-        (special("set/text", tarfile.FIFOTYPE), "pipe"),
+        (special("set/text", tarfile.SYMTYPE, to="/etc/passwd"), "is a link or a device"),
+        (special("set/text", tarfile.LNKTYPE, to="set/first"), "is a link or a device"),
+        (special("set/text", tarfile.CHRTYPE), "is a link or a device"),
+        (special("set/text", tarfile.BLKTYPE), "is a link or a device"),
+        (special("set/text", tarfile.FIFOTYPE), "is a link or a device"),
     ],
 )
 def test_a_tar_member_that_leads_elsewhere_is_refused_when_wanted(tmp_path, member, because):
