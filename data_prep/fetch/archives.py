@@ -40,8 +40,8 @@ class _Member(NamedTuple):
 
     name: str
     size: int
-    is_file: bool  # and no link or device
     open: Callable[[], IO[bytes] | None]
+    other: str | None = None  # what it is if it is no file
 
 
 def iterate_members(
@@ -65,8 +65,7 @@ def iterate_members(
             if not wanted(name):
                 continue
             leads_out = name.startswith("/") or ".." in name.split("/")
-            if leads_out or not member.is_file:
-                what = "under a name that leads out of the folder" if leads_out else "a link or a device"
+            if what := member.other or ("under a name that leads out of the folder" if leads_out else None):
                 raise UserError(f"{archive}: member {name} is {what}; see who made it, and pack plain files alone")
             if name in seen:
                 raise UserError(f"{archive} has two members {name}; pack it anew with the one that is meant")
@@ -114,7 +113,7 @@ def check_archive(archive: Path, name: str) -> None:
         UserError: it is damaged or cut short. In a tar without compression only headers and the length can show that.
     """
     for member in _members(archive, name):
-        if member.is_file:
+        if member.other is None:
             with _content(archive, member, packed_suffix(name) if member.name == name else "") as stream:
                 while stream.read(BUFFER):
                     pass
@@ -130,7 +129,7 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
     elif packing is not None:
         yield from _tar_members(archive, packing)
     else:
-        yield _Member(name, archive.stat().st_size, True, lambda: archive.open("rb"))
+        yield _Member(name, archive.stat().st_size, lambda: archive.open("rb"))
 
 
 def _zip_members(archive: Path) -> Iterator[_Member]:
@@ -138,9 +137,10 @@ def _zip_members(archive: Path) -> Iterator[_Member]:
     with damage_told(str(archive)), archive.open("rb") as data, zipfile.ZipFile(data) as file:
         for info in file.infolist():
             name = info.filename.replace("\\", "/")  # as some programs on Windows write it
-            is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)  # 0: not made on Unix
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip was not made on Unix
+            other = None if kind in (0, stat.S_IFREG) else "a link or a device"
             if not name.endswith("/"):
-                yield _Member(name, info.file_size, is_file, partial(file.open, info))
+                yield _Member(name, info.file_size, partial(file.open, info), other)
 
 
 class _Header(tarfile.TarInfo):
@@ -169,8 +169,12 @@ def _tar_members(archive: Path, packing: str) -> Iterator[_Member]:
     ):
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
+            kind = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}.get(
+                info.type, "device or pipe"
+            )
             if not info.isdir():
-                yield _Member(info.name, info.size, info.isfile(), partial(tar.extractfile, info))
+                other = None if info.isfile() else f"a {kind} {info.linkname}".rstrip()
+                yield _Member(info.name, info.size, partial(tar.extractfile, info), other)
         if data.tell() == tar.offset and not packing:  # a compressed stream has an end of its own
             raise tarfile.ReadError("the blocks of zeros that end a tar are missing")
         data.read(tarfile.RECORDSIZE)  # old programs left rubbish in the last record
@@ -231,5 +235,5 @@ def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
 
 def open_unpacked(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed by its name; damage in it raises a UserError."""
-    whole = _Member(path.name, 0, True, lambda: path.open("rb"))
+    whole = _Member(path.name, 0, lambda: path.open("rb"))
     return _content(path, whole, packed_suffix(path.name))
