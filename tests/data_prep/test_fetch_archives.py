@@ -19,6 +19,7 @@ from tests.data_prep.archive_samples import (
     TARS,
     build,
     everything,
+    named,
     open_member,
     special,
     tar_bytes,
@@ -135,6 +136,7 @@ def with_both_headers(at: int, value: int) -> bytes:
         ("a.tar", tar_bytes("w:", (special("a"), b"1"), (special("a"), b"2")), "two members a;"),
         ("a.tgz", gzip.compress(b""), "empty"),
     ],
+    ids=named,
 )
 def test_an_archive_that_is_refused(tmp_path, name, content, because):
     (tmp_path / name).write_bytes(content)

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from data_prep.fetch.archives import check_archive
 from scripts.common.errors import UserError
-from tests.data_prep.archive_samples import KINDS, PACK, build, everything, open_member, special, tar_bytes, zip_bytes
+from tests.data_prep.archive_samples import (
+    KINDS,
+    PACK,
+    build,
+    everything,
+    named,
+    open_member,
+    special,
+    tar_bytes,
+    zip_bytes,
+)
 
 SMALL = {"set/a": b"".join(b"%d\n" % n for n in range(700)), "set/b.gz": gzip.compress(b"b\n"), "set/c": b"c\n"}
 
@@ -85,6 +95,7 @@ ZIP = zip_bytes({"set/a": b"text" * 100}, zipfile.ZIP_STORED)
         ("a.tgz", gzip.compress(header_of_size(1 << 29, tarfile.XHDTYPE)), "it says that 536,870,912 bytes follow"),
         ("a.zip", changed(ZIP, ZIP.index(b"texttext"), b"T"), r"member set/a is damaged"),
     ],
+    ids=named,
 )
 def test_damage_that_the_standard_library_may_take_for_the_end(tmp_path, name, content, because):
     archive = tmp_path / name
