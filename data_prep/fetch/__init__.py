@@ -9,9 +9,8 @@
 says came the first time. A download that was killed, or whose connection broke, goes on where it stopped.
 """
 
-from data_prep.fetch.archives import check_archive, iterate_members, named_members
+from data_prep.fetch.archives import iterate_members, named_members
 from data_prep.fetch.download import fetch
-from data_prep.fetch.remote import RemoteFile
-from data_prep.fetch.transfer import Patience
+from data_prep.fetch.transfer import Patience, RemoteFile
 
-__all__ = ["Patience", "RemoteFile", "check_archive", "fetch", "iterate_members", "named_members"]
+__all__ = ["Patience", "RemoteFile", "fetch", "iterate_members", "named_members"]

@@ -17,10 +17,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from scripts.common.errors import UserError
 
@@ -28,31 +27,27 @@ BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_LONGEST_HEADER = 1 << 24  # bytes; tarfile reads as many as the header says, into memory
 _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 
 # The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
 # without an errno, zipfile RuntimeError for an encrypted member and NotImplementedError for an unknown compression.
-_DAMAGE = (
-    *(EOFError, OSError, RuntimeError, ValueError),
-    *(lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
-)
+_FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
 
-@dataclass(frozen=True)
-class _Member:
+class _Member(NamedTuple):
     """A member of an archive of any kind. It must be read before the next one is asked for."""
 
     name: str
     size: int
     open: Callable[[], IO[bytes] | None]
-    refused: str | None = None  # the reason why it is not to be used
+    other: str | None = None  # what it is if it is no file
 
 
 def iterate_members(
     archive: Path, wanted: Callable[[str], bool], *, most_bytes: int | None = None
 ) -> Generator[tuple[str, BinaryIO], None, None]:
-    """The members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
+    """Yield the members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
     Names have no leading ``./`` and ``/`` as separator. Folders are not members. What was not read of a stream is
     skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
@@ -66,28 +61,27 @@ def iterate_members(
     total = 0
     with closing(_members(archive, archive.name)) as members:
         for member in members:
-            if not wanted(member.name):
+            name = re.sub(r"^(\./+)+", "", member.name)
+            if not wanted(name):
                 continue
-            if member.refused is not None:
-                raise UserError(
-                    f"{archive}: member {member.name} is {member.refused}; no corpus needs that. See where the archive "
-                    "comes from, and make one with plain files"
-                )
-            if member.name in seen:
-                raise UserError(f"{archive} has two members {member.name}; pack it anew with the one that is meant")
-            seen.add(member.name)
+            leads_out = name.startswith("/") or ".." in name.split("/")
+            if what := member.other or ("under a name that leads out of the folder" if leads_out else None):
+                raise UserError(f"{archive}: member {name} is {what}; see who made it, and pack plain files alone")
+            if name in seen:
+                raise UserError(f"{archive} has two members {name}; pack it anew with the one that is meant")
+            seen.add(name)
             total += member.size
             if most_bytes is not None and total > most_bytes:
                 raise UserError(
                     f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is "
                     "far more than such files need; see where it comes from"
                 )
-            with _content(archive, member, packed_suffix(member.name)) as stream:
-                yield member.name, stream
+            with _content(archive, member, packed_suffix(name)) as stream:
+                yield name, stream
 
 
 def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, BinaryIO], None, None]:
-    """Exactly these members, in the archive's order, in one pass that ends with the last of them."""
+    """Yield exactly these members, in the archive's order, in one pass that ends with the last of them."""
     missing = set(names)
     there: list[str] = []
 
@@ -104,34 +98,32 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
     if missing:
         first = min(missing)
         near = [name for name in there if PurePosixPath(name).name == PurePosixPath(first).name]
-        near += difflib.get_close_matches(first, there[:10_000], n=8, cutoff=0.3)
-        listing = "".join(f"\n  {name}" for name in list(dict.fromkeys(near))[:8] or there[:8] or ["(nothing)"])
+        near += difflib.get_close_matches(first, there[:10_000], n=8, cutoff=0.0)
+        listing = "".join(f"\n  {name}" for name in dict.fromkeys(near[:8]))
         raise UserError(
             f"{archive} has no member {' and no '.join(sorted(missing))}; nearest to the first are:{listing}\n"
             "See that the file is the one that the dataset's YAML means, or mend the name there"
         )
 
 
-def check_archive(archive: Path, name: str | None = None) -> None:
-    """Read an archive or a compressed file to its end. ``name``: the name that it is to have, if it has another.
+def check_archive(archive: Path, name: str) -> None:
+    """Read an archive, or a compressed file, that is to have this name, to its end.
 
     Raises:
         UserError: it is damaged or cut short. In a tar without compression only headers and the length can show that.
     """
-    name = name or archive.name
-    alone = not name.endswith(".zip") and tar_packing(name) is None
     for member in _members(archive, name):
-        if alone or name.endswith(".zip"):  # who iterates over a tar reads all of it
-            with _content(archive, member, packed_suffix(name) if alone else "") as stream:
+        if member.other is None:
+            with _content(archive, member, packed_suffix(name) if member.name == name else "") as stream:
                 while stream.read(BUFFER):
                     pass
 
 
 def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
-    """All members but folders."""
+    """Yield all members but folders."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
-    packing = tar_packing(name)
+    packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
     if name.endswith(".zip"):
         yield from _zip_members(archive)
     elif packing is not None:
@@ -141,14 +133,14 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
 
 
 def _zip_members(archive: Path) -> Iterator[_Member]:
-    """The members of a zip. zipfile tests each one's checksum when it is read to its end."""
+    """Yield the members of a zip. zipfile tests each one's checksum when it is read to its end."""
     with damage_told(str(archive)), archive.open("rb") as data, zipfile.ZipFile(data) as file:
         for info in file.infolist():
-            name = _plain(info.filename.replace("\\", "/"))  # as some programs on Windows write it
+            name = info.filename.replace("\\", "/")  # as some programs on Windows write it
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip was not made on Unix
+            other = None if kind in (0, stat.S_IFREG) else "a link or a device"
             if not name.endswith("/"):
-                kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip was not made on Unix
-                other = None if kind in (0, stat.S_IFREG) else "a link or a device"
-                yield _Member(name, info.file_size, partial(file.open, info), other or _leads_out(name))
+                yield _Member(name, info.file_size, partial(file.open, info), other)
 
 
 class _Header(tarfile.TarInfo):
@@ -162,7 +154,7 @@ class _Header(tarfile.TarInfo):
             if any(buf) or 0 < len(buf) < tarfile.BLOCKSIZE:
                 raise tarfile.ReadError(f"bad header: {error}") from error
             raise
-        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > _LONGEST_HEADER):
+        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > 1 << 24):  # which are read into memory
             raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
         return info
 
@@ -177,27 +169,18 @@ def _tar_members(archive: Path, packing: str) -> Iterator[_Member]:
     ):
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
-            other = None if info.isfile() else "a device or a pipe"
-            if info.issym() or info.islnk():
-                other = f"a {'symbolic' if info.issym() else 'hard'} link to {info.linkname}"
-            name = _plain(info.name)
+            kind = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}.get(
+                info.type, "device or pipe"
+            )
             if not info.isdir():
-                yield _Member(name, info.size, partial(tar.extractfile, info), other or _leads_out(name))
+                other = None if info.isfile() else f"a {kind} {info.linkname}".rstrip()
+                yield _Member(info.name, info.size, partial(tar.extractfile, info), other)
         if data.tell() == tar.offset and not packing:  # a compressed stream has an end of its own
             raise tarfile.ReadError("the blocks of zeros that end a tar are missing")
         data.read(tarfile.RECORDSIZE)  # old programs left rubbish in the last record
         while block := data.read(BUFFER):
             if any(block):
                 raise tarfile.ReadError("more data follows the mark of its end")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"^(\./+)+", "", name)
-
-
-def _leads_out(name: str) -> str | None:
-    outside = name.startswith("/") or ".." in name.split("/")
-    return "under a name that leads out of the folder" if outside else None
 
 
 def _content(archive: Path, member: _Member, packing: str) -> BinaryIO:
@@ -213,11 +196,6 @@ def packed_suffix(name: str) -> str:
     return next((suffix for suffix in OPENERS if name.endswith(suffix)), "")
 
 
-def tar_packing(name: str) -> str | None:
-    """Return how a tar of this name is compressed: a suffix, nothing for a plain tar, None if it is no tar."""
-    return next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
-
-
 @contextmanager
 def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
     """Turn what a library raises on bad data into a sentence about ``what``: an archive, or a member of one."""
@@ -225,9 +203,7 @@ def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
         yield
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise UserError(
-                f"cannot read {what}: {error.strerror}; see to the file's permissions and the disk"
-            ) from error
+            raise UserError(f"cannot read {what}: {error.strerror}; see to its permissions and the disk") from error
         raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
 
 
@@ -259,6 +235,5 @@ def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
 
 def open_unpacked(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed by its name; damage in it raises a UserError."""
-    with damage_told(str(path)):
-        stream = path.open("rb")
-    return _content(path, _Member(path.name, 0, lambda: stream), packed_suffix(path.name))
+    whole = _Member(path.name, 0, lambda: path.open("rb"))
+    return _content(path, whole, packed_suffix(path.name))

@@ -1,5 +1,6 @@
 """Beam search of our encoder-decoders on a GPU: a step is one CUDA graph, kept from batch to batch."""
 
+import functools
 import gc
 import itertools
 import logging
@@ -88,6 +89,12 @@ class CapturedSearch:
         return self._sizes[size]
 
 
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The stream of all captures on a device. Each stream has a workspace of its own for products, which stays."""
+    return torch.cuda.Stream(device)
+
+
 class _Graphs:
     """The two functions of a search, captured where it is on a GPU."""
 
@@ -99,7 +106,7 @@ class _Graphs:
             self._capture()
 
     def _capture(self) -> None:
-        side = torch.cuda.Stream()
+        side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # kernels are compiled and libraries opened before
             self.search.begin()

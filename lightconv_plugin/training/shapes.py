@@ -123,7 +123,7 @@ def batch_in_few_shapes(dataset: Any) -> None:
 
 
 def shapes_of(dataset: Any, batches: Iterable[Sequence[int]]) -> Counter[Shape]:
-    """How many of the batches, lists of indices, have which of the dataset's ``few_shapes``; none where it has none."""
+    """Count the batches, lists of indices, that have each of the dataset's ``few_shapes``; none where it has none."""
     known = getattr(dataset, "few_shapes", None) or []
     sizes = sizes_of(dataset) if known else None
     if sizes is None:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.models.encoder_decoder import LightConvEncoder
-from lightconv_plugin.ops import native
 from lightconv_plugin.ops.auxiliary import update as ending
+from lightconv_plugin.ops.native import cuda, library
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.updates import LEAD, CannotCapture, Made, Padding, Updates
@@ -111,7 +111,7 @@ def settle(trainer: Any) -> None:
 
 
 def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
-    """What makes this trainer's updates; None for fairseq itself. Decided at its first update, of these batches."""
+    """Return what makes this trainer's updates; None for fairseq. Decided at its first update, of these batches."""
     if "_lightconv_captured" not in trainer.__dict__:
         trainer._lightconv_captured = None
         if getattr(trainer.cfg.optimization, OPTION, False):
@@ -208,7 +208,7 @@ def _encode(self: Any, src_tokens: Tensor, src_lengths: Tensor | None = None) ->
 
 
 class CapturedTraining:
-    """What stands in for a trainer's ``train_step``: the device may be up to ``LEAD`` updates behind the numbers of it.
+    """Updates in place of a trainer's own ``train_step``: the device may be up to ``LEAD`` updates behind its numbers.
 
     At every update after which fairseq logs, validates, saves or stops, both are at the same place.
 
@@ -223,10 +223,9 @@ class CapturedTraining:
             raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
         refuse(trainer)
         if capture:
-            parameter = torch.empty(0, device=device)
-            missing = native.unsupported_reason("adam_step", parameter)
+            missing = library.load() or cuda.unusable()
             if missing is not None:
-                raise CannotCapture(missing.reason)
+                raise CannotCapture(missing)
         model, criterion = trainer.get_model(), trainer.get_criterion()
         without_questions(model)
         model.train()

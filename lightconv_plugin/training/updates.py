@@ -32,12 +32,12 @@ STAGES = 8  # packed batches on their way to the device
 
 
 class CannotCapture(Exception):
-    """Why updates of this training cannot be graphs, in words."""
+    """Updates of this training cannot be graphs; the message says why."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """How a task pads its batches."""
+    """Padding of a task's batches."""
 
     pad: int
     eos: int
@@ -47,7 +47,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Made:
-    """What became of an update, read once the device has made it.
+    """Result of an update, read once the device has made it.
 
     Attributes:
         logged: the criterion's logging output, summed over the batches of the update (and over all processes).
@@ -301,7 +301,7 @@ class Updates:
         return there
 
     def made(self, ahead: int) -> Iterator[Made]:
-        """What became of updates, the oldest first, until at most ``ahead`` of them may still be under way."""
+        """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way."""
         while len(self._waiting) > ahead:
             event, slot = self._waiting.popleft()
             if event is not None:

@@ -86,3 +86,8 @@ def open_member(archive: Path, member: str) -> Iterator[BinaryIO]:
     """One member for reading."""
     with closing(named_members(archive, [member])) as members:
         yield next(members)[1]
+
+
+def named(value: object) -> str | None:
+    """Name a case's value; archives are left out, since gzip writes the time into them."""
+    return "" if isinstance(value, bytes) else None

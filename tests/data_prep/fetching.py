@@ -10,7 +10,7 @@ from scripts.common import scratch
 
 CONTENT = bytes(n * n % 251 for n in range(5000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-QUICK = Patience(attempts=3, timeout=0.3, first_delay=0.01, longest_delay=0.02, longest_wait=3)
+QUICK = Patience(attempts=3, timeout=0.3, first_delay=0.01)
 
 
 def get(folder: Path, *urls: str, raw: Path | None = None, patience: Patience = QUICK, **more: Any) -> Path:

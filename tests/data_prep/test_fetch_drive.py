@@ -2,23 +2,18 @@
 
 import pytest
 
-from data_prep.fetch.drive import confirmation, refusal
+from data_prep.fetch.pages import confirmation, refusal
 from scripts.common.errors import UserError
 from tests.data_prep.fetching import CONTENT, get
 from tests.data_prep.web import Site
 
-# The shape of the page as it is since 2024, and of its older forms; the words are the tests' own.
+# The shape of the page as it is since 2024; the words are the tests' own.
 FORM = """<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head><body>
 <p><a href="/open?id=1">big.tgz</a> (376M) is too large to be scanned.</p>
 <form id="download-form" action="{action}" method="get"><input type="submit" value="Download anyway"/>
 <input type="hidden" name="id" value="1"><input type="hidden" name="export" value="download">
 <input type="hidden" name="confirm" value="t"><input type="hidden" name="uuid" value="a-b&amp;c">
 </form></body></html>"""
-LINK = """<html><title>Google Drive - Virus scan warning</title>
-<a id="uc-download-link" href="/uc?export=download&amp;confirm=AbCd&amp;id=1">Download anyway</a></html>"""
-OLD_FORM = """<html>
-<form id="downloadForm" action="https://d.example/uc?export=download&amp;id=1&amp;confirm=t" method="post">
-<input type="submit"></form></html>"""
 QUOTA = "<html><head><title>Google Drive - Quota exceeded</title></head><body>Too many users</body></html>"
 URL = "https://drive.google.com/uc?export=download&id=1"
 
@@ -30,8 +25,6 @@ URL = "https://drive.google.com/uc?export=download&id=1"
             FORM.format(action="https://drive.usercontent.google.com/download"),
             "https://drive.usercontent.google.com/download?id=1&export=download&confirm=t&uuid=a-b%26c",
         ),
-        (LINK, "https://drive.google.com/uc?export=download&confirm=AbCd&id=1"),
-        (OLD_FORM, "https://d.example/uc?export=download&id=1&confirm=t"),
         (QUOTA, None),
         ("<html><form id='login' action='/x'></form></html>", None),
     ],
@@ -58,8 +51,9 @@ def test_the_page_is_confirmed_and_the_download_goes_on_behind_it(tmp_path, site
 
 
 def test_the_cookie_of_the_page_is_brought_back(tmp_path, site: Site):
-    url = site.add("/uc?id=1", LINK.encode(), status=[(200, {"Content-Type": "text/html", "Set-Cookie": "warned=1"})])
-    site.add("/uc?export=download&confirm=AbCd&id=1", CONTENT)
+    page = FORM.format(action="/uc").encode()
+    url = site.add("/uc?id=1", page, status=[(200, {"Content-Type": "text/html", "Set-Cookie": "warned=1"})])
+    site.add("/uc?id=1&export=download&confirm=t&uuid=a-b%26c", CONTENT)
     assert get(tmp_path, url).read_bytes() == CONTENT
     assert site.headers[1]["Cookie"] == "warned=1"
 

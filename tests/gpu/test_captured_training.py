@@ -1,5 +1,7 @@
 """Updates as CUDA graphs against fairseq's trainer on the same batches; on a CPU the same updates without graphs."""
 
+import json
+
 import pytest
 import torch
 from fairseq.logging import metrics
@@ -40,7 +42,7 @@ def test_updates_are_fairseqs(arch, precision, device, record_property):
     ]
     compare(runs[0], runs[1], getattr(torch, precision))
     got, want = (parameters(run.trainer) for run in runs)
-    record_property("parameters", f"{arch}, {precision}: {(got - want).abs().max():.2e}")
+    record_property("captured", json.dumps([f"{arch}, {precision}", f"{(got - want).abs().max():.2e}"]))
     assert runs[0].logged[-1]["loss"] < runs[0].logged[0]["loss"]
 
 

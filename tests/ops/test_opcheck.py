@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.auxiliary.update import CONTROL, OUTCOME
 from lightconv_plugin.ops.native.operators import OPERATORS
 from tests.ops.conftest import needs_bf16_units
 
@@ -82,12 +81,6 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     ],
     "residual_norm_backward": lambda: [residual_backward(0.0), residual_backward(0.3)],
     "column_sums": lambda: [(draw(T, C),), (draw(C, T).t(),), (draw(0, C),)],
-    "update_decide": lambda: [
-        (torch.ones(()), *(torch.ones(n, dtype=torch.float64) for n in (1, 3, 9, len(CONTROL), len(OUTCOME))))
-    ],
-    "adam_step": lambda: [
-        (draw(8), draw(8).half(), draw(8), draw(8), draw(8).half(), torch.ones(6, dtype=torch.float64), 0.9, 0.98, 1e-8)
-    ],
     "smoothed_nll": lambda: [loss()],
     "smoothed_nll_backward": lambda: [loss_backward()],
     "conv_step": lambda: [

@@ -153,4 +153,4 @@ def test_the_rehearsal(tmp_path, forking_python):
         assert f"\n## {each.title}\n" in written
     assert "| pla_dynamicconv_iwslt_de_en, BeamSearchGenerator | 24 | 24 |" in written
     assert "| pla_lightconv_iwslt_de_en, float32 |" in written
-    assert "of a copy's" in written
+    assert "time / a copy's" in written

@@ -30,7 +30,7 @@ NO_DROPPED_WEIGHTS = ["--weight-dropout", "0", "--input-dropout", "0"]
 
 @dataclass
 class Run:
-    """What became of a training: per update what fairseq logs, and its trainer."""
+    """Result of a training: per update what fairseq logs, and its trainer."""
 
     trainer: Trainer
     logged: list[dict[str, float]] = field(default_factory=list)

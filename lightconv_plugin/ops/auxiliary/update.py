@@ -2,6 +2,7 @@
 
 All numbers that change from one update to the next are in vectors on the device, in float64: nothing has to wait, and a
 captured CUDA graph serves every update. The lists below name their places; ``csrc/cuda/auxiliary/args.h`` has the same.
+On a GPU the library's kernels run, which must be there (``ops.native``), elsewhere these definitions.
 """
 
 import math
@@ -10,15 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.dispatch import takes
-
 CONTROL = ("loss_scale", "iteration", "last_overflow", "last_rescale", "overflows", "steps", "skipped")
 OUTCOME = ("applied", "norm", "floor", "multiply", "step_size", "decay")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What stays the same in all updates.
+    """Numbers that stay the same in all updates.
 
     Attributes:
         scaled: losses are multiplied by a scale that moves, as in float16 (Micikevicius et al., 2018).
@@ -67,7 +66,7 @@ def decide(
         outcome: (6,), see ``OUTCOME``: ``applied`` is 0 where the norm is not finite, ``norm`` that of the mean
             gradient, ``floor`` 1 where the scale would have become too low; the rest is what ``adam`` reads.
     """
-    if takes("update_decide", norm):
+    if norm.is_cuda:
         torch.ops.lightconv.update_decide(norm, sample_size, orders, vector, control, outcome)
         return
     state = dict(zip(CONTROL, control.tolist(), strict=True))
@@ -133,7 +132,7 @@ def adam(
         outcome: of ``decide``.
     """
     beta1, beta2 = settings.betas
-    if takes("adam_step", param):
+    if param.is_cuda:
         torch.ops.lightconv.adam_step(param, grad, exp_avg, exp_avg_sq, weight, outcome, beta1, beta2, settings.eps)
         return
     found = dict(zip(OUTCOME, outcome.tolist(), strict=True))

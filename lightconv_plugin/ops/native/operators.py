@@ -60,8 +60,6 @@ OPERATORS = {
     "smoothed_nll": Operator("smoothed_nll_backward"),
     "residual_norm": Operator("residual_norm_backward", widest=4096, fuses=True),
     "column_sums": Operator("column_sums", fuses=True),  # is itself a gradient: of a linear map's bias
-    "update_decide": Operator(types=(torch.float32,)),
-    "adam_step": Operator(types=(torch.float32,)),
     "conv_step": Operator(casts=True, widest=3072),
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
