@@ -11,6 +11,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
+from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor
 
 from lightconv_plugin import ops
@@ -20,6 +21,13 @@ from lightconv_plugin.tasks.beam_search import has_plain_softmax
 @register_criterion("pla_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class PlaLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's criterion, computed from the logits where that is possible."""
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
+        """As fairseq's, without the weights of the last layer's attention to the source, which nothing here reads."""
+        if type(model).forward is TransformerModelBase.forward:
+            no_layer = {"alignment_layer": -1}
+            sample = {**sample, "net_input": {**sample["net_input"], **no_layer}}
+        return super().forward(model, sample, reduce=reduce)
 
     def compute_loss(self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
         """The loss and -log p(target), each summed over the target words of a batch, padding left out.

@@ -15,6 +15,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
 from lightconv_plugin.ops.auxiliary import autograd
 from tests.tolerances import assert_close
+from tests.training.runs import batches, begin
 
 PAD = Dictionary().pad()
 
@@ -117,3 +118,19 @@ def test_what_it_does_not_do_is_fairseqs_to_do(adaptive, monkeypatch):
     theirs, ours = (c.compute_loss(model, (logits, None), sample, reduce=adaptive) for c in criterions())
     for expected, got in zip(theirs, ours, strict=True):
         assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("arch", ["pla_dynamicconv_iwslt_de_en", "transformer", "lightconv"])
+def test_no_attention_is_averaged_that_nothing_reads(arch):
+    """The same loss; a model that takes no such argument is called as fairseq calls it."""
+    trainer = begin(False, torch.device("cpu"), arch=arch)
+    model, (sample,) = trainer.get_model().train(), batches(1)
+    outputs = []
+    model.decoder.register_forward_hook(lambda *hooked: outputs.append(hooked[2]))
+    ours = trainer.get_criterion()
+    theirs = LabelSmoothedCrossEntropyCriterion(ours.task, ours.sentence_avg, ours.eps)
+    losses = [criterion(model, sample)[0].detach() for criterion in (ours, theirs)]
+    assert_close(losses[0] / sample["ntokens"], losses[1] / sample["ntokens"])
+    attention = [output[1]["attn"] for output in outputs]
+    assert attention[0] == [None]
+    assert (attention[1] == [None]) == (arch == "lightconv")  # which computes none in training
