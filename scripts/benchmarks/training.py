@@ -15,7 +15,7 @@ from scripts.fairseq_io.models import Built, translation
 
 COLUMNS = [
     ("model", "model", "{}"), ("d", "width", "{}"), ("products", "precision", "{}"),
-    ("ms an update", "update_ms", "{:.0f}"), ("+-", "spread", "{:.0%}"), ("words/s", "words_a_second", "{:,.0f}"),
+    ("ms an update", "update_ms", "{:.1f}"), ("+-", "spread", "{:.0%}"), ("words/s", "words_a_second", "{:,.0f}"),
     ("to fairseq's", "to_peer", "{:.2f}x"), ("to its transformer", "to_transformer", "{:.2f}x"),
     ("to fp32", "to_fp32", "{:.2f}x"),
 ]  # fmt: skip

@@ -46,6 +46,23 @@ def test_updates_are_fairseqs(arch, precision, device, record_property):
     assert runs[0].logged[-1]["loss"] < runs[0].logged[0]["loss"]
 
 
+@pytest.mark.parametrize("dropout", ["0", "0.2"])
+def test_a_graph_is_what_it_was_captured_from(dropout, device, record_property):
+    """300 updates on the same padded batches, as graphs and one kernel after the other; an overflow in the middle."""
+    count = 300 if device.type == "cuda" else 10
+    flags = ["--dropout", dropout, "--attention-dropout", dropout, *PRECISIONS["float16" if count > 10 else "float32"]]
+    runs = []
+    for graphs in (True, False):
+        trainer = begin(False, device, *flags, "--fp16-scale-window", "100")
+        capture(trainer, graphs=graphs)
+        runs.append(train(trainer, batches(count)))
+    losses = [[logged.get("loss") for logged in run.logged] for run in runs]
+    pairs = [(a, b) for a, b in zip(*losses, strict=True) if a is not None or b is not None]
+    same = sum(a == b for a, b in pairs)
+    record_property("graphs", json.dumps([f"dropout {dropout}", f"{same} of {len(pairs)}"]))
+    compare(runs[0], runs[1], torch.float16 if count > 10 else torch.float32)
+
+
 def test_update_freq(precision, device):
     flags = ["--update-freq", "3", *PRECISIONS[precision]]
     runs = [train(begin(captured, device, *flags), batches(12), update_freq=3) for captured in (True, False)]

@@ -64,10 +64,10 @@ def begin(captured: bool, device: torch.device, *flags: str, arch: str = "pla_dy
     return trainer
 
 
-def capture(trainer: Trainer) -> None:
-    """Make the trainer's updates ours, as ``--cuda-graphs`` does, on a CPU too."""
-    on_gpu = trainer.device.type == "cuda"
-    trainer._lightconv_captured = CapturedTraining(trainer, batches(1), capture=on_gpu)
+def capture(trainer: Trainer, *, graphs: bool = True) -> None:
+    """Make the trainer's updates ours, as ``--cuda-graphs`` does; on a CPU, or without ``graphs``, not captured."""
+    captures = graphs and trainer.device.type == "cuda"
+    trainer._lightconv_captured = CapturedTraining(trainer, batches(1), capture=captures)
 
 
 def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
