@@ -10,6 +10,8 @@ put beside the page, and it is written from them; --page-only writes it from wha
 trials, then all runs.
   OMP_NUM_THREADS=1 ... --devices 1 --sweep "snakemake --cores 2"
   --sweep "snakemake --cores all --resources gpu=8"      --sweep "snakemake --executor slurm --jobs 20"
+
+--from train is for a machine without a network: copy DIR/<dataset>/{prepared,binarised} there, and the records back.
 """
 
 import argparse
@@ -116,6 +118,9 @@ def main() -> None:
     )
     parser.add_argument("--work", type=Path, metavar="DIR", help="where all results go (default: work/<FILE's name>)")
     parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
+    parser.add_argument(
+        "--from", dest="first", metavar="STAGE", help="begin each run with this stage of scripts.reproduce: train"
+    )
     parser.add_argument("--devices", type=int, metavar="N", help="passed to scripts.reproduce")
     parser.add_argument("--sweep", metavar="COMMAND", help="run the jobs by Snakemake; see above")
     parser.add_argument(
@@ -134,6 +139,8 @@ def main() -> None:
     shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")
     arguments = parser.parse_args()
+    if arguments.first and arguments.sweep:
+        raise UserError("--from is for runs one after the other; leave out --sweep")
     work = arguments.work or CHECKOUT / "work" / arguments.suite.stem
     out = arguments.out or work / "RESULTS.md"
     suite = read_suite(arguments.suite, out.with_suffix(""))
@@ -166,7 +173,7 @@ def prepare(suite: Suite, work: Path, dataset: str, options: Sequence[str]) -> N
 
 def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
     """Run what is missing; return what failed."""
-    given = {"--raw": arguments.raw, "--devices": arguments.devices}
+    given = {"--raw": arguments.raw, "--devices": arguments.devices, "--from": arguments.first}
     options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
     def all_of(jobs: Sequence[Job]) -> list[str]:
@@ -186,7 +193,7 @@ def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
 
     for dataset in suite.datasets:
         jobs = jobs_of(suite, work, dataset)
-        if any(not job.done for job in jobs) and any(job.kept.exists() for job in jobs):
+        if arguments.first is None and any(not job.done for job in jobs) and any(job.kept.exists() for job in jobs):
             prepare(suite, work, dataset, options)
     failed, tried = [], set[str]()
     # One sweep of all leaves no device idle while the last job of a few runs

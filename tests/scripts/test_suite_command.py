@@ -119,6 +119,19 @@ def test_trials_go_before_their_runs_a_failure_stops_no_other_and_nothing_runs_t
     assert "binarised is not the text that" in said
 
 
+def test_text_that_was_prepared_elsewhere_is_trained_on(suite):
+    work, there = suite.folder / "work", suite.folder / "there"
+    assert run(suite, "--only", "toy/thr")[0] == 0
+    for name in ("prepared", "binarised"):
+        shutil.copytree(work / "toy" / name, there / "toy" / name)
+    status, said, ran = run(suite, "--only", "toy/one", "--work", str(there), "--from", "train")
+    assert (status, ran) == (0, [*TRIALS, "one:seed1:2", "speed of toy"]), said
+    assert not (there / "toy" / "raw").exists()
+    status, said, ran = run(suite, "--only", "toy/two", "--work", str(there), "--from", "train", "--sweep", "s")
+    assert (status, ran) == (1, [])
+    assert "leave out --sweep" in said
+
+
 @pytest.mark.slow
 def test_a_sweep_runs_all_trials_and_then_all_runs_from_raw_text_that_is_there(suite):
     raw = suite.folder / "raw"
