@@ -96,6 +96,7 @@ def parse() -> argparse.Namespace:
             rows, channels = (functools.partial(multiples, of=each) for each in (4, 64))
             command.add_argument("--rows", type=rows, default="128,1024", help="hypotheses of a step alone")
             command.add_argument("--channels", type=channels, default="512,1024", help="C of a step alone")
+            command.add_argument("--only", choices=("steps", "search"), help="steps alone, or whole searches")
             command.add_argument("--onnx", action="store_true", help="also our models in onnxruntime, on the CPU")
         if name == "train":
             command.add_argument("--tokens", type=positive, default=2048, help="words of a batch, padding included")
@@ -208,8 +209,11 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         types = ctranslate2.compute_types(device)
         if types and (absent := [name for name in ctranslate2.COMPUTE_TYPES if name not in types]):
             print(f"not measured: CTranslate2 in {', '.join(absent)}, which it does not compute in on {device.type}")
-        steps = decoding.measure_steps(sizes, getattr(torch, args.dtype), device, seconds=args.seconds)
-        yield Table(decoding.STEP_COLUMNS, steps)
+        if args.only != "search":
+            steps = decoding.measure_steps(sizes, getattr(torch, args.dtype), device, seconds=args.seconds)
+            yield Table(decoding.STEP_COLUMNS, steps)
+        if args.only == "steps":
+            return
         found = decoding.measure_search(
             args.sentences,
             vocab_size=args.vocab_size,
