@@ -28,7 +28,7 @@ def test_decoding(dtype, gpu):
         state = ops.reorder_state(state, sentence)
     assert state is not None
     assert ops.reorder_state(state, sentence.repeat(2))["ancestors"].shape == (3, 8)
-    assert gpu.met == {"glu_mask", "conv_step"}
+    assert gpu.met == {"attend", "glu_mask", "conv_step"}
     options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0, "banned": None, "only": 2}
     best = ops.beam_candidates(torch.ones(4, 9, dtype=dtype), torch.ones(4), beams=2, count=4, **options)
     assert [t.shape for t in best] == [(2, 4)] * 3

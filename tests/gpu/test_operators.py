@@ -98,6 +98,18 @@ def test_residual_and_norm(dtype, channels, p, device):
         assert_close(a / scale, b / scale, dtype)
 
 
+@pytest.mark.parametrize(("channels", "keys"), [(128, 30), (64, 70), (36, 33), (7, 5)])
+def test_attention_of_a_step(dtype, channels, keys, device):
+    """Of rows in any order of sentences, one of which is all padding."""
+    query = make(device, 1, 37, 3 * channels, dtype=dtype)
+    source = [make(device, 5, keys, 3 * channels, dtype=dtype) for _ in range(2)]
+    sentence, padding = torch.randint(5, (37,), device=device), torch.rand(5, keys, device=device) < 0.3
+    padding[2] = True
+    got = ops.attend(query, *source, padding, sentence, 3)
+    exact = (each.double() for each in (query, *source))
+    assert_close(got, ops.attend_with_weights(*exact, padding, sentence, 3)[0], dtype)
+
+
 @pytest.mark.parametrize(("rows", "outputs"), [(3600, 512), (3600, 1024), (70, 36), (1, 2049), (0, 8)])
 def test_a_bias_has_the_sums_of_the_rows(dtype, rows, outputs, device):
     operands = [make(device, *shape, dtype=dtype) for shape in ((rows, 24), (outputs, 24), (outputs,))]

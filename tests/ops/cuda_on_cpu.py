@@ -92,7 +92,7 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     for function in (
         *("conv_forward", "conv_backward", "run_glu", "run_loss", "run_loss_backward", "run_step"),
         *("run_decide", "run_adam", "run_gather"),
-        *("run_residual_norm", "run_residual_norm_backward", "run_sums"),
+        *("run_residual_norm", "run_residual_norm_backward", "run_sums", "run_attend"),
         "compile_only",
     ):
         getattr(library, function).restype = ctypes.c_char_p
@@ -143,6 +143,12 @@ NormGradArgs = structure(
     c_uint="threshold",
     c_double="scale",
     c_longlong="N C splits",
+)
+AttendArgs = structure(
+    "AttendArgs",
+    c_void_p="query keys values padding sentence out",
+    c_double="scale",
+    c_longlong="N H S sentences",
 )
 SumsArgs = structure("SumsArgs", c_void_p="x partial out", c_longlong="N C splits")
 
@@ -280,6 +286,16 @@ class Machine:
         """See ``torch.ops.lightconv.column_sums``."""
         out = self.blank(x, x.shape[1])
         self.run("run_sums", TYPES[x.dtype], SumsArgs(*addresses(x, None, out), *x.shape))
+        return out
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int
+    ) -> Tensor:
+        """See ``torch.ops.lightconv.attend``."""
+        out, channels = self.blank(query), query.shape[2] // heads
+        pointers = addresses(query, keys, values, padding, sentence, out)
+        args = AttendArgs(*pointers, channels**-0.5, query.shape[1], heads, keys.shape[1], len(keys))
+        self.run("run_attend", TYPES[query.dtype], args, ctypes.c_longlong(channels))
         return out
 
     def decide(self, norm: Tensor, size: Tensor, orders: Tensor, settings: Tensor, *changed: Tensor) -> None:

@@ -165,6 +165,15 @@ def test_sums_of_columns(kit, capability, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("capability", EACH_GENERATION)
+@pytest.mark.parametrize(("dtype", "channels"), [(torch.float16, 128), (torch.float16, 64), (torch.float32, 128)])
+def test_attention(kit, capability, dtype, channels, tmp_path):
+    for machine, cache in compiled(kit, capability, tmp_path):
+        x = torch.zeros(1, 3, 2 * channels, dtype=dtype)
+        machine.attend(x, x, x, torch.zeros(1, 3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64), 2)
+        check(cache, 1)
+
+
+@pytest.mark.parametrize("capability", EACH_GENERATION)
 def test_gate_and_step(kit, capability, tmp_path):
     for machine, cache in compiled(kit, capability, tmp_path):
         x = torch.zeros(3, 2, 4096, dtype=torch.bfloat16)

@@ -25,7 +25,7 @@ ON_GPUS_ALONE = {"update_decide", "adam_step"}
 # the definition is all there is
 WITHOUT_KERNEL = {
     *((name, "cpu") for name in ("glu_mask", "residual_norm", "column_sums")),
-    *((name, "cuda") for name in ("dropout", "attend", "beam_candidates", "few_rows_linear", "decoder_block")),
+    *((name, "cuda") for name in ("dropout", "beam_candidates", "few_rows_linear", "decoder_block")),
     *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
 }
 

@@ -71,6 +71,10 @@ const char* run_residual_norm_backward(int device, Type type, NormGradArgs* args
   return guarded(device, nullptr, [&](const Place& place) { norm_backward(place, type, *args); });
 }
 
+const char* run_attend(int device, Type type, const AttendArgs* args, long long R) {
+  return guarded(device, nullptr, [&](const Place& place) { attend(place, type, R, *args); });
+}
+
 const char* run_sums(int device, Type type, const SumsArgs* args) {
   return guarded(device, nullptr, [&](const Place& place) { sums(place, type, *args); });
 }

@@ -71,6 +71,8 @@ template <class T> T __shfl_xor_sync(unsigned int, T value, int mask) {
   return shim::Exchange<T>(value).read((threadIdx.x % 32) ^ mask);
 }
 
+template <class T> T __shfl_sync(unsigned int, T value, int lane) { return shim::Exchange<T>(value).read(lane); }
+
 namespace lightconv::cuda {
 
 inline float shim_widen(__half value) { return __half2float(value); }

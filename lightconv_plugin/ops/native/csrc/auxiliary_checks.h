@@ -1,5 +1,8 @@
-// What the loss asks of its arguments, in the same words on CPUs and GPUs.
+// What the loss and attention ask of their arguments, in the same words on CPUs and GPUs.
 #pragma once
+
+#include <cstdint>
+#include <optional>
 
 #include "tensor.h"
 
@@ -19,6 +22,26 @@ inline void check_loss_gradient(const Tensor& grad, const Tensor& logits, const 
                   "smoothed_nll_backward: expected one number for a gradient, float64 for logits of float64, else float32");
   STD_TORCH_CHECK(log_sums.dim() == 1 && log_sums.size(0) == logits.size(0) && log_sums.scalar_type() == ScalarType::Double,
                   "smoothed_nll_backward: expected log_sums (N,), float64");
+}
+
+// What N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S), sentence (N,).
+inline void check_attention(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
+                            const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
+  STD_TORCH_CHECK(keys.dim() == 3 && values.dim() == 3, "attend: expected keys and values (sentences, S, C)");
+  const int64_t sentences = keys.size(0), S = keys.size(1);
+  STD_TORCH_CHECK(heads > 0 && C % heads == 0, "attend: the heads do not divide the channels");
+  STD_TORCH_CHECK(keys.size(2) == C && values.size(0) == sentences && values.size(1) == S && values.size(2) == C,
+                  "attend: query, keys and values differ in shape");
+  STD_TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type,
+                  "attend: query, keys and values differ in type");
+  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
+                                           padding->size(0) == sentences && padding->size(1) == S),
+                  "attend: expected padding (sentences, S), bool");
+  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == N,
+                  "attend: expected sentence (N,), int64");
+  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
+                      (!padding.has_value() || padding->is_contiguous()),
+                  "attend: the state is not contiguous");
 }
 
 }  // namespace lightconv

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "auxiliary_checks.h"
 #include "cpu/auxiliary/kernels.h"
 #include "cpu/auxiliary/product.h"
 #include "cpu/step.h"
@@ -28,23 +29,10 @@ inline void run(const Linear& l) {
 // Attention of N queries of C channels to the sentences of a state; query and out are left to the caller.
 inline Attention attention_to(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
                               const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
-  STD_TORCH_CHECK(keys.dim() == 3 && values.dim() == 3, "attend: expected keys and values (sentences, S, C)");
+  check_attention(keys, values, padding, sentence, N, C, heads, type);
   Attention a{};
   a.N = N, a.C = C, a.H = heads, a.S = keys.size(1);
-  STD_TORCH_CHECK(heads > 0 && C % heads == 0, "attend: the heads do not divide the channels");
   const int64_t sentences = keys.size(0);
-  STD_TORCH_CHECK(keys.size(2) == C && values.size(0) == sentences && values.size(1) == a.S && values.size(2) == C,
-                  "attend: query, keys and values differ in shape");
-  STD_TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type,
-                  "attend: query, keys and values differ in type");
-  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
-                                           padding->size(0) == sentences && padding->size(1) == a.S),
-                  "attend: expected padding (sentences, S), bool");
-  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == N,
-                  "attend: expected sentence (N,), int64");
-  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
-                      (!padding.has_value() || padding->is_contiguous()),
-                  "attend: the state is not contiguous");
   a.sentence = static_cast<const int64_t*>(sentence.const_data_ptr());
   for (int64_t n = 0; n < N; ++n)
     STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,

@@ -87,6 +87,21 @@ struct SumsArgs {
   long long N, C, splits;
 };
 
+constexpr int ATTEND_THREADS = 128, ATTEND_WIDEST = 1024;  // a warp a row; channels of a head
+
+// attend: query (N, H * R), keys and values (sentences, S, H * R), padding (sentences, S) or null, sentence (N,), to out as
+// the query. scale: of a query's product with a key.
+struct AttendArgs {
+  const void* query;
+  const void* keys;
+  const void* values;
+  const bool* padding;
+  const long long* sentence;
+  void* out;
+  double scale;
+  long long N, H, S, sentences;
+};
+
 // The places of numbers in the vectors of ops/auxiliary/update.py, which keeps the same lists.
 enum Control { LOSS_SCALE, ITERATION, LAST_OVERFLOW, LAST_RESCALE, OVERFLOWS, STEPS, SKIPPED, CONTROLS };
 enum Outcome { APPLIED, NORM, FLOOR, MULTIPLY, STEP_SIZE, DECAY, OUTCOMES };

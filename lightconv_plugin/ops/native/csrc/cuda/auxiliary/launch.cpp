@@ -22,6 +22,8 @@ const Kernel RESIDUAL_NORM_BACKWARD{"residual_norm_backward", "auxiliary/residua
 const Kernel COLUMN_SUMS{"column_sums", "auxiliary/sums", "SumsArgs", "column_sums"};
 const Kernel COLUMN_SUMS_FINISH{"column_sums_finish", "auxiliary/sums", "SumsArgs", "column_sums_finish"};
 
+const Kernel ATTEND{"attend", "auxiliary/attend", "AttendArgs", "attend"};
+
 const long long NORM_BLOCKS = 264;  // of the backward pass: two for each multiprocessor of an H100
 const long long SUMS_BLOCKS = 528;  // of the first stage, at most, unless more columns ask for them
 
@@ -104,6 +106,16 @@ void sums(const Place& place, Type type, SumsArgs args) {
   args.partial = place.scratch(args.splits * args.C * size);
   launch(place, COLUMN_SUMS, c, {tiles * args.splits, SUMS_THREADS, warps * columns * size}, &args);
   finish_sums(place, type, args);
+}
+
+void attend(const Place& place, Type type, long long R, const AttendArgs& args) {
+  if (R > ATTEND_WIDEST)
+    throw std::runtime_error("lightconv: attend takes heads of at most " + std::to_string(ATTEND_WIDEST) +
+                             " channels; got " + std::to_string(R));
+  Case c{};
+  c.type = type, c.R = static_cast<int>(R), c.mask = args.padding != nullptr;
+  c.aligned = aligned({args.query, args.keys, args.values, args.out});
+  launch(place, ATTEND, c, {blocks_for(args.N, ATTEND_THREADS / 32) * args.H, ATTEND_THREADS, 0}, &args);
 }
 
 void decide(const Place& place, const DecideArgs& args) {

@@ -18,6 +18,9 @@ void loss_backward(const Place& place, Type type, const LossArgs& args);
 void norm(const Place& place, Type type, const NormArgs& args);
 void norm_backward(const Place& place, Type type, NormGradArgs args);
 
+// R: channels of a head.
+void attend(const Place& place, Type type, long long R, const AttendArgs& args);
+
 void sums(const Place& place, Type type, SumsArgs args);
 
 // What an update's norm decides; then Adam on N numbers, a multiple of 8, all at multiples of 16 bytes.

@@ -1,6 +1,8 @@
-// The gate, the loss, residual and norm, sums of columns, and the end of an update on CUDA tensors.
+// The gate, the loss, residual and norm, sums of columns, a step's attention, and the end of an update on CUDA tensors.
+#include <cmath>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "auxiliary_checks.h"
@@ -162,6 +164,24 @@ Tensor column_sums(const Tensor& x_any) {
   return out;
 }
 
+Tensor attention(const Tensor& query_any, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
+              const Tensor& sentence, int64_t heads) {
+  const Tensor query = torch::stable::contiguous(query_any);
+  STD_TORCH_CHECK(query.dim() == 3 && query.size(0) == 1, "attend: expected query (1, N, C)");
+  const int64_t N = query.size(1), C = query.size(2);
+  check_attention(keys, values, padding, sentence, N, C, heads, query.scalar_type());
+  for (const auto& [tensor, name] : {std::pair{&keys, "keys"}, {&values, "values"}, {&sentence, "sentence"}})
+    check_same(query, *tensor, name);
+  if (padding.has_value()) check_same(query, *padding, "padding");
+  Tensor out = torch::stable::new_empty(query, query.sizes());
+  AttendArgs args{query.const_data_ptr(), keys.const_data_ptr(), values.const_data_ptr(), nullptr, nullptr,
+                  out.mutable_data_ptr(), 1 / std::sqrt(static_cast<double>(C / heads)), N, heads, keys.size(1), keys.size(0)};
+  if (padding.has_value()) args.padding = static_cast<const bool*>(padding->const_data_ptr());
+  args.sentence = reinterpret_cast<const long long*>(sentence.const_data_ptr());
+  if (out.numel() > 0) attend(Memory(query).place(), type_of(query), C / heads, args);
+  return out;
+}
+
 const double* numbers(const Tensor& x, const char* name, int64_t least) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.numel() >= least,
                   "update_decide: expected at least ", least, " numbers of float64 in ", name);
@@ -212,6 +232,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
   m.impl("residual_norm", TORCH_BOX(&residual_norm));
   m.impl("residual_norm_backward", TORCH_BOX(&residual_norm_backward));
   m.impl("column_sums", TORCH_BOX(&column_sums));
+  m.impl("attend", TORCH_BOX(&attention));
   m.impl("update_decide", TORCH_BOX(&update_decide));
   m.impl("adam_step", TORCH_BOX(&adam_step));
 }
