@@ -164,7 +164,7 @@ class Machine:
         self, cache: Path, nvrtc: Path | None = None, marker: str = "shim", sources: Path = build.SOURCES
     ) -> None:
         cache.mkdir(parents=True, exist_ok=True)
-        words = (sources, SHIM, nvrtc or fake_nvrtc(), cache, marker)
+        words = (sources, nvrtc or fake_nvrtc(), cache, marker)
         self.library.set_up(*(str(word).encode() for word in words))
 
     def blank(self, like: Tensor, *shape: int) -> Tensor:

@@ -243,31 +243,23 @@ def put(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def test_the_toolkit_of_torchs_version_is_taken(wheels):
-    put(wheels, "cu13/lib/libnvrtc.so.13", "cu13/lib/libnvrtc-builtins.so.13.0", "cu13/include/cuda_fp16.h")
-    put(wheels, "cuda_nvrtc/lib/libnvrtc.so.12", "cuda_runtime/include/cuda_fp16.h")
-    found = list(cuda.toolkits())
-    assert [kit.nvrtc.name for kit in found] == ["libnvrtc.so.13", "libnvrtc.so.12"]
-    for version, include in (("13.0", "cu13/include"), ("12.8", "cuda_runtime/include"), (None, "cu13/include")):
-        kit = cuda.choose_toolkit(found, version)
-        assert isinstance(kit, cuda.Toolkit)
-        assert kit.include == wheels / include
+def test_the_nvrtc_of_torchs_version_is_taken(wheels):
+    put(wheels, "cu13/lib/libnvrtc.so.13", "cu13/lib/libnvrtc-builtins.so.13.0")
+    put(wheels, "cuda_nvrtc/lib/libnvrtc.so.12")
+    found = list(cuda.installed())
+    assert [path.name for path in found] == ["libnvrtc.so.13", "libnvrtc.so.12"]
+    for version, folder in (("13.0", "cu13"), ("12.8", "cuda_nvrtc"), (None, "cu13")):
+        chosen = cuda.choose_nvrtc(found, version)
+        assert chosen is not None
+        assert chosen.parent == wheels / folder / "lib"
 
 
-def test_a_toolkit_beside_the_wheels(wheels, tmp_path, monkeypatch):
+def test_an_nvrtc_beside_the_wheels(wheels, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     for place in ("usr/local/cuda", "home"):
-        assert isinstance(cuda.choose_toolkit(list(cuda.toolkits()), "13.0"), str) == (place == "usr/local/cuda")
-        put(tmp_path / place, "lib64/libnvrtc.so.13", "include/cuda_fp16.h")
-        kit = cuda.choose_toolkit(list(cuda.toolkits()), "13.0")
-        assert isinstance(kit, cuda.Toolkit)
-        assert kit.include == tmp_path / place / "include"
-
-
-def test_what_is_missing_is_said(wheels):
-    assert "NVRTC is not installed" in str(cuda.choose_toolkit(list(cuda.toolkits()), "13.0"))
-    put(wheels, "cuda_nvrtc/lib/libnvrtc.so.12")
-    assert "not the header cuda_fp16.h" in str(cuda.choose_toolkit(list(cuda.toolkits()), "12.8"))
+        assert (cuda.choose_nvrtc(list(cuda.installed()), "13.0") is None) == (place == "usr/local/cuda")
+        put(tmp_path / place, "lib64/libnvrtc.so.13")
+        assert cuda.choose_nvrtc(list(cuda.installed()), "13.0") == tmp_path / place / "lib64/libnvrtc.so.13"
 
 
 def test_operators_are_registered_for_cuda():
