@@ -113,7 +113,7 @@ Conv = structure(
     c_double="dropconnect",
     c_void_p="seed x logits",
 )
-Case = structure("Case", c_int="type K padding_l R H positions", c_bool="dynamic softmax drop flip aligned mma mask")
+Case = structure("Case", c_int="type K R H positions", c_bool="dynamic softmax drop flip aligned mma mask")
 StepArgs = structure("StepArgs", c_void_p="x logits ring ancestors position out", c_int="N M")
 GluArgs = structure("GluArgs", c_void_p="x grad mask out", c_longlong="T B C")
 LossArgs = structure(

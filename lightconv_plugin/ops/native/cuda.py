@@ -6,16 +6,19 @@ the system's CUDA toolkit is not needed. They are kept in the folder ``cuda`` of
 
 import functools
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 from lightconv_plugin.ops.native import build
 
+logger = logging.getLogger(__name__)
 SYSTEM = Path("/usr/local/cuda")  # where NVIDIA's own installer puts its toolkit
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -76,7 +79,9 @@ def compiled_together() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.ops.lightconv.cuda_gather(False)
+        began = perf_counter()
+        count = torch.ops.lightconv.cuda_gather(False)
+        logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - began)
 
 
 def _wheel_folders() -> list[Path]:

@@ -16,7 +16,7 @@ struct ConvArgs {
   void* out;
   const float* row_sums;  // for several bands, see row_sums in general.cuh
   DropConnect dropconnect;
-  int T, B;
+  int T, B, padding_l;
 };
 
 // grad_weight: dynamic logits' gradient, or LightConv's sums over each block's positions, partial (splits, H, K) float
@@ -28,7 +28,7 @@ struct GradArgs {
   const float* row_sums;
   float* partial;
   DropConnect dropconnect;
-  int T, B, splits;
+  int T, B, padding_l, splits;
 };
 
 // finish: LightConv's gradient (H, K) from partial (splits, H, K); without softmax at least in float32

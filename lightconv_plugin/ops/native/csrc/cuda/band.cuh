@@ -193,7 +193,7 @@ template <Case C> struct BandSums {
 template <Case C> __device__ __forceinline__ void band(const ConvArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   constexpr BandTile tile = band_tile(C);
-  constexpr int before = C.flip ? C.K - 1 - C.padding_l : C.padding_l;
+  const int before = C.flip ? C.K - 1 - args.padding_l : args.padding_l;
   constexpr int splits = tile.groups / ceil_div(C.H, tile.heads), blocks = C.positions / MMA_POSITIONS;
   const int group = blockIdx.x % tile.groups, sentence = blockIdx.x / tile.groups;
   BandPlace at{};

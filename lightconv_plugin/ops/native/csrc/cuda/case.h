@@ -11,7 +11,7 @@ constexpr int size_of(Type type) { return type == Type::f64 ? 8 : type == Type::
 // Compile-time facts of a kernel. A field that a kernel does not read stays 0, so that equal kernels compare equal.
 struct Case {
   Type type;
-  int K, padding_l, R, H;
+  int K, R, H;
   int positions;      // output positions of one block
   bool dynamic;       // logits (T, B, H, K), not (H, K)
   bool softmax;

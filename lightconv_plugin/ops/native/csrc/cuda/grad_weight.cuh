@@ -94,7 +94,7 @@ __device__ __forceinline__ void products(const GradArgs& args, unsigned char* sh
   for (int chunk = 0; chunk < tile.chunks; ++chunk) {
     if (chunk > 0) __syncthreads();
     stage_rows<C>(args.grad, grad_rows, C.positions, t0, head, chunk, b, args.T, args.B);
-    stage_rows<C>(args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - C.padding_l, head, chunk, b, args.T, args.B);
+    stage_rows<C>(args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - args.padding_l, head, chunk, b, args.T, args.B);
     finish_group();
     wait_for_copies<0>();
     __syncthreads();
@@ -104,7 +104,7 @@ __device__ __forceinline__ void products(const GradArgs& args, unsigned char* sh
   float* to = reinterpret_cast<float*>(shared);
   sums.each([&](int t, int j, int h, float sum) {
     if (j < 0 || j >= count) return;
-    const int from = t0 + t + tap + j - C.padding_l;
+    const int from = t0 + t + tap + j - args.padding_l;
     to[(t * tile.heads + h) * tile.products + j] = t0 + t < args.T && from >= 0 && from < args.T ? sum : 0.0f;
   });
 }

@@ -14,12 +14,12 @@
 namespace lightconv::cuda {
 namespace {
 
-using Key = std::tuple<int, const Kernel*, int, int, int, int, int, int, int, int>;
+using Key = std::tuple<int, const Kernel*, int, int, int, int, int, int, int>;
 
 Key key_of(int device, const Kernel& kernel, const Case& c, int threads) {
   const int flags = c.dynamic | c.softmax << 1 | c.drop << 2 | c.flip << 3 | c.aligned << 4 | c.tensor_cores << 5 |
                     c.mask << 6;
-  return {device, &kernel, static_cast<int>(c.type), c.K, c.padding_l, c.R, c.H, c.positions, flags, threads};
+  return {device, &kernel, static_cast<int>(c.type), c.K, c.R, c.H, c.positions, flags, threads};
 }
 
 void* load(int index, const Kernel& kernel, const Case& c, int threads) {
@@ -104,7 +104,7 @@ std::string name_of(const Kernel& kernel, const Case& c) {
     if (value != 0) name += std::string("_") + letter + std::to_string(value);
   };
   const auto flag = [&](const char* word, bool value) { name += value ? std::string("_") + word : ""; };
-  number("K", c.K), number("P", c.padding_l), number("R", c.R), number("H", c.H), number("T", c.positions);
+  number("K", c.K), number("R", c.R), number("H", c.H), number("T", c.positions);
   flag("softmax", c.softmax), flag("drop", c.drop), flag("aligned", c.aligned), flag("mma", c.tensor_cores);
   flag("mask", c.mask);
   return name;
@@ -115,7 +115,7 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
   const auto number = [](int value) { return ", " + std::to_string(value); };
   std::string text = std::string("#include \"cuda/") + kernel.file + ".cuh\"\nnamespace lightconv::cuda {\n";
   text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
-          number(c.padding_l) + number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
+          number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
   // At most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway. A 1 has to be
   // said: without it the compiler aims at more blocks and spills.

@@ -49,8 +49,7 @@ template <class Fits>
 Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, int most = 64) {
   Case c = case_of(conv);
   if (!can_be_cut(conv)) return c;
-  c.K = static_cast<int>(conv.K), c.padding_l = static_cast<int>(conv.padding_l);
-  c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
+  c.K = static_cast<int>(conv.K), c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
   c.aligned = is_aligned;
   for (c.positions = conv.T > most / 2 ? most : conv.T > 32 ? 64 : 32; c.positions >= fewest; c.positions /= 2)
     if (fits(c)) return c;
@@ -136,6 +135,12 @@ class General {
   float* row_sums_ = nullptr;
 };
 
+ConvArgs args_of(const Conv& conv, const Case& c, General& general, const void* x, void* out) {
+  return {x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
+          dropping(conv.dropconnect, conv.seed), static_cast<int>(conv.T), static_cast<int>(conv.B),
+          static_cast<int>(conv.padding_l)};
+}
+
 bool convolve_by_bands(const Place& place, const Conv& conv, General& general, const void* x, void* out, bool flip) {
   if (!has_tensor_cores(place, conv)) return false;
   const bool per_position = conv.dynamic || conv.dropconnect > 0.0;
@@ -145,8 +150,7 @@ bool convolve_by_bands(const Place& place, const Conv& conv, General& general, c
   }, per_position ? 64 : 128);
   if (c.positions == 0) return false;
   const BandTile tile = band_tile(c);
-  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
-                      dropping(conv.dropconnect, conv.seed), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+  const ConvArgs args = args_of(conv, c, general, x, out);
   launch(place, BAND, c, {blocks_for(conv.T, c.positions) * tile.groups * conv.B, tile.threads, tile.shared_bytes}, &args);
   return true;
 }
@@ -159,8 +163,7 @@ void convolve(const Place& place, const Conv& conv, General& general, const void
   });
   if (c.positions == 0) return general.convolve(x, out, flip);
   const ConvTile tile = conv_tile(c);
-  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
-                      dropping(conv.dropconnect, conv.seed), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+  const ConvArgs args = args_of(conv, c, general, x, out);
   const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
   launch(place, CONV, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
 }
@@ -177,7 +180,7 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
   const long long groups = ceil_div(c.H, tile.heads), blocks = blocks_for(conv.T, c.positions) * conv.B;
   const bool in_parts = bands_of(c) > 1 && c.dynamic && c.softmax;
   GradArgs args{grad, conv.x, conv.logits, out, in_parts ? general.row_sums() : nullptr, nullptr, dropping(conv.dropconnect, conv.seed),
-                static_cast<int>(conv.T), static_cast<int>(conv.B), 0};
+                static_cast<int>(conv.T), static_cast<int>(conv.B), static_cast<int>(conv.padding_l), 0};
   if (c.dynamic)
     return launch(place, GRAD_WEIGHT, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
   args.splits = static_cast<int>(std::clamp<long long>(SPLIT_BLOCKS / groups / bands_of(c), 1, blocks));
