@@ -23,7 +23,6 @@ using std::exp;
 using std::log;
 using std::sqrt;
 
-inline float __expf(float x) { return std::exp(x); }
 inline float __uint_as_float(unsigned int bits) { return __builtin_bit_cast(float, bits); }
 inline unsigned int __float_as_uint(float value) { return __builtin_bit_cast(unsigned int, value); }
 inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
@@ -72,6 +71,7 @@ template <class T> T __shfl_xor_sync(unsigned int, T value, int mask) {
 
 namespace lightconv::cuda {
 
+inline float exponential(float value) { return std::exp(value); }
 inline float float_of_half(unsigned short bits) { return static_cast<float>(__builtin_bit_cast(_Float16, bits)); }
 inline unsigned short half_of_float(float value) {
   return __builtin_bit_cast(unsigned short, static_cast<_Float16>(value));

@@ -18,7 +18,7 @@ using Key = std::tuple<int, const Kernel*, int, int, int, int, int, int, int>;
 
 Key key_of(int device, const Kernel& kernel, const Case& c, int threads) {
   const int flags = c.dynamic | c.softmax << 1 | c.drop << 2 | c.flip << 3 | c.aligned << 4 | c.tensor_cores << 5 |
-                    c.mask << 6;
+                    c.mask << 6 | c.both << 7;
   return {device, &kernel, static_cast<int>(c.type), c.K, c.R, c.H, c.positions, flags, threads};
 }
 
@@ -116,15 +116,15 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
   std::string text = std::string("#include \"cuda/") + kernel.file + ".cuh\"\nnamespace lightconv::cuda {\n";
   text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
           number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
-          flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
+          flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + flag(c.both) + "};\n}\n";
   // At most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway. A 1 has to be
   // said: without it the compiler aims at more blocks and spills.
   // On sm_100 128 are two too few for the gradient of x under DropConnect.
-  const auto fewest = [&](int together) {
-    return std::string(kernel.name) == "conv" || std::string(kernel.name) == "band" ? std::to_string(smaller(together / threads, 16)) : std::string("1");
-  };
+  const std::string name = kernel.name;
+  const bool limited = name == "conv" || name == "band" || name == "backward";
+  const auto fewest = [&](int together) { return std::to_string(limited ? smaller(together / threads, 16) : 1); };
   const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 1000 ? " +
-      fewest(512) + " : " + fewest(c.flip && c.drop ? 384 : 512);
+      fewest(name == "backward" ? 640 : 512) + " : " + fewest(c.flip && c.drop ? 384 : 512);
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + kernel.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + kernel.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";

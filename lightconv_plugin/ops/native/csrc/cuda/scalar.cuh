@@ -59,7 +59,17 @@ template <class S> __device__ __forceinline__ S narrow(float value) { return S(v
 template <> __device__ __forceinline__ Half narrow<Half>(float value) { return {half_of_float(value)}; }
 template <> __device__ __forceinline__ Bfloat16 narrow<Bfloat16>(float value) { return {bfloat16_of_float(value)}; }
 
-__device__ __forceinline__ float exponential(float value) { return __expf(value); }
+#if defined(LIGHTCONV_ON_CPU)
+float exponential(float value);
+#else
+// Without the care for results below 2^-126 that __expf takes, which are 0 here.
+__device__ __forceinline__ float exponential(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value * 1.4426950408889634f));
+  return result;
+}
+#endif
+
 __device__ __forceinline__ double exponential(double value) { return exp(value); }
 
 template <class S> constexpr bool is_bfloat16 = false;
@@ -169,6 +179,21 @@ template <int N> __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 #endif
+
+// Runs act(row, lane) once for each of `Lanes` places of `Rows` rows. Where they divide the block's threads, a thread
+// keeps its lane, and what depends on it alone is computed once.
+template <int Rows, int Lanes, int Threads, class Do> __device__ __forceinline__ void each_place(const Do& act) {
+  if constexpr (Threads % Lanes == 0) {
+    constexpr int step = Threads / Lanes;
+    const int first = threadIdx.x / Lanes, lane = threadIdx.x % Lanes;
+#pragma unroll 4
+    for (int i = 0; i < Rows / step; ++i) act(first + i * step, lane);
+    if (Rows % step != 0 && first + Rows / step * step < Rows) act(first + Rows / step * step, lane);
+  } else {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < Rows * Lanes; i += Threads) act(i / Lanes, i % Lanes);
+  }
+}
 
 // Sum and maximum over groups of G neighbouring lanes, G a power of two; every lane of the warp takes part.
 template <int G, class A> __device__ __forceinline__ A lanes_sum(A value) {
