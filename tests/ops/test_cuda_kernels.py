@@ -39,6 +39,8 @@ CASES = [
     Case(BF16, False, 15, 7, 64, (33,), softmax=False),
     Case(F16, True, 63, 31, 64, (33, 129)),
     Case(F16, True, 3, 1, 320, (31,), H=1),
+    Case(F16, True, 31, 15, 128, (17, 40), H=3, p=0.1),
+    Case(BF16, False, 31, 30, 192, (40,), H=1, p=0.1),
     Case(F16, False, 15, 14, 3, (31,), H=3),
     Case(F16, False, 64, 10, 1, (129,), H=4),
     Case(F32, True, 1, 0, 1, (1, 31), H=40),

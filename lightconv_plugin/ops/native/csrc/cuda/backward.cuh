@@ -25,7 +25,7 @@ template <Case C> struct BandProducts {
     for (int n = 0; n < steps; ++n)
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[n][i / 4][i % 4] = 0.0f;
-#pragma unroll 2
+#pragma unroll 1
     for (int c = 0; c < tile.parts * tile.chunk * 2; c += 32) {
       Word a[4];
       load_matrices<false>(a, grad + at + c);

@@ -28,7 +28,6 @@ const Kernel ADVANCE{"advance", "step", "StepArgs", "advance_step"};
 const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int BOTH_BLOCKS = 4096;   // likewise where grad_x comes with it
-const int BOTH_POSITIONS = 32;  // of a block, at least; with fewer two passes read less
 const int GENERAL_THREADS = 128;
 
 Case case_of(const Conv& conv) {
@@ -47,14 +46,20 @@ bool has_tensor_cores(const Place& place, const Conv& conv) {
   return size_of(conv.type) == 2 && device(place.device).capability >= 80;
 }
 
-// conv's case with the most positions of a block that fit, at least `fewest`; positions 0: none do.
+struct Positions {
+  int least, most;  // of a block, if they fit
+
+  int of(long long T) const { return larger(least, power_of_two_from(static_cast<int>(std::min<long long>(T, most)))); }
+};
+
+// conv's case with the positions of a block that its T asks for, or as many as fit, at least `fewest`; positions 0: none do.
 template <class Fits>
-Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, int most = 64) {
+Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, const Positions& wanted = {32, 64}) {
   Case c = case_of(conv);
   if (!can_be_cut(conv)) return c;
   c.K = static_cast<int>(conv.K), c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
   c.aligned = is_aligned;
-  for (c.positions = conv.T > most / 2 ? most : conv.T > 32 ? 64 : 32; c.positions >= fewest; c.positions /= 2)
+  for (c.positions = wanted.of(conv.T); c.positions >= fewest; c.positions /= 2)
     if (fits(c)) return c;
   c.positions = 0;
   return c;
@@ -154,7 +159,7 @@ bool convolve_by_bands(const Place& place, const Conv& conv, General& general, c
   const Case c = cut(conv, aligned({x, conv.logits, out}), MMA_POSITIONS, [flip](Case& c) {
     c.flip = flip, c.tensor_cores = true;
     return band_tile(c).shared_bytes > 0;
-  }, per_position ? 64 : 128);
+  }, {MMA_POSITIONS, per_position ? 64 : 128});
   if (c.positions == 0) return false;
   const BandTile tile = band_tile(c);
   ConvArgs args = args_of(conv, c, general);
@@ -207,10 +212,12 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
 bool backward_at_once(const Place& place, const Conv& conv, General& general, const void* grad, void* grad_x,
                       void* grad_logits) {
   if (!has_tensor_cores(place, conv)) return false;
-  const Case c = cut(conv, aligned({grad, conv.x, conv.logits, grad_x}), BOTH_POSITIONS, [](Case& c) {
+  const Positions wanted{MMA_POSITIONS, 64};
+  const int fewest = smaller(32, wanted.of(conv.T));  // with fewer of many, two passes read less
+  const Case c = cut(conv, aligned({grad, conv.x, conv.logits, grad_x}), fewest, [](Case& c) {
     c.flip = c.both = c.tensor_cores = true;
     return band_tile(c).shared_bytes > 0;
-  });
+  }, wanted);
   if (c.positions == 0) return false;
   const BandTile tile = band_tile(c);
   const long long blocks = blocks_for(conv.T, c.positions) * conv.B;
