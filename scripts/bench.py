@@ -71,6 +71,8 @@ def parse() -> argparse.Namespace:
             command.add_argument("--channels", type=int, default=1024, help="C")
             command.add_argument("--length", type=positive, default=128, help="T")
             command.add_argument("--kernels", type=numbers, default="31,65", help="K, several by commas")
+            command.add_argument("--heads", type=int, default=0, help="H (default: heads of 64 channels)")
+            command.add_argument("--dropconnect", type=float, default=0.0, help="of the convolutions")
             command.add_argument("--only", default="", help="only what has this in its name: 'conv, K', float16")
         if name in ("ops", "memory"):
             command.add_argument(
@@ -180,6 +182,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         from scripts.benchmarks import kernels
 
         options = {"time": args.length, "widths": args.kernels, "only": args.only}
+        options |= {"heads": args.heads, "dropconnect": args.dropconnect}
         yield Table(kernels.COLUMNS, kernels.measure(args.tokens, args.channels, device, **options), left=2)
     elif args.what == "train":
         if len(args.layers) != 2:

@@ -44,6 +44,8 @@ def measure(
     *,
     time: int = 128,
     widths: Sequence[int] = (31, 65),
+    heads: int = 0,
+    dropconnect: float = 0.0,
     only: str = "",
 ) -> Iterator[dict[str, Any]]:
     """Yield a record for each operator, pass and type that the library has a kernel for.
@@ -55,7 +57,7 @@ def measure(
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         if dtype not in TYPES[device.type]:
             continue
-        for name, (operator, made) in cases(tokens, channels, dtype, device, time, widths).items():
+        for name, (operator, made) in cases(tokens, channels, dtype, device, time, widths, heads, dropconnect).items():
             if only not in f"{name}, {dtype}" or not native.has_kernel(operator, device.type):
                 continue
             calls: list[Call] = []
@@ -101,10 +103,17 @@ Made = Callable[[], tuple[Call, int]]  # a call on inputs of its own, and the by
 
 
 def cases(
-    tokens: int, channels: int, dtype: torch.dtype, device: torch.device, time: int, widths: Sequence[int]
+    tokens: int,
+    channels: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    time: int,
+    widths: Sequence[int],
+    heads: int = 0,
+    dropconnect: float = 0.0,
 ) -> dict[str, tuple[str, Made]]:
-    """Each pass by name, with the operator that it belongs to."""
-    batch, heads = max(1, tokens // time), max(1, channels // HEAD)
+    """Each pass by name, with the operator that it belongs to; without a number of heads, heads of 64 channels."""
+    batch, heads = max(1, tokens // time), heads or max(1, channels // HEAD)
 
     def random(*shape: int, grad: bool = False) -> Tensor:
         return torch.randn(*shape, device=device, dtype=dtype).requires_grad_(grad)
@@ -115,7 +124,8 @@ def cases(
         weight = random(*shape, grad="weight" in wanted)
 
         def forward() -> Tensor:
-            return getattr(ops, operator)(x, weight, padding_l=width // 2, backend="native")
+            options = {"padding_l": width // 2, "dropconnect": dropconnect, "backend": "native"}
+            return getattr(ops, operator)(x, weight, **options)
 
         moved = size(x) * (3 if len(wanted) == 2 else 2) + size(weight) * (2 if "weight" in wanted else 1)
         inputs = [t for t in (x, weight) if t.requires_grad]
@@ -125,8 +135,9 @@ def cases(
         x, weight, length = random(time, batch, channels), random(heads, width), time + width - 1
 
         def forward() -> Tensor:
-            kernel = torch.fft.rfft(weight.float().softmax(-1).flip(-1), length).t().repeat_interleave(HEAD, 1)
-            product = torch.fft.rfft(x.float(), length, dim=0) * kernel.unsqueeze(1)
+            kernel = torch.fft.rfft(weight.float().softmax(-1).flip(-1), length).t()
+            per_channel = kernel.repeat_interleave(channels // heads, 1).unsqueeze(1)
+            product = torch.fft.rfft(x.float(), length, dim=0) * per_channel
             return torch.fft.irfft(product, length, dim=0)[width - 1 - width // 2 :][:time].to(dtype)
 
         return forward, size(x) * 2 + size(weight)
@@ -172,7 +183,7 @@ def cases(
             for wanted in ((), ("x",), ("weight",), ("x", "weight")):
                 label = "gradient of " + " and ".join(wanted) if wanted else "forward"
                 found[f"{operator}, K = {width}, {label}"] = operator, partial(convolution, operator, wanted, width)
-    if channels == heads * HEAD:
+    if channels % heads == 0:
         found |= {
             f"light_conv by FFT, K = {width}, forward": ("light_conv", partial(by_fft, width)) for width in widths
         }

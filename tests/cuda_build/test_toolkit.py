@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.ops.test_cuda_compile import (  # noqa: F401  the same tests with this build's NVRTC
-    kit,
+    nvrtc,
     test_gate_and_step,
     test_the_main_kernels_on_every_architecture,
 )
@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 logging.basicConfig(format="%(message)s")
 from lightconv_plugin import ops
 from lightconv_plugin.ops.native import cuda
-cuda.toolkits = lambda: iter(())
+cuda.installed = lambda: iter(())
 with FakeTensorMode(), torch.device("cuda"):
     x = torch.ones(5, 2, 8)
     for _ in range(2):

@@ -102,12 +102,12 @@ def test_residual_and_norm(dtype, channels, p, device):
 def test_attention_of_a_step(dtype, channels, keys, device):
     """Of rows in any order of sentences, one of which is all padding."""
     query = make(device, 1, 37, 3 * channels, dtype=dtype)
-    source = [make(device, 5, keys, 3 * channels, dtype=dtype) for _ in range(2)]
+    source, values = (make(device, 5, keys, 3 * channels, dtype=dtype) for _ in range(2))
     sentence, padding = torch.randint(5, (37,), device=device), torch.rand(5, keys, device=device) < 0.3
     padding[2] = True
-    got = ops.attend(query, *source, padding, sentence, 3)
-    exact = (each.double() for each in (query, *source))
-    assert_close(got, ops.attend_with_weights(*exact, padding, sentence, 3)[0], dtype)
+    got = ops.attend(query, source, values, padding, sentence, 3)
+    want, _ = ops.attend_with_weights(query.double(), source.double(), values.double(), padding, sentence, 3)
+    assert_close(got, want, dtype)
 
 
 @pytest.mark.parametrize(("rows", "outputs"), [(3600, 512), (3600, 1024), (70, 36), (1, 2049), (0, 8)])

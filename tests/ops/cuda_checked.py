@@ -87,6 +87,9 @@ def conv(
             x, grad = machine.numbers(dtype, time, 2, H * R), machine.numbers(dtype, time, 2, H * R)
             weight = machine.numbers(dtype, *(time, 2) * dynamic, H, K)
             written += [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
+            if dtype.itemsize == 2 and capability >= 80:  # above, both gradients by one kernel
+                written.append(machine.backward(grad, x, weight, *options, wanted=(True, False))[0])
+                written.append(machine.backward(grad, x, weight, *options, wanted=(False, True))[1])
         return written
 
     return run

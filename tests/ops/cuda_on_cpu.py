@@ -113,7 +113,7 @@ Conv = structure(
     c_double="dropconnect",
     c_void_p="seed x logits",
 )
-Case = structure("Case", c_int="type K padding_l R H positions", c_bool="dynamic softmax drop flip aligned mma mask")
+Case = structure("Case", c_int="type K R H positions", c_bool="dynamic softmax drop flip aligned mma mask both")
 StepArgs = structure("StepArgs", c_void_p="x logits ring ancestors position out", c_int="N M")
 GluArgs = structure("GluArgs", c_void_p="x grad mask out", c_longlong="T B C")
 LossArgs = structure(
@@ -170,7 +170,7 @@ class Machine:
         self, cache: Path, nvrtc: Path | None = None, marker: str = "shim", sources: Path = build.SOURCES
     ) -> None:
         cache.mkdir(parents=True, exist_ok=True)
-        words = (sources, SHIM, nvrtc or fake_nvrtc(), cache, marker)
+        words = (sources, nvrtc or fake_nvrtc(), cache, marker)
         self.library.set_up(*(str(word).encode() for word in words))
 
     def blank(self, like: Tensor, *shape: int) -> Tensor:
@@ -214,11 +214,14 @@ class Machine:
         softmax: bool = True,
         dropconnect: float = 0.0,
         seed: Tensor | None = None,
+        wanted: tuple[bool, bool] = (True, True),
     ) -> tuple[Tensor, Tensor]:
+        """Gradients of x and of the weight; one that is not wanted stays NaN."""
         wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64  # as the operators allocate it
         grad_x, grad_weight = self.blank(x), self.blank(weight.float() if wide else weight)
         conv = self.describe(x, weight, padding_l, softmax, dropconnect, seed)
-        pointers = map(ctypes.c_void_p, addresses(grad, grad_x, grad_weight))
+        asked = (grad_x if wanted[0] else None, grad_weight if wanted[1] else None)
+        pointers = map(ctypes.c_void_p, addresses(grad, *asked))
         self.must(self.library.conv_backward(self.capability, ctypes.byref(conv), *pointers))
         return grad_x, grad_weight
 

@@ -40,11 +40,10 @@ def test_rows(gpu, dtype, channels, rows, heads, keys, sentences, seed, padded):
     query, source, values = draw(1, rows, width), draw(sentences, keys, width), draw(sentences, keys, width)
     sentence = torch.randint(sentences, (rows,), generator=generator)
     padding = torch.rand(sentences, keys, generator=generator) < 0.4 if padded else None
-    if padded:
+    if padding is not None:
         padding[0] = seed % 3 == 0
     got = gpu.attend(query, source, values, padding, sentence, heads)
-    exact = (each.double() for each in (query, source, values))
-    want, _ = ops.attend_with_weights(*exact, padding, sentence, heads)
+    want, _ = ops.attend_with_weights(query.double(), source.double(), values.double(), padding, sentence, heads)
     assert_close(got, want, dtype)
 
 

@@ -112,6 +112,11 @@ FAULTS = {
         (("wait_for_copies<0>();\n    __syncthreads();", "wait_for_copies<0>();"),),
         "threads use the same memory without a barrier between",
     ),
+    "products written over rows that others still read": Fault(
+        *("accesses", "conv-bf16-dynamic-mma", "backward.cuh"),
+        (("    __syncthreads();\n    results", "    __syncwarp();\n    results"),),
+        "threads use the same memory without a barrier between",
+    ),
     "missing barrier": Fault(
         *("address", "conv-bf16-dynamic-sm75", "grad_weight.cuh"),
         (("  __syncthreads();\n  if (!last) return;", "  if (!last) return;"),),

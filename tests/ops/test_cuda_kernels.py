@@ -39,6 +39,8 @@ CASES = [
     Case(BF16, False, 15, 7, 64, (33,), softmax=False),
     Case(F16, True, 63, 31, 64, (33, 129)),
     Case(F16, True, 3, 1, 320, (31,), H=1),
+    Case(F16, True, 31, 15, 128, (17, 40), H=3, p=0.1),
+    Case(BF16, False, 31, 30, 192, (40,), H=1, p=0.1),
     Case(F16, False, 15, 14, 3, (31,), H=3),
     Case(F16, False, 64, 10, 1, (129,), H=4),
     Case(F32, True, 1, 0, 1, (1, 31), H=40),
@@ -103,8 +105,13 @@ def test_forward_and_gradients(gpu, case):
         x, grad = (make((time, 2, case.H * case.R), case.dtype, case.offset) for _ in range(2))
         weight = make(shape, case.dtype, case.offset)
         options = (case.padding_l, case.softmax, case.p, torch.tensor([SEED]) if case.p > 0 else None)
-        results = (gpu.forward(x, weight, *options), *gpu.backward(grad, x, weight, *options))
-        for got, want in zip(results, expected(case, x, weight, grad), strict=True):
+        results = [gpu.forward(x, weight, *options), *gpu.backward(grad, x, weight, *options)]
+        wanted = [*expected(case, x, weight, grad)]
+        if case.dtype in (F16, BF16) and case.capability >= 80:  # one kernel for both gradients; and each alone
+            results.append(gpu.backward(grad, x, weight, *options, wanted=(True, False))[0])
+            results.append(gpu.backward(grad, x, weight, *options, wanted=(False, True))[1])
+            wanted += wanted[1:]
+        for got, want in zip(results, wanted, strict=True):
             # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
             scale = max(1.0, want.abs().max().item()) if want.shape == (case.H, case.K) else 1.0
             assert_close(got / scale, want / scale, case.dtype)

@@ -152,7 +152,7 @@ def test_weights_in_another_layout_are_pytorch_s_to_multiply(caplog, monkeypatch
 
 def test_a_torch_for_other_gpus_is_told_so(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(cuda, "toolkits", None)
+    monkeypatch.setattr(cuda, "installed", None)
     assert unusable.__wrapped__() == "it runs on NVIDIA GPUs; this torch is built for ROCm"
 
 

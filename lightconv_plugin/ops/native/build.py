@@ -168,7 +168,7 @@ def _compile(cxx: str) -> bytes:
             _run([cxx, *flags, *include, "-c", str(source), "-o", str(target)])
             return str(target)
 
-        with ThreadPoolExecutor(min(4, _cores())) as pool:  # each takes up to half a gigabyte
+        with ThreadPoolExecutor(min(8, _cores())) as pool:  # the three largest take up to half a gigabyte each
             objects = list(pool.map(one, sources()))
         whole = Path(folder) / "native.so"
         lib = torch_root / "lib"

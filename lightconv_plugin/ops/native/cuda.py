@@ -1,4 +1,4 @@
-"""The CUDA side of the library: finds NVRTC and its headers, and says what is missing before anything is compiled.
+"""The CUDA side of the library: finds NVRTC, and says what is missing before anything is compiled.
 
 Kernels are compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch depends on;
 the system's CUDA toolkit is not needed. They are kept in the folder ``cuda`` of ``build.cache_folder()``.
@@ -6,26 +6,21 @@ the system's CUDA toolkit is not needed. They are kept in the folder ``cuda`` of
 
 import functools
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from time import perf_counter
 
 import torch
 
 from lightconv_plugin.ops.native import build
 
+logger = logging.getLogger(__name__)
 SYSTEM = Path("/usr/local/cuda")  # where NVIDIA's own installer puts its toolkit
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-class Toolkit(NamedTuple):
-    """libnvrtc and the folder of the headers that belong to it."""
-
-    nvrtc: Path
-    include: Path | None
 
 
 @functools.cache
@@ -36,40 +31,31 @@ def unusable() -> str | None:
     """
     if torch.version.hip is not None:
         return "it runs on NVIDIA GPUs; this torch is built for ROCm"
-    kit = choose_toolkit(list(toolkits()), torch.version.cuda)
-    return kit if isinstance(kit, str) else configure(kit)
+    nvrtc = choose_nvrtc(list(installed()), torch.version.cuda)
+    if nvrtc is None:
+        return "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc"
+    return configure(nvrtc)
 
 
-def toolkits() -> Iterator[Toolkit]:
-    """Return what is installed: NVIDIA's wheels, beside torch, $CUDA_HOME and /usr/local/cuda."""
+def installed() -> Iterator[Path]:
+    """Return each libnvrtc: of NVIDIA's wheels, beside torch, of $CUDA_HOME and of /usr/local/cuda."""
     for root in _wheel_folders():
         for folder in sorted(root.glob("cu[0-9]*"), reverse=True):  # CUDA 13 and later: everything in one folder
-            yield from _in(folder / "lib", folder / "include")
-        yield from _in(root / "cuda_nvrtc" / "lib", root / "cuda_runtime" / "include")
-    headers = next((root / "cuda_runtime" / "include" for root in _wheel_folders()), None)
-    yield from _in(Path(torch.__file__).parent / "lib", headers)
+            yield from _in(folder / "lib")
+        yield from _in(root / "cuda_nvrtc" / "lib")
+    yield from _in(Path(torch.__file__).parent / "lib")
     for home in (os.environ.get("CUDA_HOME"), SYSTEM):
         if home:
-            yield from _in(Path(home) / "lib64", Path(home) / "include")
+            yield from _in(Path(home) / "lib64")
 
 
-def choose_toolkit(found: list[Toolkit], version: str | None) -> Toolkit | str:
-    """The toolkit of torch's CUDA version, else any that is complete; or a sentence that says what is missing."""
-    if not found:
-        return (
-            "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
-        )
-    complete = [kit for kit in found if kit.include is not None]
-    if not complete:
-        return (
-            f"{found[0].nvrtc} is there, but not the header cuda_fp16.h that belongs to it; "
-            "CUDA builds of torch bring it: pip install nvidia-cuda-runtime"
-        )
+def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
+    """The one of torch's CUDA version, else the first."""
     major = (version or "").split(".")[0]
-    return next((kit for kit in complete if kit.nvrtc.name.split(".so.")[-1].split(".")[0] == major), complete[0])
+    return next((path for path in found if path.name.split(".so.")[-1].split(".")[0] == major), next(iter(found), None))
 
 
-def configure(kit: Toolkit) -> str | None:
+def configure(nvrtc: Path) -> str | None:
     """Tell the library where things are. None, or a sentence: the cache cannot be made."""
     cache = build.cache_folder() / "cuda"
     try:
@@ -78,7 +64,7 @@ def configure(kit: Toolkit) -> str | None:
         return (
             f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
         )
-    words = (build.SOURCES, kit.include, kit.nvrtc, cache, build.fingerprint_of_sources())
+    words = (build.SOURCES, nvrtc, cache, build.fingerprint_of_sources())
     torch.ops.lightconv.cuda_configure(*map(str, words))
     return None
 
@@ -93,7 +79,9 @@ def compiled_together() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.ops.lightconv.cuda_gather(False)
+        began = perf_counter()
+        count = torch.ops.lightconv.cuda_gather(False)
+        logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - began)
 
 
 def _wheel_folders() -> list[Path]:
@@ -101,8 +89,7 @@ def _wheel_folders() -> list[Path]:
     return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
-def _in(libraries: Path, include: Path | None) -> Iterator[Toolkit]:
-    found = include if include is not None and (include / "cuda_fp16.h").exists() else None
+def _in(libraries: Path) -> Iterator[Path]:
     for path in sorted(libraries.glob("libnvrtc*.so*"), reverse=True):
         if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
-            yield Toolkit(path, found)
+            yield path

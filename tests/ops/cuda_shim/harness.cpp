@@ -37,8 +37,8 @@ template <class Do> const char* guarded(int device, void* stream, const Do& act)
 
 extern "C" {
 
-void set_up(const char* sources, const char* includes, const char* nvrtc, const char* cache, const char* fingerprint) {
-  configure({sources, includes, nvrtc, cache, fingerprint});
+void set_up(const char* sources, const char* nvrtc, const char* cache, const char* fingerprint) {
+  configure({sources, nvrtc, cache, fingerprint});
 }
 
 const char* conv_forward(int device, void* stream, const Conv* conv, void* out) {

@@ -16,11 +16,14 @@
 #include <mutex>
 #include <regex>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace {
 
 struct Program {
   std::string source, log, image;
+  std::vector<std::pair<std::string, std::string>> headers;  // name, text
 };
 
 std::string read(const std::string& path) {
@@ -51,8 +54,11 @@ int nvrtcGetNumSupportedArchs(int* count) { return *count = 2, 0; }
 int nvrtcGetSupportedArchs(int* archs) { return archs[0] = 75, archs[1] = 90, 0; }
 const char* nvrtcGetErrorString(int) { return "an error of the shim"; }
 
-int nvrtcCreateProgram(void** program, const char* source, const char*, int, const char* const*, const char* const*) {
-  *program = new Program{source, "", ""};
+int nvrtcCreateProgram(void** program, const char* source, const char*, int count, const char* const* texts,
+                       const char* const* names) {
+  Program* made = new Program{source, "", "", {}};
+  for (int i = 0; i < count; ++i) made->headers.emplace_back(names[i], texts[i]);
+  *program = made;
   return 0;
 }
 
@@ -70,7 +76,7 @@ int nvrtcCompileProgram(void* handle, int, const char* const*) {
   return 0;
 }
 #else
-int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
+int nvrtcCompileProgram(void* handle, int, const char* const*) {
   Program& program = *program_of(handle);
   if (!meet()) return program.log = "error: no other compilation began\n", 6;
   static std::atomic<int> count_so_far{0};
@@ -83,10 +89,12 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
   std::ofstream(base + ".cpp") << "#include \"shim.h\"\n" << program.source
       << "extern \"C\" __attribute__((visibility(\"default\"))) void shim_run_" << kernel[1] << "(unsigned blocks, int threads, int bytes, "
          "const void* args) {\n  shim::run(blocks, threads, bytes, [](const void* at) { shim::call(&" << kernel[1] << ", at); }, args);\n}\n";
-  std::string command = std::string(SHIM_COMMAND " -shared");
-  for (int i = 0; i < count; ++i)
-    if (std::strncmp(options[i], "-I", 2) == 0) command += std::string(" '") + options[i] + "'";
-  command += " " + base + ".cpp -o " + object + " 2> " + log;
+  for (const auto& [name, text] : program.headers) {
+    std::filesystem::create_directories((folder / name).parent_path());
+    std::ofstream(folder / name) << text;
+  }
+  const std::string command =
+      std::string(SHIM_COMMAND " -shared -I") + folder.string() + " " + base + ".cpp -o " + object + " 2> " + log;
   const int failed = std::system(command.c_str());
   program.log = read(log);
   program.image = read(object);

@@ -16,7 +16,7 @@
 
 #include "accesses.h"
 
-const int shared_capacity = 48 * 1024, shared_guard = 4096, stack_bytes = 128 * 1024;
+const int shared_capacity = 72 * 1024, shared_guard = 4096, stack_bytes = 128 * 1024;
 
 extern "C" {
 Index threadIdx, blockIdx, blockDim, gridDim;

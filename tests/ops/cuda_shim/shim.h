@@ -8,8 +8,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cuda_bf16.h"
-#include "cuda_fp16.h"
 #include "scheduler.h"
 
 #define LIGHTCONV_ON_CPU 1
@@ -25,8 +23,8 @@ using std::exp;
 using std::log;
 using std::sqrt;
 
-inline float __expf(float x) { return std::exp(x); }
 inline float __uint_as_float(unsigned int bits) { return __builtin_bit_cast(float, bits); }
+inline unsigned int __float_as_uint(float value) { return __builtin_bit_cast(unsigned int, value); }
 inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
 
 struct alignas(16) uint4 {
@@ -75,8 +73,11 @@ template <class T> T __shfl_sync(unsigned int, T value, int lane) { return shim:
 
 namespace lightconv::cuda {
 
-inline float shim_widen(__half value) { return __half2float(value); }
-inline float shim_widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+inline float exponential(float value) { return std::exp(value); }
+inline float float_of_half(unsigned short bits) { return static_cast<float>(__builtin_bit_cast(_Float16, bits)); }
+inline unsigned short half_of_float(float value) {
+  return __builtin_bit_cast(unsigned short, static_cast<_Float16>(value));
+}
 
 inline void copy_later(void* to, const void* from, int bytes) { shim::copy_later({to, from, bytes}); }
 inline void finish_group() { shim::finish_group(); }
@@ -113,7 +114,7 @@ template <class S> void mma(float (&d)[4], const unsigned int (&a)[4], const uns
   const shim::Exchange<Words> warp(mine);
   const auto half_of = [](unsigned int word, int column) {
     const unsigned short bits = static_cast<unsigned short>(word >> (column % 2 * 16));
-    return shim_widen(__builtin_bit_cast(S, bits));
+    return widen(__builtin_bit_cast(S, bits));
   };
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) {

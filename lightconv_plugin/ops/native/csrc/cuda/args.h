@@ -9,26 +9,18 @@ struct DropConnect {
   double scale;            // 1 / (1 - p)
 };
 
-// conv: out (T, B, C) from x (T, B, C) and logits
+// A convolution and its gradients. Of x and logits: out (T, B, C); for grad_x alone x is the gradient. Of the gradient
+// too: the logits' gradient, dynamic, or LightConv's sums over the positions of a block, partial (splits, H, K).
 struct ConvArgs {
   const void* x;
   const void* logits;
+  const void* grad;
   void* out;
+  void* grad_logits;
+  float* partial;
   const float* row_sums;  // for several bands, see row_sums in general.cuh
   DropConnect dropconnect;
-  int T, B;
-};
-
-// grad_weight: dynamic logits' gradient, or LightConv's sums over each block's positions, partial (splits, H, K) float
-struct GradArgs {
-  const void* grad;
-  const void* x;
-  const void* logits;
-  void* grad_logits;
-  const float* row_sums;
-  float* partial;
-  DropConnect dropconnect;
-  int T, B, splits;
+  int T, B, padding_l, splits;
 };
 
 // finish: LightConv's gradient (H, K) from partial (splits, H, K); without softmax at least in float32

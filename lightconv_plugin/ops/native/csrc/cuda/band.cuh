@@ -24,44 +24,63 @@ template <Case C> __device__ __forceinline__ int logit_start(long long row, int 
   return C.aligned ? (static_cast<Word>(row) * C.K + tap) % 8 : 0;
 }
 
+// Is a channel of one of the block's heads one of x?
+template <Case C> __device__ __forceinline__ bool in_heads(const BandPlace& at, int h) {
+  return C.H % band_tile(C).heads == 0 || at.head + h < C.H;
+}
+template <Case C> __device__ __forceinline__ bool in_channels(const BandPlace& at, int h, int c) {
+  constexpr BandTile tile = band_tile(C);
+  return in_heads<C>(at, h) && (C.R % (tile.parts * tile.chunk) == 0 || at.channel + c < C.R);
+}
+
 template <Case C>
 __device__ __forceinline__ void stage_logits(const ConvArgs& args, const BandPlace& at, unsigned char* to) {
   using S = typename Scalar<C.type>::type;
   constexpr BandTile tile = band_tile(C);
   constexpr int V = C.aligned ? 8 : 1, vectors = C.aligned ? tile.logit_row_bytes / 16 : tile.taps;
   const S* logits = static_cast<const S*>(args.logits);
-  const long long total = (C.dynamic ? static_cast<long long>(args.T) * args.B : 1) * C.H * C.K;
+  const S* end = logits + (C.dynamic ? static_cast<long long>(args.T) * args.B : 1) * C.H * C.K;
   const int from = C.flip ? at.first : at.t0;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < tile.logit_rows * tile.heads * vectors; i += tile.threads) {
-    const int item = i / vectors, t = from + item / tile.heads, h = item % tile.heads;
-    const long long row = logit_row<C>(args, at, t, h), start = row * C.K + at.tap;
-    const long long number = start / V * V + i % vectors * V;
-    const bool inside = at.head + h < C.H && (!C.dynamic || (t >= 0 && t < args.T)) && number < start + at.count;
-    unsigned char* place = to + item * tile.logit_row_bytes + i % vectors * V * 2;
+  each_place<tile.logit_rows * tile.heads, power_of_two_from(vectors), tile.threads>([&](int item, int vector) {
+    const int t = from + item / tile.heads, h = item % tile.heads;
+    const bool there = in_heads<C>(at, h) && (!C.dynamic || static_cast<Word>(t) < args.T);
+    const long long start = there ? logit_row<C>(args, at, t, h) * C.K + at.tap : 0;
+    const int before = C.aligned ? static_cast<int>(start % V) : 0;  // numbers
+    const bool inside = there && vector * V < before + at.count;
+    const S* number = logits + (inside ? start - before + vector * V : 0);
+    unsigned char* place = to + item * tile.logit_row_bytes + vector * V * 2;
+    if (vector >= vectors) return;
     if constexpr (C.aligned)
-      copy_later(place, inside ? logits + number : logits, !inside ? 0 : total - number < V ? (total - number) * 2 : 16);
+      copy_later(place, number, !inside ? 0 : end - number < V ? static_cast<int>(end - number) * 2 : 16);
     else
-      vec<S, 1>(reinterpret_cast<S*>(place)) = inside ? vec<S, 1>(logits + number) : zeros<S, 1>();
-  }
+      vec<S, 1>(reinterpret_cast<S*>(place)) = inside ? vec<S, 1>(number) : zeros<S, 1>();
+  });
 }
 
+// The block's rows of x or of the gradient, from position `first` on.
 template <Case C>
-__device__ __forceinline__ void stage_inputs(const ConvArgs& args, const BandPlace& at, unsigned char* to) {
+__device__ __forceinline__ void stage_inputs(const ConvArgs& args, const BandPlace& at, const void* inputs, int first,
+                                             unsigned char* to) {
   using S = typename Scalar<C.type>::type;
   constexpr BandTile tile = band_tile(C);
   constexpr int V = tile.vector, of_head = tile.parts * tile.chunk, lanes = tile.heads * of_head / V;
   const long long stride = static_cast<long long>(args.B) * C.H * C.R;
-  const S* x = static_cast<const S*>(args.x) + (static_cast<long long>(at.b) * C.H + at.head) * C.R + at.channel;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < tile.rows * lanes; i += tile.threads) {
-    const int row = i / lanes, lane = i % lanes, h = lane * V / of_head, c = lane * V % of_head, t = at.first + row;
-    const bool inside = t >= 0 && t < args.T && at.head + h < C.H && at.channel + c < C.R;
+  const S* x = static_cast<const S*>(inputs) + (static_cast<long long>(at.b) * C.H + at.head) * C.R + at.channel;
+  each_place<tile.rows, lanes, tile.threads>([&](int row, int lane) {
+    const int h = lane * V / of_head, c = lane * V % of_head, t = first + row;
+    const bool inside = static_cast<Word>(t) < args.T && in_channels<C>(at, h, c);
     const S* from = inside ? x + t * stride + h * C.R + c : x;
     S* place = reinterpret_cast<S*>(to + row * tile.row_bytes) + lane * V;
     if constexpr (V == 8) copy_later(place, from, inside ? 16 : 0);
     else vec<S, V>(place) = inside ? load_fixed<S, V>(from) : zeros<S, V>();
-  }
+  });
+}
+
+template <Case C> __device__ __forceinline__ void clear_band(unsigned char* band) {
+  using S = typename Scalar<C.type>::type;
+  constexpr BandTile tile = band_tile(C);
+  for (int i = threadIdx.x; i < (tile.x_offset - tile.band_offset) / 16; i += tile.threads)
+    vec<S, 8>(reinterpret_cast<S*>(band) + i * 8) = zeros<S, 8>();
 }
 
 // Writes the band of the block's kernels, whose other numbers are 0: at row s, column s % 16 + u, what position s has
@@ -98,20 +117,39 @@ __device__ __forceinline__ void write_band(const ConvArgs& args, const BandPlace
       if (!whole && j >= at.count) return;
       const int u = C.flip ? at.count - 1 - j : j;
       const S weight = narrow<S>(weights.at[q][i]);
-      const auto put = [&](int s) {
-        reinterpret_cast<S*>(of_head + s * tile.band_row_bytes)[s % MMA_POSITIONS + u] = weight;
+      const auto put = [&](int s, int column) {
+        *reinterpret_cast<S*>(of_head + s * tile.band_row_bytes + column * 2) = weight;
       };
       if constexpr (!per_position(C)) {
 #pragma unroll
-        for (int s = 0; s < MMA_POSITIONS; ++s) put(s);
-      } else if (const int s = C.flip ? row - u : row; !C.flip || (s >= 0 && s < C.positions)) {
-        put(s);
+        for (int s = 0; s < MMA_POSITIONS; ++s) put(s, s + u);
+      } else if constexpr (!C.flip) {
+        put(row, row % MMA_POSITIONS + u);
+      } else if (const int s = row - u; static_cast<Word>(s) < C.positions) {
+        put(s, row - s / MMA_POSITIONS * MMA_POSITIONS);
       }
     });
   });
 }
 
-// Sums of one warp: 16 positions of `chunk` channels.
+// A warp's results, 16 positions of `chunk` channels, in half the registers of their sums.
+template <Case C> struct BandResults {
+  using S = typename Scalar<C.type>::type;
+  static constexpr BandTile tile = band_tile(C);
+  Vec<S, 2> pair[tile.chunk / 8][2];
+
+  // To rows in shared memory, at the warp's channels.
+  __device__ __forceinline__ void write(unsigned char* rows) const {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < tile.chunk / 8; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        vec<S, 2>(reinterpret_cast<S*>(rows + (g + half * 8) * tile.row_bytes) + n * 8 + 2 * q) = pair[n][half];
+  }
+};
+
+// Their sums.
 template <Case C> struct BandSums {
   using S = typename Scalar<C.type>::type;
   static constexpr BandTile tile = band_tile(C);
@@ -177,33 +215,63 @@ template <Case C> struct BandSums {
       for (int i = 0; i < 4; ++i) sum[n][i] += other.sum[n][i];
   }
 
-  // To rows in shared memory, at the warp's channels.
-  __device__ __forceinline__ void write(unsigned char* rows) const {
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  __device__ __forceinline__ BandResults<C> results() const {
+    BandResults<C> to;
 #pragma unroll
     for (int n = 0; n < tiles; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float pair[2] = {sum[n][2 * half], sum[n][2 * half + 1]};
-        vec<S, 2>(reinterpret_cast<S*>(rows + (g + half * 8) * tile.row_bytes) + n * 8 + 2 * q) = narrow<S, 2>(pair);
+        to.pair[n][half] = narrow<S, 2>(pair);
       }
+    return to;
+  }
+};
+
+// What a warp works on: the 16 positions from m on and the slice `slice` of the block's channels, of the head `h`.
+template <Case C> struct BandWarp {
+  static constexpr BandTile tile = band_tile(C);
+  static constexpr int blocks = C.positions / MMA_POSITIONS;
+  int m, slice, h;
+
+  __device__ __forceinline__ BandWarp()
+      : m(threadIdx.x / 32 % blocks * MMA_POSITIONS), slice(threadIdx.x / 32 / blocks), h(slice / tile.parts) {}
+
+  __device__ __forceinline__ const unsigned char* band(const unsigned char* of_block) const {
+    return of_block + (h * tile.band_rows + (per_position(C) ? m : 0)) * tile.band_row_bytes;
+  }
+
+  __device__ __forceinline__ unsigned char* rows(unsigned char* of_block) const {
+    return of_block + m * tile.row_bytes + slice * tile.chunk * 2;
+  }
+
+  // The warp's rows of the result, from shared memory.
+  __device__ __forceinline__ void store_rows(const ConvArgs& args, const BandPlace& at, const unsigned char* rows) const {
+    using S = typename Scalar<C.type>::type;
+    constexpr int V = tile.vector, lanes = tile.chunk / V;
+    const int first = slice % tile.parts * tile.chunk;
+    const long long stride = static_cast<long long>(args.B) * C.H * C.R;
+    S* out = static_cast<S*>(args.out) + (static_cast<long long>(at.b) * C.H + at.head + h) * C.R + at.channel;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < MMA_POSITIONS * lanes; i += 32) {
+      const int row = i / lanes, c = i % lanes * V, t = at.t0 + m + row;
+      if (t < args.T && in_channels<C>(at, h, first + c))
+        store<S, V>(out + t * stride + first + c, vec<S, V>(reinterpret_cast<const S*>(rows + row * tile.row_bytes) + c));
+    }
   }
 };
 
 template <Case C> __device__ __forceinline__ void band(const ConvArgs& args, unsigned char* shared) {
-  using S = typename Scalar<C.type>::type;
   constexpr BandTile tile = band_tile(C);
-  constexpr int before = C.flip ? C.K - 1 - C.padding_l : C.padding_l;
-  constexpr int splits = tile.groups / ceil_div(C.H, tile.heads), blocks = C.positions / MMA_POSITIONS;
+  const int before = C.flip ? C.K - 1 - args.padding_l : args.padding_l;
+  constexpr int splits = tile.groups / ceil_div(C.H, tile.heads);
   const int group = blockIdx.x % tile.groups, sentence = blockIdx.x / tile.groups;
   BandPlace at{};
   at.b = sentence % args.B, at.t0 = sentence / args.B * C.positions;
   at.head = group / splits * tile.heads, at.channel = group % splits * tile.parts * tile.chunk;
   unsigned char* band = shared + tile.band_offset;
   unsigned char* logits = shared + tile.logits_offset;
-  const int m = threadIdx.x / 32 % blocks * MMA_POSITIONS, slice = threadIdx.x / 32 / blocks, h = slice / tile.parts;
-  const unsigned char* own_band = band + (h * tile.band_rows + (per_position(C) ? m : 0)) * tile.band_row_bytes;
-  unsigned char* own_rows = shared + m * tile.row_bytes + slice * tile.chunk * 2;
+  const BandWarp<C> warp;
 
   BandSums<C> sums;
 #pragma unroll 1
@@ -213,37 +281,27 @@ template <Case C> __device__ __forceinline__ void band(const ConvArgs& args, uns
     if (number > 0) __syncthreads();
     stage_logits<C>(args, at, logits);
     finish_group();
-    stage_inputs<C>(args, at, shared);
+    stage_inputs<C>(args, at, args.x, at.first, shared);
     finish_group();
-    for (int i = threadIdx.x; i < (tile.logits_offset - tile.band_offset) / 16; i += tile.threads)
-      vec<S, 8>(reinterpret_cast<S*>(band) + i * 8) = zeros<S, 8>();
+    clear_band<C>(band);
     wait_for_copies<1>();
     __syncthreads();
     write_band<C>(args, at, logits, band);
     wait_for_copies<0>();
     __syncthreads();
     if (bands_of(C) == 1 || number == 0) {
-      sums.multiply(own_band, own_rows, at.count);
+      sums.multiply(warp.band(band), warp.rows(shared), at.count);
     } else {
       BandSums<C> more;
-      more.multiply(own_band, own_rows, at.count);
+      more.multiply(warp.band(band), warp.rows(shared), at.count);
       sums.add(more);
     }
   }
 
   __syncthreads();
-  sums.write(own_rows);
+  sums.results().write(warp.rows(shared));
   __syncwarp();
-  constexpr int V = tile.vector, lanes = tile.chunk / V;
-  const int c0 = at.channel + slice % tile.parts * tile.chunk;
-  const long long stride = static_cast<long long>(args.B) * C.H * C.R;
-  S* out = static_cast<S*>(args.out) + (static_cast<long long>(at.b) * C.H + at.head + h) * C.R + c0;
-#pragma unroll 4
-  for (int i = threadIdx.x % 32; i < MMA_POSITIONS * lanes; i += 32) {
-    const int row = i / lanes, c = i % lanes * V, t = at.t0 + m + row;
-    if (t < args.T && at.head + h < C.H && c0 + c < C.R)
-      store<S, V>(out + t * stride + c, vec<S, V>(reinterpret_cast<const S*>(own_rows + row * tile.row_bytes) + c));
-  }
+  warp.store_rows(args, at, warp.rows(shared));
 }
 
 }  // namespace lightconv::cuda

@@ -11,7 +11,7 @@ constexpr int size_of(Type type) { return type == Type::f64 ? 8 : type == Type::
 // Compile-time facts of a kernel. A field that a kernel does not read stays 0, so that equal kernels compare equal.
 struct Case {
   Type type;
-  int K, padding_l, R, H;
+  int K, R, H;
   int positions;      // output positions of one block
   bool dynamic;       // logits (T, B, H, K), not (H, K)
   bool softmax;
@@ -20,11 +20,13 @@ struct Case {
   bool aligned;       // all pointers are multiples of 16 bytes; of the loss: of R numbers
   bool tensor_cores;  // mma of 16-bit types with float32 sums, sm_80 and later
   bool mask;          // glu: a padding mask
+  bool both;          // grad_x and the gradient of the weights by one kernel
 
   constexpr bool operator==(const Case&) const = default;
 };
 
 constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
+constexpr int SHARED_ASKED = 72 * 1024;  // what those with matrix units grant when asked, on sm_90 to three blocks
 constexpr int RUN = 8;                   // positions of one thread of the convolution
 constexpr int MMA_POSITIONS = 16, MMA_ROWS = 8, MMA_CHANNELS = 16;
 
@@ -38,6 +40,12 @@ constexpr int power_of_two_in(int n, int most) {
   int width = most;
   while (n % width) width /= 2;
   return width;
+}
+
+constexpr int power_of_two_from(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return power;
 }
 
 // Elements of one memory access: 16 bytes, or as many as a head's channels allow.
@@ -98,6 +106,16 @@ constexpr ConvTile conv_tile(const Case& c) {
   return ConvTile{};
 }
 
+// The products of the gradient and x: floats [position][head][tap] in shared memory, of a block of `threads`.
+struct Products {
+  int heads, threads, taps, stride;
+
+  constexpr int bytes(int positions) const { return round_up(positions * heads * stride * 4, 16); }
+};
+
+// LightConv adds products up in groups of positions, so that many threads do it.
+constexpr int groups_of(const Case& c) { return ceil_div(c.positions, MMA_POSITIONS); }
+
 // How the convolution is cut for matrix units: a warp has 16 positions and `chunk` channels of one head, a block
 // `positions` positions of `heads` whole heads, or of `parts` chunks of a head that is wide. The kernels of 16 positions
 // are a band of a matrix: its row has the `taps` of one position and one column an input row that any of the 16 meets.
@@ -108,7 +126,8 @@ struct BandTile {
   int band_rows, band_row_bytes;    // of one head
   int weight_rows;                  // positions whose weights meet the block; 1 where all are the same
   int logit_rows, logit_row_bytes;  // as they lie in memory: a row starts anywhere in its first 16 bytes
-  int band_offset, logits_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
+  int band_offset, x_offset, logits_offset, totals_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
+  Products products;                // where C.both: in the place of x
 };
 
 constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
@@ -128,10 +147,15 @@ constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
   tile.weight_rows = !per_position(c) ? 1 : c.flip ? c.positions + tile.taps - 1 : c.positions;
   tile.logit_rows = c.dynamic ? tile.weight_rows : 1;
   tile.logit_row_bytes = round_up(tile.taps * 2 + 14, 16);
+  tile.products = {heads, tile.threads, tile.taps, tile.taps | 1};
   tile.band_offset = tile.rows * tile.row_bytes;
-  tile.logits_offset = tile.band_offset + heads * tile.band_rows * tile.band_row_bytes;
-  tile.shared_bytes = tile.logits_offset + heads * tile.logit_rows * tile.logit_row_bytes;
-  if (tile.shared_bytes > SHARED_LIMIT || tile.threads > 512) tile.shared_bytes = 0;
+  tile.x_offset = tile.band_offset + heads * tile.band_rows * tile.band_row_bytes;
+  tile.logits_offset = tile.x_offset + (c.both ? larger(tile.band_offset, tile.products.bytes(c.positions)) : 0);
+  tile.totals_offset = tile.logits_offset + heads * tile.logit_rows * tile.logit_row_bytes;
+  tile.shared_bytes = tile.totals_offset + (c.both && !c.dynamic ? groups_of(c) * heads * tile.taps * 4 : 0);
+  const bool whole = bands_of(c) == 1 && parts == all_parts;
+  const int limit = c.both ? SHARED_ASKED : SHARED_LIMIT;
+  if (tile.shared_bytes > limit || tile.threads > 512 || (c.both && !whole)) tile.shared_bytes = 0;
   return tile;
 }
 
@@ -154,7 +178,7 @@ struct GradTile {
   int rows;          // input rows in shared memory; beyond positions + K - 1 only for sums that are thrown away
   int row_bytes;     // of one row of either kind
   int skew;          // bytes added every 4 rows, so that no two lanes meet in a bank
-  int products;      // floats of one position and head in shared memory
+  Products products;
   int logits_offset, sums_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
 
   constexpr int offset(int row) const { return row * row_bytes + row / 4 * skew; }
@@ -180,14 +204,13 @@ constexpr GradTile grad_tile_of(const Case& c, int heads) {
     tile.threads = larger(64, round_up(heads * (c.positions / GRAD_POSITIONS) * ceil_div(tile.taps, GRAD_TAPS), 32));
     tile.rows = c.positions + round_up(tile.taps, GRAD_TAPS) - 1;
   }
-  tile.products = tile.taps | 1;
-  const int products = c.positions * heads * tile.products * 4;
+  tile.products = {heads, tile.threads, tile.taps, tile.taps | 1};
   const int inputs = tile.offset(c.positions + 3) + tile.offset(tile.rows + 3);
-  tile.logits_offset = round_up(products, 16);
+  tile.logits_offset = tile.products.bytes(c.positions);
   const bool whole = bands_of(c) == 1;
   const int logits = c.dynamic && c.softmax && whole ? c.positions * heads * c.K * size : 0;
   tile.sums_offset = round_up(larger(inputs, tile.logits_offset + logits), 16);
-  tile.shared_bytes = tile.sums_offset + heads * (!c.dynamic ? tile.taps : whole ? 0 : c.positions) * 4;
+  tile.shared_bytes = tile.sums_offset + heads * (!c.dynamic ? groups_of(c) * tile.taps : whole ? 0 : c.positions) * 4;
   if (tile.shared_bytes > SHARED_LIMIT || tile.threads > 512) tile.shared_bytes = 0;
   return tile;
 }
@@ -199,6 +222,9 @@ constexpr GradTile grad_tile(const Case& c) {
   }
   return GradTile{};
 }
+
+// Warps that add LightConv's partial sums of one head up, each a part of them; a wide kernel's fill one warp's registers.
+constexpr int finish_warps(int K) { return K <= 256 ? 8 : 1; }
 
 // One decoding step: a block has one row and `heads` heads; the places of K inputs and their weights are shared.
 struct StepTile {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <mutex>
@@ -122,6 +123,35 @@ std::string first_error(void* program) {
   return log.substr(0, log.find('\n'));
 }
 
+// The kernels' files by the names that they include each other by. NVRTC is handed their texts: what it reads from disk
+// it reads under a lock, anew for each kernel, which no number of threads makes shorter.
+struct Headers {
+  std::vector<std::string> names, texts;
+};
+
+const Headers& headers() {
+  static const Headers read = [] {
+    Headers headers;
+    const std::filesystem::path root = settings().sources;
+    const auto add = [&](const std::filesystem::path& path) {
+      std::ifstream file(path, std::ios::binary);
+      headers.names.push_back(path.lexically_relative(root).generic_string());
+      headers.texts.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    };
+    add(root / "random.h");
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root / "cuda"))
+      if (entry.path().extension() == ".cuh" || entry.path().extension() == ".h") add(entry.path());
+    return headers;
+  }();
+  return read;
+}
+
+std::vector<const char*> pointers_to(const std::vector<std::string>& texts) {
+  std::vector<const char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(text.c_str());
+  return pointers;
+}
+
 std::string run(const std::string& source, const std::vector<std::string>& options, bool machine_code) {
   const Nvrtc& rtc = nvrtc();
   const auto must = [&](int result, const char* call) {
@@ -134,10 +164,11 @@ std::string run(const std::string& source, const std::vector<std::string>& optio
       if (handle != nullptr) nvrtc().nvrtcDestroyProgram(&handle);
     }
   } program;
-  must(rtc.nvrtcCreateProgram(&program.handle, source.c_str(), "lightconv.cu", 0, nullptr, nullptr),
+  must(rtc.nvrtcCreateProgram(&program.handle, source.c_str(), "lightconv.cu",
+                              static_cast<int>(headers().names.size()), pointers_to(headers().texts).data(),
+                              pointers_to(headers().names).data()),
        "nvrtcCreateProgram");
-  std::vector<const char*> pointers;
-  for (const std::string& option : options) pointers.push_back(option.c_str());
+  const std::vector<const char*> pointers = pointers_to(options);
   if (rtc.nvrtcCompileProgram(program.handle, static_cast<int>(pointers.size()), pointers.data()) != 0)
     throw std::runtime_error("lightconv: NVRTC failed: " + first_error(program.handle));
   size_t size = 0;
@@ -161,11 +192,9 @@ std::string compile(const std::string& source, int capability) {
   nvrtc().nvrtcVersion(&major, &minor);
   const int arch = best_architecture(capability);
   const bool machine_code = arch == capability;
-  std::vector<std::string> options = {"--std=c++20", "--device-as-default-execution-space", "-I" + chosen.sources,
-                                      std::string("--gpu-architecture=") + (machine_code ? "sm_" : "compute_") +
-                                          std::to_string(arch)};
-  std::istringstream includes(chosen.includes);
-  for (std::string folder; std::getline(includes, folder, ':');) options.push_back("-I" + folder);
+  const std::vector<std::string> options = {
+      "--std=c++20", "--device-as-default-execution-space",
+      std::string("--gpu-architecture=") + (machine_code ? "sm_" : "compute_") + std::to_string(arch)};
 
   std::string key = chosen.fingerprint + '\n' + std::to_string(major) + '.' + std::to_string(minor) + '\n' + source;
   for (const std::string& option : options) key += '\n' + option;

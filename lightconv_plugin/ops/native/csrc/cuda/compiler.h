@@ -8,7 +8,6 @@ namespace lightconv::cuda {
 // Where things are, said by Python once after the library is loaded.
 struct Settings {
   std::string sources;      // the folder of these files
-  std::string includes;     // folders of cuda_fp16.h and cuda_bf16.h, separated by ':'
   std::string nvrtc;        // libnvrtc
   std::string cache;        // folder of compiled kernels
   std::string fingerprint;  // changes with the sources

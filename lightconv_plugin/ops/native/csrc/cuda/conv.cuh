@@ -94,7 +94,7 @@ __device__ __forceinline__ void add_band(const ConvArgs& args, ConvPlace at, con
   using S = typename Scalar<C.type>::type;
   constexpr ConvTile tile = conv_tile(C);
   constexpr int lanes = tile.lanes, channels = tile.channels();
-  at.first = at.t0 + (C.flip ? C.padding_l + 1 - at.tap - Count : at.tap - C.padding_l);
+  at.first = at.t0 + (C.flip ? args.padding_l + 1 - at.tap - Count : at.tap - args.padding_l);
   S* rows = reinterpret_cast<S*>(shared);
   float* band = reinterpret_cast<float*>(shared + tile.band_offset);
   if constexpr (bands_of(C) == 1) {

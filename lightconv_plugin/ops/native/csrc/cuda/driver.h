@@ -17,6 +17,7 @@ struct Driver {
   int (*cuCtxPopCurrent_v2)(void** context) = library["cuCtxPopCurrent_v2"];
   int (*cuModuleLoadData)(void** module, const void* image) = library["cuModuleLoadData"];
   int (*cuModuleGetFunction)(void** function, void* module, const char* name) = library["cuModuleGetFunction"];
+  int (*cuFuncSetAttribute)(void* function, int attribute, int value) = library["cuFuncSetAttribute"];
   int (*cuLaunchKernel)(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                         unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
                         void* stream, void** parameters, void** extra) = library["cuLaunchKernel"];

@@ -118,12 +118,14 @@ template <Case C> __device__ __forceinline__ void general_grad_light(const Gener
   }
 }
 
-// LightConv, second stage: one warp a head adds the partial sums, in order, and goes back through the softmax.
-template <Case C> __device__ __forceinline__ void finish(const FinishArgs& args, unsigned char*) {
+// LightConv, second stage: the warps of a head's block add the partial sums up, always in the same order, and the first
+// goes back through the softmax.
+template <Case C> __device__ __forceinline__ void finish(const FinishArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;
-  constexpr int taps = ceil_div(C.K, 32);
-  const int h = blockIdx.x, lane = threadIdx.x;
+  constexpr int taps = ceil_div(C.K, 32), warps = finish_warps(C.K);
+  const int h = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  A* of_warps = reinterpret_cast<A*>(shared);
   const A* partial = static_cast<const A*>(args.partial) + static_cast<long long>(h) * C.K;
   const S* logits = static_cast<const S*>(args.logits) + static_cast<long long>(h) * C.K;
   A sum[taps] = {}, weight[taps] = {}, most = -__int_as_float(0x7f800000);
@@ -132,10 +134,22 @@ template <Case C> __device__ __forceinline__ void finish(const FinishArgs& args,
     const int j = i * 32 + lane;
     if (j >= C.K) continue;
 #pragma unroll 8
-    for (int split = 0; split < args.splits; ++split) sum[i] += partial[static_cast<long long>(split) * C.H * C.K + j];
+    for (int split = warp; split < args.splits; split += warps)
+      sum[i] += partial[static_cast<long long>(split) * C.H * C.K + j];
+    if constexpr (warps > 1) of_warps[warp * C.K + j] = sum[i];
     if constexpr (C.softmax) {  // else they may be of a narrower type than the gradient
       weight[i] = widen(logits[j]);
       most = weight[i] > most ? weight[i] : most;
+    }
+  }
+  if constexpr (warps > 1) {
+    __syncthreads();
+    if (warp > 0) return;
+#pragma unroll
+    for (int i = 0; i < taps; ++i) {
+      const int j = i * 32 + lane;
+      if (j >= C.K) continue;
+      for (int other = 1; other < warps; ++other) sum[i] += of_warps[other * C.K + j];
     }
   }
   if constexpr (C.softmax) {

@@ -84,7 +84,7 @@ template <Case C> __device__ __forceinline__ auto make_sums() {
 // The products of one block's positions and `count` taps to shared memory, [position][head][tap]; 0 where the input row
 // or the position is outside the sequence.
 template <Case C>
-__device__ __forceinline__ void products(const GradArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
+__device__ __forceinline__ void products(const ConvArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
                                          int count) {
   constexpr GradTile tile = grad_tile(C);
   unsigned char* grad_rows = shared;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void products(const GradArgs& args, unsigned char* sh
   for (int chunk = 0; chunk < tile.chunks; ++chunk) {
     if (chunk > 0) __syncthreads();
     stage_rows<C>(args.grad, grad_rows, C.positions, t0, head, chunk, b, args.T, args.B);
-    stage_rows<C>(args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - C.padding_l, head, chunk, b, args.T, args.B);
+    stage_rows<C>(args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - args.padding_l, head, chunk, b, args.T, args.B);
     finish_group();
     wait_for_copies<0>();
     __syncthreads();
@@ -104,40 +104,35 @@ __device__ __forceinline__ void products(const GradArgs& args, unsigned char* sh
   float* to = reinterpret_cast<float*>(shared);
   sums.each([&](int t, int j, int h, float sum) {
     if (j < 0 || j >= count) return;
-    const int from = t0 + t + tap + j - C.padding_l;
-    to[(t * tile.heads + h) * tile.products + j] = t0 + t < args.T && from >= 0 && from < args.T ? sum : 0.0f;
+    const int from = t0 + t + tap + j - args.padding_l;
+    to[(t * tile.heads + h) * tile.products.stride + j] = t0 + t < args.T && from >= 0 && from < args.T ? sum : 0.0f;
   });
 }
 
 // The gradient of one band of the block's logits from their products. The softmax's needs the sum over all taps of weight
 // times product: where there are several bands, a first pass over them (not `last`) adds it up in `dots`.
-template <Case C>
-__device__ __forceinline__ void dynamic_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
-                                             int count, bool last) {
+// logits(item): of a row that is whole, in shared memory.
+template <Case C, Products P, class Logits>
+__device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, float* dots, const Logits& logits, int t0,
+                                             int head, int b, int tap, int count, bool last) {
   using S = typename Scalar<C.type>::type;
-  constexpr GradTile tile = grad_tile(C);
   constexpr bool whole = bands_of(C) == 1;
-  constexpr int rows = C.positions * tile.heads, G = larger(lanes_per_row(rows, tile.threads, tile.taps), whole ? 1 : 4);
+  constexpr int rows = C.positions * P.heads, G = larger(lanes_per_row(rows, P.threads, P.taps), whole ? 1 : 4);
   using Weights = Row<one_band(C), G>;
-  float* sums = reinterpret_cast<float*>(shared);
-  float* dots = reinterpret_cast<float*>(shared + tile.sums_offset);
   if constexpr (C.softmax || C.drop) {
-    S* logits = reinterpret_cast<S*>(shared + tile.logits_offset);
-    if constexpr (C.softmax && whole)
-      stage_logits<C, tile.heads>(args.logits, logits, C.positions, tile.threads, t0, head, b, args.T, args.B);
     __syncthreads();
     const unsigned long long seed = C.drop ? *args.dropconnect.seed : 0;
-    each_row<G>(rows, tile.threads, [&](int item, int g, bool valid) {
-      const int t = t0 + item / tile.heads, h = head + item % tile.heads;
+    each_row<G>(rows, P.threads, [&](int item, int g, bool valid) {
+      const int t = t0 + item / P.heads, h = head + item % P.heads;
       const long long n = (static_cast<long long>(t) * args.B + b) * C.H + h;
-      float* row = sums + item * tile.products;
+      float* row = sums + item * P.stride;
       Weights grad;
       Weights::each(g, [&](int j, int q, int i) { grad.at[q][i] = j < count ? row[j] : 0.0f; });
       if constexpr (C.drop) grad.drop(args.dropconnect, seed, n, g, tap / 4);
       if constexpr (C.softmax) {
         Weights weights;
         if constexpr (whole) {
-          weights.load(logits + item * C.K, g);
+          weights.load(logits(item), g);
         } else {
           const bool there = t < args.T && h < C.H;
           weights.load_part(static_cast<const S*>(args.logits) + (there ? n * C.K + tap : 0), g, there ? count : 0,
@@ -157,80 +152,97 @@ __device__ __forceinline__ void dynamic_rows(const GradArgs& args, unsigned char
   }
   __syncthreads();
   if (!last) return;
-  constexpr int width = tile.heads * tile.taps;
   S* out = static_cast<S*>(args.grad_logits) + (static_cast<long long>(b) * C.H + head) * C.K + tap;
   const long long stride = static_cast<long long>(args.B) * C.H * C.K;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < C.positions * width; i += tile.threads) {
-    const int t = i / width, h = i % width / tile.taps, j = i % tile.taps;
+  each_place<rows, power_of_two_from(P.taps), P.threads>([&](int row, int j) {
+    const int t = row / P.heads, h = row % P.heads;
     if (t0 + t < args.T && head + h < C.H && j < count)
-      out[(t0 + t) * stride + h * C.K + j] = narrow<S>(sums[(t * tile.heads + h) * tile.products + j]);
-  }
+      out[(t0 + t) * stride + h * C.K + j] = narrow<S>(sums[row * P.stride + j]);
+  });
 }
 
-// Adds the block's products over its positions to totals[head][tap], each kept by one thread.
-template <Case C>
-__device__ __forceinline__ void light_rows(const GradArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
-                                           int count) {
-  constexpr GradTile tile = grad_tile(C);
-  constexpr int rows = C.positions * tile.heads, quads = ceil_div(tile.taps, 4);
-  float* sums = reinterpret_cast<float*>(shared);
-  float* totals = reinterpret_cast<float*>(shared + tile.sums_offset);
+// Adds the block's products over each group of its positions to totals[group][head][tap], each kept by one thread.
+template <Case C, Products P>
+__device__ __forceinline__ void light_rows(const ConvArgs& args, float* sums, float* totals, int t0, int head, int b,
+                                           int tap, int count) {
+  constexpr int rows = C.positions * P.heads, quads = ceil_div(P.taps, 4), width = P.heads * P.taps;
+  constexpr int positions = C.positions / groups_of(C);
   __syncthreads();
   if constexpr (C.drop) {
     const unsigned long long seed = *args.dropconnect.seed;
-    for (int item = threadIdx.x; item < rows * quads; item += tile.threads) {
+    for (int item = threadIdx.x; item < rows * quads; item += P.threads) {
       const int row = item / quads, quad = item % quads;
-      const int t = t0 + row / tile.heads, h = head + row % tile.heads;
+      const int t = t0 + row / P.heads, h = head + row % P.heads;
       float factor[4];
       keep_factors(args.dropconnect, seed, (static_cast<long long>(t) * args.B + b) * C.H + h, tap / 4 + quad, factor);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (quad * 4 + i < count) sums[row * tile.products + quad * 4 + i] *= factor[i];
+        if (quad * 4 + i < count) sums[row * P.stride + quad * 4 + i] *= factor[i];
     }
     __syncthreads();
   }
-  for (int item = threadIdx.x; item < tile.heads * tile.taps; item += tile.threads) {
-    const int h = item / tile.taps, j = item % tile.taps;
+  for (int item = threadIdx.x; item < groups_of(C) * width; item += P.threads) {
+    const int first = item / width * positions, h = item % width / P.taps, j = item % P.taps;
     if (j >= count) continue;
     float total = 0.0f;
-#pragma unroll 8
-    for (int t = 0; t < C.positions; ++t) total += sums[(t * tile.heads + h) * tile.products + j];
+#pragma unroll
+    for (int t = 0; t < positions; ++t) total += sums[((first + t) * P.heads + h) * P.stride + j];
     totals[item] += total;
   }
   __syncthreads();
 }
 
-template <Case C> __device__ __forceinline__ void grad_weight(const GradArgs& args, unsigned char* shared) {
+template <Case C, Products P> __device__ __forceinline__ void clear_totals(float* totals) {
+  for (int item = threadIdx.x; item < groups_of(C) * P.heads * P.taps; item += P.threads) totals[item] = 0.0f;
+}
+
+// After light_rows: the groups' totals together, as one of the `splits` partial sums.
+template <Case C, Products P>
+__device__ __forceinline__ void store_totals(const ConvArgs& args, const float* totals, int split, int head, int tap,
+                                             int count) {
+  constexpr int width = P.heads * P.taps;
+  for (int item = threadIdx.x; item < width; item += P.threads) {
+    const int h = item / P.taps, j = item % P.taps;
+    if (head + h >= C.H || j >= count) continue;
+    float total = 0.0f;
+#pragma unroll
+    for (int group = 0; group < groups_of(C); ++group) total += totals[group * width + item];
+    args.partial[(static_cast<long long>(split) * C.H + head + h) * C.K + tap + j] = total;
+  }
+}
+
+template <Case C> __device__ __forceinline__ void grad_weight(const ConvArgs& args, unsigned char* shared) {
+  using S = typename Scalar<C.type>::type;
   constexpr GradTile tile = grad_tile(C);
   constexpr int groups = ceil_div(C.H, tile.heads), bands = bands_of(C);
   const int blocks = (args.T + C.positions - 1) / C.positions;
+  float* sums = reinterpret_cast<float*>(shared);
+  float* totals = reinterpret_cast<float*>(shared + tile.sums_offset);
   if constexpr (C.dynamic) {
     const int head = static_cast<int>(blockIdx.x / blocks % groups) * tile.heads, b = blockIdx.x / blocks / groups;
     const int t0 = static_cast<int>(blockIdx.x % blocks) * C.positions;
+    S* logits = reinterpret_cast<S*>(shared + tile.logits_offset);
 #pragma unroll 1
     for (int i = bands > 1 && C.softmax ? 0 : bands; i < 2 * bands; ++i) {
       const int tap = i % bands * tile.taps, count = smaller(tile.taps, C.K - tap);
       if (bands > 1) __syncthreads();
       products<C>(args, shared, t0, head, b, tap, count);
-      dynamic_rows<C>(args, shared, t0, head, b, tap, count, i >= bands);
+      if constexpr (C.softmax && bands == 1)
+        stage_logits<C, tile.heads>(args.logits, logits, C.positions, tile.threads, t0, head, b, args.T, args.B);
+      dynamic_rows<C, tile.products>(args, sums, totals, [&](int item) { return logits + item * C.K; }, t0, head, b, tap,
+                                     count, i >= bands);
     }
   } else {
     const int head = static_cast<int>(blockIdx.x % groups) * tile.heads, tap = blockIdx.x / groups % bands * tile.taps;
     const int split = blockIdx.x / groups / bands, count = smaller(tile.taps, C.K - tap);
-    float* totals = reinterpret_cast<float*>(shared + tile.sums_offset);
-    for (int item = threadIdx.x; item < tile.heads * tile.taps; item += tile.threads) totals[item] = 0.0f;
+    clear_totals<C, tile.products>(totals);
 #pragma unroll 1
     for (long long block = split; block < static_cast<long long>(blocks) * args.B; block += args.splits) {
       const int t0 = static_cast<int>(block % blocks) * C.positions, b = static_cast<int>(block / blocks);
       products<C>(args, shared, t0, head, b, tap, count);
-      light_rows<C>(args, shared, t0, head, b, tap, count);
+      light_rows<C, tile.products>(args, sums, totals, t0, head, b, tap, count);
     }
-    for (int item = threadIdx.x; item < tile.heads * tile.taps; item += tile.threads) {
-      const int h = item / tile.taps, j = item % tile.taps;
-      if (head + h < C.H && j < count)
-        args.partial[(static_cast<long long>(split) * C.H + head + h) * C.K + tap + j] = totals[item];
-    }
+    store_totals<C, tile.products>(args, totals, split, head, tap, count);
   }
 }
 

@@ -14,22 +14,26 @@
 namespace lightconv::cuda {
 namespace {
 
-using Key = std::tuple<int, const Kernel*, int, int, int, int, int, int, int, int>;
+using Key = std::tuple<int, const Kernel*, int, int, int, int, int, int, int>;
 
 Key key_of(int device, const Kernel& kernel, const Case& c, int threads) {
   const int flags = c.dynamic | c.softmax << 1 | c.drop << 2 | c.flip << 3 | c.aligned << 4 | c.tensor_cores << 5 |
-                    c.mask << 6;
-  return {device, &kernel, static_cast<int>(c.type), c.K, c.padding_l, c.R, c.H, c.positions, flags, threads};
+                    c.mask << 6 | c.both << 7;
+  return {device, &kernel, static_cast<int>(c.type), c.K, c.R, c.H, c.positions, flags, threads};
 }
 
-void* load(int index, const Kernel& kernel, const Case& c, int threads) {
+const int MOST_SHARED_BYTES = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+void* load(int index, const Kernel& kernel, const Case& c, const Grid& grid) {
   const Device& gpu = device(index);
-  const std::string image = compile(source_of(kernel, c, threads), gpu.capability);
+  const std::string image = compile(source_of(kernel, c, grid.threads), gpu.capability);
   const Uncaptured uncaptured;  // a case may be met first while a graph is captured
   void* module = nullptr;
   void* function = nullptr;
   check(driver().cuModuleLoadData(&module, image.data()), "cuModuleLoadData");
   check(driver().cuModuleGetFunction(&function, module, name_of(kernel, c).c_str()), "cuModuleGetFunction");
+  if (grid.shared_bytes > SHARED_LIMIT)
+    check(driver().cuFuncSetAttribute(function, MOST_SHARED_BYTES, grid.shared_bytes), "cuFuncSetAttribute");
   return function;
 }
 
@@ -39,14 +43,14 @@ struct Loaded {
 };
 
 // A lock is held for each kernel alone while it is compiled: threads compile different kernels at the same time.
-void* function_of(int index, const Kernel& kernel, const Case& c, int threads) {
+void* function_of(int index, const Kernel& kernel, const Case& c, const Grid& grid) {
   static std::mutex mutex;
   static std::map<Key, Loaded> functions;  // whose elements never move
   std::unique_lock<std::mutex> all(mutex);
-  Loaded& loaded = functions[key_of(index, kernel, c, threads)];
+  Loaded& loaded = functions[key_of(index, kernel, c, grid.threads)];
   all.unlock();
   const std::lock_guard<std::mutex> own(loaded.mutex);
-  if (loaded.function == nullptr) loaded.function = load(index, kernel, c, threads);
+  if (loaded.function == nullptr) loaded.function = load(index, kernel, c, grid);
   return loaded.function;
 }
 
@@ -54,7 +58,7 @@ struct Noted {
   int device;
   const Kernel* kernel;
   Case c;
-  int threads;
+  Grid grid;
 };
 
 std::atomic<bool> gathering{false};
@@ -78,7 +82,7 @@ int gather(bool begin) {
     for (size_t i = next++; i < found.size(); i = next++) {
       try {
         const Current current(device(found[i].device));
-        function_of(found[i].device, *found[i].kernel, found[i].c, found[i].threads);
+        function_of(found[i].device, *found[i].kernel, found[i].c, found[i].grid);
       } catch (const std::exception& error) {
         const std::lock_guard<std::mutex> lock(noting);
         failed = error.what();
@@ -104,7 +108,7 @@ std::string name_of(const Kernel& kernel, const Case& c) {
     if (value != 0) name += std::string("_") + letter + std::to_string(value);
   };
   const auto flag = [&](const char* word, bool value) { name += value ? std::string("_") + word : ""; };
-  number("K", c.K), number("P", c.padding_l), number("R", c.R), number("H", c.H), number("T", c.positions);
+  number("K", c.K), number("R", c.R), number("H", c.H), number("T", c.positions);
   flag("softmax", c.softmax), flag("drop", c.drop), flag("aligned", c.aligned), flag("mma", c.tensor_cores);
   flag("mask", c.mask);
   return name;
@@ -115,16 +119,16 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
   const auto number = [](int value) { return ", " + std::to_string(value); };
   std::string text = std::string("#include \"cuda/") + kernel.file + ".cuh\"\nnamespace lightconv::cuda {\n";
   text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
-          number(c.padding_l) + number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
-          flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + "};\n}\n";
-  // At most 128 registers a thread for the convolution; before sm_80 shared memory is for one block anyway. A 1 has to be
-  // said: without it the compiler aims at more blocks and spills.
-  // On sm_100 128 are two too few for the gradient of x under DropConnect.
-  const auto fewest = [&](int together) {
-    return std::string(kernel.name) == "conv" || std::string(kernel.name) == "band" ? std::to_string(smaller(together / threads, 16)) : std::string("1");
-  };
+          number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
+          flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + flag(c.both) + "};\n}\n";
+  // At most 128 registers a thread for a convolution, 80 where that suffices; before sm_80 shared memory is for one block
+  // anyway. A 1 has to be said: without it the compiler aims at more blocks and spills. On sm_100 128 are two too few for
+  // the gradient of x under DropConnect.
+  const std::string name = kernel.name;
+  const bool both = name == "backward", limited = both || name == "conv" || name == "band";
+  const auto fewest = [&](int together) { return std::to_string(limited ? smaller(together / threads, 16) : 1); };
   const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 1000 ? " +
-      fewest(512) + " : " + fewest(c.flip && c.drop ? 384 : 512);
+                             fewest(both && c.K <= 32 ? 768 : 512) + " : " + fewest(c.flip && c.drop ? 384 : 512);
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + kernel.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + kernel.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";
@@ -138,11 +142,11 @@ void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid&
                              std::to_string(grid.blocks) + " blocks; a launch has at most 2147483647");
   if (gathering) {
     const std::lock_guard<std::mutex> lock(noting);
-    noted.insert({key_of(place.device, kernel, c, grid.threads), {place.device, &kernel, c, grid.threads}});
+    noted.insert({key_of(place.device, kernel, c, grid.threads), {place.device, &kernel, c, grid}});
     return;
   }
   const Current current(device(place.device));
-  void* function = function_of(place.device, kernel, c, grid.threads);
+  void* function = function_of(place.device, kernel, c, grid);
   void* parameters[] = {const_cast<void*>(args)};
   check(driver().cuLaunchKernel(function, static_cast<unsigned int>(grid.blocks), 1, 1, grid.threads, 1, 1,
                                 grid.shared_bytes, place.stream, parameters, nullptr),

@@ -23,7 +23,7 @@ struct Grid {
 };
 
 // What a profiler shows: the operator, the pass, the type, and the case's numbers and flags that are not 0, such as
-// lightconv_dynamic_conv_forward_bf16_K31_P30_R64_H16_T64_softmax_aligned_mma (P: padding_l, T: positions of a block).
+// lightconv_dynamic_conv_forward_bf16_K31_R64_H16_T64_softmax_aligned_mma (T: positions of a block).
 std::string name_of(const Kernel& kernel, const Case& c);
 
 // The text that NVRTC compiles: one function, `name_of` its name.

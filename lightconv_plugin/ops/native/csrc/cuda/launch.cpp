@@ -15,7 +15,8 @@ namespace {
 const Kernel CONV{"conv", "conv", "ConvArgs", "conv_"};
 const Kernel BAND{"band", "band", "ConvArgs", "conv_"};
 const Kernel ROW_SUMS{"row_sums", "general", "GeneralArgs", "conv_row_sums"};
-const Kernel GRAD_WEIGHT{"grad_weight", "grad_weight", "GradArgs", "conv_grad_weight"};
+const Kernel GRAD_WEIGHT{"grad_weight", "grad_weight", "ConvArgs", "conv_grad_weight"};
+const Kernel BACKWARD{"backward", "backward", "ConvArgs", "conv_backward"};
 const Kernel FINISH{"finish", "general", "FinishArgs", "conv_grad_weight_finish"};
 const Kernel GENERAL_WEIGHTS{"general_weights", "general", "GeneralArgs", "conv_general_weights"};
 const Kernel GENERAL_CONV{"general_conv", "general", "GeneralArgs", "conv_general_"};
@@ -26,6 +27,7 @@ const Kernel ADVANCE{"advance", "step", "StepArgs", "advance_step"};
 
 const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
+const int BOTH_BLOCKS = 4096;   // likewise where grad_x comes with it
 const int GENERAL_THREADS = 128;
 
 Case case_of(const Conv& conv) {
@@ -44,15 +46,20 @@ bool has_tensor_cores(const Place& place, const Conv& conv) {
   return size_of(conv.type) == 2 && device(place.device).capability >= 80;
 }
 
-// conv's case with the most positions of a block that fit, at least `fewest`; positions 0: none do.
+struct Positions {
+  int least, most;  // of a block, if they fit
+
+  int of(long long T) const { return larger(least, power_of_two_from(static_cast<int>(std::min<long long>(T, most)))); }
+};
+
+// conv's case with the positions of a block that its T asks for, or as many as fit, at least `fewest`; positions 0: none do.
 template <class Fits>
-Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, int most = 64) {
+Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, const Positions& wanted = {32, 64}) {
   Case c = case_of(conv);
   if (!can_be_cut(conv)) return c;
-  c.K = static_cast<int>(conv.K), c.padding_l = static_cast<int>(conv.padding_l);
-  c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
+  c.K = static_cast<int>(conv.K), c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
   c.aligned = is_aligned;
-  for (c.positions = conv.T > most / 2 ? most : conv.T > 32 ? 64 : 32; c.positions >= fewest; c.positions /= 2)
+  for (c.positions = wanted.of(conv.T); c.positions >= fewest; c.positions /= 2)
     if (fits(c)) return c;
   c.positions = 0;
   return c;
@@ -107,7 +114,8 @@ class General {
     c.type = conv.softmax || conv.type == Type::f64 ? conv.type : Type::f32;  // as weight_gradient_type says
     c.softmax = conv.softmax, c.K = static_cast<int>(conv.K), c.H = static_cast<int>(conv.H);
     const FinishArgs args{partial, conv.logits, out, splits};
-    launch(place, FINISH, c, {conv.H, 32, 0}, &args);
+    const int warps = finish_warps(c.K), sum_size = c.type == Type::f64 ? 8 : 4;
+    launch(place, FINISH, c, {conv.H, 32 * warps, warps > 1 ? warps * c.K * sum_size : 0}, &args);
   }
 
  private:
@@ -136,17 +144,26 @@ class General {
   float* row_sums_ = nullptr;
 };
 
+ConvArgs args_of(const Conv& conv, const Case& c, General& general) {
+  ConvArgs args{};
+  args.x = conv.x, args.logits = conv.logits, args.dropconnect = dropping(conv.dropconnect, conv.seed);
+  if (bands_of(c) > 1 && c.softmax) args.row_sums = general.row_sums();
+  args.T = static_cast<int>(conv.T), args.B = static_cast<int>(conv.B);
+  args.padding_l = static_cast<int>(conv.padding_l);
+  return args;
+}
+
 bool convolve_by_bands(const Place& place, const Conv& conv, General& general, const void* x, void* out, bool flip) {
   if (!has_tensor_cores(place, conv)) return false;
   const bool per_position = conv.dynamic || conv.dropconnect > 0.0;
   const Case c = cut(conv, aligned({x, conv.logits, out}), MMA_POSITIONS, [flip](Case& c) {
     c.flip = flip, c.tensor_cores = true;
     return band_tile(c).shared_bytes > 0;
-  }, per_position ? 64 : 128);
+  }, {MMA_POSITIONS, per_position ? 64 : 128});
   if (c.positions == 0) return false;
   const BandTile tile = band_tile(c);
-  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
-                      dropping(conv.dropconnect, conv.seed), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+  ConvArgs args = args_of(conv, c, general);
+  args.x = x, args.out = out;
   launch(place, BAND, c, {blocks_for(conv.T, c.positions) * tile.groups * conv.B, tile.threads, tile.shared_bytes}, &args);
   return true;
 }
@@ -159,10 +176,16 @@ void convolve(const Place& place, const Conv& conv, General& general, const void
   });
   if (c.positions == 0) return general.convolve(x, out, flip);
   const ConvTile tile = conv_tile(c);
-  const ConvArgs args{x, conv.logits, out, bands_of(c) > 1 && c.softmax ? general.row_sums() : nullptr,
-                      dropping(conv.dropconnect, conv.seed), static_cast<int>(conv.T), static_cast<int>(conv.B)};
+  ConvArgs args = args_of(conv, c, general);
+  args.x = x, args.out = out;
   const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
   launch(place, CONV, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
+}
+
+// LightConv's partial sums: how many, and room for them.
+void split(const Place& place, const Conv& conv, long long wanted, long long blocks, ConvArgs& args) {
+  args.splits = static_cast<int>(std::clamp<long long>(wanted, 1, blocks));
+  args.partial = static_cast<float*>(place.scratch(sizeof(float) * args.splits * conv.H * conv.K));
 }
 
 void grad_weight(const Place& place, const Conv& conv, General& general, const void* grad, void* out) {
@@ -175,17 +198,35 @@ void grad_weight(const Place& place, const Conv& conv, General& general, const v
   if (c.positions == 0) return general.grad_logits(grad, out);
   const GradTile tile = grad_tile(c);
   const long long groups = ceil_div(c.H, tile.heads), blocks = blocks_for(conv.T, c.positions) * conv.B;
-  const bool in_parts = bands_of(c) > 1 && c.dynamic && c.softmax;
-  GradArgs args{grad, conv.x, conv.logits, out, in_parts ? general.row_sums() : nullptr, nullptr, dropping(conv.dropconnect, conv.seed),
-                static_cast<int>(conv.T), static_cast<int>(conv.B), 0};
+  Case stage = c;
+  if (!c.dynamic) stage.softmax = false;
+  ConvArgs args = args_of(conv, stage, general);
+  args.grad = grad, args.grad_logits = out;
   if (c.dynamic)
     return launch(place, GRAD_WEIGHT, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
-  args.splits = static_cast<int>(std::clamp<long long>(SPLIT_BLOCKS / groups / bands_of(c), 1, blocks));
-  args.partial = static_cast<float*>(place.scratch(sizeof(float) * args.splits * conv.H * conv.K));
-  Case stage = c;
-  stage.softmax = false;
+  split(place, conv, SPLIT_BLOCKS / groups / bands_of(c), blocks, args);
   launch(place, GRAD_WEIGHT, stage, {args.splits * groups * bands_of(c), tile.threads, tile.shared_bytes}, &args);
   General::finish(place, conv, args.partial, args.splits, out);
+}
+
+bool backward_at_once(const Place& place, const Conv& conv, General& general, const void* grad, void* grad_x,
+                      void* grad_logits) {
+  if (!has_tensor_cores(place, conv)) return false;
+  const Positions wanted{MMA_POSITIONS, 64};
+  const int fewest = smaller(32, wanted.of(conv.T));  // with fewer of many, two passes read less
+  const Case c = cut(conv, aligned({grad, conv.x, conv.logits, grad_x}), fewest, [](Case& c) {
+    c.flip = c.both = c.tensor_cores = true;
+    return band_tile(c).shared_bytes > 0;
+  }, wanted);
+  if (c.positions == 0) return false;
+  const BandTile tile = band_tile(c);
+  const long long blocks = blocks_for(conv.T, c.positions) * conv.B;
+  ConvArgs args = args_of(conv, c, general);
+  args.grad = grad, args.out = grad_x, args.grad_logits = grad_logits, args.splits = static_cast<int>(blocks);
+  if (!c.dynamic) split(place, conv, BOTH_BLOCKS / tile.groups, blocks, args);
+  launch(place, BACKWARD, c, {static_cast<long long>(args.splits) * tile.groups, tile.threads, tile.shared_bytes}, &args);
+  if (!c.dynamic) General::finish(place, conv, args.partial, args.splits, grad_logits);
+  return true;
 }
 
 }  // namespace
@@ -202,6 +243,9 @@ void forward(const Place& place, const Conv& conv, void* out) {
 
 void backward(const Place& place, const Conv& conv, const void* grad, void* grad_x, void* grad_logits) {
   General general(place, conv);
+  if (grad_x != nullptr && grad_logits != nullptr &&
+      backward_at_once(place, conv, general, grad, grad_x, grad_logits))
+    return;
   if (grad_x != nullptr) convolve(place, conv, general, grad, grad_x, true);
   if (grad_logits != nullptr) grad_weight(place, conv, general, grad, grad_logits);
 }

@@ -78,9 +78,8 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   return out;
 }
 
-void cuda_configure(std::string sources, std::string includes, std::string nvrtc, std::string cache,
-                    std::string fingerprint) {
-  configure({sources, includes, nvrtc, cache, fingerprint});
+void cuda_configure(std::string sources, std::string nvrtc, std::string cache, std::string fingerprint) {
+  configure({sources, nvrtc, cache, fingerprint});
 }
 
 int64_t cuda_gather(bool begin) { return gather(begin); }

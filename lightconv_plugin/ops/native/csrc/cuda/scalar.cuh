@@ -1,38 +1,79 @@
 // The scalar types, vectors of them, and reductions over neighbouring lanes.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cuda/case.h"
 
 namespace lightconv::cuda {
 
 using Word = unsigned int;
 
+// Types of our own: NVIDIA's headers of theirs are 400 KB, which NVRTC reads one kernel after the other.
+struct Half {
+  unsigned short bits;
+};
+struct Bfloat16 {
+  unsigned short bits;
+};
+
+#if defined(LIGHTCONV_ON_CPU)
+float float_of_half(unsigned short bits);
+unsigned short half_of_float(float value);
+#else
+__device__ __forceinline__ float float_of_half(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+__device__ __forceinline__ unsigned short half_of_float(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+#endif
+
+__device__ __forceinline__ unsigned short bfloat16_of_float(float value) {
+#if __CUDA_ARCH__ >= 800
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+#else
+  const Word bits = __float_as_uint(value);
+  return static_cast<unsigned short>(value != value ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}
+
 template <Type> struct Scalar;
 template <> struct Scalar<Type::f32> { using type = float; using sum = float; };
 template <> struct Scalar<Type::f64> { using type = double; using sum = double; };
-template <> struct Scalar<Type::f16> { using type = __half; using sum = float; };
-template <> struct Scalar<Type::bf16> { using type = __nv_bfloat16; using sum = float; };
+template <> struct Scalar<Type::f16> { using type = Half; using sum = float; };
+template <> struct Scalar<Type::bf16> { using type = Bfloat16; using sum = float; };
 
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
-__device__ __forceinline__ float widen(__half value) { return __half2float(value); }
-__device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float widen(Half value) { return float_of_half(value.bits); }
+__device__ __forceinline__ float widen(Bfloat16 value) { return __uint_as_float(static_cast<Word>(value.bits) << 16); }
 
 template <class S> __device__ __forceinline__ S narrow(double value) { return S(value); }
 template <class S> __device__ __forceinline__ S narrow(float value) { return S(value); }
-template <> __device__ __forceinline__ __half narrow<__half>(float value) { return __float2half_rn(value); }
-template <> __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+template <> __device__ __forceinline__ Half narrow<Half>(float value) { return {half_of_float(value)}; }
+template <> __device__ __forceinline__ Bfloat16 narrow<Bfloat16>(float value) { return {bfloat16_of_float(value)}; }
 
-__device__ __forceinline__ float exponential(float value) { return __expf(value); }
+#if defined(LIGHTCONV_ON_CPU)
+float exponential(float value);
+#else
+// Without the care for results below 2^-126 that __expf takes, which are 0 here.
+__device__ __forceinline__ float exponential(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value * 1.4426950408889634f));
+  return result;
+}
+#endif
+
 __device__ __forceinline__ double exponential(double value) { return exp(value); }
 
-__device__ __forceinline__ Word bits_of(__half value) { return __half_as_ushort(value); }
-__device__ __forceinline__ Word bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
 template <class S> constexpr bool is_bfloat16 = false;
-template <> constexpr bool is_bfloat16<__nv_bfloat16> = true;
+template <> constexpr bool is_bfloat16<Bfloat16> = true;
 
 // V neighbouring numbers, moved by one access; 16-bit ones in pairs, which compilers keep together.
 template <class S, int V, bool Pairs = sizeof(S) == 2 && V >= 2> struct alignas(sizeof(S) * V) Vec {
@@ -51,8 +92,8 @@ template <class S, int V, class A> __device__ __forceinline__ void widen(const V
         to[v] = __uint_as_float(pair << 16);
         to[v + 1] = __uint_as_float(pair & 0xffff0000u);
       } else {
-        to[v] = widen(__ushort_as_half(static_cast<unsigned short>(pair & 0xffffu)));
-        to[v + 1] = widen(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
+        to[v] = float_of_half(static_cast<unsigned short>(pair & 0xffffu));
+        to[v + 1] = float_of_half(static_cast<unsigned short>(pair >> 16));
       }
     }
   } else {
@@ -66,7 +107,8 @@ template <class S, int V, class A> __device__ __forceinline__ Vec<S, V> narrow(c
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     if constexpr (sizeof(S) == 2 && V >= 2) {
-      if (v % 2 == 0) to.pair[v / 2] = bits_of(narrow<S>(from[v])) | bits_of(narrow<S>(from[v + 1])) << 16;
+      if (v % 2 == 0)
+        to.pair[v / 2] = narrow<S>(from[v]).bits | static_cast<Word>(narrow<S>(from[v + 1]).bits) << 16;
     } else {
       to.at[v] = narrow<S>(from[v]);
     }
@@ -137,6 +179,21 @@ template <int N> __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 #endif
+
+// Runs act(row, lane) once for each of `Lanes` places of `Rows` rows. Where they divide the block's threads, a thread
+// keeps its lane, and what depends on it alone is computed once.
+template <int Rows, int Lanes, int Threads, class Do> __device__ __forceinline__ void each_place(const Do& act) {
+  if constexpr (Threads % Lanes == 0) {
+    constexpr int step = Threads / Lanes;
+    const int first = threadIdx.x / Lanes, lane = threadIdx.x % Lanes;
+#pragma unroll 4
+    for (int i = 0; i < Rows / step; ++i) act(first + i * step, lane);
+    if (Rows % step != 0 && first + Rows / step * step < Rows) act(first + Rows / step * step, lane);
+  } else {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < Rows * Lanes; i += Threads) act(i / Lanes, i % Lanes);
+  }
+}
 
 // Sum and maximum over groups of G neighbouring lanes, G a power of two; every lane of the warp takes part.
 template <int G, class A> __device__ __forceinline__ A lanes_sum(A value) {

@@ -52,7 +52,7 @@ template <Case C, int G> struct Row {
     each(g, [&](int j, int q, int i) { at[q][i] = widen(logits[j]); });
     if constexpr (C.softmax) {
       float most = -__int_as_float(0x7f800000);
-      each(g, [&](int, int q, int i) { most = at[q][i] > most ? at[q][i] : most; });
+      each(g, [&](int, int q, int i) { most = fmaxf(most, at[q][i]); });
       most = lanes_max<G>(most);
       float sum = 0.0f;
       each(g, [&](int, int q, int i) { sum += at[q][i] = exponential(at[q][i] - most); });
