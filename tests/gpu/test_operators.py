@@ -1,5 +1,7 @@
 """The native operators on a GPU. Elsewhere tests/ops/test_cuda_kernels.py runs the same kernels on a CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -108,6 +110,28 @@ def test_attention_of_a_step(dtype, channels, keys, device):
     got = ops.attend(query, source, values, padding, sentence, 3)
     want, _ = ops.attend_with_weights(query.double(), source.double(), values.double(), padding, sentence, 3)
     assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("types", [10_000, 1021])
+def test_candidates_of_a_step(dtype, types, device):
+    logits, scores = make(device, 12, types, dtype=dtype), make(device, 12)
+    limits = torch.tensor([5, 2, 9], device=device)
+    options: dict[str, Any] = {
+        "beams": 4,
+        "count": 8,
+        "temperature": 0.9,
+        "pad": 1,
+        "eos": 2,
+        "unk": 3,
+        "unk_penalty": 0.5,
+    }
+    got = ops.step_candidates(logits, scores, limits, **options)
+    want = ops.step_candidates(logits.cpu().float(), scores.cpu(), limits.cpu(), **options)
+    assert_close(got[0].cpu(), want[0], torch.float32)
+    values = torch.log_softmax(logits.double() / 0.9, dim=-1) + scores.double().unsqueeze(1)
+    values[:, 3] -= 0.5
+    rows = got[2] + 4 * torch.arange(3, device=device).unsqueeze(1)
+    assert_close(values[rows, got[1]].cpu(), got[0].cpu(), torch.float32)  # of equal ones another may come first
 
 
 @pytest.mark.parametrize(("rows", "outputs"), [(3600, 512), (3600, 1024), (70, 36), (1, 2049), (0, 8)])

@@ -55,6 +55,9 @@ def gate() -> Iterator[None]:
         yield
 
 
+GPU_ALONE = ("residual_norm", "residual_norm_backward", "column_sums", "step_candidates")
+
+
 @pytest.fixture
 def cuda_kernels(monkeypatch) -> Iterator[None]:
     """CUDA kernels that no CPU kernel stands beside, run on a CPU as operators for its tensors."""
@@ -68,7 +71,7 @@ def cuda_kernels(monkeypatch) -> Iterator[None]:
         machine.adam(param, grad, mean, square, weight, outcome, settings)
 
     runs: dict[str, Callable[..., Any]] = {"adam_step": adam_step, "update_decide": machine.decide}
-    runs |= {name: getattr(machine, name) for name in ("residual_norm", "residual_norm_backward", "column_sums")}
+    runs |= {name: getattr(machine, name) for name in GPU_ALONE}
     with torch.library._scoped_library("lightconv", "IMPL") as library:
         for name, run in runs.items():
 

@@ -92,7 +92,7 @@ def launcher(driver: str, own: Path | None = None) -> ctypes.CDLL:
     for function in (
         *("conv_forward", "conv_backward", "run_glu", "run_loss", "run_loss_backward", "run_step"),
         *("run_decide", "run_adam", "run_gather"),
-        *("run_residual_norm", "run_residual_norm_backward", "run_sums", "run_attend"),
+        *("run_residual_norm", "run_residual_norm_backward", "run_sums", "run_attend", "run_candidates"),
         "compile_only",
     ):
         getattr(library, function).restype = ctypes.c_char_p
@@ -149,6 +149,12 @@ AttendArgs = structure(
     c_void_p="query keys values padding sentence out",
     c_double="scale",
     c_longlong="N H S sentences",
+)
+CandidateArgs = structure(
+    "CandidateArgs",
+    c_void_p="logits scores limits kept kept_words best words parents",
+    c_double="temperature unk_penalty",
+    c_longlong="N V beams pad eos unk",
 )
 SumsArgs = structure("SumsArgs", c_void_p="x partial out", c_longlong="N C splits")
 
@@ -300,6 +306,18 @@ class Machine:
         args = AttendArgs(*pointers, channels**-0.5, query.shape[1], heads, keys.shape[1], len(keys))
         self.run("run_attend", TYPES[query.dtype], args, ctypes.c_longlong(channels))
         return out
+
+    def step_candidates(
+        self, logits: Tensor, scores: Tensor, limits: Tensor, beams: int, count: int, *rules: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``torch.ops.lightconv.step_candidates``."""
+        temperature, pad, eos, unk, unk_penalty = rules
+        best = self.blank(scores, len(logits) // beams, count)
+        words, parents = (torch.full(best.shape, -1) for _ in range(2))
+        pointers = addresses(logits, scores, limits, None, None, best, words, parents)
+        args = CandidateArgs(*pointers, temperature, unk_penalty, *logits.shape, beams, int(pad), int(eos), int(unk))
+        self.run("run_candidates", TYPES[logits.dtype], args, count)
+        return best, words, parents
 
     def decide(self, norm: Tensor, size: Tensor, orders: Tensor, settings: Tensor, *changed: Tensor) -> None:
         """See ``torch.ops.lightconv.update_decide``."""

@@ -175,6 +175,15 @@ def test_attention(nvrtc, capability, dtype, channels, tmp_path):
 
 
 @pytest.mark.parametrize("capability", EACH_GENERATION)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_candidates(nvrtc, capability, dtype, tmp_path):
+    for machine, cache in compiled(nvrtc, capability, tmp_path):
+        limits = torch.zeros(3, dtype=torch.int64)
+        machine.step_candidates(torch.zeros(4, 64, dtype=dtype), torch.zeros(4), limits, 4, 8, 1.0, 1, 2, 3, 0.0)
+        check(cache, 2)
+
+
+@pytest.mark.parametrize("capability", EACH_GENERATION)
 def test_gate_and_step(nvrtc, capability, tmp_path):
     for machine, cache in compiled(nvrtc, capability, tmp_path):
         x = torch.zeros(3, 2, 4096, dtype=torch.bfloat16)

@@ -12,6 +12,8 @@ from torch import Tensor
 from lightconv_plugin.ops.auxiliary.training import attention, dropout, masked_softmax
 from lightconv_plugin.ops.dispatch import takes
 
+MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates``' kernel takes
+
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
     """Multi-head attention of one query a row over a sentence's positions (Vaswani et al., 2017).
@@ -217,6 +219,13 @@ def step_candidates(
             must.
         eos: the end.
     """
+    rules = (temperature, pad, eos, unk, unk_penalty)
+    if (
+        count <= min(logits.shape[1], MOST_CANDIDATES)
+        and beams <= MOST_BEAMS
+        and takes("step_candidates", logits, scores)
+    ):
+        return torch.ops.lightconv.step_candidates(logits, scores, limits, beams, count, *rules)
     step, min_len, max_len = limits.unbind()
     tokens = torch.arange(logits.shape[1], device=logits.device)
     is_end = tokens == eos

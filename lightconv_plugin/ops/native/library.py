@@ -106,6 +106,12 @@ def _register_fakes() -> None:
         best = logits.new_empty(logits.shape[0] // beams, count)
         return best, best.new_empty(best.shape, dtype=torch.int64), best.new_empty(best.shape, dtype=torch.int64)
 
+    def step_candidates(
+        logits: Tensor, scores: Tensor, limits: Tensor, beams: int, count: int, *_: object
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        best = scores.new_empty(logits.shape[0] // beams, count)
+        return best, limits.new_empty(best.shape), limits.new_empty(best.shape)
+
     def wide(x: Tensor) -> torch.dtype:
         return torch.promote_types(x.dtype, torch.float32)
 
@@ -140,6 +146,7 @@ def _register_fakes() -> None:
         "update_decide": nothing,
         "adam_step": nothing,
         "attend": like,
+        "step_candidates": step_candidates,
         "decoder_block": like,
         "few_rows_linear": linear,
         "bf16_linear": linear,

@@ -75,6 +75,10 @@ const char* run_attend(int device, Type type, const AttendArgs* args, long long 
   return guarded(device, nullptr, [&](const Place& place) { attend(place, type, R, *args); });
 }
 
+const char* run_candidates(int device, Type type, const CandidateArgs* args, int count) {
+  return guarded(device, nullptr, [&](const Place& place) { candidates(place, type, count, *args); });
+}
+
 const char* run_sums(int device, Type type, const SumsArgs* args) {
   return guarded(device, nullptr, [&](const Place& place) { sums(place, type, *args); });
 }

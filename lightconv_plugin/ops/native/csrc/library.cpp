@@ -34,6 +34,8 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "attend(Tensor query, Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads) -> Tensor",
            "beam_candidates(Tensor logits, Tensor? scores, int beams, int count, float temperature, int pad, int unk, "
            "float unk_penalty, int banned, int only) -> (Tensor, Tensor, Tensor)",
+           "step_candidates(Tensor logits, Tensor scores, Tensor limits, int beams, int count, float temperature, int pad, "
+           "int eos, int unk, float unk_penalty) -> (Tensor, Tensor, Tensor)",
            "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
            "bf16_pack(Tensor weight) -> Tensor",
            "bf16_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? packed) -> Tensor",

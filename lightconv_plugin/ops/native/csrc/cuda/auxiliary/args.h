@@ -102,6 +102,23 @@ struct AttendArgs {
   long long N, H, S, sentences;
 };
 
+constexpr int CANDIDATE_THREADS = 256, MOST_CANDIDATES = 32, MOST_BEAMS = 32;
+
+// step_candidates: logits (N, V), scores (N,), limits (3,): the step, and the first that may and that must end; by way of
+// kept (N, K), of each row, to best, words and parents (N / beams, K)
+struct CandidateArgs {
+  const void* logits;
+  const float* scores;
+  const long long* limits;
+  float* kept;
+  long long* kept_words;
+  float* best;
+  long long* words;
+  long long* parents;
+  double temperature, unk_penalty;
+  long long N, V, beams, pad, eos, unk;
+};
+
 // The places of numbers in the vectors of ops/auxiliary/update.py, which keeps the same lists.
 enum Control { LOSS_SCALE, ITERATION, LAST_OVERFLOW, LAST_RESCALE, OVERFLOWS, STEPS, SKIPPED, CONTROLS };
 enum Outcome { APPLIED, NORM, FLOOR, MULTIPLY, STEP_SIZE, DECAY, OUTCOMES };

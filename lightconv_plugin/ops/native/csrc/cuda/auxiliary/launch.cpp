@@ -22,6 +22,8 @@ const Kernel RESIDUAL_NORM_BACKWARD{"residual_norm_backward", "auxiliary/residua
 const Kernel COLUMN_SUMS{"column_sums", "auxiliary/sums", "SumsArgs", "column_sums"};
 const Kernel COLUMN_SUMS_FINISH{"column_sums_finish", "auxiliary/sums", "SumsArgs", "column_sums_finish"};
 
+const Kernel CANDIDATES{"step_candidates", "auxiliary/candidates", "CandidateArgs", "step_candidates"};
+const Kernel CANDIDATES_FINISH{"step_candidates_finish", "auxiliary/candidates", "CandidateArgs", "step_candidates_finish"};
 const Kernel ATTEND{"attend", "auxiliary/attend", "AttendArgs", "attend"};
 
 const long long NORM_BLOCKS = 264;  // of the backward pass: two for each multiprocessor of an H100
@@ -116,6 +118,23 @@ void attend(const Place& place, Type type, long long R, const AttendArgs& args) 
   c.type = type, c.R = static_cast<int>(R), c.mask = args.padding != nullptr;
   c.aligned = aligned({args.query, args.keys, args.values, args.out});
   launch(place, ATTEND, c, {blocks_for(args.N, ATTEND_THREADS / 32) * args.H, ATTEND_THREADS, 0}, &args);
+}
+
+void candidates(const Place& place, Type type, int count, CandidateArgs args) {
+  if (count < 1 || count > MOST_CANDIDATES || args.beams > MOST_BEAMS || count > args.V)
+    throw std::runtime_error("lightconv: step_candidates takes 1 to " + std::to_string(MOST_CANDIDATES) +
+                             " continuations, no more than words, of up to " + std::to_string(MOST_BEAMS) + " hypotheses");
+  args.kept = static_cast<float*>(place.scratch(sizeof(float) * args.N * count));
+  args.kept_words = static_cast<long long*>(place.scratch(sizeof(long long) * args.N * count));
+  Case c{};
+  c.type = type, c.K = count, c.aligned = true;
+  const uintptr_t places = reinterpret_cast<uintptr_t>(args.logits) | static_cast<uintptr_t>(args.V) * size_of(type);
+  c.R = power_of_two_in(static_cast<int>(places % 16), 16) / size_of(type);
+  const int warps = CANDIDATE_THREADS / 32;
+  launch(place, CANDIDATES, c, {args.N, CANDIDATE_THREADS, warps * (8 + 16)}, &args);
+  Case of_sentences{};
+  of_sentences.type = type, of_sentences.K = count;
+  launch(place, CANDIDATES_FINISH, of_sentences, {args.N / args.beams, 32, 0}, &args);
 }
 
 void decide(const Place& place, const DecideArgs& args) {

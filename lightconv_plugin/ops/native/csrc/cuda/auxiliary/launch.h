@@ -21,6 +21,9 @@ void norm_backward(const Place& place, Type type, NormGradArgs args);
 // R: channels of a head.
 void attend(const Place& place, Type type, long long R, const AttendArgs& args);
 
+// The `count` best, 1 to MOST_CANDIDATES, of each sentence of up to MOST_BEAMS rows; needs no kept.
+void candidates(const Place& place, Type type, int count, CandidateArgs args);
+
 void sums(const Place& place, Type type, SumsArgs args);
 
 // What an update's norm decides; then Adam on N numbers, a multiple of 8, all at multiples of 16 bytes.

@@ -1,4 +1,4 @@
-// The gate, the loss, residual and norm, sums of columns, a step's attention, and the end of an update on CUDA tensors.
+// The gate, the loss, residual and norm, sums of columns, a step's attention and candidates, and the end of an update on CUDA tensors.
 #include <cmath>
 #include <optional>
 #include <tuple>
@@ -182,6 +182,34 @@ Tensor attention(const Tensor& query_any, const Tensor& keys, const Tensor& valu
   return out;
 }
 
+std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, const Tensor& scores_any,
+                                                   const Tensor& limits, int64_t beams, int64_t count, double temperature,
+                                                   int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
+  const Tensor logits = torch::stable::contiguous(logits_any), scores = torch::stable::contiguous(scores_any);
+  STD_TORCH_CHECK(logits.dim() == 2 && beams > 0 && logits.size(0) % beams == 0,
+                  "step_candidates: expected logits (sentences * beams, V)");
+  STD_TORCH_CHECK(scores.numel() == logits.size(0) && scores.scalar_type() == ScalarType::Float,
+                  "step_candidates: expected scores (sentences * beams,), float32");
+  STD_TORCH_CHECK(limits.numel() == 3 && limits.scalar_type() == ScalarType::Long && limits.is_contiguous(),
+                  "step_candidates: expected limits (3,), int64");
+  check_same(logits, scores, "scores");
+  check_same(logits, limits, "limits");
+  CandidateArgs args{};
+  args.N = logits.size(0), args.V = logits.size(1), args.beams = beams;
+  const std::vector<int64_t> shape{args.N / beams, count};
+  Tensor best = torch::stable::new_empty(scores, shape), words = torch::stable::new_empty(limits, shape);
+  Tensor parents = torch::stable::new_empty(limits, shape);
+  args.logits = logits.const_data_ptr(), args.scores = static_cast<const float*>(scores.const_data_ptr());
+  args.limits = reinterpret_cast<const long long*>(limits.const_data_ptr());
+  args.best = static_cast<float*>(best.mutable_data_ptr());
+  args.words = reinterpret_cast<long long*>(words.mutable_data_ptr());
+  args.parents = reinterpret_cast<long long*>(parents.mutable_data_ptr());
+  args.temperature = temperature, args.unk_penalty = unk_penalty, args.pad = pad, args.eos = eos, args.unk = unk;
+  Memory memory(logits);
+  if (args.N > 0) candidates(memory.place(), type_of(logits), static_cast<int>(count), args);
+  return {best, words, parents};
+}
+
 const double* numbers(const Tensor& x, const char* name, int64_t least) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.numel() >= least,
                   "update_decide: expected at least ", least, " numbers of float64 in ", name);
@@ -232,6 +260,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
   m.impl("residual_norm", TORCH_BOX(&residual_norm));
   m.impl("residual_norm_backward", TORCH_BOX(&residual_norm_backward));
   m.impl("column_sums", TORCH_BOX(&column_sums));
+  m.impl("step_candidates", TORCH_BOX(&step_candidates));
   m.impl("attend", TORCH_BOX(&attention));
   m.impl("update_decide", TORCH_BOX(&update_decide));
   m.impl("adam_step", TORCH_BOX(&adam_step));
