@@ -21,7 +21,8 @@ _INVALID = "error, replace or drop"
 
 @dataclass(frozen=True, kw_only=True)
 class Debian:
-    """For ``kind: debian``: which package archives count, by what their Release files say, and what is made of them."""
+    """For ``kind: debian``: which package archives count, by what their Release files say, and what is made of them;
+    for ``kind: debian_docs``: the packages that are read."""
 
     origins: tuple[str, ...] = ("Debian", "Ubuntu")
     components: tuple[str, ...] = ("main", "universe")
@@ -33,6 +34,8 @@ class Debian:
     valid_percent: int = 2
     """Of the families of descriptions (text/split.py) that are split for summaries and language models."""
     test_percent: int = 3
+    packages: tuple[str, ...] = ()
+    """Binary packages with documentation; a release of Debian that lacks some makes do with the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +145,11 @@ class Dataset:
         for step in facts["steps"]:
             if (codes := step["parameters"].get("codes")) and Path(str(codes)).is_file():
                 step["parameters"]["codes"] = digest([Path(codes)])  # wherever they lie, they are the same
-        if self.kind != "text":  # where it says nothing: what was made before there was this key stays as it is
+        # where they say nothing: what was made before there were these keys stays as it is
+        if self.kind != "text":
             del facts["invalid"]
+        if not self.debian.packages:
+            del facts["debian"]["packages"]
         return facts
 
     def only_test(self, codes: list[Path] | None = None) -> "Dataset":

@@ -16,6 +16,8 @@ from scripts.common.command import run_command
 from scripts.common.files import atomic_folder, count_lines, digest, read_json, write_json
 from scripts.common.lock import output_lock
 
+MANY = 20  # files, each of which is named with its size; of more the sum is printed
+
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
@@ -35,7 +37,8 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "lines": count_lines(path), "sha256": digest([path])}
+    lines = {} if path.suffix == ".deb" else {"lines": count_lines(path)}
+    return {"bytes": path.stat().st_size, **lines, "sha256": digest([path])}
 
 
 def main() -> None:
@@ -45,8 +48,8 @@ def main() -> None:
         metavar="DIR",
         type=Path,
         help="take the files from this folder instead of the network: Translation-en and Translation-de for the Debian "
-        "descriptions; train.en, train.de and, if you have them, valid.* and test.* for your own text; "
-        "plain or as .gz, .bz2 or .xz",
+        "descriptions; train.en, train.de and, if you have them, valid.* and test.* for your own text, "
+        "plain or as .gz, .bz2 or .xz; packages (.deb) for Debian's documentation",
     )
     parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
     add_invalid_option(parser)
@@ -55,7 +58,11 @@ def main() -> None:
     if arguments.test_only:
         dataset = dataset.only_test()
     manifest = download(dataset, raw=arguments.raw, out=arguments.out)
-    for name, described in manifest["files"].items():
+    files = manifest["files"]
+    if len(files) > MANY:
+        print(f"{arguments.out}: {len(files)} files, {sum(each['bytes'] for each in files.values()):,} bytes")
+        return
+    for name, described in files.items():
         lines = f"{described['lines']:,} lines, " if "lines" in described else ""
         print(f"{arguments.out / name}: {lines}{described['bytes']:,} bytes")
 

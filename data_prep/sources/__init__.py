@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
-from data_prep.sources import archives, cnn_dm, debian, text
+from data_prep.sources import archives, cnn_dm, debian, debian_docs, text
 from data_prep.steps.extract import Piece
 from scripts.common.schema import require
 
@@ -30,6 +30,7 @@ KINDS = {
     "cnn_dm": Kind(fetch=archives.fetch_files, read=cnn_dm.anonymised_rows, resumes=True),
     "cnn_dm_plain": Kind(fetch=archives.fetch_files, read=cnn_dm.plain_rows, resumes=True),
     "debian": Kind(fetch=debian.fetch, read=debian.rows),
+    "debian_docs": Kind(fetch=debian_docs.fetch, read=debian_docs.rows),
     "text": Kind(fetch=text.fetch, read=text.pieces),
 }
 

@@ -4,14 +4,16 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from data_prep.sources.corpus import join_plain
 from scripts.common.errors import UserError
 
-_WITHOUT = "copy the Translation files into a folder and give it with --raw DIR"
+_WITHOUT = "copy the files (Translation-*, or packages: *.deb) into a folder and give it with --raw DIR"
+_SLICE = 50  # packages at a time
 
 # Read after the system's own configuration, hence the clearing: languages may be switched off there, lists be kept in
 # compressions that Python lacks, and the hooks of container images delete files of the system.
@@ -38,24 +40,11 @@ def fetch_translations(
     languages: Sequence[str], *, origins: Sequence[str], components: Sequence[str], out: Path
 ) -> dict[str, Any]:
     """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line."""
-    if shutil.which("apt-get") is None:
-        raise UserError(f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; {_WITHOUT}")
-    with tempfile.TemporaryDirectory(prefix="apt-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # apt downloads as an unprivileged user of its own when root runs it
-        for part in ("state", "lists/partial", "cache/archives/partial"):
-            (folder / part).mkdir(parents=True)
-        (folder / "status").touch()
-        configuration = folder / "apt.conf"
-        quoted = " ".join(f'"{language}";' for language in languages)
-        configuration.write_text(_CONFIGURATION.format(folder=folder, languages=quoted), encoding="utf-8")
-
-        print("apt-get update in a private folder (some 20 MB) ...", flush=True)
-        log = "".join(_run(["apt-get", "-c", str(configuration), "update"]))
+    with _updated(languages) as (configuration, log):
         fields = ("LANGUAGE", "ORIGIN", "CODENAME", "COMPONENT", "FILENAME")
         line_format = "\t".join(f"$({field})" for field in fields)
         listing, _ = _run(
-            ["apt-get", "-c", str(configuration), "indextargets", "--format", line_format, "Created-By: Translations"]
+            ["apt-get", "-c", configuration, "indextargets", "--format", line_format, "Created-By: Translations"]
         )
         targets = [line.split("\t") for line in sorted(listing.splitlines()) if line.count("\t") == len(fields) - 1]
         notes: dict[str, Any] = {}
@@ -75,6 +64,38 @@ def fetch_translations(
     return {"archives": notes}
 
 
+def fetch_packages(packages: Sequence[str], *, out: Path) -> dict[str, Any]:
+    """Download packages to ``out``, those of the list that the machine's release has; nothing is installed."""
+    with _updated(()) as (configuration, log):
+        known, _ = _run(["apt-cache", "-c", configuration, "pkgnames"])
+        there = sorted(set(packages) & set(known.split()))
+        if not there:
+            raise UserError(f"apt knows none of {len(packages)} packages. apt-get update ended with:\n{_tail(log)}")
+        print(f"apt-get download of {len(there)} packages ...", flush=True)
+        # in slices: apt keeps what is complete if it fails, and its 15 minutes are for each
+        for start in range(0, len(there), _SLICE):
+            _run(["apt-get", "-c", configuration, "download", *there[start : start + _SLICE]], cwd=out)
+    return {"packages this release does not have": sorted(set(packages) - set(there))}
+
+
+@contextmanager
+def _updated(languages: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield apt's configuration in a private folder, its lists up to date, and what the update said."""
+    if shutil.which("apt-get") is None:
+        raise UserError(f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; {_WITHOUT}")
+    with tempfile.TemporaryDirectory(prefix="apt-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # apt downloads as an unprivileged user of its own when root runs it
+        for part in ("state", "lists/partial", "cache/archives/partial"):
+            (folder / part).mkdir(parents=True)
+        (folder / "status").touch()
+        configuration = folder / "apt.conf"
+        quoted = " ".join(f'"{language}";' for language in languages or ("none",))
+        configuration.write_text(_CONFIGURATION.format(folder=folder, languages=quoted), encoding="utf-8")
+        print("apt-get update in a private folder (some 20 MB) ...", flush=True)
+        yield str(configuration), "".join(_run(["apt-get", "-c", str(configuration), "update"]))
+
+
 def _nothing_came(
     language: str, targets: list[list[str]], origins: Sequence[str], components: Sequence[str], log: str
 ) -> str:
@@ -86,12 +107,11 @@ def _nothing_came(
     )
 
 
-def _run(command: list[str]) -> tuple[str, str]:
+def _run(command: list[str], cwd: Path | None = None) -> tuple[str, str]:
     """Return what a command wrote to its standard output and to its standard error, where apt puts warnings."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, env={**os.environ, "LC_ALL": "C"}, timeout=900, text=True, errors="replace"
-        )
+        done = subprocess.run(command, capture_output=True, cwd=cwd, env=env, timeout=900, text=True, errors="replace")
     except FileNotFoundError as error:
         raise UserError(f"this machine has no {command[0]}, a part of apt; {_WITHOUT}") from error
     except subprocess.TimeoutExpired as error:

@@ -169,6 +169,16 @@ def test_it_passes_the_check_that_comes_before_a_run(path):
     assert check.check(load_config(path), None, Devices(gpu=True, count=8, bf16=True)) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "twin"),
+    [("self_attention", "transformer"), ("lightconv", "lightconv"), ("dynamicconv", "dynamicconv")],
+)
+def test_debian_s_documentation_is_trained_on_by_iwslt_s_recipe(model: str, twin: str):
+    ours, theirs = (chain(CONFIGS / path) for path in (f"debian_docs_en_de/{model}.yaml", f"iwslt14_de_en/{twin}.yaml"))
+    assert ours == {**theirs, "dataset": "debian_docs_en_de"}
+    assert ours["dataset"] in DATASETS
+
+
 # section 5.3: GPUs, batches accumulated
 MACHINES = {
     "wmt16_en_de": (8, 16),

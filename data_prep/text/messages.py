@@ -1,0 +1,82 @@
+"""Messages of programs and their translations, from gettext's compiled catalogues (.mo)."""
+
+import html
+import re
+import struct
+from collections.abc import Iterator
+
+from data_prep.text.documents import words
+
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d+);")
+_TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)(?:\s[^<>]*)?(/?)>")
+_ALONE = words("br p li hr img qt nl")
+_CJK_KEY = re.compile(r"\s*[(（][&_~]\w[)）]")
+_NO_TEXT = re.compile(r"translator[-_ ]credits|your (names|emails)|.*(NAME|EMAIL) OF TRANSLATORS", re.IGNORECASE)
+
+
+def read_catalogue(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield messages and translations, contexts left out and plural forms apart.
+
+    Raises:
+        ValueError: it is no catalogue, cut short, or not in the encoding that it names.
+    """
+    order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(data[:4])
+    if order is None:
+        raise ValueError("not a catalogue of gettext")
+    try:
+        count, *tables = struct.unpack_from(f"{order}3I", data, 8)
+        keys, values = ([_string(data, order, table + 8 * n) for n in range(count)] for table in tables)
+        header = dict(zip(keys, values, strict=True)).get(b"", b"")
+        named = re.search(rb"charset=([\w-]+)", header)
+        encoding = named[1].decode() if named else "utf-8"
+        texts = [(key.decode(encoding), value.decode(encoding)) for key, value in zip(keys, values, strict=True)]
+    except (struct.error, LookupError) as error:
+        raise ValueError(str(error)) from error
+    for message, translation in texts:
+        # the translation's forms are for one, for several, and in some languages for more
+        singular, *plural = message.rpartition("\x04")[2].split("\0")
+        forms = translation.split("\0")
+        if singular and not _NO_TEXT.match(singular):
+            yield _without_context(singular), forms[0]
+            if plural:
+                yield plural[0], forms[min(1, len(forms) - 1)]
+
+
+def _string(data: bytes, order: str, place: int) -> bytes:
+    length, start = struct.unpack_from(f"{order}2I", data, place)
+    if start + length > len(data):
+        raise ValueError("cut short")
+    return data[start : start + length]
+
+
+def _without_context(message: str) -> str:
+    """KDE's old way to give a context."""
+    return re.sub(r"\A_n?: .*\n", "", message)
+
+
+def clean_message(message: str, translation: str) -> Iterator[tuple[str, str]]:
+    """Yield a message's paragraphs as lines of text: no markup, no keys for menus (``_File``), but all placeholders."""
+    sides = [re.split(r"\n\s*\n", side) for side in (message, translation)]
+    if len(sides[0]) != len(sides[1]):
+        sides = [[message], [translation]]
+    for left, right in zip(*sides, strict=True):
+        yield _without_keys(_without_markup(left), _without_markup(right))
+
+
+def _without_markup(text: str) -> str:
+    closed = {name for slash, name, _ in _TAG.findall(text) if slash}
+    text = _TAG.sub(lambda tag: " " if tag[3] or tag[2] in closed or tag[2].lower() in _ALONE else tag[0], text)
+    return html.unescape(text) if _ENTITY.search(text) else text
+
+
+def _without_keys(message: str, translation: str) -> tuple[str, str]:
+    for mark in "_&~":
+        marked = [word for word in message.split() if re.search(rf"{mark}\w", word)]
+        # one in the message, one in the translation, and not in a word that both have, such as AT&T or file_name
+        if len(marked) == 1 and message.count(mark) == 1 and marked[0] not in translation:
+            plain = _CJK_KEY.sub("", translation)
+            if plain == translation and translation.count(mark) == 1:
+                plain = translation.replace(mark, "")
+            if plain != translation:
+                message, translation = message.replace(mark, ""), plain
+    return message.replace("&&", "&"), translation.replace("&&", "&")

@@ -1,0 +1,188 @@
+"""Pairs from packages as apt downloads them: small ones in the same format, and damaged ones."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.dataset import Dataset, Debian, load_dataset
+from data_prep.download import MANY, main
+from data_prep.sources import debian_docs
+from data_prep.sources.debian_docs import read_package, rows
+from scripts.common.errors import UserError
+from tests.data_prep.package_samples import catalogue, package
+from tests.data_prep.samples import refuse, run
+
+MAN = ".TH X 1\n.SH NAME\n.PP\n{}\n.SH SEE\n.PP\n{}\n"
+HELP = '<page xmlns="http://projectmallard.org/1.0/"><title>{}</title><p>{}</p></page>'
+ENGLISH = ("shows what the disk of your machine has", "The manual of the program is in another place")
+GERMAN = ("zeigt, was auf der Platte Ihres Rechners liegt", "Das Handbuch des Programms liegt an anderer Stelle")
+MESSAGES = {
+    "_Open the last file": "_Letzte Datei öffnen",
+    "%d file open\0%d files are open": "%d Datei offen\0%d Dateien offen",
+}
+COPYRIGHT = (
+    b"Format: https://www.debian.org/doc/\n\nFiles: *\nLicense: GPL-2+\n See /usr/share/common-licenses/GPL-2.\n"
+)
+
+
+def dataset(target: str = "de", **options: Any) -> Dataset:
+    """Return one that holds nothing out, since a small package would be more than the share that must train."""
+    debian = Debian(packages=("ls", "ls-l10n"), **options)
+    return Dataset(name="d", file=Path("d.yaml"), kind="debian_docs", source="en", target=target, debian=debian)
+
+
+def packages(folder: Path, **options: Any) -> Path:
+    """Write a program with its manual and help, and the package of its translations."""
+    folder.mkdir(exist_ok=True)
+    english = {
+        "usr/share/man/man1/ls.1.gz": MAN.format(*ENGLISH).encode(),
+        "usr/share/help/C/ls/a.page": HELP.format("How to list all files", ENGLISH[0]).encode(),
+        "usr/share/doc/ls/copyright": COPYRIGHT,
+        "usr/share/doc/ls/html/ch1.en.html": b"<p>One more chapter of text</p>",
+        "usr/share/doc/ls/html/ch1.fr.html": b"<p>Encore un chapitre de texte</p>",
+    }
+    german = {
+        "usr/share/man/de/man1/ls.1.gz": MAN.format(*GERMAN).encode(),
+        "usr/share/help/de/ls/a.page": HELP.format("Wie man alle Dateien auflistet", GERMAN[0]).encode(),
+        "usr/share/locale/de/LC_MESSAGES/ls.mo": catalogue(MESSAGES),
+        "usr/share/locale/de_AT/LC_MESSAGES/ls.mo": catalogue({"Open the other file": "Andere Datei öffnen"}),
+        "usr/share/doc/ls/html/ch1.de.html": b"<p>Noch ein Kapitel Text</p>",
+    }
+    package(folder, "ls", english, source="ls-5 (5.1)", **options)
+    package(folder, "ls-l10n", german, **options)
+    return folder
+
+
+@pytest.mark.parametrize("compression", ["xz", "gz"])
+def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
+    report: dict[str, Any] = {}
+    found = list(rows(dataset(), packages(tmp_path / "raw", compression=compression), report))
+    assert found == [
+        ("train", pair)
+        for pair in (
+            # in the order of their paths; the page's paragraph is the manual's, and stays out
+            ("One more chapter of text", "Noch ein Kapitel Text"),
+            ("How to list all files", "Wie man alle Dateien auflistet"),
+            *zip(ENGLISH, GERMAN, strict=True),
+            ("%d file open", "%d Datei offen"),
+            ("%d files are open", "%d Dateien offen"),
+            ("Open the last file", "Letzte Datei öffnen"),
+        )
+    ]
+    read = report["read"]
+    assert {kind: read[f"train: {kind}"] for kind in ("manual pages", "Mallard", "HTML", "catalogues")} == {
+        "manual pages": 1,
+        "Mallard": 2,
+        "HTML": 1,
+        "catalogues": 3,
+    }
+    assert read["near-duplicates"] == 1
+    licences = report["licences, as each source names them"]
+    assert licences == {"ls": "(GPL-2, GPL-2+)", "ls-l10n": "(no name; see its copyright file)"}
+
+
+def test_another_language(tmp_path: Path):
+    found = [pair for _, pair in rows(dataset("fr"), packages(tmp_path / "raw"), {})]
+    assert found == [("One more chapter of text", "Encore un chapitre de texte")]
+
+
+def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Path):
+    folder = packages(tmp_path / "raw")
+    names = ("usr/share/man/de/man1/{}.1.gz", "usr/share/man/man1/{}.1.gz")
+    bad = {
+        "usr/share/help/de/ls/a.page": HELP.format("x", "y").encode()[:-3],
+        "usr/share/locale/de/LC_MESSAGES/ls.mo": catalogue(MESSAGES)[:-9],
+        names[0].format("mdoc"): b".Dd today\n.Sh NAME\n",
+        names[1].format("mdoc"): b".Dd today\n.Sh NAME\n",
+        names[0].format("other"): MAN.format("hat 10, 20 und", "30").encode() + b".PP\n40\n.PP\n50\n.PP\n60\n",
+        names[1].format("other"): MAN.format("has 11, 21 and", "31").encode() + b".PP\n41\n.PP\n51\n.PP\n61\n",
+    }
+    whole = gzip.compress(MAN.format(*GERMAN).encode())
+    for n, data in enumerate((whole[:12] + b"\xff" * 9 + whole[21:], whole[:30], whole[:-6] + b"123456")):
+        bad |= {names[0].format(n): data, names[1].format(n): whole}
+    package(folder, "bad", bad)  # first in the order of names, hence its help is taken
+    report: dict[str, Any] = {}
+    assert len(list(rows(dataset(), folder, report))) == 6
+    read = report["read"]
+    assert read["Mallard that cannot be read"] == read["catalogues that cannot be read"] == 1
+    assert (read["manual pages that cannot be read"], read["manual pages that do not agree"]) == (4, 1)
+
+
+def test_a_package_that_is_cut_is_refused_wherever_that_is(tmp_path: Path):
+    path = packages(tmp_path / "raw") / "ls_1.0-1_all.deb"
+    whole = path.read_bytes()
+    assert next(name for name, _ in read_package(path)) == "control"
+    for size in [*random.Random(1).sample(range(len(whole) - 1), 40), 0, 7, 8, 60, 68]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"not a Debian package that can be read .*fetch it again"):
+            list(read_package(path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"!<arch>", b"!<arsh>"), (b"data.tar.xz", b"data.tar.zz"), (b"data.tar.xz ", b"control.tar ")]
+)
+def test_what_is_no_package_is_refused(tmp_path: Path, old: bytes, new: bytes):
+    path = packages(tmp_path / "raw") / "ls_1.0-1_all.deb"
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(UserError, match="not a Debian package"):
+        list(read_package(path))
+
+
+@pytest.mark.parametrize(
+    ("control", "source"),
+    [
+        ("Package: gcc-12-locales\nSource: gcc-12 (12.2.0-14)\n", "gcc"),
+        ("Package: apt\nVersion: 2.6\nDescription: x\n .\n", "apt"),
+        ("Package: x\nSource: libgda5\n", "libgda"),
+        ("Package: x\nSource: manpages-l10n\n", "manpages-l10n"),
+    ],
+)
+def test_sources_of_two_versions_are_one(control: str, source: str):
+    assert debian_docs._source(control.encode()) == source
+
+
+def test_the_command_takes_a_folder_of_packages(tmp_path: Path):
+    raw = packages(tmp_path / "raw")
+    dataset_file = tmp_path / "mine.yaml"
+    keys = {"kind": "debian_docs", "source": "en", "target": "de", "debian": {"packages": ["ls", "ls-l10n", "absent"]}}
+    dataset_file.write_text(json.dumps(keys))
+    done = run("download", dataset_file, "--raw", raw, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["packages not in the folder given with --raw"] == ["absent"]
+    assert set(manifest["files"]) == {path.name for path in raw.iterdir()}
+    assert all((tmp_path / "out" / path.name).read_bytes() == path.read_bytes() for path in raw.iterdir())
+
+    assert (
+        f"{tmp_path / 'out' / 'ls_1.0-1_all.deb'}: {(raw / 'ls_1.0-1_all.deb').stat().st_size:,} bytes" in done.stdout
+    )
+
+    (tmp_path / "empty").mkdir()
+    arguments: list[object] = [dataset_file, "--raw", tmp_path / "empty", "--out", tmp_path / "none"]
+    refuse("has none of the packages", command="download", arguments=arguments)
+
+
+def test_of_many_packages_the_sum_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    raw, file = tmp_path / "raw", tmp_path / "mine.yaml"
+    raw.mkdir()
+    names = [f"p{n:02}" for n in range(MANY + 1)]
+    for name in names:
+        (raw / f"{name}_1_all.deb").write_bytes(b"12345")
+    file.write_text(json.dumps({"kind": "debian_docs", "source": "en", "target": "de", "debian": {"packages": names}}))
+    arguments = ["download", str(file), "--raw", str(raw), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", arguments)
+    main()
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}: 21 files, 105 bytes\n"
+
+
+def test_the_datasets_name_each_package_once():
+    for name in ("debian_docs_en_de", "debian_docs_en_fr", "debian_docs_en_zh"):
+        listed = load_dataset(name).debian.packages
+        assert list(listed) == sorted(set(listed))
+        assert not any(each.startswith("libreoffice-help") for each in listed)

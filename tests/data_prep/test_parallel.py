@@ -1,0 +1,180 @@
+"""Pairs from two languages of a document: aligned, cleaned, and held out by source package."""
+
+from collections import Counter
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.text import parallel
+from data_prep.text.documents import Block
+from data_prep.text.parallel import Pair, Row, align, fault, plain, sentences, split_by_source
+from data_prep.text.split import split_of
+
+PAGE = [("SH", "NAME"), ("P", "ls"), ("SH", "OPTIONS"), ("TP", "-a"), ("TPD", "all of 12")]
+
+
+def translated(*changes: tuple[int, Block | None]) -> list[Block]:
+    """Return the page in another language, blocks in it changed or left out."""
+    page: list[Block | None] = [(tag, text.lower()) for tag, text in PAGE]
+    for place, block in changes:
+        page[place] = block
+    return [block for block in page if block is not None]
+
+
+def test_documents_of_equal_tags_are_paired_block_by_block():
+    pairs = [(text, text.lower()) for _, text in PAGE]
+    assert align(PAGE, translated()) == (pairs, True)
+
+
+def test_a_section_that_differs_is_left_out_and_the_document_is_not_held_out():
+    pairs = [("NAME", "name"), ("ls", "ls")]
+    assert align(PAGE, translated((4, None))) == (pairs, False)
+    assert align(PAGE, translated((4, ("P", "all of 12")))) == (pairs, False)
+
+
+def test_documents_that_do_not_belong_together():
+    assert align(PAGE, translated((2, None))) is None
+    numbers = [("P", f"line {n}") for n in range(10, 20)]
+    assert align(numbers, numbers) is not None
+    assert align(numbers, numbers[1:] + numbers[:1]) is None
+
+
+def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many():
+    english = ["It is 3.5 m long.", "Then, e.g. Linux, it stops!", "Why?"]
+    german = ["Es misst 3.5 m.", "Dann, etwa u. a. Linux, endet es!", "Warum?"]
+    assert list(sentences(" ".join(english), " ".join(german))) == list(zip(english, german, strict=True))
+    assert list(sentences("One. Two.", "Eins und zwei.")) == [("One. Two.", "Eins und zwei.")]
+    assert list(sentences("See http://x.org .\u00ad", "Siehe x .")) == [("See http://x.org.", "Siehe x.")]
+
+
+def test_sentences_whose_lengths_do_not_fit_stay_together():
+    long = "a very long sentence that goes on and on for ever and ever"
+    uneven = (f"{long.capitalize()}. No.", f"Ja. {long.capitalize()}.")
+    assert list(sentences(*uneven)) == [uneven]
+
+
+@pytest.mark.parametrize(
+    ("english", "german", "reason"),
+    [
+        ("Open the file now", "Die Datei jetzt öffnen", None),
+        ("Open it", "Öffne sie", "fewer than 3 words"),
+        ("one two three", "eins zwei drei vier fünf sechs sieben acht", "length ratio of 2.5 or more"),
+        ("%s: %d (%x) of", "%s: %d (%x) von", "more signs than letters"),
+        ("Open the file now", "Open the file jetzt", "not translated"),
+        ("Open the file now", "This is for the files", "not translated"),
+        ("Open 12 files of it", "Öffne daraus 13 Dateien", "other numbers"),
+        ("Open 12 files of it", "Öffne daraus 12 Dateien", None),
+    ],
+)
+def test_faults(english: str, german: str, reason: str | None):
+    assert fault(english, german, language="de") == reason
+
+
+def test_chinese_has_han():
+    assert fault("Open the file now", "立即打开文件", language="zh_CN") is None
+    assert fault("Open the file now", "Datei jetzt öffnen", language="zh_CN") == "not translated"
+
+
+def test_near_duplicates_differ_in_figures_case_signs_and_placeholders():
+    assert plain("Cannot open %s: 12 Files!") == plain("cannot open ${name} - 7 files")
+    assert plain("Cannot open files") != plain("Cannot open a file")
+
+
+def word(number: int) -> str:
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
+def unlike(source: str, count: int) -> list[Row]:
+    """Return rows of six words that no other row has."""
+    texts = (
+        [" ".join(word(n) + source + side for n in range(6 * k, 6 * k + 6)) for side in "ex"] for k in range(count)
+    )
+    return [Row(source, "kind", True, (english, other)) for english, other in texts]
+
+
+SOURCES = ["".join(pair) for pair in product("klmnopqrst", repeat=2)]
+ROWS = [row for source in SOURCES for row in unlike(source, 6)]
+OF = {row.pair: row.source for row in ROWS}
+SPLITS = {source: split_of(source, valid_percent=20, test_percent=20) for source in SOURCES}
+HELD, TRAINS = (next(source for source in SOURCES if SPLITS[source] == split) for split in ("test", "train"))
+
+
+def split(rows: list[Row]) -> tuple[dict[str, list[Pair]], Counter[str]]:
+    report: Counter[str] = Counter()
+    parts: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
+    for name, pair in split_by_source(rows, valid_percent=20, test_percent=20, report=report):
+        parts[name].append(pair)
+    return parts, report
+
+
+def test_packages_are_whole_in_a_split():
+    parts, report = split(ROWS)
+    assert sum(map(len, parts.values())) == len(ROWS)
+    for name, pairs in parts.items():
+        assert {SPLITS[OF[pair]] for pair in pairs} == {name}
+    assert report["train: kind"] == len(parts["train"])
+    assert report["test: source packages"] == sum(name == "test" for name in SPLITS.values())
+
+
+def test_a_large_package_trains():
+    parts, _ = split(ROWS + unlike(HELD, 30))
+    assert {row.pair for row in unlike(HELD, 30)} <= set(parts["train"])
+
+
+def test_so_many_of_a_package_and_so_many_in_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parallel, "MOST_OF_SOURCE", 4)
+    parts, report = split(ROWS)
+    for name in ("valid", "test"):
+        counts = Counter(OF[pair] for pair in parts[name])
+        assert set(counts.values()) == {4}
+        assert report[f"{name}: more than 4 of a package"] == 2 * len(counts)
+    monkeypatch.setattr(parallel, "MOST", 30)
+    assert [len(pairs) for name, pairs in split(ROWS)[0].items() if name != "train"] == [30, 30]
+
+
+def test_near_duplicates_stay_once_and_in_train():
+    left, right = unlike(TRAINS, 1)[0].pair
+    parts, report = split([Row(HELD, "kind", True, (f"{left.upper()} !", f"({right})")), *ROWS])
+    assert parts == split(ROWS)[0]
+    assert report["near-duplicates"] == 1
+
+
+def test_a_line_is_not_in_test_that_is_in_valid():
+    source = next(source for source in SOURCES if SPLITS[source] == "valid")
+    english = "new words only in this line"
+    rows = [Row(source, "kind", True, (english, "Nur neue")), Row(HELD, "kind", True, (english, "Anders übersetzt"))]
+    parts, _ = split([*ROWS, *rows])
+    assert [pair[1] for pairs in parts.values() for pair in pairs if pair[0] == english] == ["Nur neue"]
+
+
+IN_TRAIN = unlike(TRAINS, 1)[0].pair
+HEAD = " ".join(IN_TRAIN[0].split()[:5])  # two runs of four words
+
+
+@pytest.mark.parametrize(
+    ("english", "other", "exact", "held_out"),
+    [
+        ("new words only in this line", "Nur neue Wörter", True, True),
+        ("new words only in this line", "Nur neue Wörter", False, False),
+        ("only four new words", "Nur neue Wörter", True, False),
+        (IN_TRAIN[0], "Nur neue Wörter", True, False),
+        ("new words only in this line", f"{IN_TRAIN[1]}!", True, False),
+        (f"{HEAD} one", "Nur neue Wörter", True, False),  # of its three runs two are in train
+        (f"{HEAD} one two", "Nur neue Wörter", True, True),  # of four two
+    ],
+)
+def test_a_line_is_held_out_that_is_whole_and_new(english: str, other: str, *, exact: bool, held_out: bool):
+    parts, _ = split([*ROWS, Row(HELD, "kind", exact, (english, other))])
+    assert ((english, other) in parts["test"]) == held_out
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_packages_changes_nothing_that_is_held_out(random: Random):
+    sources = list(SOURCES)
+    random.shuffle(sources)
+    shuffled = [row for source in sources for row in ROWS if row.source == source]
+    assert split(shuffled)[0] == split(ROWS)[0]
