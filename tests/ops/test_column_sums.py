@@ -31,6 +31,12 @@ def test_sums(gpu, dtype, count, channels, mean):
     assert_close(got / scale, want / scale, dtype)
 
 
+@pytest.mark.parametrize("channels", [1, 12])
+def test_many_rows(gpu, channels):
+    x = torch.randn(17_000, channels)
+    assert_close(gpu.column_sums(x) / 100, x.double().sum(dim=0) / 100, F32)
+
+
 def test_an_address_that_is_not_aligned_and_the_same_bits_every_time(gpu):
     x = torch.randn(2000 * 64 + 1).to(F16)[1:].view(2000, 64)
     first = gpu.column_sums(x)

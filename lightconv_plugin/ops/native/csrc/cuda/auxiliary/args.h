@@ -33,6 +33,7 @@ struct LossArgs {
 
 constexpr int NORM_THREADS = 256, NORM_VALUES = 16, NORM_WIDEST = 8 * 32 * NORM_VALUES;
 constexpr int SUMS_THREADS = 256;
+constexpr int FEW_ROWS_THREADS = 512, FEW_ROWS = 16384;  // that column_sums takes in one stage
 
 // How rows of C = Case::R numbers are cut for residual_norm: a row has `warps` warps, a thread up to NORM_VALUES numbers
 // of it, in `vectors` vectors, and a block has `rows` rows at a time.
@@ -79,7 +80,7 @@ struct NormGradArgs {
   long long N, C, splits;
 };
 
-// column_sums: x (N, C) to partial (splits, C), in the type of sums, and from there to out (C,)
+// column_sums: x (N, C), of few rows to out (C,); of many to partial (splits, C), in the type of sums, and from there to out (C,)
 struct SumsArgs {
   const void* x;
   void* partial;

@@ -20,6 +20,7 @@ const Kernel ADAM_STEP{"adam_step", "auxiliary/update", "AdamArgs", "adam_step"}
 const Kernel RESIDUAL_NORM{"residual_norm", "auxiliary/residual", "NormArgs", "residual_norm_forward"};
 const Kernel RESIDUAL_NORM_BACKWARD{"residual_norm_backward", "auxiliary/residual", "NormGradArgs", "residual_norm_backward"};
 const Kernel COLUMN_SUMS{"column_sums", "auxiliary/sums", "SumsArgs", "column_sums"};
+const Kernel COLUMN_SUMS_OF_FEW{"column_sums_of_few", "auxiliary/sums", "SumsArgs", "column_sums_of_few"};
 const Kernel COLUMN_SUMS_FINISH{"column_sums_finish", "auxiliary/sums", "SumsArgs", "column_sums_finish"};
 
 const Kernel CANDIDATES{"step_candidates", "auxiliary/candidates", "CandidateArgs", "step_candidates"};
@@ -103,6 +104,10 @@ void sums(const Place& place, Type type, SumsArgs args) {
   c.type = type, c.aligned = aligned({args.x});
   c.R = power_of_two_in(static_cast<int>(args.C % 16), 16 / size_of(type));
   const int columns = 32 * vector_of(c), warps = SUMS_THREADS / 32, size = sum_size(type);
+  if (args.N <= FEW_ROWS)
+    return launch(place, COLUMN_SUMS_OF_FEW, c,
+                  {blocks_for(args.C, 2 * vector_of(c)), FEW_ROWS_THREADS, FEW_ROWS_THREADS / 32 * 2 * vector_of(c) * size},
+                  &args);
   const long long tiles = blocks_for(args.C, columns);
   args.splits = std::min(std::max(SUMS_BLOCKS / std::max(tiles, 1ll), 1ll), blocks_for(args.N, 4 * warps));
   args.partial = place.scratch(args.splits * args.C * size);

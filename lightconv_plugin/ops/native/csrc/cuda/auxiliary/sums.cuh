@@ -1,4 +1,5 @@
-// Sums over the rows of (N, C) in two stages, always in the same order. In both a lane has its columns and a warp its rows.
+// Sums over the rows of (N, C), always in the same order: of few rows in one stage, in which two neighbouring lanes have a
+// sector of each row; of many in two, in both of which a lane has its columns and a warp its rows.
 #pragma once
 
 #include "cuda/auxiliary/args.h"
@@ -20,6 +21,39 @@ __device__ __forceinline__ void sum_warps(const A (&sum)[V], unsigned char* shar
     for (int row = 0; row < SUMS_THREADS / 32; ++row) total += kept[row * 32 * V + i];
     act(i % 32 * V + i / 32, total);
   }
+}
+
+// One block two vectors of columns.
+template <Case C> __device__ __forceinline__ void column_sums_of_few(const SumsArgs& args, unsigned char* shared) {
+  using S = typename Scalar<C.type>::type;
+  using A = typename Scalar<C.type>::sum;
+  constexpr int V = vector_of(C), warps = FEW_ROWS_THREADS / 32;
+  const long long c = (blockIdx.x * 2ll + threadIdx.x % 2) * V;
+  const S* x = static_cast<const S*>(args.x) + c;
+  A sum[V] = {};
+  if (c < args.C) {
+#pragma unroll 8
+    for (long long row = threadIdx.x / 2; row < args.N; row += FEW_ROWS_THREADS / 2) {
+      A value[V];
+      widen(load_fixed<S, V>(x + row * args.C), value);
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[v] += value[v];
+    }
+  }
+  A* kept = reinterpret_cast<A*>(shared);  // (warps, 2, V)
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+#pragma unroll
+    for (int step = 16; step > 1; step /= 2) sum[v] += __shfl_xor_sync(0xffffffffu, sum[v], step);
+    if (threadIdx.x % 32 < 2) kept[threadIdx.x / 32 * 2 * V + threadIdx.x % 2 * V + v] = sum[v];
+  }
+  __syncthreads();
+  const long long column = blockIdx.x * 2ll * V + threadIdx.x;
+  if (threadIdx.x >= 2 * V || column >= args.C) return;
+  A total = 0;
+#pragma unroll
+  for (int warp = 0; warp < warps; ++warp) total += kept[warp * 2 * V + threadIdx.x];
+  static_cast<S*>(args.out)[column] = narrow<S>(total);
 }
 
 // One block a split and 32 vectors of columns.
