@@ -127,7 +127,8 @@ __device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, 
       const long long n = (static_cast<long long>(t) * args.B + b) * C.H + h;
       float* row = sums + item * P.stride;
       Weights grad;
-      Weights::each(g, [&](int j, int q, int i) { grad.at[q][i] = j < count ? row[j] : 0.0f; });
+      const bool mine = rows * G % 32 == 0 || valid;  // else another lane writes the row meanwhile
+      Weights::each(g, [&](int j, int q, int i) { grad.at[q][i] = mine && j < count ? row[j] : 0.0f; });
       if constexpr (C.drop) grad.drop(args.dropconnect, seed, n, g, tap / 4);
       if constexpr (C.softmax) {
         Weights weights;
