@@ -163,6 +163,19 @@ def test_what_is_not_finite_stays_in_reach(gpu, bad, dynamic):
             )
 
 
+@pytest.mark.parametrize("K", [31, 400])
+def test_taps_that_are_ruled_out(gpu, K):
+    """-inf has no part in the softmax, though it fills whole vectors of the logits."""
+    torch.manual_seed(0)
+    gpu.capability = 90
+    case = Case(BF16, True, K, K - 1, 16, ())
+    x, grad, weight = make((40, 2, 32), BF16), make((40, 2, 32), BF16), make((40, 2, 2, K), BF16)
+    weight[..., : K // 2] = -torch.inf
+    results = (gpu.forward(x, weight, K - 1), *gpu.backward(grad, x, weight, K - 1))
+    for got, want in zip(results, expected(case, x, weight, grad), strict=True):
+        assert_close(got, want, BF16)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("dtype", "channels"), [(BF16, 64), (F16, 6), (F32, 5), (F64, 4)])
 def test_glu_and_mask(gpu, dtype, channels, masked):

@@ -7,62 +7,6 @@
 
 namespace lightconv::cuda {
 
-// The products of a warp's 16 positions of the gradient and the input rows that they meet, over all channels of a head.
-// The warps of a wide head's parts share the rows.
-template <Case C> struct BandProducts {
-  using S = typename Scalar<C.type>::type;
-  static constexpr BandTile tile = band_tile(C);
-  static constexpr int steps = ceil_div(tile.steps, tile.parts);
-  float sum[steps][2][4];
-  int first;  // of the warp's rows
-
-  __device__ __forceinline__ explicit BandProducts(int part) : first(part * steps * 16) {}
-
-  // grad: the warp's positions; x: the first row that they meet; both at the head's first channel
-  __device__ __forceinline__ void multiply(const unsigned char* grad, const unsigned char* x) {
-    const int lane = threadIdx.x % 32, at = lane % 16 * tile.row_bytes + lane / 16 * 16;
-#pragma unroll
-    for (int n = 0; n < steps; ++n)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[n][i / 4][i % 4] = 0.0f;
-#pragma unroll 1
-    for (int c = 0; c < tile.parts * tile.chunk * 2; c += 32) {
-      Word a[4];
-      load_matrices<false>(a, grad + at + c);
-#pragma unroll
-      for (int n = 0; n < steps; ++n) {
-        if (tile.steps % tile.parts != 0 && first / 16 + n >= tile.steps) continue;
-        Word b[4];
-        load_matrices<false>(b, x + (first + n * 16) * tile.row_bytes + at + c);
-        mma<S>(sum[n][0], a, {b[0], b[2]});
-        mma<S>(sum[n][1], a, {b[1], b[3]});
-      }
-    }
-  }
-
-  // Is one not finite?
-  __device__ __forceinline__ bool spoiled() const {
-    float zero = 0.0f;
-#pragma unroll
-    for (int n = 0; n < steps; ++n)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) zero += sum[n][i / 4][i % 4] * 0.0f;
-    return zero != 0.0f;
-  }
-
-  // act(position of the warp, tap, sum) on each; some taps are outside the band
-  template <class Do> __device__ __forceinline__ void each(const Do& act) const {
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-#pragma unroll
-    for (int n = 0; n < steps; ++n)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int position = g + i % 4 / 2 * 8;
-        act(position, first + n * 16 + i / 4 * 8 + 2 * q + i % 2 - position, sum[n][i / 4][i % 4]);
-      }
-  }
-};
-
 template <Case C> __device__ __forceinline__ void backward(const ConvArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   constexpr BandTile tile = band_tile(C);
@@ -102,20 +46,25 @@ template <Case C> __device__ __forceinline__ void backward(const ConvArgs& args,
     const BandResults<C> results = sums.results();
     wait_for_copies<0>();
     __syncthreads();
-    BandProducts<C> pairs(warp.slice % tile.parts);
-    const int of_head = warp.h * tile.parts * tile.chunk * 2;
-    pairs.multiply(shared + (warp.m + before) * tile.row_bytes + of_head, x + warp.m * tile.row_bytes + of_head);
+    // of a wide head each part's warp takes all channels and its share of the rows
+    constexpr int steps = ceil_div(tile.steps, tile.parts);
+    const int own_step = warp.slice % tile.parts * steps, of_head = warp.h * tile.parts * tile.chunk * 2;
+    MmaProducts<S, steps> pairs;
+    pairs.add(shared + (warp.m + before) * tile.row_bytes + of_head,
+              x + (warp.m + own_step * 16) * tile.row_bytes + of_head, tile.row_bytes, tile.parts * tile.chunk * 2,
+              tile.steps % tile.parts == 0 ? steps : tile.steps - own_step);
     __syncthreads();
     results.write(warp.rows(shared));
     __syncwarp();
     warp.store_rows(args, at, warp.rows(shared));
     float* own_products = products + (warp.m * tile.heads + warp.h) * tile.products.stride;
-    pairs.each([&](int position, int j, float sum) {
+    pairs.each([&](int position, int row, float sum) {
+      const int j = own_step * 16 + row - position;
       if (static_cast<Word>(j) < C.K) own_products[position * tile.heads * tile.products.stride + j] = sum;
     });
     if (pairs.spoiled()) {  // by products with the zeros beside the sequence, where something is not finite
-      pairs.each([&](int position, int j, float) {
-        const int t = at.t0 + warp.m + position, from = t + j - args.padding_l;
+      pairs.each([&](int position, int row, float) {
+        const int j = own_step * 16 + row - position, t = at.t0 + warp.m + position, from = t + j - args.padding_l;
         if (static_cast<Word>(j) < C.K && (t >= args.T || static_cast<Word>(from) >= args.T))
           own_products[position * tile.heads * tile.products.stride + j] = 0.0f;
       });

@@ -28,7 +28,7 @@ struct Case {
 constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
 constexpr int SHARED_ASKED = 72 * 1024;  // what those with matrix units grant when asked, on sm_90 to three blocks
 constexpr int RUN = 8;                   // positions of one thread of the convolution
-constexpr int MMA_POSITIONS = 16, MMA_ROWS = 8, MMA_CHANNELS = 16;
+constexpr int MMA_POSITIONS = 16, MMA_CHANNELS = 16;
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -198,7 +198,7 @@ constexpr GradTile grad_tile_of(const Case& c, int heads) {
   if (c.tensor_cores) {
     tile.row_bytes += 16;
     tile.threads = 32 * heads * (c.positions / MMA_POSITIONS);
-    tile.rows = c.positions + round_up(tile.taps - 1, MMA_ROWS);
+    tile.rows = c.positions + round_up(tile.taps - 1, 16);
   } else {
     tile.skew = 16;
     tile.threads = larger(64, round_up(heads * (c.positions / GRAD_POSITIONS) * ceil_div(tile.taps, GRAD_TAPS), 32));

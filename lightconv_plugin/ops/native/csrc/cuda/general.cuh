@@ -28,21 +28,36 @@ template <Case C> __device__ __forceinline__ void general_weights(const GeneralA
   }
 }
 
-// One warp a row of K logits: its largest and 1 / the sum of exps below it, for kernels that take the row in parts.
+// One warp a row of K logits: its largest and 1 / the sum of exps below it, for kernels that take the row in parts. It is
+// read once, in vectors from the multiple of their size before it.
 template <Case C> __device__ __forceinline__ void row_sums(const GeneralArgs& args, unsigned char*) {
   using S = typename Scalar<C.type>::type;
+  constexpr int V = C.aligned ? 16 / size_of(C.type) : 1;
   const long long row = static_cast<long long>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (row >= (C.dynamic ? args.T * args.B * args.H : args.H)) return;
-  const S* logits = static_cast<const S*>(args.logits) + row * args.K;
+  const long long rows = C.dynamic ? args.T * args.B * args.H : args.H, start = row * args.K;
+  const int lane = threadIdx.x % 32, before = static_cast<int>(start % V), end = before + static_cast<int>(args.K);
+  if (row >= rows) return;
+  const S* logits = static_cast<const S*>(args.logits) + start - before;
   float most = -__int_as_float(0x7f800000), sum = 0.0f;
-#pragma unroll 4
-  for (long long j = lane; j < args.K; j += 32) most = widen(logits[j]) > most ? widen(logits[j]) : most;
-  most = lanes_max<32>(most);
-#pragma unroll 4
-  for (long long j = lane; j < args.K; j += 32) sum += exponential(widen(logits[j]) - most);
-  sum = lanes_sum<32>(sum);
-  if (lane < 2) static_cast<float*>(args.weight)[2 * row + lane] = lane == 0 ? most : 1.0f / sum;
+  for (int i = lane * V; i < end; i += 32 * V) {
+    float value[V];
+    if (start - before + i + V <= rows * args.K) widen(load_fixed<S, V>(logits + i), value);
+    else
+      for (int v = 0; v < V; ++v) value[v] = i + v < end ? widen(logits[i + v]) : 0.0f;
+    float top = most;
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (i + v >= before && i + v < end) top = fmaxf(top, value[v]);
+    if (top > most) sum *= exponential(most - top);
+    most = top;
+    const float finite = most == -__int_as_float(0x7f800000) ? 0.0f : most;  // where all so far are -inf
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (i + v >= before && i + v < end) sum += exponential(value[v] - finite);
+  }
+  const float of_row = lanes_max<32>(most);
+  sum = lanes_sum<32>(sum * (most == of_row ? 1.0f : exponential(most - of_row)));
+  if (lane < 2) static_cast<float*>(args.weight)[2 * row + lane] = lane == 0 ? of_row : 1.0f / sum;
 }
 
 // One thread an output; turned round for grad_x, where args.x is the gradient.

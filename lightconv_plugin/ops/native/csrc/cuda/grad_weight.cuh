@@ -76,6 +76,27 @@ template <Case C> struct ScalarSums {
   }
 };
 
+// Sums of one warp on matrix units: 16 positions and the 16 + taps - 1 input rows that they reach, of one head.
+template <Case C> struct MmaSums {
+  static constexpr GradTile tile = grad_tile(C);
+  MmaProducts<typename Scalar<C.type>::type, ceil_div(MMA_POSITIONS - 1 + tile.taps, 16)> products;
+  int t, h;
+
+  __device__ __forceinline__ MmaSums()
+      : t(threadIdx.x / 32 % (C.positions / MMA_POSITIONS) * MMA_POSITIONS),
+        h(threadIdx.x / 32 / (C.positions / MMA_POSITIONS)) {}
+
+  __device__ __forceinline__ void add(const unsigned char* grad, const unsigned char* x) {
+    const int at = tile.offset(t) + h * tile.chunk * 2;
+    products.add(grad + at, x + at, tile.row_bytes, tile.chunk * 2);
+  }
+
+  // act(position of the block, tap, head of the block, sum) on each; some taps are outside the band
+  template <class Do> __device__ __forceinline__ void each(const Do& act) const {
+    products.each([&](int position, int row, float sum) { act(t + position, row - position, h, sum); });
+  }
+};
+
 template <Case C> __device__ __forceinline__ auto make_sums() {
   if constexpr (C.tensor_cores) return MmaSums<C>();
   else return ScalarSums<C>();
@@ -127,7 +148,8 @@ __device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, 
       const long long n = (static_cast<long long>(t) * args.B + b) * C.H + h;
       float* row = sums + item * P.stride;
       Weights grad;
-      Weights::each(g, [&](int j, int q, int i) { grad.at[q][i] = j < count ? row[j] : 0.0f; });
+      const bool mine = rows * G % 32 == 0 || valid;  // else another lane writes the row meanwhile
+      Weights::each(g, [&](int j, int q, int i) { grad.at[q][i] = mine && j < count ? row[j] : 0.0f; });
       if constexpr (C.drop) grad.drop(args.dropconnect, seed, n, g, tap / 4);
       if constexpr (C.softmax) {
         Weights weights;

@@ -103,7 +103,7 @@ class General {
       args.logits = conv_.logits, args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.K = conv_.K;
       args.weight = row_sums_ = static_cast<float*>(place_.scratch(rows * 2 * sizeof(float)));
       Case c{};
-      c.type = conv_.type, c.dynamic = conv_.dynamic;
+      c.type = conv_.type, c.dynamic = conv_.dynamic, c.aligned = aligned({conv_.logits});
       launch(place_, ROW_SUMS, c, all(rows * 32), &args);
     }
     return row_sums_;

@@ -48,45 +48,46 @@ template <bool Transposed> __device__ __forceinline__ void load_matrices(Word (&
 }
 #endif
 
-// Sums of one warp: 16 positions and the 16 + K - 1 input rows that they reach, of one head.
-template <Case C> struct MmaSums {
-  static constexpr int columns = ceil_div(MMA_POSITIONS + grad_tile(C).taps - 1, MMA_ROWS);
-  float sum[columns][4] = {};
-  int t, h, g, q;
+// Sums of one warp over channels: products of 16 positions of the gradient with the input rows that they meet, 16 a step.
+template <class S, int Steps> struct MmaProducts {
+  float sum[Steps][2][4] = {};
 
-  __device__ __forceinline__ MmaSums()
-      : t(threadIdx.x / 32 % (C.positions / MMA_POSITIONS) * MMA_POSITIONS),
-        h(threadIdx.x / 32 / (C.positions / MMA_POSITIONS)),
-        g(threadIdx.x % 32 / 4),
-        q(threadIdx.x % 4) {}
-
-  __device__ __forceinline__ void add(const unsigned char* grad, const unsigned char* x) {
-    using S = typename Scalar<C.type>::type;
-    constexpr GradTile tile = grad_tile(C);
+  // grad, x: the first of the positions and of their rows, in shared memory; `steps` may be fewer than Steps
+  __device__ __forceinline__ void add(const unsigned char* grad, const unsigned char* x, int row_bytes, int bytes,
+                                      int steps = Steps) {
+    const int lane = threadIdx.x % 32, at = lane % 16 * row_bytes + lane / 16 * 16;
 #pragma unroll 1
-    for (int c = 0; c < tile.chunk; c += MMA_CHANNELS) {
-      const int column = (h * tile.chunk + c + 2 * q) * static_cast<int>(sizeof(S));
-      const auto word = [&](const unsigned char* rows, int row, int next) {
-        return *reinterpret_cast<const Word*>(rows + tile.offset(row) + column + next);
-      };
-      const Word a[4] = {word(grad, t + g, 0), word(grad, t + g + 8, 0), word(grad, t + g, 16), word(grad, t + g + 8, 16)};
+    for (int c = 0; c < bytes; c += MMA_CHANNELS * 2) {
+      Word a[4];
+      load_matrices<false>(a, grad + at + c);
 #pragma unroll
-      for (int n = 0; n < columns; ++n) {
-        const Word b[2] = {word(x, t + n * MMA_ROWS + g, 0), word(x, t + n * MMA_ROWS + g, 16)};
-        mma<S>(sum[n], a, b);
+      for (int n = 0; n < Steps; ++n) {
+        if (n >= steps) continue;
+        Word b[4];
+        load_matrices<false>(b, x + n * 16 * row_bytes + at + c);
+        mma<S>(sum[n][0], a, {b[0], b[2]});
+        mma<S>(sum[n][1], a, {b[1], b[3]});
       }
     }
   }
 
-  // act(position of the block, tap, head of the block, sum) on each; some taps are outside the band
+  // Is one not finite?
+  __device__ __forceinline__ bool spoiled() const {
+    float zero = 0.0f;
+#pragma unroll
+    for (int n = 0; n < Steps; ++n)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) zero += sum[n][i / 4][i % 4] * 0.0f;
+    return zero != 0.0f;
+  }
+
+  // act(position of the warp, row counted from the first, sum) on each
   template <class Do> __device__ __forceinline__ void each(const Do& act) const {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < columns; ++n)
+    for (int n = 0; n < Steps; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int position = g + i / 2 * 8, row = n * MMA_ROWS + 2 * q + i % 2;
-        act(t + position, row - position, h, sum[n][i]);
-      }
+      for (int i = 0; i < 8; ++i) act(g + i % 4 / 2 * 8, n * 16 + i / 4 * 8 + 2 * q + i % 2, sum[n][i / 4][i % 4]);
   }
 };
 
