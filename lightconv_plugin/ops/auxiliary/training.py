@@ -12,14 +12,18 @@ that nothing waits and a captured CUDA graph draws anew at every replay. One dra
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.auxiliary import autograd
 from lightconv_plugin.ops.dispatch import takes
+
+READY_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -67,12 +71,14 @@ def attention(
         zero where a query sees nothing.
     """
     if not need_weights and (p == 0.0 or not takes("dropout", q)):
-        if seen is None:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=p), None
-        blind = ~seen.any(dim=-1, keepdim=True)
-        # not left to PyTorch: what its kernels give for such a row differs
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
-        return out.masked_fill(blind, 0), None
+        # cuDNN's kernels are compiled anew for each shape, of which a training has dozens and its validation hundreds
+        with sdpa_kernel(READY_KERNELS) if q.is_cuda else nullcontext():
+            if seen is None:
+                return F.scaled_dot_product_attention(q, k, v, dropout_p=p), None
+            blind = ~seen.any(dim=-1, keepdim=True)
+            # not left to PyTorch: what its kernels give for such a row differs
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
+            return out.masked_fill(blind, 0), None
     # PyTorch does the same on a CPU where weights are dropped
     logits = _wide(q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
     weights = masked_softmax(logits, seen)
