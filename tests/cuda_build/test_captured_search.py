@@ -25,5 +25,6 @@ def test_a_search_does_not_wait(arch, precision, stepwise, gpu):
             for _ in range(3):
                 search.step()
         assert met == []
+        assert {"attend", "step_candidates"} <= gpu.met
         tensors = [value for value in vars(search).values() if isinstance(value, torch.Tensor)]
         assert {tensor.device.type for tensor in (*tensors, *search.tables)} == {"cuda"}

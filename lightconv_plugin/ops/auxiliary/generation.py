@@ -220,11 +220,7 @@ def step_candidates(
         eos: the end.
     """
     rules = (temperature, pad, eos, unk, unk_penalty)
-    if (
-        count <= min(logits.shape[1], MOST_CANDIDATES)
-        and beams <= MOST_BEAMS
-        and takes("step_candidates", logits, scores)
-    ):
+    if count <= min(logits.shape[1], MOST_CANDIDATES) and beams <= MOST_BEAMS and takes("step_candidates", logits):
         return torch.ops.lightconv.step_candidates(logits, scores, limits, beams, count, *rules)
     step, min_len, max_len = limits.unbind()
     tokens = torch.arange(logits.shape[1], device=logits.device)
