@@ -45,12 +45,24 @@ def test_convolutions(dtype, K, padding_l, R, device):
             compare(got, gradients(getattr(reference, operator), *exact, padding_l=padding_l), dtype)
 
 
-def test_dropconnect_is_the_mask_of_the_definition(dtype, device):
-    x, weight = make(device, 40, 2, 128, dtype=dtype), make(device, 40, 2, 2, 31, dtype=dtype)
+@pytest.mark.parametrize("time", [12, 40])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropconnect_is_the_mask_of_the_definition(dtype, dynamic, time, device):
+    """In the forward pass, in both gradients together, and in each alone."""
+    x, grad = (make(device, time, 2, 256, dtype=dtype) for _ in range(2))
+    weight = make(device, *(time, 2) * dynamic, 2, 31, dtype=dtype)
     assert native.unsupported_reason("light_conv", x) is None
-    got = torch.ops.lightconv.dynamic_conv(x, weight, 30, True, 0.3, torch.tensor([77], device=device))
-    kernel = weight.double().softmax(-1).cpu() * factors((40, 2, 2, 31), 0.3, 77)
-    assert_close(got.cpu(), reference.dynamic_conv(x.double().cpu(), kernel, padding_l=30, normalization="none"), dtype)
+    name, options = "dynamic_conv" if dynamic else "light_conv", (30, True, 0.3, torch.tensor([77], device=device))
+    backward = getattr(torch.ops.lightconv, f"{name}_backward")
+    both = backward(grad, x, weight, *options, True, True)
+    alone = (backward(grad, x, weight, *options, True, False)[0], backward(grad, x, weight, *options, False, True)[1])
+    exact = [t.double().cpu().requires_grad_() for t in (x, weight)]
+    kernel = exact[1].softmax(-1).expand(time, 2, 2, 31) * factors((time, 2, 2, 31), 0.3, 77)
+    want = reference.dynamic_conv(exact[0], kernel, padding_l=30, normalization="none")
+    gradients_of = torch.autograd.grad(want, exact, grad.double().cpu())
+    compare((getattr(torch.ops.lightconv, name)(x, weight, *options),), (want.detach(),), dtype)
+    compare(both, gradients_of, dtype)
+    compare(alone, gradients_of, dtype)
 
 
 def test_strides(device):

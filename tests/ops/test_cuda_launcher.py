@@ -109,7 +109,7 @@ NAME = re.compile(
     r"lightconv_"
     r"((light|dynamic)_conv_(general_)?(forward|grad_x|backward|grad_weight|grad_weight_finish|weights|row_sums)|(light|dynamic)_conv_step"
     r"|glu_mask_(forward|backward)|advance_step|smoothed_nll_(forward|forward_sum|backward)|update_decide|adam_step"
-    r"|residual_norm_(forward|backward)|column_sums(_finish)?)"
+    r"|residual_norm_(forward|backward)|column_sums(_finish|_of_few)?)"
     r"_(f32|f16|bf16|f64)(_K\d+)?(_R\d+)?(_H\d+)?(_T\d+)?(_softmax)?(_drop)?(_aligned)?(_mma)?(_mask)?"
 )
 
@@ -138,7 +138,8 @@ def call(machine: Machine, dtype: torch.dtype, offset: int) -> None:
             machine.glu(x, mask)
             machine.glu(x, mask, make(3, 2, channels))
         x, affine = make(3, channels), make(channels)
-        machine.column_sums(x)
+        for rows in (6, 9000):
+            machine.column_sums(make(rows, channels))
         for p in (0.0, 0.1):
             seed = torch.tensor([1])
             _, z, stats = machine.residual_norm(x, x, affine, affine, p, seed, 1e-5)

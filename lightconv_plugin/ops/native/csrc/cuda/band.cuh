@@ -120,10 +120,7 @@ __device__ __forceinline__ void write_band(const ConvArgs& args, const BandPlace
       const auto put = [&](int s, int column) {
         *reinterpret_cast<S*>(of_head + s * tile.band_row_bytes + column * 2) = weight;
       };
-      if constexpr (!per_position(C)) {
-#pragma unroll
-        for (int s = 0; s < MMA_POSITIONS; ++s) put(s, s + u);
-      } else if constexpr (!C.flip) {
+      if constexpr (!per_position(C) || !C.flip) {
         put(row, row % MMA_POSITIONS + u);
       } else if (const int s = row - u; static_cast<Word>(s) < C.positions) {
         put(s, row - s / MMA_POSITIONS * MMA_POSITIONS);

@@ -124,7 +124,7 @@ struct BandTile {
   int taps, steps;                  // of one band; its columns / 16
   int rows, row_bytes;              // input rows of one band in shared memory
   int band_rows, band_row_bytes;    // of one head
-  int weight_rows;                  // positions whose weights meet the block; 1 where all are the same
+  int weight_rows;                  // positions whose weights meet the block; where all are the same, those of a band
   int logit_rows, logit_row_bytes;  // as they lie in memory: a row starts anywhere in its first 16 bytes
   int band_offset, x_offset, logits_offset, totals_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
   Products products;                // where C.both: in the place of x
@@ -144,7 +144,7 @@ constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
   tile.row_bytes = heads * parts * tile.chunk * 2 + 16;  // an odd multiple of 16, so that 8 rows fill all banks
   tile.band_rows = per_position(c) ? c.positions : MMA_POSITIONS;
   tile.band_row_bytes = tile.steps * 32 + 16;
-  tile.weight_rows = !per_position(c) ? 1 : c.flip ? c.positions + tile.taps - 1 : c.positions;
+  tile.weight_rows = !per_position(c) ? MMA_POSITIONS : c.flip ? c.positions + tile.taps - 1 : c.positions;
   tile.logit_rows = c.dynamic ? tile.weight_rows : 1;
   tile.logit_row_bytes = round_up(tile.taps * 2 + 14, 16);
   tile.products = {heads, tile.threads, tile.taps, tile.taps | 1};

@@ -27,7 +27,7 @@ const Kernel ADVANCE{"advance", "step", "StepArgs", "advance_step"};
 
 const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
-const int BOTH_BLOCKS = 4096;   // likewise where grad_x comes with it
+const int BOTH_BLOCKS = 2048;   // likewise where grad_x comes with it
 const int GENERAL_THREADS = 128;
 
 Case case_of(const Conv& conv) {
