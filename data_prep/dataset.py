@@ -1,7 +1,7 @@
 """The content of a file of datasets/ as checked, frozen dataclasses: the one list of keys a dataset may have."""
 
+import functools
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -206,8 +206,7 @@ def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
     dataset = build(Dataset, data, file=file, given={"name": file.stem, "file": file})
     if invalid is not None:
         dataset = replace(dataset, invalid=invalid)
-    for key, got, wanted in _faults(dataset):
-        raise UserError(f"{file}: `{key}` is {got}, expected {wanted}")
+    _check(dataset)
     return dataset
 
 
@@ -231,43 +230,33 @@ def _steps(data: Any, file: Path) -> list[dict[str, Any]]:
     return steps
 
 
-def _faults(dataset: Dataset) -> Iterator[tuple[str, object, str]]:
-    """The faults that the types alone do not show: a key, what was got, and what is expected."""
-    languages = ", ".join(dataset.languages)
-    if not all(map(LANGUAGE.fullmatch, dataset.languages)):
-        yield "source and target", dataset.languages, "names such as en or zh_CN"
-    if dataset.source == dataset.target:
-        yield "source and target", f"both {dataset.source!r}", "two languages"
-    if dataset.invalid not in INVALID:
-        yield "invalid", repr(dataset.invalid), _INVALID
-    if dataset.kind != "text" and dataset.invalid != "error":
-        wanted = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
-        yield "invalid", repr(dataset.invalid), wanted
+def _check(dataset: Dataset) -> None:
+    """Refuse the faults that the types alone do not show."""
+    expect = functools.partial(require, dataset.file)
+    both, languages = (dataset.source, dataset.target), ", ".join(dataset.languages)
+    named = all(map(LANGUAGE.fullmatch, dataset.languages))
+    expect(named, "source and target", dataset.languages, "names such as en or zh_CN")
+    expect(both[0] != both[1], "source and target", both, "two languages")
+    expect(dataset.invalid in INVALID, "invalid", dataset.invalid, _INVALID)
+    wanted = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
+    expect(dataset.kind == "text" or dataset.invalid == "error", "invalid", dataset.invalid, wanted)
     for split, sources in dataset.splits.items():
-        if not sources:
-            yield f"splits.{split}", "no source", "one or more"
+        expect(sources, f"splits.{split}", [], "one source or more")
         for place, source in enumerate(sources):
-            key = f"splits.{split}[{place}]"
-            if source.file not in dataset.files:
-                yield f"{key}.file", repr(source.file), "a key of files"
-            if set(source.members) != set(dataset.languages):
-                yield f"{key}.members", list(source.members), languages
-            if source.numbers and not _is_range(source.numbers):
-                wanted = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
-                yield f"{key}.numbers", list(source.numbers), wanted
-            if source.numbers and not _takes_numbers(source):
-                yield f"{key}.members", source.members, "{n} where the number stands"
-            if source.invalid not in INVALID:
-                yield f"{key}.invalid", repr(source.invalid), _INVALID
+            key, members, numbers = f"splits.{split}[{place}]", source.members, source.numbers
+            expect(source.file in dataset.files, f"{key}.file", source.file, "a key of files")
+            expect({*members} == {*dataset.languages}, f"{key}.members", [*members], languages)
+            wanted = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
+            expect(not numbers or _is_range(numbers), f"{key}.numbers", [*numbers], wanted)
+            expect(not numbers or _takes_numbers(source), f"{key}.members", members, "{n} where the number stands")
+            expect(source.invalid in INVALID, f"{key}.invalid", source.invalid, _INVALID)
     for place, step in enumerate(dataset.steps):
-        if unknown := set(step.languages) - set(dataset.languages):
-            yield f"steps[{place}].languages", sorted(unknown), f"some of {languages}"
+        unknown = sorted({*step.languages} - {*dataset.languages})
+        expect(not unknown, f"steps[{place}].languages", unknown, f"some of {languages}")
     steps = {step.name for step in dataset.steps} | {"read", "end"}
-    for place, expected in enumerate(dataset.expected):
-        if expected.after not in steps:
-            yield f"expected[{place}].after", repr(expected.after), f"one of {', '.join(steps)}"
-        if not 0 <= expected.tolerance <= 1:
-            yield f"expected[{place}].tolerance", expected.tolerance, "a fraction"
+    for place, each in enumerate(dataset.expected):
+        expect(each.after in steps, f"expected[{place}].after", each.after, f"one of {', '.join(steps)}")
+        expect(0 <= each.tolerance <= 1, f"expected[{place}].tolerance", each.tolerance, "a fraction")
 
 
 def _is_range(numbers: tuple[int, ...]) -> bool:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from data_prep.dataset import load_dataset
 from scripts.common.command import positive, run_command
@@ -21,7 +22,7 @@ from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import Built, NoWords, load_plugin, stand_in_dictionaries, without_memory
-from scripts.fairseq_io.parsers import Asked, parse
+from scripts.fairseq_io.parsers import Command, parse
 from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
@@ -43,27 +44,25 @@ def check(config: Config, data: Path | None, devices: Devices) -> list[str]:
     Raises:
         UserError: something in it cannot be, or will not be there when it is needed.
     """
-    said = check_settings(config, devices)
+    note = check_settings(config, devices)
     baseline = baseline_config(config)
     if baseline is not None:
         check_settings(baseline, devices)
-    said += check_data(config, data, devices) if data else []
-    return said
+    return [*([note] if note else []), *(check_data(config, data, devices) if data else [])]
 
 
-def check_settings(config: Config, devices: Devices) -> list[str]:
+def check_settings(config: Config, devices: Devices) -> str | None:
     """Check the settings, without data."""
-    args = parse(asked_training(config, NOWHERE, devices))
-    generations = [(asked, parse(asked)) for asked in asked_generations(config, NOWHERE, devices)]
+    args = parse(training(config, NOWHERE, devices))
+    generated = [(command.name, parse(command)) for command in generations(config, NOWHERE, devices)]
     with suppress(NoWords):  # a model that reads its dictionaries is built when there are some
         built = build(config, args, None)
-        for asked, generation in generations:
-            if asked.name == "fairseq-generate":
-                with explained(asked.path, "set up the search of the section `generate`"):
+        for name, generation in generated:
+            if name == "fairseq-generate":
+                with explained(config.path, "set up the search of the section `generate`"):
                     built.task.build_generator([built.model], generation)
     check_scores(config)
-    note = check_checkpoints(config, args)
-    return [note] if note else []
+    return check_checkpoints(config, args)
 
 
 def check_scores(config: Config) -> None:
@@ -90,33 +89,32 @@ def check_scores(config: Config) -> None:
         ) from error
 
 
-def asked_training(config: Config, data: Path, devices: Devices) -> Asked:
+def training(config: Config, data: Path, devices: Devices) -> Command:
     """The command of fairseq-train."""
     if not devices.gpu:
         config = replace(config, precision="fp32")  # no flag depends on it there, and auto would measure
     try:
-        command = commands.train_command(config, config.seeds[0], data, NOWHERE, devices)
+        words = commands.train_command(config, config.seeds[0], data, NOWHERE, devices)
     except UserError as error:  # there are more devices than tokens, or they have not the precision
         raise UserError(f"{config.path}: {error}") from error
     keys = {key: f"train.{key}" for key in config.train}
-    return Asked(config.path, command, keys | ({"max-tokens": "batch", "update-freq": "batch"} if config.batch else {}))
+    return Command(config.path, words, keys | ({"max-tokens": "batch", "update-freq": "batch"} if config.batch else {}))
 
 
-def asked_generations(config: Config, data: Path, devices: Devices) -> Iterator[Asked]:
+def generations(config: Config, data: Path, devices: Devices) -> Iterator[Command]:
     """The commands that run the model: every combination of the section `tune`, and that of the section `speed`."""
-    keys = {key: f"generate.{key}" for key in config.generate}
+    keys, gpu = {key: f"generate.{key}" for key in config.generate}, devices.gpu
     if config.metric == "perplexity":
-        command = commands.evaluate_command(config, data, NOWHERE, "test", gpu=devices.gpu)
-        yield Asked(config.path, command, keys)
+        yield Command(config.path, commands.evaluate_command(config, data, NOWHERE, "test", gpu=gpu), keys)
         return
     for chosen in combinations({key: values for key, values in config.tune.items() if key != "last"}):
         settings = commands.generation_settings(config, chosen)
-        command = commands.generate_command(config, settings, data, NOWHERE, "test", gpu=devices.gpu)
-        yield Asked(config.path, command, keys | {key: f"tune.{key}" for key in chosen})
+        words = commands.generate_command(config, settings, data, NOWHERE, "test", gpu=gpu)
+        yield Command(config.path, words, keys | {key: f"tune.{key}" for key in chosen})
     if config.speed:
         settings = commands.speed_settings(config, {}, config.speed)
-        command = commands.generate_command(config, settings, data, NOWHERE, config.speed["subset"], gpu=devices.gpu)
-        yield Asked(config.path, command, keys | {key: f"speed.{key}" for key in commands.SPEED})
+        words = commands.generate_command(config, settings, data, NOWHERE, config.speed["subset"], gpu=gpu)
+        yield Command(config.path, words, keys | {key: f"speed.{key}" for key in commands.SPEED})
 
 
 def build(config: Config, args: Namespace, data: Path | None) -> Built:
@@ -187,13 +185,13 @@ def explained(path: Path, what: str) -> Iterator[None]:
 
 def check_data(config: Config, data: Path, devices: Devices) -> list[str]:
     """Check the settings against binarised data."""
-    built = build(config, parse(asked_training(config, data, devices)), data)
+    built = build(config, parse(training(config, data, devices)), data)
     for part in ("train", "valid", "test"):
         with explained(config.path, f"read the part {part} of {data}"):
             built.task.load_dataset(part, combine=part == "train")
     said = check_training_set(config, built, devices)
-    check_valid_and_test(config, built, parse(next(asked_generations(config, data, devices))))
-    return said
+    check_valid_and_test(config, built, parse(next(generations(config, data, devices))))
+    return [said] if said else []
 
 
 def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, ...]:
@@ -204,7 +202,7 @@ def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, .
     return tuple(f"{'generate' if key in own else 'train'}.{key}" for key in commands.POSITIONS)
 
 
-def check_training_set(config: Config, built: Built, devices: Devices) -> list[str]:
+def check_training_set(config: Config, built: Built, devices: Devices) -> str | None:
     """Find what of the training set is too long, and how many updates an epoch has, for the checkpoints."""
     from fairseq.utils import resolve_max_positions
 
@@ -225,7 +223,7 @@ def check_training_set(config: Config, built: Built, devices: Devices) -> list[s
             skip_remainder_batch=args.skip_remainder_batch,
         )
         check_checkpoints(config, args, updates_in_epoch(len(batches), args))
-    return [said] if said else []
+    return said
 
 
 def check_valid_and_test(config: Config, built: Built, generation: Namespace) -> None:
@@ -234,27 +232,26 @@ def check_valid_and_test(config: Config, built: Built, generation: Namespace) ->
 
     args, task, options, reads = built.args, built.task, built.cfg.dataset, built.model.max_positions()
     language_model = config.metric == "perplexity"
-    steps = "`truncate`" if language_model else "`truncate` or `clean`"
-    place = lengths.Place(
-        config.path,
-        tuple(getattr(task.cfg, f"{side}_lang", "") for side in ("source", "target")),
-        "line" if not language_model or args.sample_break_mode == "eos" else "block",
-        f"a step {steps} in data_prep/datasets/{config.dataset}.yaml",
-    )
+
+    def check_part(part: str, section: str, positions: Any, tokens: int | None) -> None:
+        keys = (*position_keys(config, args, section), f"{section}.max-tokens{'-valid' * (section == 'train')}")
+        names = (*(f"{part}.{getattr(task.cfg, f'{side}_lang', '')}" for side in ("source", "target")), part)
+        sample = "block" if language_model and args.sample_break_mode != "eos" else "line"
+        steps = "`truncate`" if language_model else "`truncate` or `clean`"
+        remedy = f"a step {steps} in data_prep/datasets/{config.dataset}.yaml"
+        dataset, most = task.dataset(part), lengths.Limits(positions, tokens, keys)
+        lengths.check_split(config.path, dataset, names, most, sample=sample, remedy=remedy)
+
     if not (options.disable_validation or options.skip_invalid_size_inputs_valid_test):
-        keys = (*position_keys(config, args, "train"), "train.max-tokens-valid")
-        positions = resolve_max_positions(task.max_positions(), reads)
-        limits = lengths.Limits(positions, options.max_tokens_valid, keys)
-        lengths.check_split(task.dataset("valid"), "valid", limits, place)
+        check_part("valid", "train", resolve_max_positions(task.max_positions(), reads), options.max_tokens_valid)
     if language_model:
         positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
     else:
         own = tuple(getattr(generation, key.replace("-", "_"), None) for key in commands.POSITIONS)
         positions = resolve_max_positions(own, reads)
         tokens = generation.max_tokens or (None if generation.batch_size else GENERATE_TOKENS)
-    keys = (*position_keys(config, args, "generate"), "generate.max-tokens")
     for part in ("valid", "test"):
-        lengths.check_split(task.dataset(part), part, lengths.Limits(positions, tokens, keys), place)
+        check_part(part, "generate", positions, tokens)
 
 
 def main() -> None:

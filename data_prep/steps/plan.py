@@ -3,12 +3,13 @@
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import deduplicate, hold_out, raw, registry, units
 from data_prep.steps.registry import CORPUS, STEPS, Registered, without_parameters
 from scripts.common.errors import UserError
-from scripts.common.schema import check_type, require
+from scripts.common.schema import check_fields, require
 
 CORPUS_STEPS: dict[str, Registered] = {
     "hold_out": Registered(CORPUS, hold_out.hold_out),
@@ -68,16 +69,11 @@ def _check_readers(dataset: Dataset) -> None:
 
 
 def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) -> None:
-    parameters = dict(inspect.signature(registered.make).parameters)
-    parameters.pop("language", None)  # that of the lines, not of the YAML
-    for name, value in step.parameters.items():
-        if name not in parameters:
-            known = ", ".join(["splits", "languages", *parameters])
-            raise UserError(f"{key}: unknown key `{step.name}.{name}`; expected one of {known}")
-        check_type(key, f"{step.name}.{name}", parameters[name].annotation, value)
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in step.parameters:
-            raise UserError(f"{key}: the key `{step.name}.{name}` is missing")
+    # a language is that of the lines, not of the YAML
+    takes = {k: p for k, p in inspect.signature(registered.make).parameters.items() if k != "language"}
+    needed = [name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty]
+    hints = {"splits": Any, "languages": Any, **{name: parameter.annotation for name, parameter in takes.items()}}
+    check_fields(key, step.parameters, hints, needed, f"{step.name}.")
     made = {s.parameters["into"] for s in dataset.steps if "into" in s.parameters}
     if step.name in _ON_TRAIN and "train" not in {*(dataset.splits or SPLITS), *made}:
         raise UserError(f"{key}: {step.name} needs a split train; give one under splits, or leave the step out")

@@ -66,15 +66,14 @@ def work_folder(path: Path, made_from: Any) -> Path:
 
 def dispensable(path: Path) -> list[Path]:
     """List what of this project's near ``path`` can go to make room: what was set aside or left by a kill."""
-    found: list[Path] = []
-    for folder in [parent for parent in path.absolute().parents if parent.is_dir()][:3]:
-        found += (
-            each
-            for each in sorted(folder.iterdir())
-            if re.search(r"\.\d+\.old$|\.bad$", each.name)
-            or (each.suffix != ".work" and ownership.scratch_for(each) not in (None, path.name))
-        )
-    return found
+    near = [parent for parent in path.absolute().parents if parent.is_dir()][:3]
+    return [
+        each
+        for folder in near
+        for each in sorted(folder.iterdir())
+        if re.search(r"\.\d+\.old$|\.bad$", each.name)
+        or (each.suffix != ".work" and ownership.scratch_for(each) not in (None, path.name))
+    ]
 
 
 @contextmanager
@@ -98,22 +97,15 @@ def copy_file(source: Path, path: Path) -> None:
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 text file, parted at LF only, so that two sides of a corpus never drift apart."""
     try:
-        data = path.read_bytes()
+        text = path.read_bytes().decode()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
-    lines = data.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    text = []
-    for number, line in enumerate(lines, 1):
-        try:
-            text.append(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8; "
-                "convert the file first, for example with iconv -t UTF-8"
-            ) from error
-    return text
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}, line {error.object.count(10, 0, error.start) + 1}: byte 0x{error.object[error.start]:02x} is not "
+            "UTF-8; convert the file first, for example with iconv -t UTF-8"
+        ) from error
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def count_lines(path: Path) -> int:
@@ -130,7 +122,7 @@ def digest(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as f:
-            while block := f.read(1 << 20):
+            for block in iter(lambda: f.read(1 << 20), b""):
                 total.update(block)
     return total.hexdigest()
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from scripts.common.errors import UserError, writing
 from scripts.common.ownership import LEDGER
@@ -57,16 +58,16 @@ def file_lock(
     it is ``at_work`` (such as "in work/x") and what can be done ``instead`` of waiting.
     """
     deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
-    descriptor = _open(path)
-    try:
-        while True:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as lock:
+            os.set_inheritable(lock.fileno(), True)
             try:
-                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
-                    holder = _holder(path, descriptor)
                     raise UserError(
-                        f"another run (process {holder}) is at work {at_work}; "
+                        f"another run (process {_holder(path, lock)}) is at work {at_work}; "
                         f"wait until it has ended{', or ' + instead if instead else ''}"
                     ) from error
                 time.sleep(0.1)
@@ -76,37 +77,27 @@ def file_lock(
                     f"{path} cannot be locked, so two runs could write one file: its file system has no locks "
                     f"({error.strerror}); take a folder on another, or have it mounted with them (Lustre: -o flock)"
                 ) from error
-            if _is_at(path, descriptor):
-                break
-            os.close(descriptor)  # the run that held it has cleared the folder away, and the lock with it
-            descriptor = _open(path)
-        _holder(path, descriptor)
-        os.ftruncate(descriptor, 0)
-        with writing(path):
-            os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
+            if not _is_at(path, lock):
+                continue  # the run that held it has cleared the folder away, and the lock with it
+            _holder(path, lock)
+            lock.truncate(0)
+            with writing(path):
+                lock.write(f"{os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+            return
 
 
-def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    os.set_inheritable(descriptor, True)
-    return descriptor
-
-
-def _holder(path: Path, descriptor: int) -> str:
+def _holder(path: Path, lock: IO[bytes]) -> str:
     """The process that the lock names."""
-    content = os.pread(descriptor, 300, 0).decode(errors="replace").strip()
+    content = os.pread(lock.fileno(), 300, 0).decode(errors="replace").strip()
     if content and not re.fullmatch(r"\d+( on \S+)?", content):
         raise UserError(f"{path} is not a lock of this project, which keeps one under that name; move it away")
     return content or "unknown"
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _is_at(path: Path, lock: IO[bytes]) -> bool:
     """Return True if the open file is still the one of that name."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+        return os.path.samestat(os.stat(path), os.fstat(lock.fileno()))
     except FileNotFoundError:
         return False

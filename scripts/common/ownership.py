@@ -69,7 +69,7 @@ def _read(folder: Path) -> _Listed:
         return _Listed()
     name, inode = _own_name(folder), folder.stat().st_ino
     with open(folder / LEDGER, "rb") as ledger:
-        if ledger.readline() != _FIRST_LINE:
+        if (first := ledger.readline()) != _FIRST_LINE and not _cut_short(first):
             raise UserError(
                 f"{folder / LEDGER} is not a ledger of this project, which keeps one of that name in every folder that "
                 "it writes to: move the file away, or choose another folder"
@@ -83,6 +83,11 @@ def _read(folder: Path) -> _Listed:
             _enter(listed, json.loads(line), name, inode)
     _known[key] = (read + sum(len(line) + 1 for line in lines), listed)
     return listed
+
+
+def _cut_short(first: bytes) -> bool:
+    """Return True of a ledger's first line, on a disk that was full when it was begun."""
+    return len(first) < len(_FIRST_LINE) and _FIRST_LINE.startswith(first)
 
 
 def _enter(listed: _Listed, entry: Any, name: str, inode: int) -> None:
@@ -105,35 +110,16 @@ def _enter(listed: _Listed, entry: Any, name: str, inode: int) -> None:
 
 def _append(folder: Path, *entries: Any) -> None:
     """Add lines to a ledger, and before them the folder's description if the last one there is of another folder."""
-    if not (folder / LEDGER).exists():
-        _create(folder / LEDGER, _FIRST_LINE + f"{secrets.token_hex(8)}\n".encode())
-    lines = list(entries)
-    if not _read(folder).current:
-        lines.insert(0, {"folder": _own_name(folder), "inode": folder.stat().st_ino})
-    descriptor = os.open(folder / LEDGER, os.O_WRONLY | os.O_APPEND)
-    try:
+    with writing(folder / LEDGER), open(folder / LEDGER, "a+b", buffering=0) as ledger:
         with suppress(OSError):  # no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with writing(folder / LEDGER):  # begun with a line end too: the last line may have been cut short
-            os.write(descriptor, "".join(f"\n{json.dumps(line)}\n" for line in lines).encode())
-    finally:
-        os.close(descriptor)
-
-
-def _create(path: Path, content: bytes) -> None:
-    """Make a file with its content at once, unless another process just did."""
-    scratch = scratch_path(path)
-    try:
-        with writing(path):
-            scratch.write_bytes(content)
-        os.link(scratch, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        if not path.exists():
-            os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+            fcntl.flock(ledger, fcntl.LOCK_EX)
+        head = b""
+        if _cut_short(os.pread(ledger.fileno(), len(_FIRST_LINE), 0)):
+            ledger.truncate(0)
+            head = _FIRST_LINE + f"{secrets.token_hex(8)}\n".encode()
+        here = [] if _read(folder).current else [{"folder": _own_name(folder), "inode": folder.stat().st_ino}]
+        # begun with a line end too: the last line may have been cut short
+        ledger.write(head + "".join(f"\n{json.dumps(line)}\n" for line in [*here, *entries]).encode())
 
 
 def _is_mark(path: Path) -> bool:
@@ -175,11 +161,10 @@ def adopt(*paths: Path) -> None:
 def _is_committed(path: Path) -> bool:
     git = ["git", "-c", f"safe.directory={CHECKOUT}", "-C", str(path.parent)]
     try:
-        known = subprocess.run([*git, "ls-files", "--error-unmatch", path.name], capture_output=True, check=False)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", path.name], capture_output=True, check=False)
+        said = subprocess.run([*git, "status", "--porcelain", "--ignored", "--", path.name], capture_output=True)
     except OSError:  # no git
         return False
-    return known.returncode == changed.returncode == 0
+    return said.returncode == 0 and not said.stdout  # of other files it says that they are new, changed or ignored
 
 
 def claim_pattern(folder: Path, *patterns: str) -> None:
@@ -278,11 +263,8 @@ def seal(folder: Path) -> None:
 
 def set_aside(path: Path) -> Path:
     """Rename a file or folder to ``NAME.1.old``, or to the next number that is free; returns where it is now."""
-    aside = next(
-        each
-        for number in itertools.count(1)
-        if not os.path.lexists(each := path.with_name(f"{path.name}.{number}.old"))
-    )
+    names = (path.with_name(f"{path.name}.{number}.old") for number in itertools.count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
     os.rename(path, aside)
     return aside
 

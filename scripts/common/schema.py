@@ -36,18 +36,23 @@ def require_known(file: Path | str, names: Iterable[object], known: Collection[s
 
 def build(cls: type, data: Any, *, file: Path | str, key: str = "", given: dict[str, Any] | None = None) -> Any:
     """An instance of a dataclass from a mapping, nested ones included; ``given`` holds fields the file may not set."""
-    values = dict(given or {})
+    given = given or {}
     require(file, isinstance(data, dict), key or "the file", data, "keys with values")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in values}
-    prefix = f"{key}." if key else ""
-    require_known(file, data, fields, prefix)
-    for name, f in fields.items():
-        if name in data:
-            values[name] = check_type(file, prefix + name, hints[name], data[name])
-        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+    types_of, fields = typing.get_type_hints(cls), [f for f in dataclasses.fields(cls) if f.name not in given]
+    needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    hints = {f.name: types_of[f.name] for f in fields}
+    return cls(**given, **check_fields(file, data, hints, needed, f"{key}." if key else ""))
+
+
+def check_fields(
+    file: Path | str, data: dict[str, Any], hints: dict[str, Any], needed: Iterable[str], prefix: str = ""
+) -> dict[str, Any]:
+    """The values of a mapping, each of the type of its key in ``hints``; all of those that are ``needed`` are there."""
+    require_known(file, data, hints, prefix)
+    for name in needed:
+        if name not in data:
             raise UserError(f"{file}: the key `{prefix}{name}` is missing")
-    return cls(**values)
+    return {name: check_type(file, prefix + name, hints[name], value) for name, value in data.items()}
 
 
 def check_type(file: Path | str, key: str, hint: Any, data: Any) -> Any:

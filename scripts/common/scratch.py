@@ -1,6 +1,7 @@
 """Files and folders in the making: under names that nobody chooses, beside what they are to become."""
 
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,12 +14,7 @@ from scripts.common.errors import UserError
 
 def beside(path: Path, kind: str) -> list[Path]:
     """The scratch of ``path`` that is there."""
-    if not path.parent.is_dir():
-        return []
-    ending = f".{kind}"
-    return sorted(
-        each for each in path.parent.iterdir() if each.suffix == ending and ownership.scratch_for(each) == path.name
-    )
+    return sorted(each for each in path.parent.glob(f".*.{kind}") if ownership.scratch_for(each) == path.name)
 
 
 @contextmanager
@@ -77,10 +73,9 @@ def remove_leftovers(*folders: Path) -> None:
 
     What is in use, is to be gone on with, or holds something that is not ours stays.
     """
-    for folder in folders:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.suffix == ".partial" and ownership.scratch_for(path) is not None:
-                remove_leftover(path)
+    for path in itertools.chain.from_iterable(folder.glob(".*.partial") for folder in folders):
+        if ownership.scratch_for(path) is not None:
+            remove_leftover(path)
 
 
 def remove_leftover(scratch: Path) -> None:

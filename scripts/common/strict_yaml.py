@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -25,24 +26,20 @@ def read_yaml(path: Path) -> dict[Any, Any]:
             value cannot be read, or there are too many.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        content = copy.deepcopy(_content(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing YAML file") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start:,}); give a YAML file in UTF-8") from error
-    try:
-        content = copy.deepcopy(_content(text))
-    except yaml.MarkedYAMLError as error:
-        problem = " ".join(filter(None, (error.context, error.problem)))
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    except (yaml.YAMLError, RecursionError) as error:
+        where, problem = "", " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError):
+            problem = " ".join(filter(None, (error.context, error.problem)))
+            mark = error.problem_mark or error.context_mark
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        elif isinstance(error, RecursionError):
+            problem = f"values within one another more than {_DEEPEST} deep"
         raise UserError(f"{path}{where}: not valid YAML: {problem}; mend the file") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}; mend the file") from error
-    except RecursionError as error:
-        raise UserError(
-            f"{path} is not valid YAML: values within one another more than {_DEEPEST} deep; mend the file"
-        ) from error
     if not isinstance(content, dict):
         held = "nothing" if content is None else type(content).__name__
         raise UserError(f"{path} holds {held}, expected keys with values such as `train: ...`")
@@ -65,8 +62,6 @@ class _Loader(yaml.SafeLoader):
             if isinstance(value, int):
                 str(value)  # which fails beyond some thousand digits, and messages quote values
             return value
-        except yaml.YAMLError:
-            raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # 2001-13-45, !!int x
             tag = node.tag.rpartition(":")[2]
             _refuse(node, f"{str(node.value)[:50]!r} cannot be read as {tag}; quote it if it is text", error)
@@ -79,28 +74,24 @@ def _refuse(node: yaml.Node, problem: str, cause: Exception | None = None) -> No
 def _check(loader: _Loader, root: yaml.Node | None) -> None:
     """Walk through all values, an alias as what it stands for."""
     waiting: list[tuple[yaml.Node, int]] = [] if root is None else [(root, 1)]
-    count = 0
-    while waiting:
+    for count in itertools.count(1):
+        if not waiting:
+            return
         node, depth = waiting.pop()
-        count += 1
         if depth > _DEEPEST or count > _MOST:
             _refuse(node, f"more than {_MOST:,} values, or one within another more than {_DEEPEST} deep")
-        inner: list[yaml.Node] = []
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
-            _check_keys(loader, node)
-            inner = [each for pair in node.value for each in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            inner = node.value
-        elif _UNUSABLE.search(node.value):
+            _check_keys(loader, [key for key, _ in inner if not key.tag.endswith(":merge")])
+            inner = [each for pair in inner for each in pair]
+        elif isinstance(node, yaml.ScalarNode) and _UNUSABLE.search(node.value):
             _refuse(node, "an escape that no text can hold: NUL, or half of a character")
         waiting += [(each, depth + 1) for each in inner]
 
 
-def _check_keys(loader: _Loader, node: yaml.MappingNode) -> None:
+def _check_keys(loader: _Loader, keys: list[yaml.Node]) -> None:
     seen = set()
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.tag.endswith(":merge"):
-            continue
+    for key in keys:
         value = loader.construct_object(key) if isinstance(key, yaml.ScalarNode) else []
         if not isinstance(value, Hashable):
             _refuse(key, "a list or keys with values as a key, expected a word")

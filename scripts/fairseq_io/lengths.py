@@ -18,64 +18,57 @@ class Limits:
     tokens: int | None
     keys: tuple[str, ...]
 
+    def too_long(self, dataset: Any) -> Any:
+        """The numbers of the samples that are too long, from 0."""
+        import numpy as np
 
-@dataclass(frozen=True)
-class Place:
-    """Origin of the samples, for messages."""
-
-    config: Path
-    languages: tuple[str, ...]  # of each side
-    sample: str  # what a sample is: line or block
-    remedy: str  # by which steps of data_prep the text could be shortened
-
-
-def too_long(dataset: Any, limits: Limits) -> Any:
-    """The numbers of the samples that are too long, from 0."""
-    import numpy as np
-
-    every = np.arange(len(dataset))
-    kept, _ = dataset.filter_indices_by_size(every, limits.positions) if limits.positions is not None else (every, [])
-    if limits.tokens is not None:
-        kept = kept[dataset.num_tokens_vec(kept) <= limits.tokens]
-    return np.setdiff1d(every, kept, assume_unique=True)
+        kept = every = np.arange(len(dataset))
+        if self.positions is not None:
+            kept, _ = dataset.filter_indices_by_size(every, self.positions)
+        if self.tokens is not None:
+            kept = kept[dataset.num_tokens_vec(kept) <= self.tokens]
+        return np.setdiff1d(every, kept, assume_unique=True)
 
 
 def skipped_in_training(config: Path, dataset: Any, limits: Limits) -> str | None:
     """Describe what fairseq leaves out of the training data for its length; None where it takes all."""
-    gone, all_of_it = len(too_long(dataset, limits)), len(dataset)
+    gone, count, most = (
+        len(limits.too_long(dataset)),
+        len(dataset),
+        [f"{limit:,}" for limit in _sides(limits.positions)],
+    )
     if not gone:
         return None
-    most = [f"{limit:,}" for limit in _sides(limits.positions)]
-    longer = (
-        f"{most[0]} tokens" if len(set(most)) == 1 else f"{most[0]} tokens on the first side or {most[1]} on the other"
-    )
+    longer = f"{most[0]} tokens" + (f" on the first side or {most[1]} on the other" if len({*most}) > 1 else "")
     text = (
-        f"{gone:,} of the {all_of_it:,} {'pairs' if len(most) > 1 else 'samples'} for training "
-        f"({gone / all_of_it:.1%}) are longer than {longer} ({', '.join(limits.keys)}), and left out"
+        f"{gone:,} of the {count:,} {'pairs' if len(most) > 1 else 'samples'} for training ({gone / count:.1%}) "
+        f"are longer than {longer} ({', '.join(limits.keys)}), and left out"
     )
-    if gone == all_of_it:
+    if gone == count:
         raise UserError(f"{config}: {text}. None is left: raise these, or shorten the text when it is prepared")
     return text
 
 
-def check_split(dataset: Any, part: str, limits: Limits, place: Place) -> None:
-    """Check that no sample of a part that must be read whole is too long."""
-    gone = [int(number) for number in too_long(dataset, limits)]
+def check_split(
+    config: Path, dataset: Any, names: tuple[str, ...], limits: Limits, *, sample: str, remedy: str
+) -> None:
+    """Check that no sample of a part that must be read whole is too long.
+
+    Args:
+        names: those of the part's sides, and last its own, for messages, as what a ``sample`` is, and the ``remedy``.
+    """
+    gone = [int(number) for number in limits.too_long(dataset)]
     if not gone:
         return
-    most, sizes = _sides(limits.positions), {number: _sides(dataset.size(number)) for number in gone}
-    first = sizes[gone[0]]
-    side = next((n for n, limit in enumerate(most) if limit is not None and first[n] > limit), None)
-    if side is None:  # of tokens the longer side counts
-        key, limit, found = limits.keys[-1], limits.tokens, {number: max(size) for number, size in sizes.items()}
-    else:
-        key, limit, found = limits.keys[side], most[side], {number: size[side] for number, size in sizes.items()}
-    where = f"{part}.{place.languages[side]}" if side is not None and len(most) > 1 else part
+    most, sizes = _sides(limits.positions), [_sides(dataset.size(number)) for number in gone]
+    # the side that is too long; -1: of tokens the longer side counts
+    side = next((n for n, limit in enumerate(most) if limit is not None and sizes[0][n] > limit), -1)
+    limit, found = (limits.tokens, [*map(max, sizes)]) if side < 0 else (most[side], [size[side] for size in sizes])
     others = f"; {len(gone) - 1:,} more are too long" if len(gone) > 1 else ""
     raise UserError(
-        f"{place.config}: {place.sample} {gone[0] + 1:,} of {where} has {found[gone[0]]:,} tokens, its end counted, "
-        f"expected at most {limit:,} (`{key}`){others}. Set {key}: {max(found.values())}, or have such lines shortened "
-        f"or dropped by {place.remedy}"
+        f"{config}: {sample} {gone[0] + 1:,} of {names[side if len(most) > 1 else -1]} has {found[0]:,} tokens, its "
+        f"end counted, expected at most {limit:,} (`{limits.keys[side]}`){others}. "
+        f"Set {limits.keys[side]}: {max(found)}, or have such lines shortened or dropped by {remedy}"
     )
 
 

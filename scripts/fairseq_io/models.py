@@ -1,16 +1,17 @@
 """Models and tasks as fairseq's own command line makes them, for the commands that run no training of their own."""
 
 import logging
+import shlex
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
-from scripts.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
+from scripts.fairseq_io.parsers import Command, parse
 
 
 def load_plugin() -> None:
@@ -53,19 +54,9 @@ class StandInDictionary:
     def __len__(self) -> int:
         return self.size
 
-    def bos(self) -> int:
-        return 0
-
-    def pad(self) -> int:
-        return 1
-
-    def eos(self) -> int:
-        return 2
-
-    def unk(self) -> int:
-        return 3
-
     def __getattr__(self, name: str) -> Any:
+        if name in (special := ("bos", "pad", "eos", "unk")):
+            return lambda: special.index(name)
         raise NoWords(f"a dictionary without words has no {name}")
 
     def __getitem__(self, number: int) -> str:
@@ -85,17 +76,9 @@ def stand_in_dictionaries(vocab_size: int, *, joined: bool) -> Iterator[None]:
         Dictionary.load = load
 
 
-def training_arguments(flags: list[str], *, task: str = "translation") -> Namespace:
+def training_arguments(flags: list[str]) -> Namespace:
     """Parse flags as fairseq-train does. ``load_plugin`` comes first for the architectures of the plugin."""
-    from fairseq import options
-
-    def refuse(message: str) -> NoReturn:
-        raise UserError(f"fairseq-train refuses these flags: {message}")
-
-    parser = options.get_training_parser(default_task=task)
-    parser.error = refuse
-    parsed: Namespace = options.parse_args_and_arch(parser, ["no-data", *flags])
-    return parsed
+    return parse(Command(shlex.join(flags), ["fairseq_cli.train", "no-data", *flags], {}))
 
 
 @dataclass(frozen=True)
@@ -118,7 +101,7 @@ def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "tr
     from fairseq.tasks import TASK_REGISTRY
 
     given = ["--arch", arch, "--task", task, "--source-lang", "src", "--target-lang", "tgt", *flags]
-    args = training_arguments(given, task=task)
+    args = training_arguments(given)
     cfg = convert_namespace_to_omegaconf(args)
     words = Dictionary()
     for number in range(vocab_size - len(words)):

@@ -10,7 +10,7 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.commands import FASTER_TASKS
 from scripts.fairseq_io.inputs import check_path, user_dir
 from scripts.fairseq_io.models import load_plugin
-from scripts.fairseq_io.parsers import Asked, parse
+from scripts.fairseq_io.parsers import Command, parse
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.pipeline.config import flags
 
@@ -61,8 +61,8 @@ class Translator:
         source, target = languages
         where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
         arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
-        asked = Asked(model, ["fairseq_cli.generate", *arguments], {key: key for key in section})
-        cfg = convert_namespace_to_omegaconf(parse(asked))
+        command = Command(model, ["fairseq_cli.generate", *arguments], {key: key for key in section})
+        cfg = convert_namespace_to_omegaconf(parse(command))
         self._task = tasks.setup_task(cfg.task)
         try:
             self._models, _ = checkpoint_utils.load_model_ensemble([str(model)], task=self._task)

@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from fairseq import options as fairseq_options
 from fairseq.file_io import PathManager
 
-from scripts.fairseq_io.checkpoint_schedule import kept_epochs, kept_updates
+from scripts.fairseq_io.checkpoint_schedule import kept
 
 from .conftest import Train, names, unwrapped
 
@@ -54,8 +54,8 @@ def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, t
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), flags)
     train(tmp_path, *given, epochs=True)
     last = args.max_update or 3 * EPOCH
-    updates = [f"checkpoint_{-(-n // EPOCH)}_{n}.pt" for n in kept_updates(args, last)]
-    epochs = [f"checkpoint{n}.pt" for n in kept_epochs(args, last // EPOCH)]
+    updates = [f"checkpoint_{-(-n // EPOCH)}_{n}.pt" for n in kept("update", args, last)]
+    epochs = [f"checkpoint{n}.pt" for n in kept("epoch", args, last // EPOCH)]
     assert names(tmp_path) == sorted([*updates, *epochs, "checkpoint_best.pt", "checkpoint_last.pt"])
 
 

@@ -75,7 +75,7 @@ def test_the_demo_is_what_the_design_says():
         ("joined_dictionary: true", "threshold_source: 6.5", "threshold_source` is 6.5, expected a whole number"),
         ("joined_dictionary: true", "joined_dictionary: 1", "joined_dictionary` is 1, expected true or false"),
         ("target: de", "target: no", "target` is False, expected a word (YAML reads no and on as false and true"),
-        ("target: de", "target: en", "source and target` is both 'en', expected two languages"),
+        ("target: de", "target: en", "source and target` is ('en', 'en'), expected two languages"),
         ("source: en", "source: ../en", "source and target` is ('../en', 'de'), expected names such as en"),
         ("target: de", "target: de\nsource: fr", "the key 'source' stands here a second time"),
         ("kind: debian", "? [a, b]", "a list or keys with values as a key, expected a word"),

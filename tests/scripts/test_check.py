@@ -163,8 +163,8 @@ def test_a_model_that_reads_words_is_built_when_there_are_some(tmp_path, data):
 
 def test_generation_reads_lines_as_long_as_training_does(tmp_path):
     said(tmp_path, "train: {max-source-positions: 2048}")
-    for asked in check.asked_generations(load_config(tmp_path / "model.yaml"), Path("data"), CPU):
-        assert asked.given("max-source-positions") == "2048"  # fairseq-generate's own limit is 1,024
+    for command in check.generations(load_config(tmp_path / "model.yaml"), Path("data"), CPU):
+        assert command.given("max-source-positions") == "2048"  # fairseq-generate's own limit is 1,024
 
 
 def test_the_baseline_of_the_speed_is_checked_too(tmp_path):

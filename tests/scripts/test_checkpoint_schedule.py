@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, final_epoch, final_update, updates_in_epoch
+from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, final, updates_in_epoch
 from scripts.pipeline.config import Config
 
 DEFAULTS = {
@@ -59,48 +59,27 @@ def test_a_final_state_that_is_left_out_is_said():
     assert said.startswith("the last checkpoint averaged will be that of update 32 of 40;")
 
 
+EVERY, KEEP, AFTER = "save_interval_updates", "keep_interval_updates", "validate_after_updates"
+
+
 @pytest.mark.parametrize(
     ("settings", "args", "said"),
     [
-        (
-            config(),
-            {"save_interval_updates": 16},
-            "will have kept 2 (16, 32); ask for at most 2, or set train.save-inter",
-        ),
+        (config(), {EVERY: 16}, "will have kept 2 (16, 32); ask for at most 2, or set train.save-interval-updates: 13"),
         (config(), {}, "of 40 updates will have kept none; set train.save-interval-updates: 13"),
+        (config(), {"max_update": 0, "max_epoch": 3}, "will have kept none; set train.save-interval-updates: 1000"),
+        (config(), {EVERY: 5, KEEP: 2}, "kept 2 (35, 40); ask for at most 2, or set train.keep-interval-updates: 3"),
+        (config(tune={"last": [1, 5]}), {EVERY: 20, KEEP: 1}, "`tune.last` asks for 5 checkpoints by update, but a"),
+        (config(tune={"last": [1, 5]}), {EVERY: 20, KEEP: 1}, "updates: 5 and train.save-interval-updates: 8"),
         (
             config(),
-            {"max_update": 0, "max_epoch": 3},
-            "a training will have kept none; set train.save-interval-updates: 1000",
-        ),
-        (
-            config(),
-            {"save_interval_updates": 5, "keep_interval_updates": 2},
-            "will have kept 2 (35, 40); ask for at most 2, or set train.keep-interval-updates: 3",
-        ),
-        (
-            config(tune={"last": [1, 5]}),
-            {"save_interval_updates": 20, "keep_interval_updates": 1},
-            "`tune.last` asks for 5 checkpoints by update, but a training of 40 updates will have kept 1 (40); ask for "
-            "at most 1, or set train.keep-interval-updates: 5 and train.save-interval-updates: 8",
-        ),
-        (
-            config(),
-            {"save_interval_updates": 10, "validate_after_updates": 25},
+            {EVERY: 10, AFTER: 25},
             "kept 2 (30, 40); ask for at most 2, or set train.validate-after-updates: 0",
         ),
         (config(by="epoch"), {"no_epoch_checkpoints": True}, "kept none; set train.no-epoch-checkpoints: false"),
         (config(by="epoch"), {"keep_last_epochs": 2}, "kept 2; ask for at most 2, or set train.keep-last-epochs: 3"),
-        (
-            config(last=0),
-            {"disable_validation": True},
-            "`train.disable-validation` is true; take it out, or add `average",
-        ),
-        (
-            config(last=0),
-            {"validate_after_updates": 50},
-            "`train.validate-after-updates` is 50 of 40 updates; lower it",
-        ),
+        (config(last=0), {"disable_validation": True}, "validation` is true; take it out, or add `average"),
+        (config(last=0), {AFTER: 50}, "`train.validate-after-updates` is 50 of 40 updates; lower it"),
         (config(), {"no_save": True}, "`train.no-save` is true, but the training would leave nothing behind"),
         (config(), {"no_last_checkpoints": True}, "`train.no-last-checkpoints` is true, but a training goes on from"),
     ],
@@ -121,11 +100,11 @@ def test_the_end_of_a_training():
     args = parsed(update_freq=[2, 1], max_update=0, max_epoch=3)
     assert [updates_in_epoch(5, args)(epoch) for epoch in (1, 2, 3)] == [3, 5, 5]
     assert updates_in_epoch(5, parsed(update_freq=[2], skip_remainder_batch=True))(1) == 2
-    assert final_update(args, updates_in_epoch(5, args)) == 13
-    assert (final_update(args, None), final_epoch(args, None)) == (None, 3)
+    assert final("update", args, updates_in_epoch(5, args)) == 13
+    assert (final("update", args, None), final("epoch", args, None)) == (None, 3)
     both = parsed(max_update=10, max_epoch=3)
-    assert (final_update(both, lambda _: 5), final_epoch(both, lambda _: 5)) == (10, 2)
-    assert (final_update(both, lambda _: 2), final_epoch(both, lambda _: 2)) == (6, 3)
+    assert (final("update", both, lambda _: 5), final("epoch", both, lambda _: 5)) == (10, 2)
+    assert (final("update", both, lambda _: 2), final("epoch", both, lambda _: 2)) == (6, 3)
 
 
 small = st.integers(1, 12)
