@@ -21,7 +21,7 @@ VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves 
 
 
 class Layout(TypedDict, total=False):
-    """What ``light_conv`` and ``dynamic_conv`` say of how sentences lie, and of what comes before and after them."""
+    """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
 
     normalization: str
     dropconnect: float

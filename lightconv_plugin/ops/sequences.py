@@ -80,10 +80,7 @@ def convolve(
         out = out.transpose(0, 1) if place.batch_first else out
     if not place.return_state:
         return out
-    if offsets is None:
-        last = reference.final_state(x[max(0, len(x) - width + 1) :], width, state)
-    else:
-        last = _final_states(x, width, offsets, state)
+    last = final_state(x, width, offsets, state)
     return out, (last.transpose(0, 1) if place.batch_first else last).contiguous()
 
 
@@ -127,8 +124,10 @@ def _convolve_packed(
     return conv(spread, weight).index_select(0, rows)
 
 
-def _final_states(x: Tensor, width: int, cu_seqlens: Tensor, initial_state: Tensor | None) -> Tensor:
-    """The last K - 1 inputs (K - 1, N, C) of packed sentences x (total, 1, C)."""
+def final_state(x: Tensor, width: int, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> Tensor:
+    """The last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C)."""
+    if cu_seqlens is None:
+        return reference.final_state(x[max(0, len(x) - width + 1) :], width, initial_state)
     if initial_state is None:
         initial_state = x.new_zeros(width - 1, len(cu_seqlens) - 1, x.shape[2])
     # rows of all states (N, K - 1, C) and then of x; a position before a sentence's first is one of its state

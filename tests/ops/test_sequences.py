@@ -114,7 +114,7 @@ def test_batch_first(name, backend):
 @operators
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_narrower_types_are_rounded_once(name, dtype):
-    """What a state adds is summed with the rest, before the sum is rounded."""
+    """A state is summed with the rest, before the sum is rounded."""
     x, weight, state = draw(7, 3, 32).to(dtype), kernels(name, 31, 7, 3).to(dtype), draw(30, 3, 32).to(dtype)
     got = getattr(ops, name)(x, weight, padding_l=30, initial_state=state)
     exact = getattr(reference, name)(x.double(), weight.double(), padding_l=30, initial_state=state.double())
