@@ -169,3 +169,27 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
 def test_refusals(x, options, message):
     with pytest.raises(ValueError, match=message):
         ops.light_conv(x, torch.zeros(2, 3), **{"padding_l": 2, **options})
+
+
+@operators
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize(("heads", "channels", "width"), [(2, 64, 31), (12, 24, 3), (3, 9, 70)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_batch_first_is_neither_copied_nor_another_mask(name, p, heads, channels, width, dtype):
+    """The operators read and write a batch-first order, with the numbers of the other, to the bit."""
+    shape, seed = (heads, width) if name == "light_conv" else (37, 5, heads, width), torch.tensor([77])
+    x, weight, grad = (torch.randn(s).to(dtype) for s in ((37, 5, channels), shape, (37, 5, channels)))
+
+    def turned(t: Tensor) -> Tensor:
+        return t.transpose(0, 1).contiguous().transpose(0, 1) if t.ndim > 2 else t
+
+    found = []
+    for a, b, g in ((x, weight, grad), (turned(x), weight, grad), (turned(x), turned(weight), turned(grad))):
+        options = (width // 2, True, p, seed if p else None)
+        out = getattr(torch.ops.lightconv, name)(a, b, *options)
+        grads = getattr(torch.ops.lightconv, f"{name}_backward")(g, a, b, *options, True, True)
+        assert all(t.stride() == a.stride() for t in (out, grads[0]))
+        found.append((out, *grads))
+    for plain, first, second in zip(*found, strict=True):
+        assert torch.equal(plain, first)
+        assert torch.equal(plain, second)
