@@ -60,8 +60,7 @@ def light_conv(
         x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
         weight: (H, K).
         padding_l, normalization, dropconnect: see the definition.
-        batch_first: of x, the result and states. CPU kernels read and write it; on a GPU it costs a copy of x, and of
-            the gradient in backward.
+        batch_first: of x, the result and states; without a copy.
         cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
             and sees no other. Offsets are checked on a CPU alone. It costs a copy of x, of DynamicConv's kernels and
             of the result, and max(padding_l, K - 1 - padding_l) further positions a sentence.

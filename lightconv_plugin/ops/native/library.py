@@ -69,7 +69,7 @@ def _register_fakes() -> None:
 
     def in_order_of(x: Tensor, like: Tensor) -> Tensor:
         """Of the shape of ``like``; batch first where x (T, B, C) lies so."""
-        batch_first = x.is_cpu and like.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
+        batch_first = like.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
         if not batch_first:
             return torch.empty_like(like, memory_format=torch.contiguous_format)
         return torch.empty_like(like.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
