@@ -87,6 +87,7 @@ def parse() -> argparse.Namespace:
             command.add_argument("--causal", action="store_true", help="pad on the left only, as a decoder does")
         if name == "ops":
             command.add_argument("--no-peers", action="store_true", help="without peers: time a token at each T")
+            command.add_argument("--layouts", action="store_true", help="causal: batch first, with a state, packed")
         if name in ("ops", "memory", "decode"):
             command.add_argument("--dtype", default="float32", choices=DTYPES, help="type of all tensors")
         if name in ("train", "decode"):
@@ -172,6 +173,11 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
         dtype = getattr(torch, args.dtype)
         if args.what == "memory":
             yield Table(memory.COLUMNS, memory.measure(chosen, shapes, dtype=dtype, device=device))
+        elif args.layouts:
+            if "dynamic module" in chosen:
+                raise UserError("--layouts times the operators alone; add --operators light,dynamic")
+            found = operators.measure_layouts(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
+            yield Table(operators.LAYOUT_COLUMNS, found, left=2)
         elif args.no_peers:
             found = operators.measure_alone(chosen, shapes, dtype=dtype, device=device, seconds=args.seconds)
             yield Table(operators.ALONE_COLUMNS, found, left=2)

@@ -1,5 +1,7 @@
 """LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -124,8 +126,11 @@ class LightweightConv(TimeConv):
         """The kernels that x is convolved with, normalised: (H, K), whatever the query."""
         return ops.normalize_kernel(self.weight, self.normalization)
 
-    def forward(self, x: Tensor, incremental_state: IncrementalState | None = None) -> Tensor:
-        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position."""
+    def forward(self, x: Tensor, incremental_state: IncrementalState | None = None, **place: Any) -> Any:
+        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position.
+
+        ``place``: batch_first, cu_seqlens, initial_state and return_state, as ``ops.light_conv`` takes them.
+        """
         if incremental_state is not None:
             return self.step(x, self.weight, incremental_state)
         weight: Tensor = self.weight
@@ -139,6 +144,7 @@ class LightweightConv(TimeConv):
             normalization=normalization,
             dropconnect=dropconnect,
             backend=self.backend,
+            **place,
         )
 
 
@@ -169,11 +175,16 @@ class DynamicConv(TimeConv):
         self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
 
     def forward(
-        self, x: Tensor, incremental_state: IncrementalState | None = None, query: Tensor | None = None
-    ) -> Tensor:
+        self,
+        x: Tensor,
+        incremental_state: IncrementalState | None = None,
+        query: Tensor | None = None,
+        **place: Any,
+    ) -> Any:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position.
 
-        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise.
+        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise. ``place``: batch_first,
+        cu_seqlens, initial_state and return_state, as ``ops.dynamic_conv`` takes them; the query lies as x does.
         """
         weight = self.predict(x if query is None else query)
         if incremental_state is not None:
@@ -185,6 +196,7 @@ class DynamicConv(TimeConv):
             normalization=self.normalization,
             dropconnect=self.weight_dropout.probability,
             backend=self.backend,
+            **place,
         )
 
     def kernels(self, query: Tensor) -> Tensor:
@@ -192,15 +204,15 @@ class DynamicConv(TimeConv):
         return ops.normalize_kernel(self.predict(query), self.normalization)
 
     def predict(self, query: Tensor) -> Tensor:
-        """The kernels' logits (T, B, H, K) from what they are predicted from, (T, B, Q)."""
-        time, batch = query.shape[:2]
+        """The kernels' logits (T, B, H, K) from what they are predicted from, (T, B, Q), or however it lies."""
+        places = query.shape[:-1]
         if self.query_heads == 1:
-            return apply_linear(self.weight_linear, query).view(time, batch, self.heads, self.kernel_size)
-        groups = query.view(time, batch, self.query_heads, query.shape[2] // self.query_heads)
+            return apply_linear(self.weight_linear, query).view(*places, self.heads, self.kernel_size)
+        groups = query.view(*places, self.query_heads, query.shape[-1] // self.query_heads)
         if is_plain(self.weight_linear, nn.Linear):
             maps = self.weight_linear.weight.view(self.query_heads, -1, groups.shape[-1])
-            weight = torch.einsum("tbqd,qod->tbqo", groups, maps)
+            weight = torch.einsum("...qd,qod->...qo", groups, maps)
         else:  # its forward is not to be passed by: every group through the whole map, of which its own heads are kept
-            every = self.weight_linear(groups).view(time, batch, self.query_heads, self.query_heads, -1)
-            weight = every.diagonal(dim1=2, dim2=3).movedim(-1, 2)
-        return weight.reshape(time, batch, self.heads, self.kernel_size)
+            every = self.weight_linear(groups).view(*places, self.query_heads, self.query_heads, -1)
+            weight = every.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
+        return weight.reshape(*places, self.heads, self.kernel_size)

@@ -6,18 +6,39 @@ the choice was left open, done by the reference, with one warning that says why.
 
 import os
 from types import ModuleType
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops import native, reference, sequences
 from lightconv_plugin.ops.announce import announce
+from lightconv_plugin.ops.sequences import Place
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
 CHOICES = ("auto", *BACKENDS)
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 
 
+class Layout(TypedDict, total=False):
+    """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
+
+    normalization: str
+    dropconnect: float
+    batch_first: bool
+    cu_seqlens: Tensor | None
+    initial_state: Tensor | None
+    backend: str
+
+
+@overload
+def light_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[Layout]
+) -> Tensor: ...
+@overload
+def light_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[Layout]
+) -> tuple[Tensor, Tensor]: ...
 def light_conv(
     x: Tensor,
     weight: Tensor,
@@ -25,22 +46,45 @@ def light_conv(
     padding_l: int,
     normalization: str = "softmax",
     dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
 
     See ``reference.light_conv`` for the definition.
 
+    Args:
+        x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
+        weight: (H, K).
+        padding_l, normalization, dropconnect: see the definition.
+        batch_first: of x, the result and states; without a copy.
+        cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
+            and sees no other. Offsets are checked on a CPU alone. It costs a copy of x, of DynamicConv's kernels and
+            of the result, and max(padding_l, K - 1 - padding_l) further positions a sentence.
+        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. It costs a copy of x and of
+            DynamicConv's kernels. Packed sentences are the B of states.
+        return_state: also return the last K - 1 inputs, the next call's initial state.
+        backend: see ``choose_backend``.
+
     Raises:
-        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), or an unknown
-            normalisation or backend.
+        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
+            convolution that looks ahead, or an unknown normalisation or backend.
     """
-    check_operands("light_conv", x, weight, 2, "(H, K)")
-    _check_kernel("light_conv", weight, padding_l, dropconnect)
-    chosen = choose_backend("light_conv", backend, x, weight)
-    return chosen.light_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
+    place = Place(batch_first, cu_seqlens, initial_state, return_state)
+    return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, backend)
 
 
+@overload
+def dynamic_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[Layout]
+) -> Tensor: ...
+@overload
+def dynamic_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[Layout]
+) -> tuple[Tensor, Tensor]: ...
 def dynamic_conv(
     x: Tensor,
     weight: Tensor,
@@ -48,25 +92,51 @@ def dynamic_conv(
     padding_l: int,
     normalization: str = "softmax",
     dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
 
-    See ``reference.dynamic_conv`` for the definition.
+    See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
+    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
 
     Raises:
-        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), or an unknown
-            normalisation or backend.
+        ValueError: as ``light_conv``.
     """
-    check_operands("dynamic_conv", x, weight, 4, "(T, B, H, K)")
-    if weight.shape[:2] != x.shape[:2]:
+    place = Place(batch_first, cu_seqlens, initial_state, return_state)
+    return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, backend)
+
+
+def _run(
+    operator: str,
+    x: Tensor,
+    weight: Tensor,
+    padding_l: int,
+    normalization: str,
+    dropconnect: float,
+    place: Place,
+    backend: str,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Check the arguments and run the backend on one sequence (T, B, C)."""
+    dims = "total" if place.cu_seqlens is not None else "B, T" if place.batch_first else "T, B"
+    dynamic = operator == "dynamic_conv"
+    ndim, shape = (dims.count(",") + 3, f"({dims}, H, K)") if dynamic else (2, "(H, K)")
+    check_operands(operator, x, weight, ndim, shape, dims)
+    if dynamic and weight.shape[:-2] != x.shape[:-1]:
         raise ValueError(
-            f"dynamic_conv: one kernel a position is expected, weight (T, B, H, K) with T, B = "
-            f"{tuple(x.shape[:2])} as in x; got weight {tuple(weight.shape)}"
+            f"dynamic_conv: one kernel a position is expected, weight ({dims}, H, K) with {dims} = "
+            f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
         )
-    _check_kernel("dynamic_conv", weight, padding_l, dropconnect)
-    chosen = choose_backend("dynamic_conv", backend, x, weight)
-    return chosen.dynamic_conv(x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
+    _check_kernel(operator, weight, padding_l, dropconnect)
+    place.check(operator, x, weight.shape[-1], padding_l)
+    chosen = getattr(choose_backend(operator, backend, x, weight), operator)
+    options = {"padding_l": padding_l, "normalization": normalization, "dropconnect": dropconnect}
+    if place.plain:
+        return chosen(x, weight, **options)
+    return sequences.convolve(lambda x, weight: chosen(x, weight, **options), x, weight, padding_l, place)
 
 
 def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> ModuleType:
@@ -103,21 +173,23 @@ def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
     return choose_backend(operator, "auto", x, *others) is native
 
 
-def check_operands(operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str) -> None:
-    """Check what every operator asks of its two tensors.
+def check_operands(
+    operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str, dims: str = "T, B"
+) -> None:
+    """Check what every operator asks of its two tensors; ``dims`` are x's before its channels.
 
     Raises:
         ValueError: other numbers of dimensions, integers, or heads that do not divide the channels.
     """
-    if x.ndim != 3 or weight.ndim != weight_ndim:
+    if x.ndim != dims.count(",") + 2 or weight.ndim != weight_ndim:
         raise ValueError(
-            f"{operator}: expected x (T, B, C) and weight {weight_shape}; "
+            f"{operator}: expected x ({dims}, C) and weight {weight_shape}; "
             f"got x {tuple(x.shape)} and weight {tuple(weight.shape)}"
         )
     if not (x.is_floating_point() and weight.is_floating_point()):
         raise ValueError(f"{operator}: expected floating-point tensors; got x {x.dtype} and weight {weight.dtype}")
-    if not weight.shape[-2] or x.shape[2] % weight.shape[-2]:
-        raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[2]} channels of x")
+    if not weight.shape[-2] or x.shape[-1] % weight.shape[-2]:
+        raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
 
 
 def _check_kernel(operator: str, weight: Tensor, padding_l: int, dropconnect: float) -> None:

@@ -5,9 +5,9 @@ R = C / H neighbours that share their head's kernel (section 3). For a position 
 
     out[i, b, c] = sum over j = 0..K-1 of  w[.., h, j] * x[i + j - padding_l, b, c]
 
-where x is zero outside 0..T-1. ``padding_l = K - 1`` is the causal convolution of a decoder, ``K // 2`` the "same"
-convolution of an encoder. In LightConv w is one (H, K) table for all positions; in DynamicConv each position has its
-own, w: (T, B, H, K), predicted from x[i] (section 4).
+where x is zero outside 0..T-1, or, before 0, a state that is given. ``padding_l = K - 1`` is the causal convolution of
+a decoder, ``K // 2`` the "same" convolution of an encoder. In LightConv w is one (H, K) table for all positions; in
+DynamicConv each position has its own, w: (T, B, H, K), predicted from x[i] (section 4).
 
 Three decisions that the paper leaves open:
 
@@ -24,6 +24,10 @@ Three decisions that the paper leaves open:
 This module imports torch alone and runs on any device.
 """
 
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +36,13 @@ from lightconv_plugin.ops.normalization import normalize_kernel
 
 
 def light_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: str = "softmax",
+    dropconnect: float = 0.0,
+    initial_state: Tensor | None = None,
 ) -> Tensor:
     """LightConv over a whole sequence (section 3).
 
@@ -42,6 +52,7 @@ def light_conv(
         padding_l: zeros before the first position, 0..K-1; K-1-padding_l follow the last.
         normalization: how kernels are normalised over K, one of ``NORMALIZATIONS``.
         dropconnect: probability with which a normalised weight is dropped; 0 outside training.
+        initial_state: (padding_l, B, C), the inputs before the first position, in place of zeros.
 
     Returns:
         (T, B, C) of x's type.
@@ -49,18 +60,24 @@ def light_conv(
     kernel = normalize_kernel(weight, normalization)
     if dropconnect > 0.0:
         kernel = F.dropout(kernel.expand(*x.shape[:2], *weight.shape), dropconnect)
-    return _sum_of_taps(x.unflatten(-1, (len(weight), -1)), kernel, padding_l).flatten(-2)
+    return _sum_of_taps(x, kernel, padding_l, initial_state)
 
 
 def dynamic_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: str = "softmax",
+    dropconnect: float = 0.0,
+    initial_state: Tensor | None = None,
 ) -> Tensor:
     """DynamicConv over a whole sequence, given the predicted kernels (section 4).
 
     Args:
         x: (T, B, C), any floating type, any strides.
         weight: (T, B, H, K) logits, one kernel a position and head; H divides C.
-        padding_l, normalization, dropconnect: as for ``light_conv``.
+        padding_l, normalization, dropconnect, initial_state: as for ``light_conv``.
 
     Returns:
         (T, B, C) of x's type.
@@ -68,7 +85,44 @@ def dynamic_conv(
     kernel = normalize_kernel(weight, normalization)
     if dropconnect > 0.0:
         kernel = F.dropout(kernel, dropconnect)
-    return _sum_of_taps(x.unflatten(-1, (weight.shape[2], -1)), kernel, padding_l).flatten(-2)
+    return _sum_of_taps(x, kernel, padding_l, initial_state)
+
+
+def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> Tensor:
+    """The last K - 1 inputs (K - 1, B, C), those of ``initial_state`` and zeros among them where T is less."""
+    if initial_state is None:
+        initial_state = x.new_zeros(width - 1, *x.shape[1:])
+    return torch.cat([initial_state, x])[len(x) :]
+
+
+def packed(
+    operator: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """Either convolution of N sentences that lie one behind another, each by itself.
+
+    Args:
+        operator: ``light_conv`` or ``dynamic_conv``.
+        x: (total, C).
+        weight: (H, K), or, for ``dynamic_conv``, (total, H, K).
+        cu_seqlens: (N + 1,) whole numbers: sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1].
+        initial_state: (padding_l, N, C).
+        options: the operator's.
+
+    Returns:
+        (total, C) of x's type.
+    """
+    found = []
+    for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        kernels = weight if operator is light_conv else weight[begin:end].unsqueeze(1)
+        state = None if initial_state is None else initial_state[:, n : n + 1]
+        found.append(operator(x[begin:end].unsqueeze(1), kernels, initial_state=state, **options).squeeze(1))
+    return torch.cat(found)
 
 
 def conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
@@ -103,18 +157,21 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     return out if padding_mask is None else out.masked_fill(padding_mask.t().unsqueeze(-1), 0)
 
 
-def _sum_of_taps(x: Tensor, kernel: Tensor, padding_l: int) -> Tensor:
-    """The equation, tap by tap: x (T, B, H, R) and normalised kernels (..., H, K) that broadcast to (T, B, H, K).
+def _sum_of_taps(x: Tensor, kernel: Tensor, padding_l: int, initial_state: Tensor | None) -> Tensor:
+    """The equation, tap by tap: x (T, B, C) and normalised kernels (..., H, K) that broadcast to (T, B, H, K).
 
     An input that is infinite or NaN reaches the positions whose kernel covers it, and no other.
     """
     time, width = x.shape[0], kernel.shape[-1]
-    padded = F.pad(_for_sums(x), (0, 0, 0, 0, 0, 0, padding_l, width - 1 - padding_l))
+    padded = F.pad(_for_sums(x), (0, 0, 0, 0, padding_l, width - 1 - padding_l))
+    if initial_state is not None:
+        padded = torch.cat([_for_sums(initial_state), padded[padding_l:]])
+    padded = padded.unflatten(-1, (kernel.shape[-2], -1))
     kernel = kernel.to(padded.dtype)
     out = kernel[..., :1] * padded[:time]
     for j in range(1, width):
         out = torch.addcmul(out, kernel[..., j : j + 1], padded[j : j + time])
-    return out.to(x.dtype)
+    return out.flatten(-2).to(x.dtype)
 
 
 def _for_sums(x: Tensor) -> Tensor:

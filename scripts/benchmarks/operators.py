@@ -1,11 +1,13 @@
 """``scripts.bench ops``: the convolutions, forward and forward with backward."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from scripts.benchmarks.peers import OURS, Shape, cases, forward, forward_backward
+from lightconv_plugin import ops
+from scripts.benchmarks.peers import OURS, Case, Shape, cases, forward, forward_backward
 from scripts.benchmarks.timing import interleaved, peak_bytes, peak_flops
 
 _CASE = [("operator", "operator", "{}"), ("pass", "pass", "{}"), ("T", "T", "{}"), ("B", "B", "{}")]
@@ -18,6 +20,10 @@ COLUMNS = [
 ]  # fmt: skip
 ALONE_COLUMNS = [
     *_CASE, ("ms", "ms", "{:.2f}"), ("ns a token", "ns_a_token", "{:.0f}"), ("to the first T", "to_first", "{:.2f}x")
+]  # fmt: skip
+LAYOUT_COLUMNS = [
+    *_CASE, ("(T, B, C) ms", "ms", "{:.2f}"), ("batch first", "batch_first", "{:.2f}x"),
+    ("with a state", "state", "{:.2f}x"), ("packed", "packed", "{:.2f}x"),
 ]  # fmt: skip
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
 
@@ -63,6 +69,41 @@ def measure_alone(
                     "ns_a_token": a_token[shape] * 1e9,
                     "to_first": a_token[shape] / a_token[shapes[0]],
                 }
+
+
+def measure_layouts(
+    operators: list[str], shapes: list[Shape], *, dtype: torch.dtype, device: torch.device, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """One record for each operator, shape and pass: causal, and how its time changes with layout and state."""
+    for operator in operators:
+        for shape in shapes:
+            built = _layouts(operator, shape, dtype, device)
+            for backward in (False, True):
+                wrap = forward_backward if backward else forward
+                times = interleaved({name: wrap(case) for name, case in built.items()}, device, seconds=seconds)
+                ratios = {name: taken / times["ms"] for name, taken in times.items()}
+                yield _about(operator, shape, backward) | ratios | {"ms": times["ms"] * 1e3}
+
+
+def _layouts(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Case]:
+    """The same sentences in each layout; their lengths are all T where they are packed."""
+    T, B, C, H, K = shape.T, shape.B, shape.C, shape.H, shape.K
+    conv = {"light": ops.light_conv, "dynamic": ops.dynamic_conv}[operator]
+    offsets = torch.arange(0, T * B + 1, T, device=device)
+    state = torch.randn(K - 1, B, C, device=device, dtype=dtype)
+    given: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+        "ms": ((T, B), {}),
+        "batch_first": ((B, T), {"batch_first": True}),
+        "state": ((T, B), {"initial_state": state}),
+        "packed": ((T * B,), {"cu_seqlens": offsets}),
+    }
+    built: dict[str, Case] = {}
+    for name, (places, options) in given.items():
+        x = torch.randn(*places, C, device=device, dtype=dtype, requires_grad=True)
+        size = (H, K) if operator == "light" else (*places, H, K)
+        weight = torch.randn(size, device=device, dtype=dtype, requires_grad=True)
+        built[name] = partial(conv, x, weight, padding_l=K - 1, **options), [x, weight]
+    return built
 
 
 def _about(operator: str, shape: Shape, backward: bool) -> dict[str, Any]:

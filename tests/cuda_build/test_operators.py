@@ -56,6 +56,17 @@ class NoWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_sentences_wait_for_nothing(dtype, gpu):
+    x, state = torch.ones(9, 8, dtype=dtype, requires_grad=True), torch.ones(2, 3, 8, dtype=dtype)
+    places: dict = {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "initial_state": state, "return_state": True}
+    with NoWaits():
+        for operator, weight in ((ops.light_conv, torch.ones(2, 3)), (ops.dynamic_conv, torch.ones(9, 2, 3))):
+            out, last = operator(x, weight, padding_l=2, **places)
+            assert (out.shape, last.shape, out.dtype, out.device.type) == (x.shape, state.shape, dtype, "cuda")
+    assert gpu.met == {"light_conv", "dynamic_conv"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_loss(dtype, gpu):
     """In two kernels, the gradient too, without waiting for a number of the device's."""
     ours = criterions()[1]

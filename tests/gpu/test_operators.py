@@ -71,6 +71,44 @@ def test_strides(device):
     assert_close(got, reference.light_conv(x.double(), weight.double(), padding_l=30), torch.float32)
 
 
+@pytest.mark.parametrize("name", ["light_conv", "dynamic_conv"])
+@pytest.mark.parametrize("K", [4, 31])
+def test_states_and_packed_sentences(name, dtype, K, device):
+    """With lengths from 0 on; the offsets stay on the device."""
+    offsets, options = torch.tensor([0, 1, 1, 40, 99]), {"padding_l": K - 1}
+    x, state, grad = (make(device, n, 96, dtype=dtype) for n in (99, (K - 1) * 4, 99))
+    weight, state = make(device, *(() if name == "light_conv" else (99,)), 3, K, dtype=dtype), state.view(K - 1, 4, 96)
+    results = []
+    for exact in (False, True):
+        x, weight, state = (t.detach().double() if exact else t.detach() for t in (x, weight, state))
+        given = x.requires_grad_(), weight.requires_grad_(), state.requires_grad_()
+        if exact:
+            definition = getattr(reference, name)
+            out = reference.packed(definition, x, weight, offsets, initial_state=state, **options)
+        else:
+            places = {"cu_seqlens": offsets.to(device), "initial_state": state}
+            out, last = getattr(ops, name)(x, weight, return_state=True, **places, **options)
+            assert torch.equal(last[:, 1], state[:, 1])
+            assert torch.equal(last[:, 3], x[100 - K : 99])
+        results.append((out.detach(), *torch.autograd.grad(out, given, grad.to(out.dtype))))
+    for got, want in zip(*results, strict=True):
+        scale = max(1.0, want.abs().max().item()) if want.ndim == 2 and want.shape == (3, K) else 1.0
+        assert_close(got / scale, want / scale, dtype)
+
+
+@pytest.mark.parametrize("name", ["light_conv", "dynamic_conv"])
+def test_batch_first_and_pieces(name, dtype, device):
+    x, weight = make(device, 2, 40, 96, dtype=dtype), make(device, *(() if name == "light_conv" else (2, 40)), 3, 7)
+    weight, options = weight.to(dtype), {"padding_l": 6, "batch_first": True, "return_state": True}
+    outs, state = [], None
+    for piece in (slice(0, 3), slice(3, 40)):
+        own = weight if weight.ndim == 2 else weight[:, piece]
+        out, state = getattr(ops, name)(x[:, piece], own, initial_state=state, **options)
+        outs.append(out)
+    rows, own = x.transpose(0, 1).double(), weight.double() if weight.ndim == 2 else weight.transpose(0, 1).double()
+    assert_close(torch.cat(outs, 1).transpose(0, 1), getattr(reference, name)(rows, own, padding_l=6), dtype)
+
+
 def test_an_address_that_is_not_aligned(dtype, device):
     x, weight = make(device, 33 * 2 * 128 + 1, dtype=dtype)[1:].view(33, 2, 128), make(device, 2, 31, dtype=dtype)
     got = native.light_conv(x, weight, padding_l=30)

@@ -226,3 +226,16 @@ def test_parameter_counts_of_the_operators():
         dynamic = DynamicConv(1024, 7, heads=16, causal=True)
     counts = [sum(p.numel() for p in module.parameters()) for module in (*shared, dynamic)]
     assert [regular, *counts] == [7_340_032, 7_168, 112, 112 * 1024]
+
+
+@pytest.mark.parametrize("options", [{}, {"query_heads": 2}], ids=["", "query heads"])
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+def test_text_in_pieces_batch_first_and_packed(kind, options):
+    conv = kind(8, 5, heads=4, causal=True, **({} if kind is LightweightConv else options)).double()
+    x = torch.randn(9, 3, 8, dtype=torch.float64)
+    whole = conv(x)
+    assert_close(conv(x.transpose(0, 1), batch_first=True), whole.transpose(0, 1))
+    first, state = conv(x[:2], return_state=True)
+    assert_close(torch.cat([first, conv(x[2:], initial_state=state)]), whole)
+    packed = conv(x.transpose(0, 1).flatten(0, 1), cu_seqlens=torch.arange(0, 28, 9))
+    assert_close(packed, whole.transpose(0, 1).flatten(0, 1))

@@ -43,6 +43,10 @@ with torch.no_grad():
 assert dynamic_conv(torch.ones(3, 1, 4), torch.zeros(3, 1, 2, 3), padding_l=2).shape == (3, 1, 4)
 """
 README = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+EXAMPLES = "".join(
+    block.split("```")[0]
+    for block in (ROOT / "lightconv_plugin" / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
+)
 LEARNT = """
 assert loss < 2, loss
 torch.testing.assert_close(steps, out(conv(embed(tokens))), rtol=1e-4, atol=1e-5)
@@ -76,8 +80,9 @@ def run(forking_torch) -> Run:
         "from lightconv_plugin import info",
         OWN_MODEL,
         README + LEARNT,
+        EXAMPLES,
     ],
-    ids=["operator", "module", "info", "a model of one's own", "the README's"],
+    ids=["operator", "module", "info", "a model of one's own", "the README's", "the plugin's README's"],
 )
 def test_neither_operators_nor_modules_need_fairseq(run, code):
     done = run(NONE + code)

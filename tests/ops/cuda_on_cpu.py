@@ -107,7 +107,7 @@ def structure(name: str, **members: str) -> Any:
 
 Conv = structure(
     "Conv",
-    c_longlong="T B H R K padding_l",
+    c_longlong="T B H R K padding_l step sentence",
     c_int="type",
     c_bool="dynamic softmax",
     c_double="dropconnect",
@@ -181,16 +181,18 @@ class Machine:
 
     def blank(self, like: Tensor, *shape: int) -> Tensor:
         """Memory for a result of a shape, or of ``like``'s; NaN, so that what is not written shows."""
-        return torch.full(shape or like.shape, torch.nan, dtype=like.dtype)
+        return like.new_full(shape, torch.nan) if shape else torch.full_like(like, torch.nan)
 
     def describe(
         self, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, dropconnect: float, seed: Tensor | None
     ) -> Any:
         heads, width = weight.shape[-2:]
-        assert x.is_contiguous()
-        assert weight.is_contiguous()
+        batch_first = not x.is_contiguous()
+        assert (x.transpose(0, 1) if batch_first else x).is_contiguous()
+        assert (weight.transpose(0, 1) if batch_first and weight.ndim > 2 else weight).is_contiguous()
         assert x.dtype == weight.dtype
-        sizes = (x.shape[0], x.shape[1], heads, x.shape[2] // heads, width, padding_l)
+        order = (1, x.shape[0]) if batch_first else (x.shape[1], 1)
+        sizes = (x.shape[0], x.shape[1], heads, x.shape[2] // heads, width, padding_l, *order)
         kind = (TYPES[x.dtype], weight.ndim == 4, softmax, dropconnect)
         return Conv(*sizes, *kind, *addresses(seed, x, weight))
 

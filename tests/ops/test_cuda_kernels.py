@@ -111,6 +111,10 @@ def test_forward_and_gradients(gpu, case):
             results.append(gpu.backward(grad, x, weight, *options, wanted=(True, False))[0])
             results.append(gpu.backward(grad, x, weight, *options, wanted=(False, True))[1])
             wanted += wanted[1:]
+        if not case.offset:  # batch first
+            turned = [t.transpose(0, 1).contiguous().transpose(0, 1) if t.ndim > 2 else t for t in (x, weight, grad)]
+            results += [gpu.forward(*turned[:2], *options), *gpu.backward(turned[2], *turned[:2], *options)]
+            wanted += wanted[:3]
         for got, want in zip(results, wanted, strict=True):
             # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
             scale = max(1.0, want.abs().max().item()) if want.shape == (case.H, case.K) else 1.0

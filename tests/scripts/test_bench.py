@@ -122,6 +122,17 @@ def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
 
 
 @pytest.mark.slow
+def test_layouts_are_timed_beside_each_other(tmp_path):
+    sizes = ("--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5")
+    out = tmp_path / "records.json"
+    done = bench("ops", "--layouts", "--operators", "light,dynamic", *sizes, "--seconds", "0.01", "--out", str(out))
+    records = json.loads(out.read_text())["records"]
+    assert len(records) == 2 * 2 * 2
+    assert all(record[key] > 0 for record in records for key in ("ms", "batch_first", "state", "packed"))
+    assert "with a state" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "arguments"),
     [

@@ -67,13 +67,23 @@ def _register_fakes() -> None:
     def like(x: Tensor, *_: object) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
+    def in_order_of(x: Tensor, like: Tensor) -> Tensor:
+        """Of the shape of ``like``; batch first where x (T, B, C) lies so."""
+        batch_first = like.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
+        if not batch_first:
+            return torch.empty_like(like, memory_format=torch.contiguous_format)
+        return torch.empty_like(like.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
+
+    def conv(x: Tensor, *_: object) -> Tensor:
+        return in_order_of(x, x)
+
     def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
         _, softmax, *_, need_x, need_weight = options
         empty = x.new_empty(0)
         # LightConv's is a sum over all positions, and kept in float32 where a normalisation's derivative follows
         wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64
-        of_weight = like(weight.float() if wide else weight) if need_weight else empty
-        return like(x) if need_x else empty, of_weight
+        of_weight = in_order_of(x, weight.float() if wide else weight) if need_weight else empty
+        return in_order_of(x, x) if need_x else empty, of_weight
 
     def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
         return x.new_empty(*x.shape[:2], x.shape[2] // 2)
@@ -130,8 +140,8 @@ def _register_fakes() -> None:
         return None
 
     fakes: dict[str, Callable[..., object]] = {
-        "light_conv": like,
-        "dynamic_conv": like,
+        "light_conv": conv,
+        "dynamic_conv": conv,
         "light_conv_backward": conv_backward,
         "dynamic_conv_backward": conv_backward,
         "conv_step": like,

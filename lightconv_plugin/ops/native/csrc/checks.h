@@ -37,6 +37,24 @@ inline ConvSizes check_conv(const Tensor& x, const Tensor& weight, int64_t paddi
   return sizes;
 }
 
+// Does x (T, B, C) lie as (B, T, C)? Its kernels and its gradient are read, and the results written, in the same order.
+inline bool is_batch_first(const Tensor& x) {
+  return x.dim() == 3 && !x.is_contiguous() && torch::stable::transpose(x, 0, 1).is_contiguous();
+}
+
+// A tensor (T, B, ..) with its rows one behind another in that order, or LightConv's weight.
+inline Tensor in_order(const Tensor& given, bool batch_first) {
+  if (!batch_first || given.dim() < 3) return torch::stable::contiguous(given);
+  return torch::stable::transpose(torch::stable::contiguous(torch::stable::transpose(given, 0, 1)), 0, 1);
+}
+
+// Room for a result of the shape of `like`, in that order.
+inline Tensor empty_in_order(const Tensor& like, bool batch_first, ScalarType type) {
+  if (!batch_first || like.dim() < 3) return torch::stable::new_empty(like, like.sizes(), type);
+  const Tensor turned = torch::stable::transpose(like, 0, 1);
+  return torch::stable::transpose(torch::stable::new_empty(turned, turned.sizes(), type), 0, 1);
+}
+
 // The type of a gradient of weights. LightConv's is a sum over all positions: of 16-bit numbers it stays in float32 where
 // a normalisation's derivative follows, in which its large parts cancel.
 inline ScalarType weight_gradient_type(const Tensor& x, const Tensor& weight, bool softmax) {

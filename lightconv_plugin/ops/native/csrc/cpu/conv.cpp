@@ -19,6 +19,7 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
   const ConvSizes sizes = check_conv(x, weight, padding_l, dropconnect, seed);
   Conv conv{};
   conv.T = sizes.T, conv.B = sizes.B, conv.C = sizes.C, conv.H = sizes.H, conv.K = sizes.K;
+  conv.step = is_batch_first(x) ? 1 : sizes.B, conv.sentence = is_batch_first(x) ? sizes.T : 1;
   conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax;
   conv.dropconnect = probability_of(dropconnect);
   if (dropconnect > 0.0) conv.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
@@ -67,9 +68,10 @@ void share_out(const Units& units, const std::function<void(void*, int64_t, int6
 
 Tensor forward(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bool softmax, double dropconnect,
                std::optional<Tensor> seed) {
-  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
+  const bool batch_first = is_batch_first(x_any);
+  const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
   Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = empty_in_order(x, batch_first, x.scalar_type());
   if (out.numel() == 0) return out;
   const LightKernels light(conv);
   const Kernels& table = kernels();
@@ -116,17 +118,18 @@ void backward_as(const Conv& conv, Gradients gradients, void* light_gradient) {
 std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
                                     int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
                                     bool need_x, bool need_weight) {
-  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
-  const Tensor grad = torch::stable::contiguous(grad_any);
+  const bool batch_first = is_batch_first(x_any);
+  const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
+  const Tensor grad = in_order(grad_any, batch_first);
   Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
   STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == conv.T && grad.size(1) == conv.B && grad.size(2) == conv.C &&
                       grad.scalar_type() == x.scalar_type(),
                   "lightconv: the gradient has another shape or type than x");
   const Tensor none = torch::stable::new_empty(x, {0});
-  Tensor grad_x = need_x ? torch::stable::new_empty(x, x.sizes()) : none;
+  Tensor grad_x = need_x ? empty_in_order(x, batch_first, x.scalar_type()) : none;
   const ScalarType type = weight_gradient_type(x, weight, softmax);
   Tensor grad_weight = !need_weight ? none
-                       : x.numel() > 0 ? torch::stable::new_empty(weight, weight.sizes(), type)
+                       : x.numel() > 0 ? empty_in_order(weight, batch_first, type)
                                        : torch::stable::new_zeros(weight, weight.sizes(), type);
   if (x.numel() == 0 || !(need_x || need_weight)) return {grad_x, grad_weight};
   const LightKernels light(conv);

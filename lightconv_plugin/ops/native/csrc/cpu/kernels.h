@@ -9,10 +9,12 @@ namespace lightconv {
 
 enum class Scalar { f32, f64, bf16 };
 
-// One convolution: x (T, B, C), contiguous; logits (H, K) or, dynamic, (T, B, H, K), contiguous.
+// One convolution: x (T, B, C) and logits (H, K) or, dynamic, (T, B, H, K), whose rows of C and H * K numbers lie one
+// behind another: position t of sentence b is row t * step + b * sentence of x, of the gradients and of dynamic logits.
 // Sums are in float64 for f64, else in float32: the type A of the kernels.
 struct Conv {
   int64_t T, B, C, H, K, padding_l;
+  int64_t step, sentence;  // B, 1; batch first 1, T
   bool dynamic, softmax;
   float dropconnect;  // probability of dropping; 0: none
   uint64_t seed;
@@ -20,6 +22,8 @@ struct Conv {
   const void* x;
   const void* weight;
   const void* light;  // LightConv: the kernels as they are used, (H, K), of type A
+
+  int64_t row(int64_t t, int64_t b) const { return t * step + b * sentence; }
 };
 
 // The work of one pass is cut into units: some heads, some sentences, a chunk of time. How it is cut does not depend on

@@ -4,10 +4,10 @@
 template <class A, class S>
 void pack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const void* from, const Place& place,
           int64_t b, int64_t begin, int64_t end, A* to) {
-  const S* here = static_cast<const S*>(from) + (begin * conv.B + b) * conv.C + place.c;
+  const S* here = static_cast<const S*>(from) + conv.row(begin, b) * conv.C + place.c;
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
-  for (int64_t s = begin; s < end; ++s, here += conv.B * conv.C, to += scratch.row) {
-    if (s + kAhead < end) ask_for(here + kAhead * conv.B * conv.C, place.channels);
+  for (int64_t s = begin; s < end; ++s, here += conv.step * conv.C, to += scratch.row) {
+    if (s + kAhead < end) ask_for(here + kAhead * conv.step * conv.C, place.channels);
     for (int64_t block = 0; block < blocks; ++block) {
       A* row = to + block * scratch.block;
       convert(row, here + block * width, width);
@@ -26,9 +26,9 @@ void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& plac
   by_vectors<A>(L, [&]<int NV>() {
     for (int64_t t = begin; t < end; ++t) {
       if (conv.dynamic && t + kAhead < end)
-        ask_for(logits + (((t + kAhead) * conv.B + b) * conv.H + place.head) * K, place.heads * K);
+        ask_for(logits + (conv.row(t + kAhead, b) * conv.H + place.head) * K, place.heads * K);
       for (int64_t h = 0; h < place.heads; ++h) {
-        const int64_t n = (t * conv.B + b) * conv.H + place.head + h, at = h * scratch.kernel_block + (t - begin) * L;
+        const int64_t n = conv.row(t, b) * conv.H + place.head + h, at = h * scratch.kernel_block + (t - begin) * L;
         A* to = scratch.kernels + at;
         if (!conv.dynamic) {
           kernel_row<A, A, NV>(scratch.light + h * L, K, L, false, to);
@@ -41,7 +41,8 @@ void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& plac
         }
         if (conv.dropconnect > 0) {
           A *factors = scratch.factors + at, *used = scratch.used + at;
-          keep_row(conv.seed, static_cast<uint64_t>(n), conv.dropconnect, L, factors);
+          const int64_t drawn = (t * conv.B + b) * conv.H + place.head + h;  // the same in every layout
+          keep_row(conv.seed, static_cast<uint64_t>(drawn), conv.dropconnect, L, factors);
           for (int j = 0; j < L; ++j) used[j] = to[j] * factors[j];
         }
       }
@@ -73,10 +74,10 @@ template <class A, class S>
 void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
             void* tensor) {
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
-  S* to = static_cast<S*>(tensor) + (place.t * conv.B + b) * conv.C + place.c;
+  S* to = static_cast<S*>(tensor) + conv.row(place.t, b) * conv.C + place.c;
   const A* out = scratch.out;
-  for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.C, out += scratch.out_row) {
-    if (t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.B * conv.C, place.channels);
+  for (int64_t t = place.t; t < place.t_end; ++t, to += conv.step * conv.C, out += scratch.out_row) {
+    if (t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.step * conv.C, place.channels);
     if (width == scratch.row) {
       convert(to, out, place.channels);
     } else {
@@ -254,10 +255,10 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
         kernel_gradients(conv, scratch, place, h, g, x, first, last, g_first);
       }
       if (!units.kernel_rows) continue;
-      S* to = static_cast<S*>(gradients.weight) + ((place.t * conv.B + b) * conv.H + place.head) * K;
+      S* to = static_cast<S*>(gradients.weight) + (conv.row(place.t, b) * conv.H + place.head) * K;
       const A* row = scratch.gradients;
-      for (int64_t t = place.t; t < place.t_end; ++t, to += conv.B * conv.H * K) {
-        if (conv.dynamic && t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.B * conv.H * K, place.heads * K);
+      for (int64_t t = place.t; t < place.t_end; ++t, to += conv.step * conv.H * K) {
+        if (conv.dynamic && t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.step * conv.H * K, place.heads * K);
         for (int64_t h = 0; h < place.heads; ++h, row += scratch.taps) {
           if (conv.dynamic)
             convert(to + h * K, row, K);

@@ -9,6 +9,10 @@ struct DropConnect {
   double scale;            // 1 / (1 - p)
 };
 
+// Position t of sentence b is row t * step + b * sentence of x, of what has its shape, and of DynamicConv's logits:
+// step, sentence = B, 1 for (T, B, C), and 1, T for (B, T, C). What n stands for, (t * B + b) * H + h, is not of memory:
+// DropConnect draws by it, the same in every layout.
+
 // A convolution and its gradients. Of x and logits: out (T, B, C); for grad_x alone x is the gradient. Of the gradient
 // too: the logits' gradient, dynamic, or LightConv's sums over the positions of a block, partial (splits, H, K).
 struct ConvArgs {
@@ -21,6 +25,7 @@ struct ConvArgs {
   const float* row_sums;  // for several bands, see row_sums in general.cuh
   DropConnect dropconnect;
   int T, B, padding_l, splits;
+  int step, sentence;
 };
 
 // finish: LightConv's gradient (H, K) from partial (splits, H, K); without softmax at least in float32
@@ -41,6 +46,7 @@ struct GeneralArgs {
   void* out;
   DropConnect dropconnect;
   long long T, B, H, R, K, padding_l, splits;
+  long long step, sentence;
 };
 
 struct StepArgs {

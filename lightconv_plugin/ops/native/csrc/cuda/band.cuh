@@ -16,7 +16,7 @@ struct BandPlace {
 // Row of the logits of position t and head h of the block.
 template <Case C>
 __device__ __forceinline__ long long logit_row(const ConvArgs& args, const BandPlace& at, int t, int h) {
-  return (C.dynamic ? (static_cast<long long>(t) * args.B + at.b) * C.H : 0) + at.head + h;
+  return (C.dynamic ? row_of(args, t, at.b) * C.H : 0) + at.head + h;
 }
 
 // First number of a row in shared memory: rows are copied from the multiple of 16 bytes before them.
@@ -64,8 +64,8 @@ __device__ __forceinline__ void stage_inputs(const ConvArgs& args, const BandPla
   using S = typename Scalar<C.type>::type;
   constexpr BandTile tile = band_tile(C);
   constexpr int V = tile.vector, of_head = tile.parts * tile.chunk, lanes = tile.heads * of_head / V;
-  const long long stride = static_cast<long long>(args.B) * C.H * C.R;
-  const S* x = static_cast<const S*>(inputs) + (static_cast<long long>(at.b) * C.H + at.head) * C.R + at.channel;
+  const long long stride = static_cast<long long>(args.step) * C.H * C.R;
+  const S* x = static_cast<const S*>(inputs) + (row_of(args, 0, at.b) * C.H + at.head) * C.R + at.channel;
   each_place<tile.rows, lanes, tile.threads>([&](int row, int lane) {
     const int h = lane * V / of_head, c = lane * V % of_head, t = first + row;
     const bool inside = static_cast<Word>(t) < args.T && in_channels<C>(at, h, c);
@@ -247,8 +247,8 @@ template <Case C> struct BandWarp {
     using S = typename Scalar<C.type>::type;
     constexpr int V = tile.vector, lanes = tile.chunk / V;
     const int first = slice % tile.parts * tile.chunk;
-    const long long stride = static_cast<long long>(args.B) * C.H * C.R;
-    S* out = static_cast<S*>(args.out) + (static_cast<long long>(at.b) * C.H + at.head + h) * C.R + at.channel;
+    const long long stride = static_cast<long long>(args.step) * C.H * C.R;
+    S* out = static_cast<S*>(args.out) + (row_of(args, 0, at.b) * C.H + at.head + h) * C.R + at.channel;
 #pragma unroll 4
     for (int i = threadIdx.x % 32; i < MMA_POSITIONS * lanes; i += 32) {
       const int row = i / lanes, c = i % lanes * V, t = at.t0 + m + row;

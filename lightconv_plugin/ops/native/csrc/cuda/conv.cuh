@@ -57,7 +57,7 @@ __device__ __forceinline__ void write_band(const ConvArgs& args, const ConvPlace
       weights.load(logits + item * C.K, g);
     } else {
       const bool there = at.head + h < C.H && (!C.dynamic || (t >= 0 && t < args.T));
-      const long long from = !there ? 0 : C.dynamic ? n : at.head + h;
+      const long long from = there ? (C.dynamic ? row_of(args, t, at.b) * C.H : 0) + at.head + h : 0;
       weights.load_part(static_cast<const S*>(args.logits) + from * C.K + at.tap, g, there ? Count : 0,
                         there && C.softmax ? args.row_sums + 2 * from : nullptr);
     }
@@ -99,15 +99,14 @@ __device__ __forceinline__ void add_band(const ConvArgs& args, ConvPlace at, con
   float* band = reinterpret_cast<float*>(shared + tile.band_offset);
   if constexpr (bands_of(C) == 1) {
     constexpr int logit_rows = !per_position(C) ? 1 : C.flip ? C.positions + Count - 1 : C.positions;
-    stage_logits<C, tile.heads>(args.logits, rows, logit_rows, tile.threads, C.flip ? at.first : at.t0, at.head, at.b,
-                                args.T, args.B);
+    stage_logits<C, tile.heads>(args, rows, logit_rows, tile.threads, C.flip ? at.first : at.t0, at.head, at.b);
   }
   __syncthreads();
   write_band<C, Count>(args, at, rows, band);
   if (bands_of(C) == 1) __syncthreads();
 
-  const long long stride = static_cast<long long>(args.B) * C.H * C.R;
-  const S* x = static_cast<const S*>(args.x) + static_cast<long long>(at.b) * C.H * C.R + thread.c0;
+  const long long stride = static_cast<long long>(args.step) * C.H * C.R;
+  const S* x = static_cast<const S*>(args.x) + row_of(args, 0, at.b) * C.H * C.R + thread.c0;
 #pragma unroll 4
   for (int i = threadIdx.x; i < (C.positions + Count - 1) * lanes; i += tile.threads) {
     const int row = i / lanes, c = i % lanes * V, t = at.first + row;
@@ -159,8 +158,8 @@ template <Case C> __device__ __forceinline__ void conv(const ConvArgs& args, uns
     if constexpr (rest > 0) add_band<C, rest>(args, at, thread, shared, sum);
   }
   if (!thread.works) return;
-  const long long stride = static_cast<long long>(args.B) * C.H * C.R;
-  S* out = static_cast<S*>(args.out) + static_cast<long long>(at.b) * C.H * C.R + thread.c0 + thread.c;
+  const long long stride = static_cast<long long>(args.step) * C.H * C.R;
+  S* out = static_cast<S*>(args.out) + row_of(args, 0, at.b) * C.H * C.R + thread.c0 + thread.c;
 #pragma unroll
   for (int p = 0; p < RUN; ++p)
     if (t + p < args.T) store<S, V>(out + (t + p) * stride, narrow<S, V>(sum[p]));

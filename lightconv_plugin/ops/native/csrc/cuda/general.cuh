@@ -66,29 +66,31 @@ template <Case C> __device__ __forceinline__ void general_conv(const GeneralArgs
   using A = typename Scalar<C.type>::sum;
   const long long channels = args.H * args.R, i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= args.T * args.B * channels) return;
-  const long long c = i % channels, b = i / channels % args.B, t = i / channels / args.B, h = c / args.R;
+  const long long c = i % channels, row = i / channels, h = c / args.R;
+  const long long t = row / args.step % args.T, b = row / args.sentence % args.B;
   const unsigned long long seed = C.drop ? *args.dropconnect.seed : 0;
-  const S* x = static_cast<const S*>(args.x) + b * channels + c;
+  const S* x = static_cast<const S*>(args.x) + c;
   A sum = 0;
   for (long long j = 0; j < args.K; ++j) {
     const long long from = C.flip ? t - j + args.padding_l : t + j - args.padding_l;
     if (from < 0 || from >= args.T) continue;
-    const long long n = ((C.flip ? from : t) * args.B + b) * args.H + h;
-    A w = static_cast<const A*>(args.weight)[(C.dynamic ? n : h) * args.K + j];
-    if constexpr (C.drop) w *= keep_factor<A>(args.dropconnect, seed, n, j);
-    sum += w * A(widen(x[from * args.B * channels]));
+    const long long own = C.flip ? from : t, weights = C.dynamic ? row_of(args, own, b) * args.H + h : h;
+    A w = static_cast<const A*>(args.weight)[weights * args.K + j];
+    if constexpr (C.drop) w *= keep_factor<A>(args.dropconnect, seed, (own * args.B + b) * args.H + h, j);
+    sum += w * A(widen(x[row_of(args, from, b) * channels]));
   }
   static_cast<S*>(args.out)[i] = narrow<S>(sum);
 }
 
-// DynamicConv: one warp a row (t, b, h), its lanes over the channels.
+// DynamicConv: one warp a row of logits, its lanes over the channels.
 template <Case C> __device__ __forceinline__ void general_grad_dynamic(const GeneralArgs& args, unsigned char*) {
   using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;
   const long long n = static_cast<long long>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (n >= args.T * args.B * args.H) return;
-  const long long h = n % args.H, b = n / args.H % args.B, t = n / args.H / args.B, channels = args.H * args.R;
+  const long long h = n % args.H, row = n / args.H, channels = args.H * args.R;
+  const long long t = row / args.step % args.T, b = row / args.sentence % args.B;
   const unsigned long long seed = C.drop ? *args.dropconnect.seed : 0;
   const S* grad = static_cast<const S*>(args.grad) + n * args.R;
   const A* weight = static_cast<const A*>(args.weight) + n * args.K;
@@ -98,11 +100,11 @@ template <Case C> __device__ __forceinline__ void general_grad_dynamic(const Gen
     const long long from = t + j - args.padding_l;
     A sum = 0;
     if (from >= 0 && from < args.T) {
-      const S* x = static_cast<const S*>(args.x) + (from * args.B + b) * channels + h * args.R;
+      const S* x = static_cast<const S*>(args.x) + row_of(args, from, b) * channels + h * args.R;
       for (long long c = lane; c < args.R; c += 32) sum += A(widen(grad[c])) * A(widen(x[c]));
     }
     sum = lanes_sum<32>(sum);
-    if constexpr (C.drop) sum *= keep_factor<A>(args.dropconnect, seed, n, j);
+    if constexpr (C.drop) sum *= keep_factor<A>(args.dropconnect, seed, (t * args.B + b) * args.H + h, j);
     dot += weight[j] * sum;
     if (lane == j % 32) products[j] = sum;
   }
@@ -120,10 +122,10 @@ template <Case C> __device__ __forceinline__ void general_grad_light(const Gener
   for (long long j = threadIdx.x; j < args.K; j += blockDim.x) {
     A total = 0;
     for (long long n = split; n < args.T * args.B; n += args.splits) {
-      const long long b = n % args.B, from = n / args.B + j - args.padding_l;
+      const long long b = n % args.B, t = n / args.B, from = t + j - args.padding_l;
       if (from < 0 || from >= args.T) continue;
-      const S* grad = static_cast<const S*>(args.grad) + n * channels + h * args.R;
-      const S* x = static_cast<const S*>(args.x) + (from * args.B + b) * channels + h * args.R;
+      const S* grad = static_cast<const S*>(args.grad) + row_of(args, t, b) * channels + h * args.R;
+      const S* x = static_cast<const S*>(args.x) + row_of(args, from, b) * channels + h * args.R;
       A sum = 0;
       for (long long c = 0; c < args.R; ++c) sum += A(widen(grad[c])) * A(widen(x[c]));
       if constexpr (C.drop) sum *= keep_factor<A>(args.dropconnect, seed, n * args.H + h, j);

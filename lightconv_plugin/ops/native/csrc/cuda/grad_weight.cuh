@@ -10,18 +10,18 @@ namespace lightconv::cuda {
 
 // Rows `first`.. of x or grad, `heads` x `chunk` channels of each, to shared memory; zeros outside.
 template <Case C>
-__device__ __forceinline__ void stage_rows(const void* from, unsigned char* to, int rows, int first, int head, int chunk,
-                                           int b, int T, int B) {
+__device__ __forceinline__ void stage_rows(const ConvArgs& args, const void* from, unsigned char* to, int rows, int first,
+                                           int head, int chunk, int b) {
   using S = typename Scalar<C.type>::type;
   constexpr GradTile tile = grad_tile(C);
   constexpr int V = tile.vector, per_head = tile.chunk / V, lanes = tile.heads * per_head;
-  const S* at = static_cast<const S*>(from) + (static_cast<long long>(b) * C.H + head) * C.R;
-  const long long stride = static_cast<long long>(B) * C.H * C.R;
+  const S* at = static_cast<const S*>(from) + (row_of(args, 0, b) * C.H + head) * C.R;
+  const long long stride = static_cast<long long>(args.step) * C.H * C.R;
 #pragma unroll 4
   for (int i = threadIdx.x; i < rows * lanes; i += tile.threads) {
     const int row = i / lanes, lane = i % lanes, h = lane / per_head, t = first + row;
     const int c = chunk * tile.chunk + lane % per_head * V;
-    const bool inside = t >= 0 && t < T && head + h < C.H && c < C.R;
+    const bool inside = t >= 0 && t < args.T && head + h < C.H && c < C.R;
     const S* source = inside ? at + t * stride + h * C.R + c : at;
     S* place = reinterpret_cast<S*>(to + tile.offset(row)) + lane * V;
     if constexpr (C.tensor_cores && V == 8) copy_later(place, source, inside ? 16 : 0);
@@ -114,8 +114,8 @@ __device__ __forceinline__ void products(const ConvArgs& args, unsigned char* sh
 #pragma unroll 1
   for (int chunk = 0; chunk < tile.chunks; ++chunk) {
     if (chunk > 0) __syncthreads();
-    stage_rows<C>(args.grad, grad_rows, C.positions, t0, head, chunk, b, args.T, args.B);
-    stage_rows<C>(args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - args.padding_l, head, chunk, b, args.T, args.B);
+    stage_rows<C>(args, args.grad, grad_rows, C.positions, t0, head, chunk, b);
+    stage_rows<C>(args, args.x, x_rows, C.positions + tile.taps - 1, t0 + tap - args.padding_l, head, chunk, b);
     finish_group();
     wait_for_copies<0>();
     __syncthreads();
@@ -157,8 +157,9 @@ __device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, 
           weights.load(logits(item), g);
         } else {
           const bool there = t < args.T && h < C.H;
-          weights.load_part(static_cast<const S*>(args.logits) + (there ? n * C.K + tap : 0), g, there ? count : 0,
-                            there ? args.row_sums + 2 * n : nullptr);
+          const long long from = row_of(args, t, b) * C.H + h;
+          weights.load_part(static_cast<const S*>(args.logits) + (there ? from * C.K + tap : 0), g, there ? count : 0,
+                            there ? args.row_sums + 2 * from : nullptr);
         }
         float dot = 0.0f;
         Weights::each(g, [&](int, int q, int i) { dot += weights.at[q][i] * grad.at[q][i]; });
@@ -174,8 +175,8 @@ __device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, 
   }
   __syncthreads();
   if (!last) return;
-  S* out = static_cast<S*>(args.grad_logits) + (static_cast<long long>(b) * C.H + head) * C.K + tap;
-  const long long stride = static_cast<long long>(args.B) * C.H * C.K;
+  S* out = static_cast<S*>(args.grad_logits) + (row_of(args, 0, b) * C.H + head) * C.K + tap;
+  const long long stride = static_cast<long long>(args.step) * C.H * C.K;
   each_place<rows, power_of_two_from(P.taps), P.threads>([&](int row, int j) {
     const int t = row / P.heads, h = row % P.heads;
     if (t0 + t < args.T && head + h < C.H && j < count)
@@ -250,7 +251,7 @@ template <Case C> __device__ __forceinline__ void grad_weight(const ConvArgs& ar
       if (bands > 1) __syncthreads();
       products<C>(args, shared, t0, head, b, tap, count);
       if constexpr (C.softmax && bands == 1)
-        stage_logits<C, tile.heads>(args.logits, logits, C.positions, tile.threads, t0, head, b, args.T, args.B);
+        stage_logits<C, tile.heads>(args, logits, C.positions, tile.threads, t0, head, b);
       dynamic_rows<C, tile.products>(args, sums, totals, [&](int item) { return logits + item * C.K; }, t0, head, b, tap,
                                      count, i >= bands);
     }

@@ -126,7 +126,7 @@ class General {
     GeneralArgs args{};
     args.logits = conv_.logits, args.x = conv_.x, args.dropconnect = dropping(conv_.dropconnect, conv_.seed);
     args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.R = conv_.R, args.K = conv_.K;
-    args.padding_l = conv_.padding_l;
+    args.padding_l = conv_.padding_l, args.step = conv_.step, args.sentence = conv_.sentence;
     if (weight_ == nullptr) {
       const long long rows = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;
       args.weight = weight_ = place_.scratch(rows * conv_.K * sum_size());
@@ -150,6 +150,7 @@ ConvArgs args_of(const Conv& conv, const Case& c, General& general) {
   if (bands_of(c) > 1 && c.softmax) args.row_sums = general.row_sums();
   args.T = static_cast<int>(conv.T), args.B = static_cast<int>(conv.B);
   args.padding_l = static_cast<int>(conv.padding_l);
+  args.step = static_cast<int>(conv.step), args.sentence = static_cast<int>(conv.sentence);
   return args;
 }
 

@@ -16,9 +16,9 @@ struct Place {
   std::function<void*(size_t bytes)> scratch;
 };
 
-// x (T, B, C = H * R), logits (H, K) or, dynamic, (T, B, H, K), all contiguous.
+// x (T, B, C = H * R), logits (H, K) or, dynamic, (T, B, H, K), with their rows in one order; see args.h.
 struct Conv {
-  long long T, B, H, R, K, padding_l;
+  long long T, B, H, R, K, padding_l, step, sentence;
   Type type;
   bool dynamic, softmax;
   double dropconnect;     // probability of dropping; 0: none

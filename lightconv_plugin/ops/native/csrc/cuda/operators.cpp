@@ -18,6 +18,7 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
   check_same(x, weight, "weight");
   Conv conv{};
   conv.T = sizes.T, conv.B = sizes.B, conv.H = sizes.H, conv.R = sizes.C / sizes.H, conv.K = sizes.K;
+  conv.step = is_batch_first(x) ? 1 : sizes.B, conv.sentence = is_batch_first(x) ? sizes.T : 1;
   conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax;
   conv.dropconnect = probability_of(dropconnect);
   if (dropconnect > 0.0) {
@@ -31,9 +32,10 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
 
 Tensor conv(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bool softmax, double dropconnect,
             std::optional<Tensor> seed) {
-  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
+  const bool batch_first = is_batch_first(x_any);
+  const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
   const Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = empty_in_order(x, batch_first, x.scalar_type());
   if (out.numel() > 0) forward(Memory(x).place(), conv, out.mutable_data_ptr());
   return out;
 }
@@ -41,16 +43,17 @@ Tensor conv(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bo
 std::tuple<Tensor, Tensor> conv_backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
                                          int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
                                          bool need_x, bool need_weight) {
-  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
-  const Tensor grad = torch::stable::contiguous(grad_any);
+  const bool batch_first = is_batch_first(x_any);
+  const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
+  const Tensor grad = in_order(grad_any, batch_first);
   const Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
   STD_TORCH_CHECK(grad.numel() == x.numel() && grad.scalar_type() == x.scalar_type(),
                   "lightconv: the gradient has another shape or type than x");
   check_same(x, grad, "the gradient");
-  Tensor grad_x = need_x ? torch::stable::new_empty(x, x.sizes()) : torch::stable::new_empty(x, {0});
+  Tensor grad_x = need_x ? empty_in_order(x, batch_first, x.scalar_type()) : torch::stable::new_empty(x, {0});
   const ScalarType type = weight_gradient_type(x, weight, softmax);
   Tensor grad_weight = !need_weight       ? torch::stable::new_empty(x, {0})
-                       : x.numel() > 0 ? torch::stable::new_empty(weight, weight.sizes(), type)
+                       : x.numel() > 0 ? empty_in_order(weight, batch_first, type)
                                        : torch::stable::new_zeros(weight, weight.sizes(), type);
   Memory memory(x);
   if (x.numel() > 0)

@@ -7,6 +7,11 @@
 
 namespace lightconv::cuda {
 
+// The row of memory that holds position t of sentence b; see args.h.
+template <class Args> __device__ __forceinline__ long long row_of(const Args& args, long long t, long long b) {
+  return t * args.step + b * args.sentence;
+}
+
 // Which of taps 4 * quad .. 4 * quad + 3 of the position n = (t * B + b) * H + h stay, as factors 1 / (1 - p) or 0.
 template <class A>
 __device__ __forceinline__ void keep_factors(const DropConnect& drop, unsigned long long seed, long long n, int quad,
@@ -94,17 +99,17 @@ template <int G, class Do> __device__ __forceinline__ void each_row(int rows, in
 // Copies the logits of `rows` positions from `first` on and of Heads heads from `head` on to (rows, Heads * K).
 // Positions outside the sequence and heads beyond H become 0. LightConv has one row, at every position the same.
 template <Case C, int Heads, class S>
-__device__ __forceinline__ void stage_logits(const void* from, S* to, int rows, int threads, int first, int head, int b,
-                                             int T, int B) {
+__device__ __forceinline__ void stage_logits(const ConvArgs& args, S* to, int rows, int threads, int first, int head,
+                                             int b) {
   constexpr int width = Heads * C.K;
   constexpr int W = !C.aligned ? 1 : smaller(power_of_two_in(width, 16 / sizeof(S)), power_of_two_in(C.H * C.K, 8));
   const int present = smaller(Heads, C.H - head) * C.K;
-  const S* logits = static_cast<const S*>(from) + (static_cast<long long>(C.dynamic ? b : 0) * C.H + head) * C.K;
-  const long long stride = C.dynamic ? static_cast<long long>(B) * C.H * C.K : 0;
+  const S* logits = static_cast<const S*>(args.logits) + ((C.dynamic ? row_of(args, 0, b) : 0) * C.H + head) * C.K;
+  const long long stride = C.dynamic ? static_cast<long long>(args.step) * C.H * C.K : 0;
 #pragma unroll 4
   for (int i = threadIdx.x; i < rows * (width / W); i += threads) {
     const int row = i / (width / W), j = i % (width / W) * W, t = first + row;
-    const bool inside = j < present && (!C.dynamic || (t >= 0 && t < T));
+    const bool inside = j < present && (!C.dynamic || (t >= 0 && t < args.T));
     vec<S, W>(to + row * width + j) = inside ? load_fixed<S, W>(logits + t * stride + j) : zeros<S, W>();
   }
 }

@@ -1,0 +1,1 @@
+"""The convolutions under the signatures of other libraries. Imports torch alone."""

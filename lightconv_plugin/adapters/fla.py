@@ -1,0 +1,73 @@
+"""The short convolution of flash-linear-attention under its signature, for any width, on CPUs and GPUs."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops.sequences import final_state
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool | None = False,
+    activation: str | None = None,
+    backend: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: Any = None,
+) -> tuple[Tensor, Tensor | None]:
+    """A causal convolution with a kernel a channel: act(conv(x) + bias) + residual.
+
+    Bias, activation and residual are calls of PyTorch's, so that 16-bit types are rounded after each.
+
+    Args:
+        x: (B, T, D); (1, total, D) with ``cu_seqlens``. D may be several dimensions.
+        weight: (D, W), the weight of the newest input last; used as it is.
+        bias: (D,).
+        residual: as x.
+        initial_state: (N, D, W), the W inputs before each sentence; the oldest is not read.
+        output_final_state: also return the last W inputs (N, D, W).
+        activation: None, "silu" or "swish", which are the same.
+        cu_seqlens: (N + 1,) offsets of N packed sentences; see ``ops.light_conv``.
+        backend, cu_seqlens_cpu, chunk_indices: not used: they choose or speed up FLA's kernels.
+        cp_context: None.
+
+    Returns:
+        The output, as x, and the final state or None.
+
+    Raises:
+        ValueError: another activation, a context for several GPUs, packed sentences in several rows, or what
+            ``ops.light_conv`` refuses.
+    """
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"causal_conv1d: activation is {activation!r}; expected None, 'silu' or 'swish'")
+    if cp_context is not None:
+        raise ValueError("causal_conv1d: sequences spread over several GPUs (cp_context) are not supported")
+    if cu_seqlens is not None and len(x) != 1:
+        raise ValueError(f"causal_conv1d: packed sentences are expected as (1, total, D); got {tuple(x.shape)}")
+    rows, width = x.flatten(2), weight.shape[-1]
+    state = None if initial_state is None else initial_state.movedim(-1, 0)  # (W, N, D)
+    packed = cu_seqlens is not None
+    out = ops.light_conv(
+        rows.squeeze(0) if packed else rows.transpose(0, 1),
+        weight,
+        padding_l=width - 1,
+        normalization="none",
+        initial_state=None if state is None else state[1:],
+        cu_seqlens=cu_seqlens,
+    )
+    out = out.unsqueeze(0) if packed else out.transpose(0, 1)
+    out = out if bias is None else out + bias
+    out = (out if activation is None else F.silu(out)).reshape(x.shape)
+    out = out if residual is None else out + residual
+    if not output_final_state:
+        return out, None
+    last = final_state(rows.transpose(0, 1), width + 1, cu_seqlens, state)
+    return out, last.movedim(0, -1).contiguous()

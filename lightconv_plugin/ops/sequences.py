@@ -1,0 +1,139 @@
+"""Layouts, states and packed sentences, made one sequence (T, B, C) that every backend takes, in all derivatives.
+
+The inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its own, and the
+outputs there are left out.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightconv_plugin.ops import reference
+
+
+class Place(NamedTuple):
+    """The places of sentences in x, and the inputs before them; see ``dispatch.light_conv``."""
+
+    batch_first: bool
+    cu_seqlens: Tensor | None
+    initial_state: Tensor | None
+    return_state: bool
+
+    @property
+    def plain(self) -> bool:
+        """True for (T, B, C) with zeros before it."""
+        return not (self.batch_first or self.return_state) and self.cu_seqlens is None and self.initial_state is None
+
+    def check(self, operator: str, x: Tensor, width: int, padding_l: int) -> None:
+        """Check states and offsets against x, as it was given.
+
+        Raises:
+            ValueError: shapes, types or devices that do not fit; states of a convolution that looks ahead; on a CPU
+                also offsets that do not lead from 0 to the last row.
+        """
+        state, offsets = self.initial_state, self.cu_seqlens
+        if offsets is not None:
+            whole = offsets.dtype in (torch.int32, torch.int64)
+            if offsets.ndim != 1 or not len(offsets) or not whole or offsets.device != x.device:
+                raise ValueError(
+                    f"{operator}: cu_seqlens is expected as (N + 1,) int32 or int64 on {x.device}; "
+                    f"got {tuple(offsets.shape)} {offsets.dtype} on {offsets.device}"
+                )
+            if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+                given = offsets.tolist()
+                if given[0] != 0 or given[-1] != len(x) or given != sorted(given):
+                    raise ValueError(
+                        f"{operator}: cu_seqlens must rise from 0 to the {len(x)} rows of x; got {given[:9]}"
+                    )
+        if (state is not None or self.return_state) and padding_l != width - 1:
+            raise ValueError(
+                f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
+                f"got padding_l = {padding_l}"
+            )
+        if state is None:
+            return
+        sentences = len(offsets) - 1 if offsets is not None else x.shape[0 if self.batch_first else 1]
+        shape = (sentences, width - 1) if self.batch_first else (width - 1, sentences)
+        if state.shape != (*shape, x.shape[-1]) or state.dtype != x.dtype or state.device != x.device:
+            raise ValueError(
+                f"{operator}: initial_state is expected as {(*shape, x.shape[-1])}, {x.dtype} on {x.device}; "
+                f"got {tuple(state.shape)}, {state.dtype} on {state.device}"
+            )
+
+
+def convolve(
+    conv: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, padding_l: int, place: Place
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run ``conv``, which takes x (T, B, C) and its kernels, on sentences that lie and begin as ``place`` says."""
+    offsets, width = place.cu_seqlens, weight.shape[-1]
+    state = _swapped(place.initial_state) if place.batch_first else place.initial_state
+    if offsets is not None:
+        x, weight = x.unsqueeze(1), weight if weight.ndim == 2 else weight.unsqueeze(1)
+        out = _convolve_packed(conv, x, weight, max(padding_l, width - 1 - padding_l), offsets, state).squeeze(1)
+    else:
+        if place.batch_first:
+            x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
+        out = conv(x, weight) if state is None else _convolve_behind(conv, x, weight, state)
+        out = out.transpose(0, 1) if place.batch_first else out
+    if not place.return_state:
+        return out
+    last = final_state(x, width, offsets, state)
+    return out, (last.transpose(0, 1) if place.batch_first else last).contiguous()
+
+
+def _swapped(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state.transpose(0, 1)
+
+
+def _convolve_behind(
+    conv: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, initial_state: Tensor
+) -> Tensor:
+    """x (T, B, C) behind a state (K - 1, B, C)."""
+    before = len(initial_state)
+    if weight.ndim == 4:
+        weight = F.pad(weight, (0, 0, 0, 0, 0, 0, before, 0), value=1.0)
+    return conv(torch.cat([initial_state, x]), weight)[before:]
+
+
+def _convolve_packed(
+    conv: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    gap: int,
+    cu_seqlens: Tensor,
+    initial_state: Tensor | None,
+) -> Tensor:
+    """Packed sentences (total, 1, C), each behind ``gap`` positions: zeros, or its state of (gap, N, C).
+
+    The offsets stay on their device, so that a GPU runs on.
+    """
+    begins = cu_seqlens[:-1].long()
+    places = torch.arange(len(x), device=x.device)
+    rows = places + gap * torch.searchsorted(cu_seqlens[1:].long(), places, right=True) + gap
+    longer = len(x) + gap * len(begins)
+    spread = x.new_zeros(longer, *x.shape[1:]).index_copy(0, rows, x)
+    if initial_state is not None:
+        behind = begins + gap * torch.arange(len(begins), device=x.device)
+        before = behind + torch.arange(gap, device=x.device).unsqueeze(1)
+        spread = spread.index_copy(0, before.flatten(), initial_state.flatten(0, 1).unsqueeze(1))
+    if weight.ndim == 4:
+        weight = weight.new_ones(longer, *weight.shape[1:]).index_copy(0, rows, weight)
+    return conv(spread, weight).index_select(0, rows)
+
+
+def final_state(x: Tensor, width: int, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> Tensor:
+    """The last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C)."""
+    if cu_seqlens is None:
+        return reference.final_state(x[max(0, len(x) - width + 1) :], width, initial_state)
+    if initial_state is None:
+        initial_state = x.new_zeros(width - 1, len(cu_seqlens) - 1, x.shape[2])
+    # rows of all states (N, K - 1, C) and then of x; a position before a sentence's first is one of its state
+    rows = cu_seqlens[1:].long() - torch.arange(width - 1, 0, -1, device=x.device).unsqueeze(1)
+    ahead = rows - cu_seqlens[:-1]
+    states = (width - 1) * torch.arange(len(cu_seqlens) - 1, device=x.device) + ahead + width - 1
+    source = torch.cat([initial_state.transpose(0, 1).flatten(0, 1), x.squeeze(1)])
+    chosen = torch.where(ahead < 0, states, rows + initial_state[:, :, 0].numel())
+    return source.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)

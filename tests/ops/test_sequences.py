@@ -1,0 +1,195 @@
+"""Layouts, states and packed sentences against the definition, gradients too, on every backend."""
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops import reference
+from tests.tolerances import assert_close
+
+OPERATORS = ("light_conv", "dynamic_conv")
+backends = pytest.mark.parametrize("backend", ["native", "reference"])
+operators = pytest.mark.parametrize("name", OPERATORS)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def kernels(name: str, width: int, *positions: int) -> Tensor:
+    return draw(2, width) if name == "light_conv" else draw(*positions, 2, width)
+
+
+def compare(got: Any, want: Any, *inputs: Tensor) -> None:
+    """Outputs, and the gradients of a sum in which each of them has a weight of its own."""
+    results = []
+    for outputs in (got, want):
+        torch.manual_seed(7)
+        loss = sum((out.sin() * torch.randn(out.shape, dtype=out.dtype)).sum() for out in outputs)
+        results.append((*outputs, *torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)))
+    for a, b in zip(*results, strict=True):
+        assert_close(a.detach(), b.detach())
+
+
+@operators
+@backends
+@settings(max_examples=40, deadline=None)
+@given(pieces=st.lists(st.integers(0, 7), min_size=1, max_size=3), width=st.integers(1, 6), batch_first=st.booleans())
+def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
+    """Pieces shorter than a kernel, and empty ones; the first has a state too."""
+    time, options = sum(pieces), {"padding_l": width - 1, "batch_first": batch_first, "backend": backend}
+    at = 1 if batch_first else 0
+    shape = (3, time) if batch_first else (time, 3)
+    x, weight, first = draw(*shape, 4), kernels(name, width, *shape), draw(3, width - 1, 4)
+    state = first if batch_first else first.transpose(0, 1)
+    outs = []
+    for piece, own in zip(
+        x.split(pieces, at), (weight,) * len(pieces) if weight.ndim == 2 else weight.split(pieces, at), strict=True
+    ):
+        out, state = getattr(ops, name)(piece, own, initial_state=state, return_state=True, **options)
+        outs.append(out)
+        assert state.is_contiguous()
+    rows, own, last = (
+        (x, weight, state)
+        if not batch_first
+        else (x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1), state.transpose(0, 1))
+    )
+    whole = getattr(reference, name)(rows, own, padding_l=width - 1, initial_state=first.transpose(0, 1))
+    end = reference.final_state(rows, width, first.transpose(0, 1))
+    joined = torch.cat(outs, at)
+    compare((joined.transpose(0, 1) if batch_first else joined, last), (whole, end), x, weight, first)
+
+
+@operators
+@backends
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4),
+    width=st.integers(1, 6),
+    padding_l=st.integers(0, 5),
+    kind=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_l, kind):
+    padding_l, total = min(padding_l, width - 1), sum(lengths)
+    x, weight, state = draw(total, 4), kernels(name, width, total), draw(width - 1, len(lengths), 4)
+    offsets = torch.tensor([0, *accumulate(lengths)], dtype=kind)
+    options = {"cu_seqlens": offsets, "padding_l": padding_l, "backend": backend}
+    want = reference.packed(getattr(reference, name), x, weight, offsets, padding_l=padding_l)
+    compare((getattr(ops, name)(x, weight, **options),), (want,), x, weight)
+    if padding_l < width - 1:
+        return
+    want = reference.packed(getattr(reference, name), x, weight, offsets, padding_l=padding_l, initial_state=state)
+    ends = [reference.final_state(x[a:b, None], width, state[:, n, None]) for n, (a, b) in enumerate(pairwise(offsets))]
+    got = getattr(ops, name)(x, weight, initial_state=state, return_state=True, **options)
+    compare(got, (want, torch.cat(ends, 1)), x, weight, state)
+
+
+@operators
+def test_no_sentence_reads_another(name):
+    x, offsets = draw(9, 4).detach(), torch.tensor([0, 4, 9])
+    weight = kernels(name, 5, 9).detach()
+    before = getattr(ops, name)(x, weight, padding_l=2, cu_seqlens=offsets)
+    x[4:] = torch.nan
+    after = getattr(ops, name)(x, weight, padding_l=2, cu_seqlens=offsets)
+    assert torch.equal(before[:4], after[:4])
+    assert after[4:].isnan().all()
+
+
+@operators
+@backends
+def test_batch_first(name, backend):
+    x, weight = draw(3, 9, 4), kernels(name, 5, 3, 9)
+    own = weight if weight.ndim == 2 else weight.transpose(0, 1)
+    want = getattr(reference, name)(x.transpose(0, 1), own, padding_l=2).transpose(0, 1)
+    got = getattr(ops, name)(x, weight, padding_l=2, batch_first=True, backend=backend)
+    compare((got,), (want,), x, weight)
+
+
+@operators
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_narrower_types_are_rounded_once(name, dtype):
+    """A state is summed with the rest, before the sum is rounded."""
+    x, weight, state = draw(7, 3, 32).to(dtype), kernels(name, 31, 7, 3).to(dtype), draw(30, 3, 32).to(dtype)
+    got = getattr(ops, name)(x, weight, padding_l=30, initial_state=state)
+    exact = getattr(reference, name)(x.double(), weight.double(), padding_l=30, initial_state=state.double())
+    assert got.dtype == dtype
+    assert_close(got, exact)
+
+
+@operators
+def test_second_derivatives(name):
+    x, weight, state = draw(5, 4), kernels(name, 3, 5), draw(2, 2, 4)
+    offsets = torch.tensor([0, 1, 5])
+
+    def call(*inputs: Tensor) -> Any:
+        return getattr(ops, name)(
+            inputs[0], inputs[1], initial_state=inputs[2], padding_l=2, cu_seqlens=offsets, return_state=True
+        )
+
+    assert torch.autograd.gradcheck(call, (x, weight, state), fast_mode=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(call, (x, weight, state), fast_mode=True)
+
+
+@operators
+def test_compiled_in_one_graph(name):
+    x, weight, state = draw(9, 4), kernels(name, 3, 9), draw(2, 2, 4)
+
+    def call(x: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> Any:
+        return getattr(ops, name)(x, weight, initial_state=state, padding_l=2, cu_seqlens=offsets, return_state=True)
+
+    given = x, weight, state, torch.tensor([0, 4, 9])
+    compare(torch.compile(call, fullgraph=True, backend="aot_eager")(*given), call(*given), x, weight, state)
+
+
+X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (X, {"padding_l": 1, "return_state": True}, r"only a causal convolution, padding_l = K - 1 = 2, has a state"),
+        (X, {"initial_state": X[:1]}, r"expected as \(2, 2, 6\), torch.float32 on cpu; got \(1, 2, 6\)"),
+        (X, {"initial_state": X[:2].double()}, r"got \(2, 2, 6\), torch.float64"),
+        (X, {"initial_state": X[:2], "batch_first": True}, r"expected as \(5, 2, 6\)"),
+        (X, {"cu_seqlens": OFFSETS}, r"expected x \(total, C\) and weight \(H, K\); got x \(5, 2, 6\)"),
+        (X[0], {"batch_first": True}, r"expected x \(B, T, C\)"),
+        (X[:, 0], {"cu_seqlens": OFFSETS.float()}, r"\(N \+ 1,\) int32 or int64 on cpu; got \(3,\) torch.float32"),
+        (X[:, 0], {"cu_seqlens": OFFSETS[:2]}, r"must rise from 0 to the 5 rows of x; got \[0, 2\]"),
+        (X[:, 0], {"cu_seqlens": OFFSETS + 1}, r"must rise from 0 to the 5 rows"),
+        (X[:, 0], {"cu_seqlens": torch.tensor([0, 4, 3, 5])}, r"must rise from 0 to the 5 rows"),
+        (X[:, 0], {"cu_seqlens": OFFSETS, "initial_state": X[:2, :1]}, r"expected as \(2, 2, 6\).*got \(2, 1, 6\)"),
+    ],
+)
+def test_refusals(x, options, message):
+    with pytest.raises(ValueError, match=message):
+        ops.light_conv(x, torch.zeros(2, 3), **{"padding_l": 2, **options})
+
+
+@operators
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize(("heads", "channels", "width"), [(2, 64, 31), (12, 24, 3), (3, 9, 70)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_batch_first_is_neither_copied_nor_another_mask(name, p, heads, channels, width, dtype):
+    """The operators read and write a batch-first order, with the numbers of the other, to the bit."""
+    shape, seed = (heads, width) if name == "light_conv" else (37, 5, heads, width), torch.tensor([77])
+    x, weight, grad = (torch.randn(s).to(dtype) for s in ((37, 5, channels), shape, (37, 5, channels)))
+
+    def turned(t: Tensor) -> Tensor:
+        return t.transpose(0, 1).contiguous().transpose(0, 1) if t.ndim > 2 else t
+
+    found = []
+    for a, b, g in ((x, weight, grad), (turned(x), weight, grad), (turned(x), turned(weight), turned(grad))):
+        options = (width // 2, True, p, seed if p else None)
+        out = getattr(torch.ops.lightconv, name)(a, b, *options)
+        grads = getattr(torch.ops.lightconv, f"{name}_backward")(g, a, b, *options, True, True)
+        assert all(t.stride() == a.stride() for t in (out, grads[0]))
+        found.append((out, *grads))
+    for plain, first, second in zip(*found, strict=True):
+        assert torch.equal(plain, first)
+        assert torch.equal(plain, second)
