@@ -59,6 +59,9 @@ class BeamSearchGenerator(SequenceGenerator):
     Args:
         stepwise_length_penalty: alpha of ``length_penalty.StepwiseBeam``; None for fairseq's search.
 
+    Attributes:
+        captures: take graphs where they can be had; False is for a comparison.
+
     Raises:
         ValueError: a stepwise penalty beside an option that it cannot go with.
     """
@@ -73,6 +76,7 @@ class BeamSearchGenerator(SequenceGenerator):
         if stepwise_length_penalty is not None:
             self._apply_stepwise(LengthPenalty(stepwise_length_penalty))
         self._refused = self._refusal()
+        self.captures = True
         self._captured: CapturedSearch | None = None
 
     def _apply_stepwise(self, penalty: LengthPenalty) -> None:
@@ -165,7 +169,7 @@ class BeamSearchGenerator(SequenceGenerator):
         if self.min_len > max_len:
             raise ValueError(f"--min-len {self.min_len} is larger than the longest hypothesis allowed, {max_len}")
         model = self.model.single_model
-        if net_input["src_tokens"].is_cuda and sentences and _has_graph(model):
+        if self.captures and net_input["src_tokens"].is_cuda and sentences and _has_graph(model):
             return self._search_captured(net_input["src_tokens"], bos, max_len)
         (encoder_out,) = self.model.forward_encoder(net_input)
         state: dict[str, Any] = {}

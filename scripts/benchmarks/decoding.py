@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from lightconv_plugin import ops
 from scripts.benchmarks import ctranslate2, onnx
 from scripts.benchmarks.peers import Shape, fairseq_layer
-from scripts.benchmarks.timing import interleaved, products_in, spread, take_turns
+from scripts.benchmarks.timing import interleaved, kernels_of, products_in, spread, take_turns
 from scripts.fairseq_io.models import Built, translation
 
 STEP_COLUMNS = [
@@ -21,10 +21,12 @@ STEP_COLUMNS = [
 SEARCH_COLUMNS = [
     ("model", "model", "{}"), ("task", "task", "{}"), ("products", "precision", "{}"), ("sentences", "sentences", "{}"),
     ("sentences/s", "sentences_a_second", "{:.2f}"), ("+-", "spread", "{:.0%}"), ("ms a token", "token_ms", "{:.1f}"),
-    ("to fairseq's transformer", "to_transformer", "{:.2f}x"),
+    ("to fairseq's transformer", "to_transformer", "{:.2f}x"), ("kernels a token", "kernels", "{:.0f}"),
+    ("their ms", "kernels_ms", "{:.2f}"),
 ]  # fmt: skip
 WIDTH, BEAM = 31, 4
 BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
+NO_GRAPH = "pla_translation, no graph"
 EXPORTED = ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en")
 
 
@@ -94,17 +96,18 @@ def measure_search(
     """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words.
 
     ``precisions``: fp32 first; of the products of fairseq's Transformer and of our own search. fp16, for a GPU, is that
-    of whole models, fairseq's LightConv too, and is compared with its own Transformer. ``export``: our models in
-    onnxruntime too.
+    of whole models, fairseq's LightConv too, and is compared with its own Transformer. On a GPU our search is measured
+    without graphs instead of our models in fairseq's search. ``export``: our models in onnxruntime too.
     """
+    in_fairseqs = ["fp32"] if device.type == "cpu" else []
     whole = [name for name in precisions if name in ("fp32", "fp16")]
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
     entries: list[tuple[str, str, list[str], list[str]]] = [
         (*BASELINE[:2], [], precisions),
         ("lightconv_iwslt_de_en", "translation", lightweight, whole),
-        ("pla_lightconv_iwslt_de_en", "translation", [], ["fp32"]),
+        ("pla_lightconv_iwslt_de_en", "translation", [], in_fairseqs),
         ("pla_lightconv_iwslt_de_en", "pla_translation", [], precisions),
-        ("pla_dynamicconv_iwslt_de_en", "translation", [], ["fp32"]),
+        ("pla_dynamicconv_iwslt_de_en", "translation", [], in_fairseqs),
         ("pla_dynamicconv_iwslt_de_en", "pla_translation", [], precisions),
     ]
     searches = {
@@ -112,6 +115,9 @@ def measure_search(
         for arch, task, flags, several in entries
         for precision in several
     }
+    if device.type == "cuda":
+        ours = [(key, search) for key, search in searches.items() if key[1] == "pla_translation"]
+        searches |= {(arch, NO_GRAPH, name): _without_graphs(search, length) for (arch, _, name), search in ours}
     built = searches[BASELINE].built
     peers = {name: ctranslate2.translator(built, device, name) for name in ctranslate2.compute_types(device)}
     exported = {arch: onnx.translator(searches[arch, "pla_translation", "fp32"].built) for arch in EXPORTED if export}
@@ -126,6 +132,8 @@ def measure_search(
         for (arch, task, precision), times in turns.items():
             taken = statistics.median(times)
             baseline = statistics.median(turns[*BASELINE[:2], "fp16" if precision == "fp16" else "fp32"])
+            own = (arch, task, precision) in searches  # others launch kernels in a process of their own
+            kernels = kernels_of(cases[arch, task, precision], device) if own else None
             yield {
                 "model": arch,
                 "task": task,
@@ -135,6 +143,8 @@ def measure_search(
                 "spread": spread(times),
                 "token_ms": taken / (length + 1) * 1e3,
                 "to_transformer": baseline / taken,
+                "kernels": None if kernels is None else kernels[0] / (length + 1),
+                "kernels_ms": None if kernels is None else kernels[1] / (length + 1) * 1e3,
             }
 
 
@@ -149,13 +159,23 @@ class Search:
 
 
 def _search(built: Built, length: int, device: torch.device, precision: str) -> Search:
-    from argparse import Namespace
-
-    options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
     built.model.to(device, torch.float16 if precision == "fp16" else torch.float32).eval()
     with products_in(precision, built.args.arch):
         built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-        return Search(built, built.task.build_generator([built.model], options), device, precision)
+        return Search(built, _generator(built, length), device, precision)
+
+
+def _generator(built: Built, length: int) -> Any:
+    from argparse import Namespace
+
+    options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
+    return built.task.build_generator([built.model], options)
+
+
+def _without_graphs(search: Search, length: int) -> Search:
+    generator = _generator(search.built, length)
+    generator.captures = False
+    return replace(search, generator=generator)
 
 
 def _source(built: Built, sentences: int, length: int) -> torch.Tensor:

@@ -90,6 +90,21 @@ def take_turns(
     return turns
 
 
+def kernels_of(case: Callable[[], object], device: torch.device) -> tuple[int, float] | None:
+    """Count the kernels of a call on a GPU, those in graphs too, and their seconds; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        case()
+        synchronizer(device)()
+    events = [
+        event
+        for event in profile.key_averages()
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.key.startswith(("Memcpy", "Memset"))
+    ]
+    return sum(event.count for event in events), sum(event.self_device_time_total for event in events) / 1e6
+
+
 def beyond_cache(device: torch.device) -> int:
     """Bytes that are too many for a device's last cache, twice as many as it holds, but at most ``MOST_BYTES``."""
     if device.type == "cuda":

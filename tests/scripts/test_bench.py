@@ -174,6 +174,30 @@ def test_commands_print_a_table_and_write_records(tmp_path, what, arguments):
             speed = record["sentences_a_second"]
             assert record["token_ms"] == pytest.approx(1e3 * 2 / speed / 4)
             assert record["to_transformer"] == pytest.approx(speed / speeds[decoding.BASELINE])
+            assert record["kernels"] is None  # a CPU has none
+
+
+def test_searches_on_a_gpu(monkeypatch):
+    """Ours with graphs and without in place of our models in fairseq's search; computed on a CPU here."""
+    load_plugin()
+    search, run, made = decoding._search, decoding._run, []
+
+    def noted(each, *others):
+        made.append(each)
+        return run(each, *others)
+
+    monkeypatch.setattr(decoding, "_search", lambda built, length, _, precision: search(built, length, CPU, precision))
+    monkeypatch.setattr(decoding, "_run", noted)
+    monkeypatch.setattr(decoding, "take_turns", lambda cases, _, **given: timing.take_turns(cases, CPU, **given))
+    monkeypatch.setattr(decoding, "kernels_of", lambda case, device: (8, 8e-3))
+    monkeypatch.setattr(decoding.ctranslate2, "compute_types", lambda device: [])
+    options: dict[str, Any] = {"vocab_size": 40, "length": 3, "seconds": 0.01, "precisions": ["fp32"]}
+    records = list(decoding.measure_search([2], device=torch.device("cuda"), **options))
+    tasks = ["translation"] * 2 + ["pla_translation"] * 2 + [decoding.NO_GRAPH] * 2
+    assert [record["task"] for record in records] == tasks
+    assert [getattr(each.generator, "captures", None) for each in made] == [None, None, True, True, False, False]
+    # a token, of three words and an end
+    assert {(record["kernels"], record["kernels_ms"]) for record in records} == {(2.0, 2.0)}
 
 
 def test_the_spread_is_half_of_the_quartiles_distance_over_the_median():
