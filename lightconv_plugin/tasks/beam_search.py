@@ -131,9 +131,7 @@ class BeamSearchGenerator(SequenceGenerator):
             refused = "a source that is not of tokens"
         if refused is None:
             return self._search(sample["net_input"], self.eos if bos_token is None else bos_token)
-        if refused not in _said:
-            _said.add(refused)
-            logger.warning("lightconv_plugin: fairseq's own beam search runs, which is slower, for %s", refused)
+        _say_once(f"fairseq's own beam search runs, which is slower, for {refused}")
         return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
     def finalize_hypos(
@@ -327,7 +325,19 @@ class BeamSearchGenerator(SequenceGenerator):
 
 
 def _has_graph(model: Any) -> bool:
-    return hasattr(model, "graph_refusal") and model.graph_refusal() is None
+    """Return True if a graph can hold a step; the log says once why one of our models cannot have it."""
+    if not hasattr(model, "graph_refusal"):
+        return False
+    refused = model.graph_refusal()
+    if refused is not None:
+        _say_once(f"beam search runs without CUDA graphs, which is slower, for {refused}")
+    return refused is None
+
+
+def _say_once(sentence: str) -> None:
+    if sentence not in _said:
+        _said.add(sentence)
+        logger.warning("lightconv_plugin: %s", sentence)
 
 
 def _best_first(finished: list[list[Hypothesis]]) -> list[list[Hypothesis]]:

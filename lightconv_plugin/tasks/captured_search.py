@@ -82,7 +82,8 @@ class CapturedSearch:
             # positions may have been added
             self._weights = [t.detach() for t in itertools.chain(self.model.parameters(), self.model.buffers())]
             what = f"{sentences} sentences of {length} words, to {longest} words"
-            logger.info("captured a search of %s: %.0f MiB", what, graphs.search.bytes / 2**20)
+            own, grew = (size / 2**20 for size in (graphs.search.bytes, graphs.pool_bytes))
+            logger.info("captured a search of %s: state %.0f MiB, the graphs' pool grew by %.0f MiB", what, own, grew)
         self._sizes.move_to_end(size)
         while len(self._sizes) > 1 and self.bytes > MOST_BYTES:
             self._sizes.popitem(last=False)
@@ -96,10 +97,14 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 
 class _Graphs:
-    """The two functions of a search, captured where it is on a GPU."""
+    """The two functions of a search, captured where it is on a GPU.
+
+    Attributes:
+        pool_bytes: how much the pool grew for them: temporaries, and what is kept of the source.
+    """
 
     def __init__(self, search: DeviceSearch, pool: Any) -> None:
-        self.search, self.pool = search, pool
+        self.search, self.pool, self.pool_bytes = search, pool, 0
         self.begin: Callable[[], None] = search.begin
         self.step: Callable[[], None] = search.step
         if search.source.is_cuda:
@@ -112,9 +117,11 @@ class _Graphs:
             self.search.begin()
             self.search.step()
             torch.cuda.synchronize()
+            before = torch.cuda.memory_reserved()  # a pool takes nothing that lies cached elsewhere
             # the step reads what the capture of the beginning keeps of the source
             self.begin = self._captured(self.search.begin)
             self.step = self._captured(self.search.step)
+            self.pool_bytes = torch.cuda.memory_reserved() - before
         torch.cuda.current_stream().wait_stream(side)
 
     def _captured(self, function: Callable[[], None]) -> Callable[[], None]:

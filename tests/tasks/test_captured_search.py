@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightconv_plugin.tasks import captured_search
+from lightconv_plugin.tasks import beam_search, captured_search
 from tests.tasks.test_beam_search import assert_same, generators, model, sample
 from tests.tasks.test_length_penalty import generator as stepwise_generator
 
@@ -69,11 +69,15 @@ def test_a_stepwise_penalty(seed, lengths, alpha, beam, min_len, max_len):
     assert_same(captured(ours, batch), ours.generate([], batch))
 
 
-def test_one_of_ours_has_a_graph_and_what_cannot_says_why(monkeypatch):
+def test_one_of_ours_has_a_graph_and_what_cannot_says_why(monkeypatch, caplog):
+    monkeypatch.setattr(beam_search, "_said", set())
     built = model(ARCHITECTURES[1]).requires_grad_(False)
-    assert built.graph_refusal() is None
+    assert beam_search._has_graph(built)
     built.decoder.output_projection.register_forward_hook(lambda *_: None)
-    assert "hooks" in built.graph_refusal()
+    for _ in range(2):
+        assert not beam_search._has_graph(built)
+    why = "beam search runs without CUDA graphs, which is slower, for a module with hooks"
+    assert [why in message for message in caplog.messages] == [True]
     assert "SelfAttention" in model("pla_lightconv_iwslt_de_en", decoder_conv_type="attention").graph_refusal()
     monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
     assert "native library" in model(ARCHITECTURES[1]).graph_refusal()
