@@ -5,6 +5,8 @@ a break or a kill it goes on where it stopped, if the file is still the same or 
 libcurl follows redirects (to no file of this machine), keeps cookies, and takes proxies from the environment.
 """
 
+from __future__ import annotations
+
 import email.utils
 import itertools
 import json
@@ -19,7 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pycurl
+try:
+    import pycurl
+except ModuleNotFoundError:  # machines that download nothing, such as a lent GPU without a network, do without
+    pycurl = None
 
 from data_prep.fetch.pages import HEAD, confirmation, page_instead, refusal
 from scripts.common import ownership, scratch
@@ -32,9 +37,9 @@ _LONGEST_DELAY = 60.0  # seconds between two attempts
 _LONGEST_WAIT = 600.0  # seconds that a server may ask for with Retry-After
 _PAGE = 1 << 20  # bytes; no page of Drive's is longer
 _BUSY = {408, 425, 429, 500, 502, 503, 504}  # HTTP's statuses that may be others in a minute
+# errors of libcurl that will be the same in a minute
 _FINAL = """UNSUPPORTED_PROTOCOL URL_MALFORMAT TOO_MANY_REDIRECTS PEER_FAILED_VERIFICATION LOGIN_DENIED
     REMOTE_ACCESS_DENIED REMOTE_FILE_NOT_FOUND FTP_COULDNT_RETR_FILE FILE_COULDNT_READ_FILE"""
-_FINAL_CODES = {getattr(pycurl, f"E_{name}") for name in _FINAL.split()}  # errors that will be the same in a minute
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,8 @@ class Transfer:
 
 
 def _curl(start: int, validator: str | None) -> pycurl.Curl:
+    if pycurl is None:
+        raise UserError("downloads need pycurl, which is not installed here; run: pip install pycurl")
     trusted = ssl.get_default_verify_paths()  # which knows SSL_CERT_FILE and SSL_CERT_DIR
     options = {
         pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS | pycurl.PROTO_FTP | pycurl.PROTO_FILE,
@@ -279,8 +286,9 @@ def _chunks(curl: pycurl.Curl, headers: dict[str, str], start: int, timeout: flo
         for _, code, message in multi.info_read()[2]:
             if headers.get("reply", "").startswith(("4", "5")):  # by FTP
                 message = f"answered {headers['reply']}"
+            final = {getattr(pycurl, f"E_{name}") for name in _FINAL.split()}
             # a host that was found before may be found again
-            if code in _FINAL_CODES or (code == pycurl.E_COULDNT_RESOLVE_HOST and not start):
+            if code in final or (code == pycurl.E_COULDNT_RESOLVE_HOST and not start):
                 raise Refused(message)
             raise Dropped(message, restart=code == pycurl.E_FTP_COULDNT_USE_REST)
     finally:

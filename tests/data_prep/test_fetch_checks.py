@@ -3,12 +3,15 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from data_prep.fetch import RemoteFile
+from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.common.lock import file_lock
 from tests.data_prep.archive_samples import KINDS, build
@@ -210,3 +213,15 @@ def test_no_room_is_told_before_anything_comes(tmp_path, site: Site, monkeypatch
         get(tmp_path, site.add("/a", CONTENT))
     assert left(tmp_path) == []
     assert Path(tmp_path / "out").is_dir()
+
+
+def test_without_pycurl_all_runs_but_a_download():
+    """A lent GPU trains on what another machine has prepared."""
+    program = (
+        "import sys; sys.modules['pycurl'] = None\n"
+        "import scripts.reproduce.__main__, scripts.suite.__main__\n"
+        "from data_prep.fetch.transfer import _curl\n"
+        "_curl(0, None)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("downloads need pycurl, which is not installed here; run: pip install pycurl")
