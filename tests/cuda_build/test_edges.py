@@ -67,7 +67,7 @@ def test_steps(width, taken, gpu):
             assert out.shape == x.shape
     assert gpu.met == ({"conv_step"} if taken else set())
     if not taken:
-        with pytest.raises(ValueError, match="kernels of at most 3072 weights; got 3073"):
+        with pytest.raises(ValueError, match="conv_step takes rows of at most 3072 weights; got 3073"):
             ops.conv_step(x, torch.ones(2, width), None, backend="native")
 
 
