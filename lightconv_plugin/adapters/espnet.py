@@ -5,13 +5,15 @@ normalised over the inputs within the (padded) sentence alone; dropout falls on 
 for plots (``attn``, ``attn_t``, ``attn_f``) are not kept.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 
 
-class _Convolution(nn.Module):
+class _Convolution(nn.Module, ABC):
     """The parts that all have: linear map, gate, convolution over time, mask, linear map.
 
     Args:
@@ -57,26 +59,26 @@ class _Convolution(nn.Module):
         out = self.over_time(x)
         if self.bias is not None:
             out = out + self.bias
-        if self.outputs == 2:
-            out = torch.cat([out, self.over_features(x)], dim=-1)
+        if (features := self.over_features(x)) is not None:
+            out = torch.cat([out, features], dim=-1)
         if mask is not None and not self.use_kernel_mask:
             out = out.masked_fill(mask.transpose(-1, -2) == 0, 0)
         return self.linear2(out)
 
+    @abstractmethod
     def over_time(self, x: Tensor) -> Tensor:
         """Convolve (B, T, C) over T."""
-        raise NotImplementedError
 
-    def over_features(self, x: Tensor) -> Tensor:
-        """Convolve (B, T, C) over C: each position is a channel, and each feature a position."""
-        rows = x.flatten(0, 1).t().unsqueeze(1)
-        weight = self.feature_kernels(x)
-        out = ops.light_conv(rows, weight, padding_l=self.kernel_size // 2, normalization="none")
-        return out.squeeze(1).t().view_as(x)
+    def over_features(self, x: Tensor) -> Tensor | None:
+        """Convolve (B, T, C) over C, in the modules that do."""
+        return None
 
-    def feature_kernels(self, x: Tensor) -> Tensor:
-        """The kernels over C: (1, K), or (B * T, K)."""
-        raise NotImplementedError
+
+def _over_features(x: Tensor, weight: Tensor, width: int) -> Tensor:
+    """Convolve (B, T, C) over C, kernels (1, K) or (B * T, K): a position is a channel, and a feature a position."""
+    rows = x.flatten(0, 1).t().unsqueeze(1)
+    out = ops.light_conv(rows, weight, padding_l=width // 2, normalization="none")
+    return out.squeeze(1).t().view_as(x)
 
 
 class LightweightConvolution(_Convolution):
@@ -102,8 +104,8 @@ class LightweightConvolution2D(LightweightConvolution):
         super().__init__(*args, **options)
         self.weight_f = nn.Parameter(torch.rand(1, 1, self.kernel_size))
 
-    def feature_kernels(self, x: Tensor) -> Tensor:
-        return self.dropout(ops.normalize_kernel(self.weight_f)).squeeze(1)
+    def over_features(self, x: Tensor) -> Tensor:
+        return _over_features(x, self.dropout(ops.normalize_kernel(self.weight_f)).squeeze(1), self.kernel_size)
 
 
 class DynamicConvolution(_Convolution):
@@ -137,5 +139,5 @@ class DynamicConvolution2D(DynamicConvolution):
         self.linear_weight_f = nn.Linear(self.linear1.in_features, self.kernel_size)
         nn.init.xavier_uniform_(self.linear_weight_f.weight)
 
-    def feature_kernels(self, x: Tensor) -> Tensor:
-        return self.linear_weight_f(x).flatten(0, 1)
+    def over_features(self, x: Tensor) -> Tensor:
+        return _over_features(x, self.linear_weight_f(x).flatten(0, 1), self.kernel_size)
