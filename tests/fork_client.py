@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 
+MOST_FILES = 250  # a message on a socket takes 253
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -24,7 +25,8 @@ def inherited() -> list[int]:
 def forked(address: str, words: list[str]) -> int | None:
     """Return the status of a process that the server forked; None if the server leaves it to Python itself."""
     files = inherited()
-    if files[:3] != [0, 1, 2]:  # closed by the caller, which nothing that is sent to the server can say
+    # the first three can be closed by the caller, which nothing that is sent to the server can say
+    if files[:3] != [0, 1, 2] or len(files) > MOST_FILES:
         return None
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)

@@ -79,6 +79,18 @@ def test_open_files_and_the_limit_of_their_size_are_the_commands(forking_python,
     assert (tmp_path / "file").read_bytes() == b"123456"
 
 
+def test_more_open_files_than_a_socket_takes_at_once_get_python_itself(forking_python, tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        more = [os.dup(file.fileno()) for _ in range(300)]
+        code = "import os, sys; print('fairseq' in sys.modules); os.fstat(int(sys.argv[1]))"
+        done = subprocess.run(
+            [forking_python, "-c", code, str(more[-1])], pass_fds=more, capture_output=True, text=True
+        )
+        for each in more:
+            os.close(each)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 def test_what_multiprocessing_spawns_is_forked(forking_python, tmp_path):
     (tmp_path / "program.py").write_text(
         "import multiprocessing, sys\n"
