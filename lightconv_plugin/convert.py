@@ -1,6 +1,10 @@
 """Turn a checkpoint of fairseq's own ``lightconv`` or ``lightconv_lm`` into one of this plugin's models.
 
     python -m lightconv_plugin.convert IN OUT
+    python -m lightconv_plugin.convert model.pt FOLDER/model.safetensors     and back
+
+An OUT that ends in .safetensors gets the parameters in that format, and config.json beside it the settings. fairseq
+reads it as it reads any checkpoint. Between the two formats IN may also be a checkpoint of this plugin's models.
 
 IN may come from any version of fairseq: with its settings as `args` or as `cfg`, in torch's old or new file format,
 in float32 or float16, with parameters under the names of fairseq 0.12.2 and earlier or under later ones. It is read
@@ -12,6 +16,7 @@ optimiser's state is left behind. An existing OUT is replaced only if this comma
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -27,6 +32,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGI
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from lightconv_plugin.compat.safetensors import SUFFIX, settings_of, write_safetensors
 from lightconv_plugin.compat.saving import refusing, write_state
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvModel
@@ -160,11 +166,13 @@ def layout_of(keys: Iterable[str]) -> str:
     return "names of fairseq 0.12.2 and earlier" if early else "names that all versions of fairseq share"
 
 
-def find_kind(model: argparse.Namespace) -> Kind:
-    """Return which model the settings are of."""
+def find_kind(model: argparse.Namespace, *, ours: bool = False) -> Kind:
+    """Return which model the settings are of; ``ours``: it may be this plugin's."""
     name = str(getattr(model, "_name", None) or getattr(model, "arch", None))
     cls = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
     for kind in KINDS:
+        if cls is kind.ours and ours:
+            return kind
         if cls is kind.ours:
             raise ConversionError(f"its architecture is {name}, already one of this plugin's; use it as it is")
         if cls is kind.theirs:
@@ -282,8 +290,10 @@ def _dictionary(parameters: Tensors, side: str) -> Dictionary:
     return result
 
 
-def convert(source: Path) -> tuple[dict[str, Any], Report]:
+def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], Report]:
     """A checkpoint of ours from the file ``source``, in memory, and what was done.
+
+    ``ours``: a checkpoint of this plugin's is taken too; its parameters and options stay as they are.
 
     Raises:
         ConversionError: not a checkpoint that can be converted, in a sentence.
@@ -297,12 +307,19 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
     cfg: Any = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     settings = cfg.get("model")
     model = settings if isinstance(settings, argparse.Namespace) else argparse.Namespace(**(settings or {}))
-    kind = find_kind(model)
-    shared = shares_output(model) and getattr(model, "adaptive_softmax_cutoff", None) is None
-    parameters, dropped = convert_parameters(theirs, shared_output=shared, sides=kind.sides)
-    options = convert_options(kind, model, parameters)
-    check(kind, options, parameters)
-    cfg["model"] = {"_name": kind.name, **options}
+    kind = find_kind(model, ours=ours)
+    name = getattr(model, "_name", None) or model.arch
+    if (ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)) is kind.ours:
+        parameters, layout = theirs, "names of this plugin"
+        dropped: list[str] = []
+        options = {option: value for option, value in vars(model).items() if option != "_name"}
+    else:
+        name, layout = kind.name, layout_of(theirs)
+        shared = shares_output(model) and getattr(model, "adaptive_softmax_cutoff", None) is None
+        parameters, dropped = convert_parameters(theirs, shared_output=shared, sides=kind.sides)
+        options = convert_options(kind, model, parameters)
+        check(kind, options, parameters)
+    cfg["model"] = {"_name": name, **options}
     result = {
         "args": None,
         "cfg": cfg,
@@ -315,18 +332,24 @@ def convert(source: Path) -> tuple[dict[str, Any], Report]:
     }
     weights = [t for name, t in parameters.items() if not name.endswith((".version", "._float_tensor"))]
     count = sum({tensor.data_ptr(): tensor.numel() for tensor in weights}.values())
-    return result, Report(kind.name, options, layout_of(theirs), count, dropped)
+    return result, Report(name, options, layout, count, dropped)
 
 
 def save(state: dict[str, Any], out: Path) -> None:
-    """Write a checkpoint, whole or not at all; see also ``write_state``."""
-    if os.path.lexists(out) and not _is_ours(out):
-        raise ConversionError(f"{out} exists, and is no checkpoint that this command wrote: give another name for OUT")
-    write_state(state, out)
+    """Write a checkpoint, whole or not at all; see also ``write_state`` and ``write_safetensors``."""
+    packed = out.suffix == SUFFIX
+    there = next(filter(os.path.lexists, (out, settings_of(out)) if packed else (out,)), None)
+    if there is not None and not _is_ours(out):
+        raise ConversionError(
+            f"{there} exists, and is no checkpoint that this command wrote: give another name for OUT"
+        )
+    (write_safetensors if packed else write_state)(state, out)
 
 
 def _is_ours(out: Path) -> bool:
     try:
+        if out.suffix == SUFFIX:
+            return json.loads(settings_of(out).read_text(encoding="utf-8"))["written_by"] == MARK
         state = torch.load(out, map_location="cpu", weights_only=True, mmap=True) if out.is_file() else {}
         return state["extra_state"]["written_by"] == MARK
     except Exception:  # torch has many for what is no checkpoint
@@ -355,7 +378,7 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of fairseq's lightconv or lightconv_lm")
+    parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of a lightconv or lightconv_lm")
     parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write; replaces only what this wrote")
     given = parser.parse_args(arguments)
     if given.source.resolve() == given.out.resolve() or (given.out.exists() and given.out.samefile(given.source)):
@@ -363,7 +386,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given.out.is_dir() or not given.out.resolve().parent.is_dir():
         sys.exit(f"error: {given.out} is not a file in an existing folder; give the name of the checkpoint to write")
     with refusing(f"convert {given.source}", ConversionError, given.out):
-        state, report = convert(given.source)
+        state, report = convert(given.source, ours=SUFFIX in (given.source.suffix, given.out.suffix))
         save(state, given.out)
     print("\n".join([*describe(report), f"wrote {given.out}"]))
 

@@ -4,6 +4,14 @@
 operators before fairseq, and then wants the models, imports it itself.
 """
 
+import importlib.util
+
+if importlib.util.find_spec("fairseq") is None:
+    raise ModuleNotFoundError(
+        "the models, tasks and criterions of lightconv_plugin need fairseq, which is not installed: pip install "
+        "'lightconv-plugin[fairseq]'. Its operators and modules do without"
+    )
+
 from lightconv_plugin import compat
 
 compat.apply()

@@ -92,8 +92,12 @@ def convert(source: Path, out: Path) -> str:
     return "\n".join(said.splitlines()[:-1])
 
 
-def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None = None) -> dict[str, Any]:
+def get(
+    name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None = None, packed: bool = False
+) -> dict[str, Any]:
     """Fetch, check, unpack and convert one model into ``out``; gives its manifest.
+
+    ``packed``: the model is there as model.safetensors with config.json, too.
 
     Raises:
         UserError: an unknown name, a folder of something else, another file than the last time, another model than
@@ -129,6 +133,10 @@ def get(name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None 
             ownership.claim(folder / "model.pt")
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             check_model(model, folder)
+            if packed:
+                for name in ("model.safetensors", "config.json"):
+                    ownership.claim(folder / name)
+                convert(folder / "model.pt", folder / "model.safetensors")
             write_json(folder / "manifest.json", manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
         ownership.remove(fetched)
@@ -148,6 +156,8 @@ def main() -> None:
     fetching = commands.add_parser("get", parents=[some], help="fetch, check and convert one")
     fetching.add_argument("name", metavar="NAME", help="as `list` prints it")
     fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
+    packed = "write the model as model.safetensors and config.json, too"
+    fetching.add_argument("--safetensors", dest="packed", action="store_true", help=packed)
     scoring = commands.add_parser("score", parents=[some], help="score one or all, beside the paper's figures")
     scoring.add_argument("name", metavar="NAME", help="as `list` prints it, or all")
     scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
@@ -157,7 +167,7 @@ def main() -> None:
         print("\n".join(listing(shelf)))
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
-        manifest = get(arguments.name, out=out, origin=arguments.origin, shelf=shelf)
+        manifest = get(arguments.name, out=out, origin=arguments.origin, shelf=shelf, packed=arguments.packed)
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
     else:

@@ -54,7 +54,7 @@ import tomllib
 
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 extras = project["optional-dependencies"]
-print(*project["dependencies"], *extras["recipes"], *extras["export"], *extras["dev"], sep="\n")
+print(*project["dependencies"], *extras["fairseq"], *extras["recipes"], *extras["export"], *extras["dev"], sep="\n")
 PY
 )
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)

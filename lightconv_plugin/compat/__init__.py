@@ -4,7 +4,7 @@
 where it is not needed. A fairseq function is wrapped: same signature; the original is called, except to write files.
 """
 
-from lightconv_plugin.compat import checkpoints, commands, hub, saving, training
+from lightconv_plugin.compat import checkpoints, commands, hub, safetensors, saving, training
 from lightconv_plugin.compat.checkpoints import CheckpointError
 from lightconv_plugin.compat.training import SetupError
 
@@ -15,6 +15,7 @@ def apply() -> None:
     """Apply every shim; calling it again changes nothing."""
     checkpoints.allow_checkpoint_types()
     checkpoints.allow_broadcast_types()
+    safetensors.load_safetensors()
     checkpoints.explain_checkpoint_errors()
     saving.save_checkpoints_whole()
     saving.copy_checkpoints_without_asserts()

@@ -279,3 +279,25 @@ def test_kernels_as_the_cuda_code_kept_them():
         assert dropped == []
         assert list(found) == ["encoder.layers.0.mixer.conv.weight"]
         assert torch.equal(found["encoder.layers.0.mixer.conv.weight"], kernels[:, 0])
+
+
+def test_safetensors_that_do_not_serve(tmp_path, original, capsys):
+    """A bit that is flipped, settings that are missing, or are somebody's."""
+    model, args = original
+    source, out = common.save(tmp_path / "in.pt", model, args), tmp_path / "model.safetensors"
+    settings = tmp_path / "config.json"
+    settings.write_text('{"mine": 1}')
+    assert f"{settings} exists, and is no checkpoint that this command wrote" in refuse(source, out, capsys)
+    settings.unlink()
+    for _ in range(2):  # what it wrote is replaced
+        convert.main([str(source), str(out)])
+    capsys.readouterr()
+    content = out.read_bytes()
+    out.write_bytes(content[:-1] + bytes([content[-1] ^ 64]))
+    assert f"it does not match the checksum in {settings}" in refuse(out, tmp_path / "out.pt", capsys)
+    out.write_bytes(content)
+    for text, said in (("[]", "is no table"), ('{"cfg": {}}', "lacks optimizer_history, task_state, tied")):
+        settings.write_text(text)
+        assert f"{settings} {said}" in refuse(out, tmp_path / "out.pt", capsys)
+    settings.unlink()
+    assert f"{settings}: No such file" in refuse(out, tmp_path / "out.pt", capsys)

@@ -1,5 +1,6 @@
-"""Uses of a converted checkpoint: fairseq's hub interface, fine-tuning, and language models."""
+"""Uses of a converted checkpoint: fairseq's hub interface, fine-tuning, language models, and safetensors."""
 
+import json
 from argparse import Namespace
 
 import pytest
@@ -9,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq_cli import train
 
 from lightconv_plugin import convert
+from lightconv_plugin.compat.safetensors import read_safetensors, write_safetensors
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
 from tests.compat.conftest import write_corpus
@@ -23,13 +25,15 @@ def folder(tmp_path_factory):
     model, args = common.theirs(task, **common.TINY, **common.DYNAMIC, share_all_embeddings=True)
     common.save(folder / "theirs.pt", model, args)
     convert.main([str(folder / "theirs.pt"), str(folder / "model.pt")])
+    convert.main([str(folder / "theirs.pt"), str(folder / "model.safetensors")])
     (folder / "bpecodes").write_text("#version: 0.2\nw 1\nw1 2</w>\n")
     return folder
 
 
-def test_from_pretrained_translates(folder):
+@pytest.mark.parametrize("file", ["model.pt", "model.safetensors"])
+def test_from_pretrained_translates(folder, file):
     options = {"data_name_or_path": ".", "bpe": "subword_nmt", "source_lang": "en", "target_lang": "de"}
-    ours = LightConvModel.from_pretrained(str(folder), checkpoint_file="model.pt", **options)
+    ours = LightConvModel.from_pretrained(str(folder), checkpoint_file=file, **options)
     assert ours.encode("w12").tolist() == [ours.src_dict.index("w12"), ours.src_dict.eos()]
     sentences = ["w1 w2 w3", "w4 w12"]
     found = ours.translate(sentences, beam=3, max_len_b=8)
@@ -41,6 +45,41 @@ def test_from_pretrained_translates(folder):
 
     theirs = Theirs.from_pretrained(str(folder), checkpoint_file="theirs.pt", **options)
     assert theirs.translate(sentences, beam=3, max_len_b=8) == found
+
+
+def test_safetensors_and_back(folder, tmp_path, capsys):
+    """The last of the three is the first, parameters under two names included."""
+    convert.main([str(folder / "model.pt"), str(tmp_path / "model.safetensors")])
+    convert.main([str(tmp_path / "model.safetensors"), str(tmp_path / "back.pt")])
+    assert "pla_lightconv, " in capsys.readouterr().out
+    before, after = (torch.load(file, weights_only=True) for file in (folder / "model.pt", tmp_path / "back.pt"))
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings["cfg"] == before["cfg"]
+    embeddings = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"]
+    assert settings["tied"] == dict.fromkeys(embeddings[1:], embeddings[0])
+    parameters, others = after.pop("model"), before.pop("model")
+    assert after == before
+    assert parameters.keys() == others.keys()
+    assert all(torch.equal(parameters[name], others[name]) for name in others)
+    assert len({parameters[name].data_ptr() for name in embeddings}) == 1
+
+
+def test_parts_of_larger_tensors_and_half_precision_as_safetensors(tmp_path):
+    whole = torch.randn(4, 6, dtype=torch.float16)
+    own = {
+        "rows": whole[1:3],
+        "columns": whole[:, 1:3],
+        "again": whole[1:3],
+        "none": torch.zeros(0),
+        "0": torch.ones(()),
+    }
+    rest = {"cfg": {}, "optimizer_history": [], "task_state": {}, "extra_state": {"train_iterator": {}}}
+    write_safetensors({"model": own, **rest}, tmp_path / "a.safetensors")
+    found = read_safetensors(tmp_path / "a.safetensors")
+    assert {name: tensor.tolist() for name, tensor in found["model"].items()} == {
+        name: tensor.tolist() for name, tensor in own.items()
+    }
+    assert {tensor.dtype for tensor in found["model"].values()} == {torch.float16, torch.float32}
 
 
 def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):

@@ -1,8 +1,11 @@
 """The operators and modules in a process that has torch and nothing of fairseq's."""
 
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,31 @@ def run(forking_torch) -> Run:
 def test_neither_operators_nor_modules_need_fairseq(run, code):
     done = run(NONE + code)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_wheel_brings_torch_alone_and_serves(run, tmp_path, monkeypatch):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "lightconv_plugin", tmp_path / "lightconv_plugin", ignore=shutil.ignore_patterns("__pyc*"))
+    built = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    said = subprocess.run([sys.executable, "-c", built], cwd=tmp_path, capture_output=True, text=True, check=True)
+    with zipfile.ZipFile(tmp_path / said.stdout.split()[-1]) as wheel:
+        wheel.extractall(tmp_path / "site")
+    (metadata,) = (tmp_path / "site").glob("*.dist-info")
+    needs = message_from_string((metadata / "METADATA").read_text(encoding="utf-8")).get_all("Requires-Dist", [])
+    assert [need for need in needs if "extra ==" not in need] == ["torch>=2.10"]
+    files = {path.relative_to(tmp_path) for path in (tmp_path / "lightconv_plugin").rglob("*") if path.is_file()}
+    kept = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site" / "lightconv_plugin").rglob("*")}
+    assert {path for path in files - kept if path.name != "README.md"} == set()
+    assert Path("lightconv_plugin/py.typed") in kept
+    code = f"sys.path[:] = [{str(tmp_path / 'site')!r}, *(path for path in sys.path if path != {str(ROOT)!r})]\n"
+    done = run(f"{NONE}{code}{EXAMPLES}\nimport lightconv_plugin\nprint(lightconv_plugin.__file__)")
+    assert done.stdout.splitlines()[-1:] == [f"{tmp_path}/site/lightconv_plugin/__init__.py"], done.stderr
+
+
+def test_models_say_that_they_need_fairseq(run):
+    done = run(NONE + "import lightconv_plugin.models")
+    assert "need fairseq, which is not installed: pip install 'lightconv-plugin[fairseq]'" in done.stderr
 
 
 def test_what_can_be_imported_is_not():

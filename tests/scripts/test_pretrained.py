@@ -114,9 +114,9 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
     with pytest.raises(UserError, match=r"bytes missing.*\n.*a folder that you give with --from"):
         pretrained.get(NAME, out=out, origin=site.url)
     assert not out.exists()
-    manifest = pretrained.get(NAME, out=out, origin=site.url)
+    manifest = pretrained.get(NAME, out=out, origin=site.url, packed=True)
     assert site.ranges == [None, "bytes=1000-"]
-    assert sorted(path.name for path in out.glob("[!.]*")) == FILES
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*FILES, "config.json", "model.safetensors"])
     assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
     assert manifest["bytes"] == (shelf / ARCHIVE).stat().st_size
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
