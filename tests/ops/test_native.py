@@ -77,6 +77,16 @@ def test_against_the_reference(operator, dtype):
                 check(operator, *draw(operator, time, 2, 2, ratio, width, dtype), padding_l=padding_l)
 
 
+@pytest.mark.parametrize("normalization", ["softmax", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", range(1, 10))
+def test_a_dynamic_kernel_for_each_channel(width, dtype, normalization):
+    """Up to eight taps, kernels are put in order by whole vectors: some heads, then those that fill none."""
+    for heads, time, padding_l in ((37, 11, width - 1), (300, 3, width // 2), (8, 140, 0)):
+        x, weight, grad = draw("dynamic_conv", time, 2, heads, 1, width, dtype)
+        check("dynamic_conv", x, weight, grad, padding_l=padding_l, normalization=normalization)
+
+
 @pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
 @pytest.mark.parametrize("time", [512, 700])
 @pytest.mark.parametrize("ratio", [3, 64, 80])

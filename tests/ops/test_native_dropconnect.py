@@ -42,7 +42,7 @@ def operator(kind: str, x: Tensor, w: Tensor, padding_l: int, p: float, seed: in
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("time", "heads", "ratio", "width"),
-    [(5, 2, 16, 3), (37, 3, 20, 7), (40, 5, 1, 31), (23, 1, 1, 1), (140, 90, 3, 7), (9, 6, 8, 15)],
+    [(5, 2, 16, 3), (37, 3, 20, 7), (40, 5, 1, 31), (23, 1, 1, 1), (140, 90, 3, 7), (9, 6, 8, 15), (135, 37, 1, 5)],
 )
 def test_outputs_and_gradients_are_those_under_the_mask(softmax, kind, dtype, time, heads, ratio, width, vector_bits):
     batch, p, padding_l = 2, 0.3, width // 2

@@ -32,8 +32,9 @@ struct Units {
   int64_t chunks, rows;        // of time; rows of a chunk, the last may have fewer
   int64_t batches, sentences;  // of sentences, where they are short; sentences of a batch, the last may have fewer
   int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
-  bool wide;                   // LightConv whose heads are narrower than a vector: lanes run over several heads
-  bool kernel_rows;            // a kernel is laid out for each position
+  bool wide;                   // heads are narrower than a vector: lanes run over several heads
+  bool by_channel;             // wide, and each position has its kernels (narrow.inl)
+  bool kernel_rows;            // a kernel is laid out for each position and head
   int64_t count;               // groups * chunks * batches
   size_t scratch;              // bytes that a thread needs
   int64_t partials;            // LightConv's backward: rows of partial sums, (partials, H, K) of type A

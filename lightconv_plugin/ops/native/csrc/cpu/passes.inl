@@ -109,16 +109,17 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
   const Scratch<A> scratch(conv, units, false, Arena(memory));
   const int64_t P = conv.padding_l;
   int64_t widened = -1;
+  if (units.by_channel && conv.dynamic) make_shuffles<A>(conv.K, scratch.by_tap, scratch.by_head);
   for (int64_t unit = begin; unit < end; ++unit) {
     const Place place(conv, units, unit);
     const int64_t first = place.t - P > 0 ? place.t - P : 0;
     const int64_t last = place.t_end - P + conv.K - 1 < conv.T ? place.t_end - P + conv.K - 1 : conv.T;
-    if (units.wide && widened != place.group) widen(conv, place, scratch), widened = place.group;
+    if (units.wide && !conv.dynamic && widened != place.group) widen(conv, place, scratch), widened = place.group;
     if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
     for (int64_t b = place.b; b < place.b_end; ++b) {
       pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
-      if (units.wide && conv.dropconnect > 0) {
-        convolve_thinned(conv, scratch, place, b, first);
+      if (units.by_channel) {
+        convolve_by_channel<A, S>(conv, scratch, place, b, first);
         unpack<A, S>(conv, units, scratch, place, b, out);
         continue;
       }
@@ -207,6 +208,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
   const Scratch<A> scratch(conv, units, true, Arena(memory));
   const int64_t K = conv.K, P = conv.padding_l, back = K - 1 - P;  // a gradient's padding
   int64_t widened = -1;
+  if (units.by_channel && conv.dynamic) make_shuffles<A>(conv.K, scratch.by_tap, scratch.by_head);
   for (int64_t unit = begin; unit < end; ++unit) {
     const Place place(conv, units, unit);
     const int64_t first = place.t - P > 0 ? place.t - P : 0;
@@ -216,13 +218,14 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
     A* partials = gradients.light_partials == nullptr
                       ? nullptr
                       : static_cast<A*>(gradients.light_partials) + (place.partial * conv.H + place.head) * K;
-    if (units.wide && widened != place.group) widen(conv, place, scratch), widened = place.group;
+    if (units.wide && !conv.dynamic && widened != place.group) widen(conv, place, scratch), widened = place.group;
     if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
     for (int64_t b = place.b; b < place.b_end; ++b) {
       pack<A, S>(conv, units, scratch, gradients.out, place, b, g_first, g_last, scratch.g);
-      if (units.wide && conv.dropconnect > 0) {
+      if (units.by_channel) {
         pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
-        thinned_gradients(conv, scratch, place, b, first, g_first, g_last, partials);
+        gradients_by_channel(conv, scratch, place, b, first, g_first, g_last, partials,
+                             static_cast<S*>(gradients.weight));
         if (gradients.x != nullptr) unpack<A, S>(conv, units, scratch, place, b, gradients.x);
         continue;
       }

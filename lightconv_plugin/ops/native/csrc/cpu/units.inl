@@ -3,6 +3,7 @@
 constexpr int64_t kChunk = 128;     // positions of a unit: long against the K - 1 rows that it shares with its neighbours
 constexpr int64_t kChannels = 256;  // channels of a unit: a row that memory gives at full speed; all fits a core's cache
 constexpr int64_t kAhead = 4;       // rows between what is asked of the memory and what is used
+constexpr int64_t kShuffled = LIGHTCONV_BITS > 128 ? 8 : 0;  // the widest kernels that narrow.inl puts in order
 constexpr int64_t kUnits = 64;      // cut finer than that where there are fewer units, for the threads of a large machine
 
 // Memory that a thread keeps from unit to unit, handed out in whole vectors.
@@ -30,10 +31,11 @@ struct Scratch {
   A *x, *g;               // packed rows: (head, rows, row)
   A* out;                 // (rows, channels)
   A *kernels, *factors, *used;  // (head, rows, taps): normalised; DropConnect's factors; their product
-  A* wide;                // LightConv's kernels, one a channel: (K, row)
+  A* wide;                // kernels, one a channel: (K, row); so are, by channel, factors and gradients
   A* light;               // LightConv's with DropConnect: (head, taps)
   A *transposed, *product, *line;
   A* gradients;           // of kernels: (rows, head, taps)
+  Index<A> *by_tap, *by_head;  // narrow.inl
   uintptr_t end;
 
   Scratch(const Conv& conv, const Units& units, bool backward, Arena arena) {
@@ -49,6 +51,12 @@ struct Scratch {
     line = arena.take<A>(taps * n);
     g = kernels = factors = used = wide = light = transposed = product = gradients = nullptr;
     if (units.wide) wide = arena.take<A>(conv.K * row);
+    by_tap = by_head = nullptr;
+    if (units.by_channel) {
+      factors = arena.take<A>(conv.K * row), gradients = arena.take<A>(conv.K * row);
+      const int64_t shuffles = conv.dynamic ? conv.K * conv.K : 0;
+      by_tap = arena.take<Index<A>>(shuffles), by_head = arena.take<Index<A>>(shuffles);
+    }
     if (units.kernel_rows) {
       kernels = used = arena.take<A>(blocks * kernel_block), light = arena.take<A>(blocks * taps);
       if (conv.dropconnect > 0)
@@ -70,8 +78,10 @@ template <class A>
 Units units_of(const Conv& conv, bool backward) {
   Units units{};
   const int64_t R = conv.C / conv.H;
-  units.wide = !conv.dynamic && R < kLanes<A>;
-  units.kernel_rows = conv.dynamic || (conv.dropconnect > 0 && !units.wide);
+  const bool own_kernels = conv.dynamic || conv.dropconnect > 0;
+  units.wide = conv.dynamic ? R == 1 && conv.K <= kShuffled : R < kLanes<A>;
+  units.by_channel = own_kernels && units.wide;
+  units.kernel_rows = own_kernels && !units.wide;
   units.heads = kChannels / R < 1 ? 1 : kChannels / R < conv.H ? kChannels / R : conv.H;
   int64_t chunk = kChunk;
   for (;; chunk /= 2) {
