@@ -117,15 +117,20 @@ class LightConvDecoder(TransformerDecoderBase):
     def step(self, newest: Tensor, position: Tensor, incremental_state: IncrementalState) -> Tensor:
         """Take a step of which every number is a tensor, so that a captured graph of it serves all steps.
 
+        It may be one of several tokens, such as a prompt, or a draft that is to be judged: the products with weights
+        are then computed for all of them at once.
+
         Args:
-            newest: (N,), each hypothesis' last token.
-            position: (1,), of those tokens, counted from 0.
-            incremental_state: as ``read_source`` or the step before left it.
+            newest: (N,), each hypothesis' last token, or (N, T), its last T.
+            position: (1,), of the first of those tokens, counted from 0.
+            incremental_state: as ``read_source`` or the step before left it; empty for a language model's first step.
+                A copy of it (``copy.deepcopy``) leads back to before the step.
 
         Returns:
-            logits (N, V), those of ``forward``.
+            logits (N, V), or (N, T, V), those of ``forward``.
         """
-        x = self.embed_scale * self.embed_tokens(newest.unsqueeze(0))
+        tokens = newest.unsqueeze(0) if newest.ndim == 1 else newest.t().contiguous()
+        x = self.embed_scale * self.embed_tokens(tokens)
         if self.quant_noise is not None:
             x = self.quant_noise(x)
         if self.project_in_dim is not None:
@@ -133,7 +138,10 @@ class LightConvDecoder(TransformerDecoderBase):
         if self.embed_positions is not None:
             table = getattr(self.embed_positions, "weights", None)  # of sines; learned ones are its weight
             table = self.embed_positions.weight if table is None else table
-            x = x + table.index_select(0, position + self.padding_idx + 1)
+            rows = position + self.padding_idx + 1
+            if newest.ndim == 2:
+                rows = rows + torch.arange(newest.shape[1], device=rows.device)
+            x = x + table.index_select(0, rows).unsqueeze(1)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x)
@@ -143,7 +151,8 @@ class LightConvDecoder(TransformerDecoderBase):
             x = self.layer_norm(x)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        return self.output_layer(x).squeeze(0)
+        logits = self.output_layer(x)
+        return logits.squeeze(0) if newest.ndim == 1 else logits.transpose(0, 1)
 
     def extract_features(
         self,

@@ -158,7 +158,7 @@ class DecoderBlock(OwnEntry, Block):
         """One block, called as fairseq's decoder calls its layers.
 
         Args:
-            x: (T, B, C); (1, B, C) with a state.
+            x: (T, B, C); with a state, the newest positions.
             encoder_out: (S, B, C_enc), its padding mask (B, S).
             self_attn_mask: ignored: a causal mixer needs no mask.
             self_attn_padding_mask: ignored: target padding follows the sentence, where nothing real looks at it.
@@ -193,13 +193,13 @@ class DecoderBlock(OwnEntry, Block):
         return self.ffn_residual(x, self.ffn), attn, None
 
     def _step_at_once(self, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
-        """The newest position in one operator; None where the parts must be run one after the other."""
+        """One newest position in one operator; None where the parts must be run one after the other."""
         entry: Any = incremental_state.get(self._owner)
         if entry is None:  # a search begins: it is decided for all of it, and the first step makes the parts' states
-            step = BlockStep.of(self, KNOWN_PARTS, x)
+            step = BlockStep.of(self, KNOWN_PARTS, x[:1])
             incremental_state[self._owner] = {} if step is None else {"step": step}  # type: ignore[dict-item]
             return None
-        if "step" not in entry or need_weights:
+        if "step" not in entry or need_weights or x.shape[0] != 1:
             return None
         return entry["step"](x, incremental_state)
 

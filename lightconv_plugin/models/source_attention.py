@@ -47,7 +47,7 @@ class SourceAttention(MultiheadAttention):
         """As fairseq's.
 
         Args:
-            query: (T, B, C); (1, B, C) with a state.
+            query: (T, B, C); with a state, of the newest positions.
             key: the source (S, B, C_source), or (S, B / beam, C_source) with a state; after its first step not read.
             value: the source again.
             key_padding_mask: (B, S), or (B / beam, S) with a state.
@@ -56,8 +56,7 @@ class SourceAttention(MultiheadAttention):
             attn_mask, before_softmax: not supported.
 
         Raises:
-            ValueError: no source, what is not supported, more than one position at once with a state, or hypotheses
-                that the sentences of the source do not divide.
+            ValueError: no source, what is not supported, or hypotheses that the sentences of the source do not divide.
         """
         if attn_mask is not None or before_softmax:
             raise ValueError("attention to the source takes no mask but that of its padding, and gives no raw scores")
@@ -98,26 +97,23 @@ class SourceAttention(MultiheadAttention):
         incremental_state: IncrementalState,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The newest position: (1, B, C), and the weights (H, B, 1, S) if needed."""
-        if query.shape[0] != 1:
-            raise ValueError(f"incremental decoding takes one position at a time; got queries {tuple(query.shape)}")
+        """The newest positions: (T, B, C), and the weights (H, B, T, S) if needed."""
         source = self.get_incremental_state(incremental_state, "source")
         if source is None:
             source = self._read(key, padding, query.shape[1])
             self.set_incremental_state(incremental_state, "source", source)
-        arguments = (
-            apply_linear(self.q_proj, query),
-            source["keys"],
-            source["values"],
-            source["padding"],
-            source["sentence"],
-            self.num_heads,
-        )
+        positions, rows, channels = query.shape
+        sentence = source["sentence"]
+        if positions > 1:  # a row for each position of each hypothesis
+            sentence = sentence.flatten().repeat(positions)
+        queries = apply_linear(self.q_proj, query).reshape(1, positions * rows, channels)
+        arguments = (queries, source["keys"], source["values"], source["padding"], sentence, self.num_heads)
         p = self.dropout_module.probability
         if not need_weights and p == 0.0:
-            return ops.attend(*arguments), None
+            return ops.attend(*arguments).view(query.shape), None
         out, weights = ops.attend_with_weights(*arguments, p)
-        return out, weights.transpose(0, 1).unsqueeze(2) if need_weights else None
+        by_position = weights.unflatten(0, (positions, rows)).permute(2, 1, 0, 3)
+        return out.view(query.shape), by_position if need_weights else None
 
     def read(self, source: Tensor, padding: Tensor, incremental_state: IncrementalState, rows: int) -> None:
         """Do before the first step what it does else: keep what the steps of ``rows`` hypotheses need of the source."""

@@ -33,12 +33,12 @@ class AverageAttention(StepByStep):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
         if incremental_state is None:
             mean = self._mean(x, padding_mask)
         else:
             self.check_step(x, padding_mask)
-            mean = self._step(x, incremental_state)
+            mean = self.each_position(lambda newest: self._step(newest, incremental_state), x)
         g = apply_linear(self.fc2, self.dropout(F.relu(apply_linear(self.fc1, mean))))
         own, averaged = torch.sigmoid(apply_linear(self.gate, torch.cat([x, g], dim=-1))).chunk(2, dim=-1)
         return own * x + averaged * g

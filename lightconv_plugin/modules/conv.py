@@ -80,15 +80,15 @@ class TimeConv(StepByStep):
         self.weight_dropout.p = p
 
     def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState) -> Tensor:
-        """The newest position (1, B, C), convolved with those before it.
+        """The newest positions (T, B, C), convolved with those before them.
 
         Args:
-            x: (1, B, C).
-            weight: logits (H, K), or (1, B, H, K) of this position.
+            x: (T, B, C).
+            weight: logits (H, K), or (T, B, H, K) of these positions.
             incremental_state: where the inputs so far are kept.
 
         Raises:
-            ValueError: more than one position at once, or a module that also looks to the right.
+            ValueError: no position, or a module that also looks to the right.
         """
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
@@ -96,7 +96,7 @@ class TimeConv(StepByStep):
         if dropconnect > 0.0:  # what is left is a kernel, for any backend; drawn anew at each step
             weight = ops.normalize_kernel(weight, normalization)
             if self.dropconnect_per == "position":
-                weight = weight.expand(1, x.shape[1], self.heads, self.kernel_size)
+                weight = weight.expand(*x.shape[:2], self.heads, self.kernel_size)
             weight, normalization = F.dropout(weight, dropconnect), "none"
         out, saved = ops.conv_step(x, weight, saved, normalization=normalization, backend=self.backend)
         self.set_incremental_state(incremental_state, saved)
@@ -127,7 +127,7 @@ class LightweightConv(TimeConv):
         return ops.normalize_kernel(self.weight, self.normalization)
 
     def forward(self, x: Tensor, incremental_state: IncrementalState | None = None, **place: Any) -> Any:
-        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position.
+        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
         ``place``: batch_first, cu_seqlens, initial_state and return_state, as ``ops.light_conv`` takes them.
         """
@@ -181,7 +181,7 @@ class DynamicConv(TimeConv):
         query: Tensor | None = None,
         **place: Any,
     ) -> Any:
-        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x: (1, B, C) is the newest position.
+        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
         The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise. ``place``: batch_first,
         cu_seqlens, initial_state and return_state, as ``ops.dynamic_conv`` takes them; the query lies as x does.

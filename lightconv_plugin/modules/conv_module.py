@@ -46,9 +46,9 @@ class ConvModule(nn.Module):
         """Mix over time.
 
         Args:
-            x: (T, B, C_in); (1, B, C_in), the newest position, with a state.
+            x: (T, B, C_in); with a state, the newest positions.
             padding_mask: (B, T), true where x is padding, which is zeroed before the convolution.
-            incremental_state: fairseq's state of a decoder that takes one position at a time.
+            incremental_state: fairseq's state of a decoder that goes on from what it has read.
 
         Returns:
             (T, B, C_in).

@@ -36,12 +36,16 @@ class SelfAttention(InputWindow):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
         q, k, v = self._project(x)
         if incremental_state is not None:  # which keeps keys and values: the past is projected once
             self.check_step(x, padding_mask)
-            k, v = self.push(torch.cat([k, v], dim=2), incremental_state).chunk(2, dim=2)
-            return self._attend(q, k, v, None)[0]
+
+            def step(q: Tensor, kv: Tensor) -> Tensor:
+                k, v = self.push(kv, incremental_state).chunk(2, dim=2)
+                return self._attend(q, k, v, None)[0]
+
+            return self.each_position(step, q, torch.cat([k, v], dim=2))
         seen = self._visible(x.shape[0], x.device)  # len() would fix the length of an exported graph
         if padding_mask is not None:
             seen = seen & ~padding_mask[:, None, None, :]

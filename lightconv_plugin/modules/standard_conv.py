@@ -31,12 +31,16 @@ class StandardConv(InputWindow):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); (1, B, C), the newest position, with a state."""
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
         if incremental_state is not None:
             self.check_step(x, padding_mask)
-            window = self.push(x, incremental_state)
-            latest = self.weight[..., self.kernel_size - len(window) :]
-            return F.conv1d(window.permute(1, 2, 0), latest, self.bias).permute(2, 0, 1)
+
+            def step(newest: Tensor) -> Tensor:
+                window = self.push(newest, incremental_state)
+                latest = self.weight[..., self.kernel_size - len(window) :]
+                return F.conv1d(window.permute(1, 2, 0), latest, self.bias).permute(2, 0, 1)
+
+            return self.each_position(step, x)
         if padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         left, right = self.padding

@@ -1,8 +1,10 @@
 """The past that a causal module keeps while a decoder takes one position at a time."""
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -39,7 +41,7 @@ class OwnEntry(nn.Module):
 
 
 class StepByStep(OwnEntry):
-    """A module that decodes one position at a time.
+    """A module that decodes its newest positions, of which a call with a state gives one or more.
 
     Its entry in the state is a dict of tensors that have the hypotheses in dimension 1, as x (T, B, C) has: a search
     reorders them there. A module that is used twice in a step would share its entry: make two.
@@ -67,17 +69,24 @@ class StepByStep(OwnEntry):
             self.set_incremental_state(incremental_state, ops.reorder_state(saved, new_order))
 
     def check_step(self, x: Tensor, padding_mask: Tensor | None = None) -> None:
-        """Refuse what cannot be one step of decoding, and padding that it would take for input."""
+        """Refuse what cannot be steps of decoding, and padding that it would take for input."""
         if padding_mask is not None:
             raise ValueError(
                 f"{type(self).__name__} decodes step by step without padding, and got a padding mask; "
                 "decode prompts of one length together, or pad behind them"
             )
-        if x.shape[0] != 1 or not self.causal:
+        if x.shape[0] < 1 or not self.causal:
             raise ValueError(
-                f"incremental decoding takes one position at a time from a causal module; "
+                f"incremental decoding takes new positions, one or more, from a causal module; "
                 f"got x {tuple(x.shape)}, causal={self.causal}"
             )
+
+    def each_position(self, step: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Call ``step`` with each position (1, B, ...) of the inputs (T, B, ...) in turn; gives (T, B, C)."""
+        positions = inputs[0].shape[0]
+        if positions == 1:
+            return step(*inputs)
+        return torch.cat([step(*(each[t : t + 1] for each in inputs)) for t in range(positions)])
 
     def extra_repr(self) -> str:
         return f"causal={self.causal}"

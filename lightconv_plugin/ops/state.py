@@ -24,31 +24,39 @@ State = dict[str, Tensor]
 def conv_step(
     x: Tensor, weight: Tensor, state: State | None, *, normalization: str = "softmax", backend: str = "auto"
 ) -> tuple[Tensor, State]:
-    """LightConv or DynamicConv at the newest position of a decoder.
+    """LightConv or DynamicConv at the newest position of a decoder, or at its newest T, one after the other.
 
     Args:
-        x: (1, B, C), the newest input.
-        weight: logits (H, K) for LightConv, (1, B, H, K), those of this position, for DynamicConv.
+        x: (T, B, C), the newest inputs; mostly T = 1.
+        weight: logits (H, K) for LightConv, (T, B, H, K), those of these positions, for DynamicConv.
         state: what the step before gave; None before the first.
         normalization, backend: as for ``light_conv``.
 
     Returns:
-        (1, B, C), what the full sequence with padding_l = K - 1 gives at this position, and the next step's state.
-        The state that was given is used up.
+        (T, B, C), what the full sequence with padding_l = K - 1 gives at these positions, and the next step's state.
+        The state that was given is used up: copy it first (``copy.deepcopy``) to come back to it.
 
     Raises:
         ValueError: shapes that do not fit, or an unknown normalisation or backend.
     """
     if weight.ndim not in (2, 4):
-        raise ValueError(f"conv_step: expected weight (H, K) or (1, B, H, K); got {tuple(weight.shape)}")
-    check_operands("conv_step", x, weight, weight.ndim, "(H, K) or (1, B, H, K)")
-    if x.shape[0] != 1:
-        raise ValueError(f"conv_step: one position is expected, x (1, B, C); got {tuple(x.shape)}")
+        raise ValueError(f"conv_step: expected weight (H, K) or (T, B, H, K); got {tuple(weight.shape)}")
+    check_operands("conv_step", x, weight, weight.ndim, "(H, K) or (T, B, H, K)")
+    if x.shape[0] < 1:
+        raise ValueError(f"conv_step: a position is expected, x (T, B, C); got {tuple(x.shape)}")
     if weight.ndim == 4 and weight.shape[:2] != x.shape[:2]:
         raise ValueError(
-            f"conv_step: the kernels of one position are expected, weight (1, {x.shape[1]}, H, K); "
+            f"conv_step: the kernels of x's positions are expected, weight ({x.shape[0]}, {x.shape[1]}, H, K); "
             f"got {tuple(weight.shape)}"
         )
+    if x.shape[0] > 1:
+        outs = []
+        for t in range(x.shape[0]):
+            own = weight if weight.ndim == 2 else weight[t : t + 1]
+            out, state = conv_step(x[t : t + 1], own, state, normalization=normalization, backend=backend)
+            outs.append(out)
+        assert state is not None
+        return torch.cat(outs), state
     if state is None:
         in_ring = choose_backend("conv_step", backend, x, weight) is native
     else:

@@ -1,3 +1,5 @@
+import copy
+
 import fairseq.models
 import pytest
 import torch
@@ -86,6 +88,33 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(model):
         order = torch.cat([torch.randint(beam, (beam,)) + s * beam for s in range(sentences)])
         model.decoder.reorder_incremental_state_scripting(state, order)
         prefix = torch.cat([prefix[order], common.tokens(sentences * beam, 1, seed=len(prefix[0]))], dim=1)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@torch.no_grad()
+def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkeypatch):
+    """A prompt at once, then drafts: one that is rejected but for its first token, and one that is not."""
+    if backend is not None:
+        monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    source, words = common.tokens(2, 6), common.tokens(6, 20, seed=1)
+    encoder_out = model.encoder(source)
+    rows = torch.arange(2).repeat_interleave(3)
+    full = model.decoder(words, encoder_out=model.encoder.reorder_encoder_out(encoder_out, rows))[0]
+    state: dict = {}
+    model.decoder.read_source(encoder_out, state, 6)
+
+    def step(newest, begin):
+        return model.decoder.step(newest, torch.tensor([begin]), state)
+
+    assert_close(step(words[:, :7], 0), full[:, :7])
+    before = copy.deepcopy(state)
+    step(common.tokens(6, 4, seed=2), 7)
+    state = before
+    assert_close(step(words[:, 7:8], 7), full[:, 7:8])
+    assert_close(step(words[:, 8:18], 8), full[:, 8:18])
+    assert_close(step(words[:, 18], 18), full[:, 18])
+    found = model.decoder(words, encoder_out=encoder_out, incremental_state=state)[0]  # fairseq's own call goes on
+    assert_close(found, full[:, 19:])
 
 
 @pytest.mark.parametrize("conv", ["lightweight", "dynamic"])

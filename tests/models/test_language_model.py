@@ -73,6 +73,16 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(model):
         prefix = torch.cat([prefix[order], common.tokens(rows, 1, seed=step + 1)], dim=1)
 
 
+@torch.no_grad()
+def test_several_words_a_step_are_those_of_the_full_pass(model):
+    words = common.tokens(3, 9)
+    state: dict = {}
+    full = model.decoder(words)[0]
+    for begin, end in ((0, 4), (4, 5), (5, 9)):
+        found = model.decoder.step(words[:, begin:end], torch.tensor([begin]), state)
+        assert_close(found, full[:, begin:end])
+
+
 def test_probabilities_step_by_step_are_those_of_the_full_pass(model):
     words = common.tokens(3, 9)
     state: dict = {}

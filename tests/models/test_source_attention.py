@@ -150,8 +150,6 @@ def test_refusals(module):
     source = draw(S, 3, SOURCE)
     with pytest.raises(ValueError, match="got 4 rows and a source"):
         module(draw(1, 4, C), source, source, incremental_state={})
-    with pytest.raises(ValueError, match="one position at a time"):
-        module(draw(2, 3, C), source, source, incremental_state={})
     states: list[dict | None] = [None, {}]
     for state in states:
         with pytest.raises(ValueError, match="no source to attend to; give encoder_out, or build the model with --no"):

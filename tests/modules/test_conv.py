@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,10 +40,11 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(conv, back
     module = conv(6, width, heads=3, causal=True, normalization=normalization, backend=backend).double().eval()
     state: dict = {}
     history = torch.zeros(0, rows, 6).double()
-    for _ in range(steps):
-        x = torch.randn(1, rows, 6).double()
+    for step in range(steps):
+        newest = 1 + step % 3
+        x = torch.randn(newest, rows, 6).double()
         history = torch.cat([history, x])
-        assert_close(module(x, incremental_state=state), module(history)[-1:])
+        assert_close(module(x, incremental_state=state), module(history)[-newest:])
         order = torch.randint(rows, (rows,))
         module.reorder_incremental_state(state, order)
         history = history.index_select(1, order)
@@ -72,6 +75,26 @@ def test_the_state_keeps_no_more_than_the_kernel_needs(conv):
         for _ in range(6):
             module(torch.randn(1, 2, 4), incremental_state=state)
         assert [entry[name].shape for entry in state.values()] == [(kept, 2, 4)]
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_a_state_is_tensors_that_can_be_copied_chosen_from_and_come_back_to(conv, backend):
+    """A draft of three positions is rejected after the first; then the batch goes on with two of its rows."""
+    module = conv(6, 4, heads=3, causal=True, backend=backend).double().eval()
+    x = torch.randn(9, 4, 6).double()
+    expected = module(x)
+    state: dict = {}
+    assert_close(module(x[:5], incremental_state=state), expected[:5])
+    before = copy.deepcopy(state)
+    module(torch.randn(3, 4, 6).double(), incremental_state=state)
+    (entry,) = before.values()
+    assert all(type(value) is torch.Tensor for value in entry.values())
+    assert_close(module(x[5:7], incremental_state=before), expected[5:7])
+    rows = torch.tensor([3, 1])
+    module.reorder_incremental_state(before, rows)
+    assert_close(module(x[7:, rows], incremental_state=before), expected[7:, rows])
 
 
 @pytest.mark.parametrize("conv", CONVS)
@@ -195,8 +218,8 @@ def test_refusals(options, message):
 def test_a_bidirectional_convolution_cannot_decode_incrementally():
     with pytest.raises(ValueError, match="causal=False"):
         DynamicConv(6, 3, heads=2, causal=False)(torch.randn(1, 2, 6), incremental_state={})
-    with pytest.raises(ValueError, match="one position at a time"):
-        DynamicConv(6, 3, heads=2, causal=True)(torch.randn(2, 2, 6), incremental_state={})
+    with pytest.raises(ValueError, match="takes new positions, one or more"):
+        DynamicConv(6, 3, heads=2, causal=True)(torch.randn(0, 2, 6), incremental_state={})
 
 
 @pytest.mark.parametrize("conv", CONVS)

@@ -30,11 +30,11 @@ X = torch.randn(5, 2, 6)
         (lambda: ops.dynamic_conv(X, torch.zeros(2, 3), padding_l=1), r"weight \(T, B, H, K\)"),
         (lambda: ops.dynamic_conv(X, torch.zeros(5, 1, 2, 3), padding_l=1), r"\(5, 2\) as in x; got .*\(5, 1, 2, 3\)"),
         (
-            lambda: ops.conv_step(X, torch.zeros(2, 3), None),
-            r"one position is expected, x \(1, B, C\); got \(5, 2, 6\)",
+            lambda: ops.conv_step(X[:0], torch.zeros(2, 3), None),
+            r"a position is expected, x \(T, B, C\); got \(0, 2, 6\)",
         ),
         (lambda: ops.conv_step(X[:1], torch.zeros(2, 2, 2, 9), None), r"\(1, 2, H, K\); got \(2, 2, 2, 9\)"),
-        (lambda: ops.conv_step(X[:1], torch.zeros(9), None), r"weight \(H, K\) or \(1, B, H, K\); got \(9,\)"),
+        (lambda: ops.conv_step(X[:1], torch.zeros(9), None), r"weight \(H, K\) or \(T, B, H, K\); got \(9,\)"),
         (
             lambda: ops.light_conv(X, torch.zeros(2, 3), padding_l=1, normalization="max"),
             "unknown kernel normal.*'max'",

@@ -94,7 +94,7 @@ def test_no_channels(dynamic, backend):
 
 
 def test_a_step_of_no_position_is_refused(backend):
-    with pytest.raises(ValueError, match=r"one position is expected, x \(1, B, C\); got \(0, 2, 6\)"):
+    with pytest.raises(ValueError, match=r"a position is expected, x \(T, B, C\); got \(0, 2, 6\)"):
         ops.conv_step(torch.randn(0, 2, C), torch.randn(H, K), None)
 
 
