@@ -100,7 +100,6 @@ def parse() -> argparse.Namespace:
             command.add_argument("--rows", type=rows, default="128,1024", help="hypotheses of a step alone")
             command.add_argument("--channels", type=channels, default="512,1024", help="C of a step alone")
             command.add_argument("--only", choices=("steps", "search"), help="steps alone, or whole searches")
-            command.add_argument("--onnx", action="store_true", help="also our models in onnxruntime, on the CPU")
         if name == "train":
             command.add_argument("--tokens", type=positive, default=2048, help="words of a batch, padding included")
             command.add_argument("--flags", default="", help="more of fairseq-train's flags, for every model")
@@ -152,7 +151,7 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
     from scripts.fairseq_io.models import load_plugin
 
     load_plugin()  # before anything imports the operators alone
-    from scripts.benchmarks import ctranslate2, decoding, memory, onnx, operators, peers, training
+    from scripts.benchmarks import ctranslate2, decoding, memory, operators, peers, training
 
     device = torch.device(args.device)
     if args.what in ("ops", "memory"):
@@ -212,8 +211,6 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             )
             yield Table(training.COLUMNS, found)
     else:
-        if args.onnx and (absent := onnx.missing()):
-            raise UserError(f"--onnx needs what is not installed here; run: pip install {' '.join(absent)}")
         sizes = list(itertools.product(args.rows, args.channels))
         types = ctranslate2.compute_types(device)
         if types and (absent := [name for name in ctranslate2.COMPUTE_TYPES if name not in types]):
@@ -230,7 +227,6 @@ def tables(args: argparse.Namespace) -> Iterator[Table]:
             device=device,
             seconds=args.seconds,
             precisions=precisions(args),
-            export=args.onnx,
         )
         yield Table(decoding.SEARCH_COLUMNS, found, left=3)
 

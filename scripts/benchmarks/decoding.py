@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lightconv_plugin import ops
-from scripts.benchmarks import ctranslate2, onnx
+from scripts.benchmarks import ctranslate2
 from scripts.benchmarks.peers import Shape, fairseq_layer
 from scripts.benchmarks.timing import interleaved, kernels_of, products_in, spread, take_turns
 from scripts.fairseq_io.models import Built, translation
@@ -27,7 +27,6 @@ SEARCH_COLUMNS = [
 WIDTH, BEAM = 31, 4
 BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
 NO_GRAPH = "pla_translation, no graph"
-EXPORTED = ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en")
 
 
 def measure_steps(
@@ -91,13 +90,12 @@ def measure_search(
     device: torch.device,
     seconds: float,
     precisions: list[str],
-    export: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Beam 4 with the IWSLT architectures and random weights; every model writes ``length`` words.
 
     ``precisions``: fp32 first; of the products of fairseq's Transformer and of our own search. fp16, for a GPU, is that
     of whole models, fairseq's LightConv too, and is compared with its own Transformer. On a GPU our search is measured
-    without graphs instead of our models in fairseq's search. ``export``: our models in onnxruntime too.
+    without graphs instead of our models in fairseq's search.
     """
     in_fairseqs = ["fp32"] if device.type == "cpu" else []
     whole = [name for name in precisions if name in ("fp32", "fp16")]
@@ -120,14 +118,11 @@ def measure_search(
         searches |= {(arch, NO_GRAPH, name): _without_graphs(search, length) for (arch, _, name), search in ours}
     built = searches[BASELINE].built
     peers = {name: ctranslate2.translator(built, device, name) for name in ctranslate2.compute_types(device)}
-    exported = {arch: onnx.translator(searches[arch, "pla_translation", "fp32"].built) for arch in EXPORTED if export}
     for sentences in batches:
         source = _source(built, sentences, length)
         cases = {key: _run(search, source, length) for key, search in searches.items()}
         for name, peer in peers.items():
             cases[BASELINE[0], "CTranslate2", name] = ctranslate2.run(peer, built, source, beam=BEAM, length=length)
-        for arch, graphs in exported.items():
-            cases[arch, "onnxruntime", "fp32"] = onnx.run(graphs, source, beam=BEAM, length=length)
         turns = take_turns(cases, device, seconds=seconds)
         for (arch, task, precision), times in turns.items():
             taken = statistics.median(times)

@@ -1,4 +1,4 @@
-"""BPE against subword-nmt itself, with either engine; sentencepiece; and the measuring of speeds."""
+"""BPE against subword-nmt itself, with either engine, and sentencepiece."""
 
 import io
 import random
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import get_vocabulary, learn_bpe
 
-from data_prep.bench import measure, repeated, steps_of
 from data_prep.text import bpe, sentencepiece
 from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
@@ -114,23 +113,3 @@ def test_words_are_remembered_up_to_a_limit():
     assert "x" * 100 not in words
     by_default = WordCache(str.upper)
     assert max(len(by_default) for n in range(300_000) if by_default[f"w{n}"]) <= 250_000
-
-
-def test_speeds_are_measured_of_each_step_on_what_the_one_before_made():
-    speeds = measure(steps_of("en"), TEXT)
-    assert list(speeds) == ["normalise punctuation", "remove non-printing", "tokenise", "clean", "lower-case"]
-    assert all(speed.first > 0 and speed.again > 0 for speed in speeds.values())
-    seen: set[str] = set()
-
-    def see(line: str) -> str:
-        seen.add(line)
-        return line
-
-    measure({"upper": str.upper, "see": see}, ["a"])
-    assert seen == {"A"}
-
-
-def test_a_text_is_repeated_to_its_last_line(tmp_path):
-    (tmp_path / "given").write_bytes(b"a\nb")
-    repeated(tmp_path / "given", 3, tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == b"a\nb\na\n"

@@ -15,7 +15,6 @@ from lightconv_plugin.export import __main__ as command
 from lightconv_plugin.export import decode, write
 from lightconv_plugin.export.decode import Options
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
-from scripts.benchmarks import onnx
 from tests.tolerances import assert_close
 
 OPTIONS = {
@@ -120,11 +119,6 @@ def test_it_runs_where_there_is_no_torch(exported, model, lines):
     assert_close(
         torch.tensor([float(score) for score, _ in printed]), torch.tensor([hypothesis.score for hypothesis in best])
     )
-
-
-def test_the_benchmark_times_hypotheses_of_one_length(model):
-    found = onnx.run(model, torch.tensor([[5, 6, 7, 2], [8, 9, 4, 2]]), beam=4, length=7)()
-    assert [len(hypothesis.tokens) for hypotheses in found for hypothesis in hypotheses] == [8] * 8
 
 
 @pytest.mark.parametrize(

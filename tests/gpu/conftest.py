@@ -23,6 +23,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("dtype", TYPES[kind], ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the figures that tests gave ``record_property``."""
+    for reports in terminalreporter.stats.values():
+        for name, figures in (each for report in reports for each in getattr(report, "user_properties", ())):
+            terminalreporter.line(f"{name}: {figures}")
+
+
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
     torch.manual_seed(0)
