@@ -21,6 +21,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import native, reference
 from lightconv_plugin.ops.auxiliary.linear import VARIABLE as MATMUL_VARIABLE
+from lightconv_plugin.ops.auxiliary.linear import slower
 from lightconv_plugin.ops.dispatch import VARIABLE
 from lightconv_plugin.ops.native import build
 
@@ -134,7 +135,8 @@ def main() -> None:
         print(f"\nnothing can be compiled: {error}")
     chosen = os.environ.get(VARIABLE)
     print(f"{VARIABLE} is {chosen or 'not set: native where it can, else reference'}")
-    print(f"units for products in bfloat16 (set {MATMUL_VARIABLE}=bf16 to use them): {ops.bf16_units()}")
+    advice = "" if ops.bf16_units() == "none" or slower() is None else f", but {slower()}"
+    print(f"units for products in bfloat16 (set {MATMUL_VARIABLE}=bf16 to use them): {ops.bf16_units()}{advice}")
     print("\nreference  ready: plain PyTorch, any device")
     failed = 0
     for device in devices():

@@ -42,7 +42,7 @@ def main() -> None:
     ownership.check_writable(*(arguments.out / name for name in (LOG, HYPOTHESES, REFERENCE, SOURCE)))
     ownership.remove(arguments.out / FACTS)
     devices = find_devices()
-    taken = take_search_precision(arguments.precision, devices, config.train, settings)
+    taken = take_search_precision(arguments.precision, devices, config.train)
     if taken.reason:
         print(f"generate: {taken.reason}", flush=True)
     what = (config, settings, arguments.data, arguments.model, arguments.subset)

@@ -115,8 +115,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
         print(f"{trained.model}: {where}; taking {' and '.join(unsaid)}", file=sys.stderr, flush=True)
     taken = Taken("fp32")
     if arguments.precision != "fp32":
-        searched = generate | {"batch-size": arguments.batch_size}
-        taken = take_search_precision(arguments.precision, find_devices(), trained.train, searched)
+        taken = take_search_precision(arguments.precision, find_devices(), trained.train)
     if taken.reason:
         print(taken.reason, file=sys.stderr, flush=True)
     as_written = detokeniser(target, dataset)

@@ -4,7 +4,7 @@
 where it is not needed. A fairseq function is wrapped: same signature; the original is called, except to write files.
 """
 
-from lightconv_plugin.compat import checkpoints, commands, hub, safetensors, saving, training
+from lightconv_plugin.compat import checkpoints, commands, safetensors, saving, training
 from lightconv_plugin.compat.checkpoints import CheckpointError
 from lightconv_plugin.compat.training import SetupError
 
@@ -18,7 +18,6 @@ def apply() -> None:
     safetensors.load_safetensors()
     checkpoints.explain_checkpoint_errors()
     saving.save_checkpoints_whole()
-    saving.copy_checkpoints_without_asserts()
     saving.keep_updates_at_epoch_ends()
     training.restore_numpy_compat()
     training.embed_positions_of_empty_batches()
@@ -33,6 +32,3 @@ def apply() -> None:
     commands.name_the_sentence_that_fits_no_batch()
     commands.end_lines_at_line_feeds()
     commands.refuse_to_replace_unknown_words()
-    hub.score_translations()
-    hub.align_when_asked()
-    hub.copy_and_pickle()

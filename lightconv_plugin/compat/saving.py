@@ -1,9 +1,8 @@
-"""Checkpoints as they are written: when they are due, whole or not at all, with `python -O` too; full disks."""
+"""Checkpoints as they are written: when they are due, whole or not at all; full disks."""
 
 from __future__ import annotations
 
 import errno
-import inspect
 import shutil
 import sys
 from collections.abc import Iterator
@@ -81,20 +80,6 @@ def save_checkpoints_whole() -> None:
             except OSError as error:
                 raise _explained(error, Path(dst_path)) from None
         return dst_path
-
-
-def copy_checkpoints_without_asserts() -> None:
-    """Python's option -O: `checkpoint_last.pt` and `checkpoint_best.pt` are written there too.
-
-    fairseq makes the copies inside an `assert`, which -O leaves out. Its function is compiled again with it.
-    """
-    if __debug__:
-        return
-    from fairseq import checkpoint_utils
-
-    lines, first = inspect.getsourcelines(checkpoint_utils.save_checkpoint)
-    source = "\n" * (first - 1) + "".join(lines)  # at its place, for tracebacks
-    exec(compile(source, checkpoint_utils.__file__, "exec", optimize=0), vars(checkpoint_utils))
 
 
 class _Changed:

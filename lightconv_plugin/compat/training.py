@@ -141,11 +141,16 @@ def divide_by_the_loss_scale_once() -> None:
 
 
 def refuse_what_cannot_train() -> None:
-    """All versions, on CPUs: two mistakes get a sentence instead of a deep error or a silent second training."""
+    """All versions: mistakes get a sentence instead of a deep error, a silent second training, or no checkpoint."""
     from fairseq.trainer import Trainer
 
     @shim(Trainer, "__init__")
     def check(original: Original, self: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        if not __debug__:
+            raise SetupError(
+                "python -O leaves out asserts, in one of which fairseq writes checkpoint_last.pt and "
+                "checkpoint_best.pt: train without -O (and without PYTHONOPTIMIZE)."
+            )
         if hasattr(cfg, "common") and _on_cpu(cfg):
             if cfg.common.fp16:
                 raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")

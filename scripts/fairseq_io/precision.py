@@ -13,52 +13,12 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.process import ask_python
-from scripts.fairseq_io.devices import Devices, batch_per_device
+from scripts.fairseq_io.devices import Devices
 from scripts.pipeline.config import Config
 
 VARIABLE = "LIGHTCONV_MATMUL"
-CHOSEN_HERE = ("auto", "bf16")  # they become another precision by the machine and by what it measures
+CHOSEN_HERE = ("auto", "bf16")  # they become another precision by the machine
 OURS = "pla_"  # begins the names of the plugin's architectures
-FASTER = 1.1  # less is noise
-# The row counts change from turn to turn, as those of batches do.
-_MEASURE = """
-import statistics, sys, time, torch
-from lightconv_plugin import ops
-from lightconv_plugin.ops.auxiliary.linear import lacking
-if reason := lacking():
-    sys.exit(print(reason))
-rows, width, backward = map(int, sys.argv[1:])
-torch.set_grad_enabled(bool(backward))
-weight, times = torch.randn(width, width, requires_grad=True), {"fp32": [], "bf16": []}
-ops.set_precision("bf16")
-packed = {"bf16": None if backward else ops.pack_weight(weight)}  # a search packs its weights once
-deadline, turn = time.perf_counter() + 1, -1
-while turn < 5 or time.perf_counter() < deadline:
-    x = torch.randn(max(1, rows - turn % 16), width, requires_grad=True)
-    for precision, taken in times.items():
-        ops.set_precision(precision)
-        start = time.perf_counter()
-        y = ops.linear(x, weight, packed=packed.get(precision))
-        if backward:
-            y.backward(x.detach())
-        if turn >= 0:  # the first turn warms up
-            taken.append(time.perf_counter() - start)
-    turn += 1
-fp32, bf16 = map(statistics.median, times.values())
-print(fp32 / bf16)
-"""
-
-
-@dataclass(frozen=True)
-class Products:
-    """The matrix products of a batch: ``rows`` of ``width`` channels; ``backward``: with those of the gradients.
-    ``ours``: the model is the plugin's.
-    """
-
-    rows: int
-    width: int
-    backward: bool
-    ours: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,31 +29,12 @@ class Taken:
     reason: str | None = None
 
 
-def of_training(config: Config, devices: Devices) -> Products:
-    """The products of an update; the most tokens of a batch stand for those that a real one has."""
-    batch = batch_per_device(config.batch, devices.total) if config.batch else config.train
-    return Products(
-        int(batch.get("max-tokens") or 4096), _width(config.train), backward=True, ours=_is_ours(config.train)
-    )
-
-
-def of_search(train: Mapping[str, Any], generate: Mapping[str, Any]) -> Products:
-    """The products of a search's step, by the flags of fairseq-train and of fairseq-generate."""
-    rows = int(generate.get("beam") or 5) * int(generate.get("batch-size") or 32)
-    return Products(rows, _width(train), backward=False, ours=_is_ours(train))
-
-
-def _width(train: Mapping[str, Any]) -> int:
-    # an architecture's own width is fairseq's to know; most are as wide or wider
-    return int(train.get("encoder-embed-dim") or train.get("decoder-embed-dim") or 512)
-
-
 def _is_ours(train: Mapping[str, Any]) -> bool:
     # of a published model no flags are known: it was converted into one of the plugin's
     return str(train.get("arch", OURS)).startswith(OURS)
 
 
-def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_gpu: str) -> Taken:
+def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str) -> Taken:
     """Choose the precision.
 
     The paper trains in fp16 (section 5.3), which is kept on every GPU: bf16, which needs no loss scaling, rounds to 8
@@ -102,7 +43,7 @@ def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_
     Args:
         asked: auto, fp32, bf16 or fp16.
         devices: where it runs.
-        products: what is measured for auto on a CPU.
+        ours: the model is the plugin's.
         auto_on_gpu: the precision that auto is on a GPU.
 
     Raises:
@@ -117,30 +58,27 @@ def take_precision(asked: str, devices: Devices, products: Products, *, auto_on_
         return Taken("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     if asked == "fp32":
         return Taken("fp32")
-    if not products.ours:
+    if not ours:
         return Taken("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
     if asked == "bf16":
         lacking = bf16_unsupported_reason()
         return Taken("fp32", f"bf16 takes fp32: {lacking}") if lacking else Taken("bf16")
     if devices.nodes > 1:
-        return Taken("fp32", "auto takes fp32: several machines could measure differently; bf16 has to be asked for")
-    ratio = measured_ratio(products)
-    if isinstance(ratio, str):
-        return Taken("fp32", f"auto takes fp32: {ratio}")
-    taken, verb = ("bf16", "are") if ratio >= FASTER else ("fp32", "are only")
-    measured = f"{products.rows:,} x {products.width} products {verb} {ratio:.2f} times as fast in bf16 as in fp32"
-    return Taken(taken, f"auto takes {taken}: {measured} (measured; {FASTER} is asked for)")
+        return Taken("fp32", "auto takes fp32: the processors of several machines may differ; ask for bf16 by name")
+    if slower := bf16_slower_reason():
+        return Taken("fp32", f"auto takes fp32: {slower}")
+    return Taken("bf16", "auto takes bf16: this processor has fast units for it")
 
 
 def take_training_precision(config: Config, devices: Devices) -> Taken:
     """Choose the precision that a configuration is trained in; see ``take_precision``."""
     return take_precision(
-        config.precision, devices, of_training(config, devices), auto_on_gpu=config.published_precision
+        config.precision, devices, ours=_is_ours(config.train), auto_on_gpu=config.published_precision
     )
 
 
-def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any], generate: Mapping[str, Any]) -> Taken:
-    """Choose the precision of a search, by the flags of fairseq-train and of fairseq-generate; auto is fp32 on a GPU.
+def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any]) -> Taken:
+    """Choose the precision of a search in a model trained with these flags; auto is fp32 on a GPU.
 
     Raises:
         UserError: fairseq-generate does not compute in the precision; its --bf16 changes nothing.
@@ -148,7 +86,7 @@ def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any]
     check_precision(asked, gpu=devices.gpu)
     if asked == "bf16" and devices.gpu:
         raise UserError("--precision is bf16, and on a GPU fairseq generates in fp32 or fp16; take one of these")
-    return take_precision(asked, devices, of_search(train, generate), auto_on_gpu="fp32")
+    return take_precision(asked, devices, ours=_is_ours(train), auto_on_gpu="fp32")
 
 
 def check_precision(given: str | None, *, gpu: bool) -> None:
@@ -161,31 +99,20 @@ def check_precision(given: str | None, *, gpu: bool) -> None:
         raise UserError("--precision is fp16, which is for GPUs, and torch sees none; take fp32 or bf16")
 
 
-@functools.cache
 def bf16_unsupported_reason() -> str | None:
     """Return the reason why the plugin would multiply in float32 on this processor, or None."""
-    return _run("from lightconv_plugin.ops.auxiliary.linear import lacking; print(lacking() or '')") or None
+    return _ask_plugin("lacking")
+
+
+def bf16_slower_reason() -> str | None:
+    """Return the reason why float32 is to be preferred to bfloat16 on this processor, or None."""
+    return _ask_plugin("slower")
 
 
 @functools.cache
-def measured_ratio(products: Products) -> float | str:
-    """Time the products for about a second in both precisions, by turns: the time in float32 over that in bfloat16.
-
-    Where the plugin would multiply in float32 anyway, the reason why.
-
-    Raises:
-        UserError: the plugin or torch cannot be imported.
-    """
-    arguments = [str(int(value)) for value in (products.rows, products.width, products.backward)]
-    answer = _run(_MEASURE, *arguments)
-    try:
-        return float(answer)
-    except ValueError:
-        return answer
-
-
-def _run(code: str, *arguments: str) -> str:
-    return ask_python("-c", code, *arguments, failed="the products cannot be measured")[0]
+def _ask_plugin(what: str) -> str | None:
+    code = f"from lightconv_plugin.ops.auxiliary.linear import {what}; print({what}() or '')"
+    return ask_python("-c", code, failed="the processor's units cannot be found out")[0] or None
 
 
 def matmul_precision(precision: str, *, gpu: bool) -> list[str]:

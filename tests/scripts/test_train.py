@@ -301,21 +301,21 @@ def test_the_precision_of_the_command_line_goes_before_the_configuration_s(place
 
 
 def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatch, capsys):
-    def measured(ratio: float) -> None:
-        monkeypatch.setattr(precision, "measured_ratio", lambda products: ratio)
+    def prefer_float32(reason: str | None) -> None:
+        monkeypatch.setattr(precision, "bf16_slower_reason", lambda: reason)
 
     (place / "model.yaml").write_text(CONFIG + "precision: auto\n")
-    measured(2.0)
+    prefer_float32(None)
     with pytest.raises(UserError, match="broken"):
         run(place, monkeypatch, BREAK_AT="3")
-    measured(0.5)
+    prefer_float32("its units are slow")
     out = run(place, monkeypatch)
     facts = json.loads((out / "train.json").read_text())
     assert facts["precision"] == "bf16"
-    assert "2.00 times as fast in bf16" in facts["precision_reason"]
+    assert facts["precision_reason"] == "auto takes bf16: this processor has fast units for it"
     assert "products: None" not in (out / "train.log").read_text()
     assert capsys.readouterr().out.count("train: auto takes bf16") == 2
-    run(place, monkeypatch, "--seed=9")  # another training is measured anew
+    run(place, monkeypatch, "--seed=9")  # another training goes by the processor
     assert json.loads((out / "train.json").read_text())["precision"] == "fp32"
     run(place, monkeypatch)  # the first one, taken back
     assert json.loads((out / "train.json").read_text())["precision"] == "bf16"
