@@ -25,15 +25,6 @@ inline Vec<A> put_together(const Vec<A>* from, const Index<A>* shuffles) {
   return v;
 }
 
-// Calls with_taps<K>(), K = 1..kShuffled.
-template <int Most = 8, class Call>
-inline void by_taps(int64_t K, Call call) {
-  if constexpr (Most > 0) {
-    if (K == Most) return call.template operator()<Most>();
-    by_taps<Most - 1>(K, call);
-  }
-}
-
 // DropConnect's factors at position t of sentence b, to scratch.factors: four taps of a block of random words.
 template <class A>
 void factors_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t t) {

@@ -86,21 +86,30 @@ void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, con
   }
 }
 
-// Convolves the unit's packed rows; results to a tensor (T, B, C).
-// `stretch` is that of the first head; from head to head its weights are w_block numbers apart.
+// True where few taps read and write the unit's channels in the tensors themselves: to copy them would take longer.
+template <class A, class S>
+bool in_place(const Conv& conv, const Units& units, const Place& place) {
+  const int64_t width = units.wide ? place.channels : conv.C / conv.H;
+  return std::is_same_v<A, S> && conv.K <= kFewTaps && width % kLanes<A> == 0;
+}
+
+// Convolves the unit's rows; results to a tensor (T, B, C).
+// `stretch` is that of the first head; from head to head its rows are x_block, its weights w_block numbers apart.
 template <class A, class S>
 void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
-               Stretch<A> stretch, int64_t w_block, void* tensor) {
+               Stretch<A> stretch, int64_t x_block, int64_t w_block, void* tensor) {
   const int vectors = static_cast<int>(scratch.row / kLanes<A>);
+  const bool packed = !in_place<A, S>(conv, units, place);
+  A* out = packed ? scratch.out : static_cast<A*>(tensor) + conv.row(place.t, b) * conv.C + place.c;
+  const int64_t out_row = packed ? scratch.out_row : conv.step * conv.C;
   for (int64_t block = 0; block < (units.wide ? 1 : place.heads); ++block) {
-    A* out = scratch.out + block * scratch.row;
     if (units.wide)
-      convolve<A, true>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
+      convolve<A, true>(stretch, place.t, place.t_end, vectors, out, out_row);
     else
-      convolve<A, false>(stretch, place.t, place.t_end, vectors, out, scratch.out_row);
-    stretch.x += scratch.block, stretch.w += w_block;
+      convolve<A, false>(stretch, place.t, place.t_end, vectors, out, out_row);
+    out += scratch.row, stretch.x += x_block, stretch.w += w_block;
   }
-  unpack<A, S>(conv, units, scratch, place, b, tensor);
+  if (packed) unpack<A, S>(conv, units, scratch, place, b, tensor);
 }
 
 template <class S>
@@ -117,13 +126,15 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
     if (units.wide && !conv.dynamic && widened != place.group) widen(conv, place, scratch), widened = place.group;
     if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
     for (int64_t b = place.b; b < place.b_end; ++b) {
-      pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
+      const bool packed = units.by_channel || !in_place<A, S>(conv, units, place);
+      if (packed) pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
       if (units.by_channel) {
         convolve_by_channel<A, S>(conv, scratch, place, b, first);
         unpack<A, S>(conv, units, scratch, place, b, out);
         continue;
       }
-      Stretch<A> stretch{scratch.x, first, scratch.row, first, last, P, static_cast<int>(conv.K),
+      const A* x = packed ? scratch.x : static_cast<const A*>(conv.x) + conv.row(first, b) * conv.C + place.c;
+      Stretch<A> stretch{x, first, packed ? scratch.row : conv.step * conv.C, first, last, P, static_cast<int>(conv.K),
                          nullptr, 0, 0, 1, -1, scratch.row};
       int64_t w_block = conv.K;
       if (units.kernel_rows) {
@@ -133,7 +144,7 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
       } else {
         stretch.w = units.wide ? scratch.wide : static_cast<const A*>(conv.light) + place.head * conv.K;
       }
-      to_tensor<A, S>(conv, units, scratch, place, b, stretch, w_block, out);
+      to_tensor<A, S>(conv, units, scratch, place, b, stretch, packed ? scratch.block : scratch.row, w_block, out);
     }
   }
 }
@@ -242,7 +253,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
         } else {
           stretch.w = static_cast<const A*>(conv.light) + place.head * K + K - 1;
         }
-        to_tensor<A, S>(conv, units, scratch, place, b, stretch, w_block, gradients.x);
+        to_tensor<A, S>(conv, units, scratch, place, b, stretch, scratch.block, w_block, gradients.x);
       }
       if (gradients.weight == nullptr && partials == nullptr) continue;
       pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);

@@ -128,9 +128,56 @@ struct Stretch {
   int64_t wq, wi, wide;
 };
 
+constexpr int kFewTaps = 8;
+constexpr int64_t kAhead = 4;  // rows between what is asked of the memory and what is used
+
+// Calls with_taps<K>(), K = 1..kFewTaps.
+template <int Most = kFewTaps, class Call>
+inline void by_taps(int64_t K, Call call) {
+  if constexpr (Most > 0) {
+    if (K == Most) return call.template operator()<Most>();
+    by_taps<Most - 1>(K, call);
+  }
+}
+
+// Few taps, of inputs that all exist, a position after the other.
+template <class A, int K, bool Wide>
+void few_taps(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out, int64_t out_row) {
+  constexpr int n = kLanes<A>;
+  const A* x = s.x + (t - s.padding - s.x_first) * s.x_row;
+  for (; t < t_end; ++t, x += s.x_row, out += out_row) {
+    const A* from = s.w + (t - s.w_first) * s.w_step;
+    A narrow[K];
+#pragma GCC unroll 8
+    for (int j = 0; !Wide && j < K; ++j) narrow[j] = from[j * s.wq];
+    ask_for(x + (K - 1 + kAhead) * s.x_row, t + kAhead < t_end ? vectors * n : 0);
+    for (int v = 0; v < vectors * n; v += n) {
+      Vec<A> total{};
+#pragma GCC unroll 8
+      for (int j = 0; j < K; ++j) {
+        if constexpr (Wide)
+          total += load(from + j * s.wq * s.wide + v) * load(x + j * s.x_row + v);
+        else
+          total += narrow[j] * load(x + j * s.x_row + v);
+      }
+      store(out + v, total);
+    }
+  }
+}
+
 // Positions t..t_end of it to out, whose rows are out_row apart; `vectors` vectors of channels.
 template <class A, bool Wide>
 void convolve(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out, int64_t out_row) {
+  const int64_t inner = s.begin + s.padding, inner_end = s.end + s.padding - s.K + 1;  // positions that read no edge
+  if (s.K <= kFewTaps && inner < t_end && inner_end > t) {
+    const int64_t from = inner > t ? inner : t, to = inner_end < t_end ? inner_end : t_end;
+    if (from < to) {
+      if (t < from) convolve<A, Wide>(s, t, from, vectors, out, out_row);
+      by_taps(s.K, [&]<int K>() { few_taps<A, K, Wide>(s, from, to, vectors, out + (from - t) * out_row, out_row); });
+      if (to < t_end) convolve<A, Wide>(s, to, t_end, vectors, out + (to - t) * out_row, out_row);
+      return;
+    }
+  }
   int height = 0;
   for (; t < t_end; t += height, out += height * out_row) {
     for (int v = 0, nv = 0; v < vectors; v += nv) {

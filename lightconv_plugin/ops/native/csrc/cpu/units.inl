@@ -2,8 +2,7 @@
 
 constexpr int64_t kChunk = 128;     // positions of a unit: long against the K - 1 rows that it shares with its neighbours
 constexpr int64_t kChannels = 256;  // channels of a unit: a row that memory gives at full speed; all fits a core's cache
-constexpr int64_t kAhead = 4;       // rows between what is asked of the memory and what is used
-constexpr int64_t kShuffled = LIGHTCONV_BITS > 128 ? 8 : 0;  // the widest kernels that narrow.inl puts in order
+constexpr int64_t kShuffled = LIGHTCONV_BITS > 128 ? kFewTaps : 0;  // the widest kernels that narrow.inl puts in order
 constexpr int64_t kUnits = 64;      // cut finer than that where there are fewer units, for the threads of a large machine
 
 // Memory that a thread keeps from unit to unit, handed out in whole vectors.
