@@ -1,6 +1,5 @@
 """A table of the paper as a picture: quality against parameters and speed, the paper's points and ours."""
 
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +10,10 @@ from scripts.common.figure import open_figure
 from scripts.tables.measured import RATIOS_OF, Cell
 from scripts.tables.published import Column, Figure, Table
 
-# name, colour, marker, filled
-_SERIES = (("paper", "tab:blue", "o"), ("ours", "tab:orange", "D"))
+_SERIES = (("paper", "tab:blue"), ("ours", "tab:orange"))
 # inches
 _PANEL, _TALL, _LEFT, _TOP, _BOTTOM, _LINE, _LETTER, _BOLD = 4.0, 3.6, 0.8, 0.65, 0.65, 0.19, 0.068, 0.095
 _SPREADS = 5.0  # figures that differ by more than this factor are drawn on a logarithmic axis
-# where a label may stand: the directions, and how far from its point, in points
-_DIRECTIONS = [
-    (math.cos(math.pi * n / 8), math.sin(math.pi * n / 8))
-    for n in (0, 4, 8, 12, 2, 6, 10, 14, 1, 3, 5, 7, 9, 11, 13, 15)
-]
-_DISTANCES = (9.0, 17.0, 26.0, 36.0, 48.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -112,17 +104,22 @@ def draw(table: Table, cells: Sequence[Sequence[Cell]], out: Path) -> None:
         left = (width - key) / width
         for number, name in enumerate(names):
             figure.text(left, 1 - (top + _LINE * (number + 0.7)) / height, name, fontsize=8, parse_math=False)
-        for number, (whose, colour, marker) in enumerate(_SERIES):
+        for number, (whose, colour) in enumerate(_SERIES):
             y = 1 - (top + _LINE * (len(names) + 0.9 + number)) / height
-            figure.text(left, y, f"{'●' if marker == 'o' else '◆'} {whose}", fontsize=8, color=colour)
+            figure.text(left, y, f"numbers in {colour.removeprefix('tab:')}: {whose}", fontsize=8, color=colour)
 
 
 def draw_panel(axes: Any, panel: Panel) -> None:
-    """One panel; the axes have the place in the picture that they will keep."""
-    for points, (_, colour, marker) in zip((panel.paper, panel.ours), _SERIES, strict=True):
-        errors = [point.std or 0.0 for point in points]
-        xs, ys = [point.x for point in points], [point.y for point in points]
-        axes.errorbar(xs, ys, yerr=errors, fmt=marker, color=colour, markersize=5, elinewidth=0.8, alpha=0.85)
+    """One panel: a row's number stands where its point is. Points that coincide share one mark."""
+    for points, (_, colour) in zip((panel.paper, panel.ours), _SERIES, strict=True):
+        xs, ys, errors = [p.x for p in points], [p.y for p in points], [p.std or 0.0 for p in points]
+        axes.errorbar(xs, ys, yerr=errors, fmt="none", color=colour, elinewidth=0.8, alpha=0.5)
+        marks: dict[tuple[float, float], list[str]] = {}
+        for point in points:
+            marks.setdefault((point.x, point.y), []).append(str(point.row))
+        for (x, y), rows in marks.items():
+            text = ",".join(rows)
+            axes.plot(x, y, marker=f"${text}$", markersize=4 + 3 * len(text), markeredgewidth=0.2, color=colour)
     lower = " (lower is better)" if panel.quality.better == "lower" else ""
     axes.set_xlabel(panel.label, fontsize=9)
     axes.set_ylabel(panel.quality.heading + lower, fontsize=9)
@@ -134,8 +131,6 @@ def draw_panel(axes: Any, panel: Panel) -> None:
         axes.set_xticks(sorted({round(x) for x in xs}))
     elif max(xs) > _SPREADS * min(xs):
         _logarithmic(axes, xs)
-    if panel.against is not None:
-        _number(axes, panel)
 
 
 def _logarithmic(axes: Any, xs: Sequence[float]) -> None:
@@ -147,46 +142,3 @@ def _logarithmic(axes: Any, xs: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlim(min(xs) / 1.4, max(xs) * 1.4)
-
-
-def _number(axes: Any, panel: Panel) -> None:
-    """The rows' numbers, where they hide nothing; points that coincide share one, and distant ones have a line."""
-    from matplotlib.transforms import Bbox
-
-    def box(x: float, y: float, wide: float, tall: float) -> Any:
-        return Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
-
-    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # settles where a point is
-    series = [(points, colour) for points, (_, colour, _) in zip((panel.paper, panel.ours), _SERIES, strict=True)]
-    pixel = axes.figure.dpi / 72
-    taken = []
-    for point in (*panel.paper, *panel.ours):
-        x, y = axes.transData.transform((point.x, point.y))
-        bar = axes.transData.transform((point.x, point.y + (point.std or 0.0)))[1] - y
-        taken += [box(x, y, 8 * pixel, 8 * pixel), box(x, y, 2 * pixel, 2 * bar)]
-    for points, colour in series:
-        labels: dict[tuple[float, float], list[str]] = {}
-        for point in points:
-            labels.setdefault((point.x, point.y), []).append(str(point.row))
-        for place, rows in labels.items():
-            text = ",".join(rows)
-            wide, tall = (4.6 * len(text) + 1) * pixel, 8.5 * pixel
-            shifts = [
-                (dx * (far * pixel + wide / 2 - 4), dy * far * pixel) for far in _DISTANCES for dx, dy in _DIRECTIONS
-            ]
-            x, y = axes.transData.transform(place)
-            boxes = [box(x + dx, y + dy, wide, tall) for dx, dy in shifts]
-            best = min(range(len(boxes)), key=lambda i: boxes[i].count_overlaps(taken))
-            taken.append(boxes[best])
-            line = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 0, "shrinkB": 2}
-            axes.annotate(
-                text,
-                place,
-                shifts[best],
-                textcoords="offset pixels",
-                fontsize=7,
-                color=colour,
-                ha="center",
-                va="center",
-                arrowprops=line if best >= len(_DIRECTIONS) else None,
-            )
