@@ -123,6 +123,34 @@ def test_narrower_types_are_rounded_once(name, dtype):
 
 
 @operators
+@backends
+@pytest.mark.parametrize("given", ["bias", "activation", "residual", "bias activation residual"])
+@pytest.mark.parametrize("layout", ["plain", "batch_first", "cu_seqlens"])
+def test_bias_activation_and_residual_of_one_call(name, backend, given, layout):
+    """act(conv + bias) + residual in every layout, of tensors that lie apart, a gradient for each."""
+    places = {"plain": (9, 3), "batch_first": (3, 9), "cu_seqlens": (11,)}[layout]
+    options: dict[str, Any] = {"padding_l": 4, "backend": backend}
+    if layout != "plain":
+        options[layout] = torch.tensor([0, 2, 11]) if layout == "cu_seqlens" else True
+    x, weight = draw(*places, 8)[..., ::2], kernels(name, 5, *places)
+    bias, residual = draw(8)[::2], draw(*places, 8)[..., 1::2]
+    every = {"bias": bias, "activation": "silu", "residual": residual}
+    fused = {key: value for key, value in every.items() if key in given}
+    want, state = getattr(ops, name)(x, weight, return_state=True, **options)
+    want = want + bias if "bias" in fused else want
+    want = want / (1 + torch.exp(-want)) if "activation" in fused else want
+    want = want + residual if "residual" in fused else want
+    inputs = [x, weight, *(value for value in fused.values() if isinstance(value, Tensor))]
+    assert_close(getattr(ops, name)(x, weight, **fused, **options).detach(), want.detach())
+    compare(getattr(ops, name)(x, weight, return_state=True, **fused, **options), (want, state), *inputs)
+
+
+def test_a_wider_bias_leaves_the_type_of_x():
+    x = torch.randn(5, 2, 4, dtype=torch.bfloat16)
+    assert ops.light_conv(x, torch.zeros(2, 3), padding_l=1, bias=torch.ones(4)).dtype == torch.bfloat16
+
+
+@operators
 def test_second_derivatives(name):
     x, weight, state = draw(5, 4), kernels(name, 3, 5), draw(2, 2, 4)
     offsets = torch.tensor([0, 1, 5])
@@ -163,6 +191,10 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
         (X[:, 0], {"cu_seqlens": OFFSETS[:2]}, r"must rise from 0 to the 5 rows of x; got \[0, 2\]"),
         (X[:, 0], {"cu_seqlens": OFFSETS + 1}, r"must rise from 0 to the 5 rows"),
         (X[:, 0], {"cu_seqlens": torch.tensor([0, 4, 3, 5])}, r"must rise from 0 to the 5 rows"),
+        (X, {"activation": "relu"}, "activation is 'relu'; expected None, 'silu' or 'swish'"),
+        (X, {"bias": torch.zeros(5)}, r"bias is expected as \(6,\), floating-point on cpu; got \(5,\), torch.float32"),
+        (X, {"bias": torch.zeros(6).long()}, r"bias is expected as .* got \(6,\), torch.int64"),
+        (X, {"residual": X[:, :1]}, r"residual is expected as \(5, 2, 6\), .* got \(5, 1, 6\)"),
         (X[:, 0], {"cu_seqlens": OFFSETS, "initial_state": X[:2, :1]}, r"expected as \(2, 2, 6\).*got \(2, 1, 6\)"),
     ],
 )
