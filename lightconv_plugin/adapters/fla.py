@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin import ops
@@ -25,7 +24,7 @@ def causal_conv1d(
 ) -> tuple[Tensor, Tensor | None]:
     """A causal convolution with a kernel a channel: act(conv(x) + bias) + residual.
 
-    Bias, activation and residual are calls of PyTorch's, so that 16-bit types are rounded after each.
+    Computed by ``ops.light_conv``, which is asked for all of it.
 
     Args:
         x: (B, T, D); (1, total, D) with ``cu_seqlens``. D may be several dimensions.
@@ -46,28 +45,30 @@ def causal_conv1d(
         ValueError: another activation, a context for several GPUs, packed sentences in several rows, or what
             ``ops.light_conv`` refuses.
     """
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"causal_conv1d: activation is {activation!r}; expected None, 'silu' or 'swish'")
     if cp_context is not None:
         raise ValueError("causal_conv1d: sequences spread over several GPUs (cp_context) are not supported")
     if cu_seqlens is not None and len(x) != 1:
         raise ValueError(f"causal_conv1d: packed sentences are expected as (1, total, D); got {tuple(x.shape)}")
-    rows, width = x.flatten(2), weight.shape[-1]
+    width = weight.shape[-1]
     state = None if initial_state is None else initial_state.movedim(-1, 0)  # (W, N, D)
-    packed = cu_seqlens is not None
+
+    def rows(given: Tensor) -> Tensor:
+        """As ``ops.light_conv`` takes it: (total, D) or (T, B, D)."""
+        return given.flatten(2).transpose(0, 1) if cu_seqlens is None else given.flatten(2).squeeze(0)
+
     out = ops.light_conv(
-        rows.squeeze(0) if packed else rows.transpose(0, 1),
+        rows(x),
         weight,
         padding_l=width - 1,
         normalization="none",
         initial_state=None if state is None else state[1:],
         cu_seqlens=cu_seqlens,
+        bias=bias,
+        activation=activation,
+        residual=None if residual is None else rows(residual),
     )
-    out = out.unsqueeze(0) if packed else out.transpose(0, 1)
-    out = out if bias is None else out + bias
-    out = (out if activation is None else F.silu(out)).reshape(x.shape)
-    out = out if residual is None else out + residual
+    out = (out.unsqueeze(0) if cu_seqlens is not None else out.transpose(0, 1)).reshape(x.shape)
     if not output_final_state:
         return out, None
-    last = final_state(rows.transpose(0, 1), width + 1, cu_seqlens, state)
+    last = final_state(x.flatten(2).transpose(0, 1), width + 1, cu_seqlens, state)
     return out, last.movedim(0, -1).contiguous()

@@ -79,17 +79,20 @@ class TimeConv(StepByStep):
     def dropconnect(self, p: float) -> None:
         self.weight_dropout.p = p
 
-    def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState) -> Tensor:
+    def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, **place: Any) -> Tensor:
         """The newest positions (T, B, C), convolved with those before them.
 
         Args:
             x: (T, B, C).
             weight: logits (H, K), or (T, B, H, K) of these positions.
             incremental_state: where the inputs so far are kept.
+            place: options of whole sequences, which a step refuses.
 
         Raises:
-            ValueError: no position, or a module that also looks to the right.
+            ValueError: no position, such options, or a module that also looks to the right.
         """
+        if place:
+            raise ValueError(f"a step with an incremental state takes none of: {', '.join(place)}")
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
@@ -129,10 +132,11 @@ class LightweightConv(TimeConv):
     def forward(self, x: Tensor, incremental_state: IncrementalState | None = None, **place: Any) -> Any:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
-        ``place``: batch_first, cu_seqlens, initial_state and return_state, as ``ops.light_conv`` takes them.
+        ``place``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
+        ``ops.light_conv`` takes them; none with a state.
         """
         if incremental_state is not None:
-            return self.step(x, self.weight, incremental_state)
+            return self.step(x, self.weight, incremental_state, **place)
         weight: Tensor = self.weight
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
         if dropconnect > 0.0 and self.dropconnect_per == "kernel":  # what is left is a kernel, for any backend
@@ -184,11 +188,12 @@ class DynamicConv(TimeConv):
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
         The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise. ``place``: batch_first,
-        cu_seqlens, initial_state and return_state, as ``ops.dynamic_conv`` takes them; the query lies as x does.
+        cu_seqlens, initial_state, return_state, bias, activation and residual, as ``ops.dynamic_conv`` takes them, none
+        with a state; the query lies as x does.
         """
         weight = self.predict(x if query is None else query)
         if incremental_state is not None:
-            return self.step(x, weight, incremental_state)
+            return self.step(x, weight, incremental_state, **place)
         return ops.dynamic_conv(
             x,
             weight,

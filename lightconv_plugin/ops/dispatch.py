@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops import native, reference, sequences
 from lightconv_plugin.ops.announce import announce
+from lightconv_plugin.ops.epilogue import Epilogue
 from lightconv_plugin.ops.sequences import Place
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
@@ -28,6 +29,9 @@ class Layout(TypedDict, total=False):
     batch_first: bool
     cu_seqlens: Tensor | None
     initial_state: Tensor | None
+    bias: Tensor | None
+    activation: str | None
+    residual: Tensor | None
     backend: str
 
 
@@ -50,6 +54,9 @@ def light_conv(
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
     return_state: bool = False,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
@@ -63,18 +70,23 @@ def light_conv(
         batch_first: of x, the result and states; without a copy.
         cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
             and sees no other. Offsets are checked on a CPU alone. It costs a copy of x, of DynamicConv's kernels and
-            of the result, and max(padding_l, K - 1 - padding_l) further positions a sentence.
+            of the result, and max(padding_l, K - 1 - padding_l) further positions a sentence; on a CPU, where runs of
+            one length have 128 positions on average, a copy of the result at most.
         initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. It costs a copy of x and of
             DynamicConv's kernels. Packed sentences are the B of states.
         return_state: also return the last K - 1 inputs, the next call's initial state.
+        bias: (C,), added to the result.
+        activation: None, "silu" or "swish", which are the same; after the bias.
+        residual: as x, added last; see ``reference.epilogue``.
         backend: see ``choose_backend``.
 
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
-            convolution that looks ahead, or an unknown normalisation or backend.
+            convolution that looks ahead, or an unknown normalisation, activation or backend.
     """
     place = Place(batch_first, cu_seqlens, initial_state, return_state)
-    return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, backend)
+    epilogue = Epilogue(bias, activation, residual)
+    return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
 
 
 @overload
@@ -96,6 +108,9 @@ def dynamic_conv(
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
     return_state: bool = False,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
@@ -107,7 +122,8 @@ def dynamic_conv(
         ValueError: as ``light_conv``.
     """
     place = Place(batch_first, cu_seqlens, initial_state, return_state)
-    return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, backend)
+    epilogue = Epilogue(bias, activation, residual)
+    return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
 
 
 def _run(
@@ -118,6 +134,7 @@ def _run(
     normalization: str,
     dropconnect: float,
     place: Place,
+    epilogue: Epilogue,
     backend: str,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run the backend on one sequence (T, B, C)."""
@@ -132,11 +149,13 @@ def _run(
         )
     _check_kernel(operator, weight, padding_l, dropconnect)
     place.check(operator, x, weight.shape[-1], padding_l)
+    epilogue.check(operator, x)
     chosen = getattr(choose_backend(operator, backend, x, weight), operator)
     options = {"padding_l": padding_l, "normalization": normalization, "dropconnect": dropconnect}
     if place.plain:
-        return chosen(x, weight, **options)
-    return sequences.convolve(lambda x, weight: chosen(x, weight, **options), x, weight, padding_l, place)
+        return epilogue(chosen(x, weight, **options))
+    found = sequences.convolve(lambda x, weight: chosen(x, weight, **options), x, weight, padding_l, place)
+    return epilogue(found) if isinstance(found, Tensor) else (epilogue(found[0]), found[1])
 
 
 def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> ModuleType:

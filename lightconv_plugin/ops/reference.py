@@ -88,6 +88,25 @@ def dynamic_conv(
     return _sum_of_taps(x, kernel, padding_l, initial_state)
 
 
+def epilogue(out: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None) -> Tensor:
+    """Finish a convolution: act(out + bias) + residual, in PyTorch's calls, so that 16-bit types round after each.
+
+    Args:
+        out: what the convolution gives, (..., C).
+        bias: (C,).
+        activation: None, "silu" or "swish", which are the same: z * sigmoid(z).
+        residual: as out.
+
+    Returns:
+        A tensor of out's type.
+    """
+    dtype = out.dtype
+    out = out if bias is None else out + bias
+    out = out if activation is None else F.silu(out)
+    out = out if residual is None else out + residual
+    return out.to(dtype)
+
+
 def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> Tensor:
     """The last K - 1 inputs (K - 1, B, C), those of ``initial_state`` and zeros among them where T is less."""
     if initial_state is None:

@@ -24,6 +24,7 @@ ALONE_COLUMNS = [
 LAYOUT_COLUMNS = [
     *_CASE, ("(T, B, C) ms", "ms", "{:.2f}"), ("batch first", "batch_first", "{:.2f}x"),
     ("with a state", "state", "{:.2f}x"), ("packed", "packed", "{:.2f}x"),
+    ("uneven", "packed_uneven", "{:.2f}x"),
 ]  # fmt: skip
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
 
@@ -86,16 +87,19 @@ def measure_layouts(
 
 
 def _layouts(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Case]:
-    """The same sentences in each layout; their lengths are all T where they are packed."""
+    """As many positions in each layout; packed sentences have all T of them, or, uneven, half as many and more."""
     T, B, C, H, K = shape.T, shape.B, shape.C, shape.H, shape.K
     conv = {"light": ops.light_conv, "dynamic": ops.dynamic_conv}[operator]
-    offsets = torch.arange(0, T * B + 1, T, device=device)
+    even = torch.arange(0, T * B + 1, T, device=device)
+    uneven = even.clone()
+    uneven[1:-1:2] -= T - T // 2
     state = torch.randn(K - 1, B, C, device=device, dtype=dtype)
     given: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
         "ms": ((T, B), {}),
         "batch_first": ((B, T), {"batch_first": True}),
         "state": ((T, B), {"initial_state": state}),
-        "packed": ((T * B,), {"cu_seqlens": offsets}),
+        "packed": ((T * B,), {"cu_seqlens": even}),
+        "packed_uneven": ((T * B,), {"cu_seqlens": uneven}),
     }
     built: dict[str, Case] = {}
     for name, (places, options) in given.items():

@@ -223,6 +223,12 @@ def test_a_bidirectional_convolution_cannot_decode_incrementally():
 
 
 @pytest.mark.parametrize("conv", CONVS)
+def test_a_step_refuses_the_options_of_whole_sequences(conv):
+    with pytest.raises(ValueError, match="takes none of: bias, batch_first"):
+        conv(6, 3, heads=2, causal=True)(torch.randn(1, 2, 6), incremental_state={}, bias=None, batch_first=True)
+
+
+@pytest.mark.parametrize("conv", CONVS)
 @pytest.mark.parametrize("glu", [True, False])
 def test_the_module_of_figure_2(conv, glu):
     torch.manual_seed(1)

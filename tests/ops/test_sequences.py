@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import reference
+from lightconv_plugin.ops import reference, sequences
 from tests.tolerances import assert_close
 
 OPERATORS = ("light_conv", "dynamic_conv")
@@ -70,12 +70,19 @@ def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
 @backends
 @settings(max_examples=40, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4),
+    lengths=st.lists(st.sampled_from([0, 1, 2, 5, 5, 7]), min_size=1, max_size=4),
     width=st.integers(1, 6),
     padding_l=st.integers(0, 5),
     kind=st.sampled_from([torch.int32, torch.int64]),
 )
-def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_l, kind):
+@pytest.mark.parametrize("rows_a_call", [0, sequences.ROWS_A_CALL], ids=["a call a run", "gaps"])
+def test_packed_sentences_are_each_alone(name, backend, rows_a_call, lengths, width, padding_l, kind):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequences, "ROWS_A_CALL", rows_a_call)
+        check_packed(name, backend, lengths, width, padding_l, kind)
+
+
+def check_packed(name: str, backend: str, lengths: list[int], width: int, padding_l: int, kind: torch.dtype) -> None:
     padding_l, total = min(padding_l, width - 1), sum(lengths)
     x, weight, state = draw(total, 4), kernels(name, width, total), draw(width - 1, len(lengths), 4)
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=kind)
@@ -123,6 +130,34 @@ def test_narrower_types_are_rounded_once(name, dtype):
 
 
 @operators
+@backends
+@pytest.mark.parametrize("given", ["bias", "activation", "residual", "bias activation residual"])
+@pytest.mark.parametrize("layout", ["plain", "batch_first", "cu_seqlens"])
+def test_bias_activation_and_residual_of_one_call(name, backend, given, layout):
+    """act(conv + bias) + residual in every layout, of tensors that lie apart, a gradient for each."""
+    places = {"plain": (9, 3), "batch_first": (3, 9), "cu_seqlens": (11,)}[layout]
+    options: dict[str, Any] = {"padding_l": 4, "backend": backend}
+    if layout != "plain":
+        options[layout] = torch.tensor([0, 2, 11]) if layout == "cu_seqlens" else True
+    x, weight = draw(*places, 8)[..., ::2], kernels(name, 5, *places)
+    bias, residual = draw(8)[::2], draw(*places, 8)[..., 1::2]
+    every = {"bias": bias, "activation": "silu", "residual": residual}
+    fused = {key: value for key, value in every.items() if key in given}
+    want, state = getattr(ops, name)(x, weight, return_state=True, **options)
+    want = want + bias if "bias" in fused else want
+    want = want / (1 + torch.exp(-want)) if "activation" in fused else want
+    want = want + residual if "residual" in fused else want
+    inputs = [x, weight, *(value for value in fused.values() if isinstance(value, Tensor))]
+    assert_close(getattr(ops, name)(x, weight, **fused, **options).detach(), want.detach())
+    compare(getattr(ops, name)(x, weight, return_state=True, **fused, **options), (want, state), *inputs)
+
+
+def test_a_wider_bias_leaves_the_type_of_x():
+    x = torch.randn(5, 2, 4, dtype=torch.bfloat16)
+    assert ops.light_conv(x, torch.zeros(2, 3), padding_l=1, bias=torch.ones(4)).dtype == torch.bfloat16
+
+
+@operators
 def test_second_derivatives(name):
     x, weight, state = draw(5, 4), kernels(name, 3, 5), draw(2, 2, 4)
     offsets = torch.tensor([0, 1, 5])
@@ -163,6 +198,10 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
         (X[:, 0], {"cu_seqlens": OFFSETS[:2]}, r"must rise from 0 to the 5 rows of x; got \[0, 2\]"),
         (X[:, 0], {"cu_seqlens": OFFSETS + 1}, r"must rise from 0 to the 5 rows"),
         (X[:, 0], {"cu_seqlens": torch.tensor([0, 4, 3, 5])}, r"must rise from 0 to the 5 rows"),
+        (X, {"activation": "relu"}, "activation is 'relu'; expected None, 'silu' or 'swish'"),
+        (X, {"bias": torch.zeros(5)}, r"bias is expected as \(6,\), floating-point on cpu; got \(5,\), torch.float32"),
+        (X, {"bias": torch.zeros(6).long()}, r"bias is expected as .* got \(6,\), torch.int64"),
+        (X, {"residual": X[:, :1]}, r"residual is expected as \(5, 2, 6\), .* got \(5, 1, 6\)"),
         (X[:, 0], {"cu_seqlens": OFFSETS, "initial_state": X[:2, :1]}, r"expected as \(2, 2, 6\).*got \(2, 1, 6\)"),
     ],
 )

@@ -128,7 +128,9 @@ def test_layouts_are_timed_beside_each_other(tmp_path):
     done = bench("ops", "--layouts", "--operators", "light,dynamic", *sizes, "--seconds", "0.01", "--out", str(out))
     records = json.loads(out.read_text())["records"]
     assert len(records) == 2 * 2 * 2
-    assert all(record[key] > 0 for record in records for key in ("ms", "batch_first", "state", "packed"))
+    assert all(
+        record[key] > 0 for record in records for key in ("ms", "batch_first", "state", "packed", "packed_uneven")
+    )
     assert "with a state" in done.stdout
 
 
