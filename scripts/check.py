@@ -21,7 +21,7 @@ from scripts.fairseq_io import commands, lengths
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.models import Built, NoWords, load_plugin, stand_in_dictionaries, without_memory
+from scripts.fairseq_io.models import NoWords, TaskAndModel, load_plugin, stand_in_dictionaries, without_memory
 from scripts.fairseq_io.parsers import Command, parse
 from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
@@ -117,7 +117,7 @@ def generations(config: Config, data: Path, devices: Devices) -> Iterator[Comman
         yield Command(config.path, words, keys | {key: f"speed.{key}" for key in commands.SPEED})
 
 
-def build(config: Config, args: Namespace, data: Path | None) -> Built:
+def build(config: Config, args: Namespace, data: Path | None) -> TaskAndModel:
     """Build task, model, criterion, optimizer and scheduler as fairseq-train does, the model without weights."""
     import torch
     from fairseq import optim, tasks
@@ -150,7 +150,7 @@ def build(config: Config, args: Namespace, data: Path | None) -> Built:
         optimizer.step()
     with explained(config.path, "build `train.lr-scheduler`"):
         lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer).step_update(0)
-    return Built(args, cfg, task, model)
+    return TaskAndModel(args, cfg, task, model)
 
 
 def check_heads(config: Config, args: Namespace) -> None:
@@ -202,7 +202,7 @@ def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, .
     return tuple(f"{'generate' if key in own else 'train'}.{key}" for key in commands.POSITIONS)
 
 
-def check_training_set(config: Config, built: Built, devices: Devices) -> str | None:
+def check_training_set(config: Config, built: TaskAndModel, devices: Devices) -> str | None:
     """Find what of the training set is too long, and how many updates an epoch has, for the checkpoints."""
     from fairseq.utils import resolve_max_positions
 
@@ -226,7 +226,7 @@ def check_training_set(config: Config, built: Built, devices: Devices) -> str | 
     return said
 
 
-def check_valid_and_test(config: Config, built: Built, generation: Namespace) -> None:
+def check_valid_and_test(config: Config, built: TaskAndModel, generation: Namespace) -> None:
     """Check that every line can be read of the parts that models are judged by."""
     from fairseq.utils import resolve_max_positions
 

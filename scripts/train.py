@@ -32,7 +32,7 @@ from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
 from scripts.fairseq_io.inputs import check_binarised, check_first, check_path
 from scripts.fairseq_io.loss_curve import draw_losses
-from scripts.fairseq_io.precision import CHOSEN_HERE, Taken, check_precision, take_training_precision
+from scripts.fairseq_io.precision import CHOSEN_HERE, PrecisionChoice, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
@@ -109,12 +109,12 @@ def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
     return " and ".join(f"{key} {a:,}" for key, a, b in zip(LIMITS, was, now, strict=True) if a < b)
 
 
-def take_recorded(config: Config, out: Path, devices: Devices) -> Taken:
+def take_recorded(config: Config, out: Path, devices: Devices) -> PrecisionChoice:
     """Choose the precision of a training; one that goes on keeps that in which it began, whatever is faster by now."""
     started = read_json(out / STARTED) if (out / STARTED).exists() else {}
     if TAKEN not in started or started.get("precision") != config.precision:
         return take_training_precision(config, devices)
-    began = Taken(**started[TAKEN])
+    began = PrecisionChoice(**started[TAKEN])
     found = take_training_precision(replace(config, precision=began.precision), devices)
     return began if found.precision == began.precision else found
 

@@ -26,7 +26,7 @@ from scripts.common.blanks import BLANK
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.precision import Taken, take_search_precision
+from scripts.fairseq_io.precision import PrecisionChoice, take_search_precision
 from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.scoring.detokenise import detokeniser
@@ -113,7 +113,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     if unsaid and not trained.generate and not trained.published:
         where = "no record.json and no hypotheses/generation.json of its run was found"
         print(f"{trained.model}: {where}; taking {' and '.join(unsaid)}", file=sys.stderr, flush=True)
-    taken = Taken("fp32")
+    taken = PrecisionChoice("fp32")
     if arguments.precision != "fp32":
         taken = take_search_precision(arguments.precision, find_devices(), trained.train)
     if taken.reason:

@@ -40,7 +40,7 @@ Candidate = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A candidate and its score on validation."""
 
     choice: Candidate
@@ -120,7 +120,7 @@ def rescored(found: dict[str, Any], lenpen: float | None) -> list[str]:
     return [best_text([Hypothesis(**one) for one in several], lenpen or 0.0) for several in found["hypotheses"]]
 
 
-def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]], float]) -> list[Tried]:
+def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]], float]) -> list[Trial]:
     """The score of every candidate; higher is better."""
     config = sweep.config
     tune = dict(config.tune)
@@ -131,7 +131,7 @@ def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]
         for lenpen in lenpens:
             settings = generation_settings(config, candidate)
             score = metric(rescored(found, reordering(settings, lenpen)), found["lines"][generation.REFERENCE])
-            tried.append(Tried(candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
+            tried.append(Trial(candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
     return tried
 
 
@@ -153,7 +153,7 @@ def write_valid(sweep: Sweep, best: Candidate, seed: int | None) -> None:
     write_hypotheses(sweep.out / "valid", lines, facts | {"settings": noted})
 
 
-def write_sweep(out: Path, what: str, tried: list[Tried], best: Tried) -> None:
+def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
     """The whole sweep as tune.json and tune.csv, and as a table for people."""
     rows = [[*best.choice, what], *([*map(str, one.choice.values()), f"{one.score:.4f}"] for one in tried)]
     with atomic_file(out / "tune.csv") as f:
@@ -181,7 +181,7 @@ def main() -> None:
     ownership.remove(out / "tune.json")
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out, arguments.prepared)
     if config.metric == "perplexity":
-        tried = [Tried(one, sweep.perplexity(one)) for one in combinations(config.tune)]
+        tried = [Trial(one, sweep.perplexity(one)) for one in combinations(config.tune)]
         best, what = min(tried, key=lambda one: one.score), "perplexity"
     else:
         from scripts.scoring.metrics import metric

@@ -207,7 +207,7 @@ def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
         raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
 
 
-class _Told(io.RawIOBase):
+class _NamedStream(io.RawIOBase):
     """A stream that says of what it is a part when reading fails, so that a reader's own errors stay its own."""
 
     def __init__(self, stream: IO[bytes], what: str, remedy: str) -> None:
@@ -230,7 +230,7 @@ class _Told(io.RawIOBase):
 
 def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
     """``stream``, buffered; damage in it raises a UserError that names ``what``."""
-    return cast(BinaryIO, io.BufferedReader(_Told(stream, what, remedy), BUFFER))
+    return cast(BinaryIO, io.BufferedReader(_NamedStream(stream, what, remedy), BUFFER))
 
 
 def open_unpacked(path: Path) -> BinaryIO:

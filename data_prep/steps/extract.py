@@ -126,7 +126,7 @@ def _extract(task: _Task) -> dict[str, int]:
 
 
 @dataclass
-class _Found:
+class _PieceFacts:
     """The facts that reading a piece brought out."""
 
     undecodable: int = 0  # lines that are not UTF-8
@@ -135,7 +135,7 @@ class _Found:
     """Of all bytes, if it is to be checked."""
 
 
-def _lines(piece: Piece, stream: Iterable[bytes], found: _Found) -> Iterator[bytes]:
+def _lines(piece: Piece, stream: Iterable[bytes], found: _PieceFacts) -> Iterator[bytes]:
     """The lines without their LF; those that are not UTF-8 are counted, and replaced where the piece says so."""
     for number, line in enumerate(stream, 1):
         if piece.md5 is not None:
@@ -152,7 +152,7 @@ def _lines(piece: Piece, stream: Iterable[bytes], found: _Found) -> Iterator[byt
 
 
 def _write(piece: Piece, stream: BinaryIO, task: _Task) -> int:
-    found = _Found()
+    found = _PieceFacts()
     lines = _lines(piece, stream, found)
     if piece.reader != "plain":
         # bytes that are not UTF-8 pass: the check below fails, or a later pass drops the pair

@@ -82,7 +82,7 @@ def save_checkpoints_whole() -> None:
         return dst_path
 
 
-class _Changed:
+class _Overlay:
     """An object as it is, but for some attributes."""
 
     def __init__(self, whole: Any, **changed: Any) -> None:
@@ -109,8 +109,8 @@ def keep_updates_at_epoch_ends() -> None:
             return original(cfg, trainer, epoch_itr, val_loss)
         # fairseq goes on from checkpoint_last.pt: a kill before it is written makes both of the others again
         if not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0:
-            original(_Changed(cfg, no_last_checkpoints=True), trainer, epoch_itr, val_loss)
-        return original(cfg, trainer, _Changed(epoch_itr, end_of_epoch=lambda: False), val_loss)
+            original(_Overlay(cfg, no_last_checkpoints=True), trainer, epoch_itr, val_loss)
+        return original(cfg, trainer, _Overlay(epoch_itr, end_of_epoch=lambda: False), val_loss)
 
 
 def _explained(error: OSError, path: Path) -> Exception:

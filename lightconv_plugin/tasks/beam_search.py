@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.tasks.captured_search import CapturedSearch
-from lightconv_plugin.tasks.device_search import Found, Rules
+from lightconv_plugin.tasks.device_search import Rules, SearchResult
 from lightconv_plugin.tasks.length_penalty import LengthPenalty, StepwiseBeam, StepwiseBeamSearch, drop
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class BeamSearchGenerator(SequenceGenerator):
             raise RuntimeError(_NO_END.format(stuck, max_len))
         return _best_first(self._described(found))
 
-    def _described(self, found: Found) -> list[list[Hypothesis]]:
+    def _described(self, found: SearchResult) -> list[list[Hypothesis]]:
         """Hypotheses of each sentence in fairseq's form, in the order in which they were kept."""
         words, sums, lengths = found.hypotheses()
         last = (lengths - 1).clamp(min=0).unsqueeze(2)

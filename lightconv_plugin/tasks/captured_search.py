@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightconv_plugin.tasks.device_search import DeviceSearch, Found, Rules
+from lightconv_plugin.tasks.device_search import DeviceSearch, Rules, SearchResult
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ class CapturedSearch:
         return sum(graphs.search.bytes for graphs in self._sizes.values())
 
     @torch.no_grad()
-    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[Found, int]:
+    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
         """Search for a batch (sentences, length); return what was found, and how many sentences could not end."""
         with torch.cuda.device_of(source):
             return self._search(source, bos, min_len, max_len)
 
-    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[Found, int]:
+    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
         sentences, length = source.shape
         graphs = self._of_size(rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1)), source)
         search = graphs.search

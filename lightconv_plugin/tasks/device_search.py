@@ -32,7 +32,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """All that a search has found, on the CPU.
 
     Attributes:
@@ -230,7 +230,7 @@ class DeviceSearch:
                     value.copy_(new[name].index_select(1, order))
                 module.set_incremental_state(self.state, dict(entry))
 
-    def found(self, sentences: int, steps: int) -> Found:
+    def found(self, sentences: int, steps: int) -> SearchResult:
         """Copy the hypotheses of the first sentences, after so many steps, to the CPU."""
         tables = (table[:steps].cpu() for table in self.tables)
-        return Found(*tables, *(held[:sentences].cpu() for held in (self.steps, self.rows, self.totals)))
+        return SearchResult(*tables, *(held[:sentences].cpu() for held in (self.steps, self.rows, self.totals)))

@@ -28,7 +28,7 @@ from lightconv_plugin.ops.auxiliary import update as ending
 from lightconv_plugin.ops.native import cuda, library
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
-from lightconv_plugin.training.updates import LEAD, CannotCapture, Made, Padding, Updates
+from lightconv_plugin.training.updates import LEAD, CannotCapture, Padding, UpdateResult, Updates
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +332,7 @@ class CapturedTraining:
             or (epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch())
         )
 
-    def _take(self, made: Made) -> dict[str, Any] | None:
+    def _take(self, made: UpdateResult) -> dict[str, Any] | None:
         """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
         trainer = self.trainer
         scaler = getattr(trainer.optimizer, "scaler", None)
@@ -352,7 +352,7 @@ class CapturedTraining:
         )
         return None
 
-    def _give_up(self, made: Made, scaler: Any) -> None:
+    def _give_up(self, made: UpdateResult, scaler: Any) -> None:
         trainer = self.trainer
         path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
         trainer.save_checkpoint(path, {})

@@ -46,7 +46,7 @@ class Padding:
 
 
 @dataclass(frozen=True)
-class Made:
+class UpdateResult:
     """Result of an update, read once the device has made it.
 
     Attributes:
@@ -300,7 +300,7 @@ class Updates:
             event.record()
         return there
 
-    def made(self, ahead: int) -> Iterator[Made]:
+    def made(self, ahead: int) -> Iterator[UpdateResult]:
         """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way."""
         while len(self._waiting) > ahead:
             event, slot = self._waiting.popleft()
@@ -312,7 +312,7 @@ class Updates:
             outcome = dict(zip(ending.OUTCOME, rest, strict=False))
             control = dict(zip(ending.CONTROL, rest[len(ending.OUTCOME) :], strict=True))
             self._known_skips = int(control["skipped"])
-            yield Made(dict(zip(self._keys, logged, strict=True)), total, outcome, control)
+            yield UpdateResult(dict(zip(self._keys, logged, strict=True)), total, outcome, control)
 
 
 @contextmanager

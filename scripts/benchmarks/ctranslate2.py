@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from scripts.fairseq_io.models import Built
+    from scripts.fairseq_io.models import TaskAndModel
 
 COMPUTE_TYPES = ("float32", "int8", "int8_bfloat16")
 _loaded: Any = None  # the translator of a process
@@ -34,7 +34,7 @@ def compute_types(device: "torch.device") -> list[str]:
     return [name for name in COMPUTE_TYPES if name in supported]
 
 
-def translator(built: "Built", device: "torch.device", compute_type: str) -> ProcessPoolExecutor:
+def translator(built: "TaskAndModel", device: "torch.device", compute_type: str) -> ProcessPoolExecutor:
     """A process with a fairseq Transformer in CTranslate2, on as many threads as torch uses."""
     import torch
 
@@ -51,7 +51,7 @@ def translator(built: "Built", device: "torch.device", compute_type: str) -> Pro
 
 
 def run(
-    peer: ProcessPoolExecutor, built: "Built", source: "torch.Tensor", *, beam: int, length: int
+    peer: ProcessPoolExecutor, built: "TaskAndModel", source: "torch.Tensor", *, beam: int, length: int
 ) -> Callable[[], None]:
     """Beam search over ``source`` (sentences, length) that writes ``length`` words a sentence."""
     words = built.task.source_dictionary

@@ -12,7 +12,7 @@ from lightconv_plugin import ops
 from scripts.benchmarks import ctranslate2
 from scripts.benchmarks.peers import Shape, fairseq_layer
 from scripts.benchmarks.timing import interleaved, kernels_of, products_in, spread, take_turns
-from scripts.fairseq_io.models import Built, translation
+from scripts.fairseq_io.models import TaskAndModel, translation
 
 STEP_COLUMNS = [
     ("operator", "operator", "{}"), ("rows", "rows", "{}"), ("C", "channels", "{}"), ("ours ms", "ours_ms", "{:.2f}"),
@@ -147,20 +147,20 @@ def measure_search(
 class Search:
     """A model that is ready to be searched."""
 
-    built: Built
+    built: TaskAndModel
     generator: Any
     device: torch.device
     precision: str
 
 
-def _search(built: Built, length: int, device: torch.device, precision: str) -> Search:
+def _search(built: TaskAndModel, length: int, device: torch.device, precision: str) -> Search:
     built.model.to(device, torch.float16 if precision == "fp16" else torch.float32).eval()
     with products_in(precision, built.args.arch):
         built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
         return Search(built, _generator(built, length), device, precision)
 
 
-def _generator(built: Built, length: int) -> Any:
+def _generator(built: TaskAndModel, length: int) -> Any:
     from argparse import Namespace
 
     options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
@@ -173,7 +173,7 @@ def _without_graphs(search: Search, length: int) -> Search:
     return replace(search, generator=generator)
 
 
-def _source(built: Built, sentences: int, length: int) -> torch.Tensor:
+def _source(built: TaskAndModel, sentences: int, length: int) -> torch.Tensor:
     """(sentences, length) random words, the last one the end."""
     words = built.task.source_dictionary
     source = torch.randint(words.nspecial, len(words), (sentences, length), generator=torch.Generator().manual_seed(1))

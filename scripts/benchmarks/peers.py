@@ -48,7 +48,7 @@ class Shape:
         return size * (forward + (3 * activations + 2 * weights if backward else 0))
 
 
-class Given(nn.Module):
+class FixedKernels(nn.Module):
     """In place of a predictor of kernels: the kernels' logits themselves, so that the operator alone is timed."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -83,7 +83,7 @@ def fairseq_layer(kind: str, shape: Shape, x: Tensor, logits: Tensor | None = No
     layer = made(shape.C, shape.K, **options).to(x)
     if logits is None:
         return layer, layer.weight if kind.startswith("light") else layer.weight_linear.weight
-    layer.weight_linear = Given(logits.flatten(2) if kind.endswith("cuda") else logits)
+    layer.weight_linear = FixedKernels(logits.flatten(2) if kind.endswith("cuda") else logits)
     return layer, logits
 
 

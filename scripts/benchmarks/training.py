@@ -11,7 +11,7 @@ import torch
 
 from scripts.benchmarks.timing import products_in, spread, take_turns
 from scripts.common.errors import UserError
-from scripts.fairseq_io.models import Built, translation
+from scripts.fairseq_io.models import TaskAndModel, translation
 
 COLUMNS = [
     ("model", "model", "{}"), ("d", "width", "{}"), ("products", "precision", "{}"),
@@ -128,7 +128,9 @@ def measure(
         }
 
 
-def updates(built: Built, tokens: int, shapes: int = 1, precision: str = "fp32") -> tuple[Callable[[], object], float]:
+def updates(
+    built: TaskAndModel, tokens: int, shapes: int = 1, precision: str = "fp32"
+) -> tuple[Callable[[], object], float]:
     """A function that makes one update on the next of its batches, and how many target words they have on average."""
     from fairseq.trainer import Trainer
 
@@ -156,7 +158,7 @@ def _recipe(tokens: int, device: torch.device, given: list[str]) -> list[str]:
     return flags + (["--cpu"] if device.type == "cpu" else [])
 
 
-def _batch(built: Built, tokens: int, longest: int, generator: torch.Generator) -> dict[str, Any]:
+def _batch(built: TaskAndModel, tokens: int, longest: int, generator: torch.Generator) -> dict[str, Any]:
     """Sentences of up to ``longest`` words, few much shorter, as many as the batch takes, padded as fairseq does."""
     from fairseq.data.language_pair_dataset import collate
 

@@ -38,11 +38,11 @@ _LOCK = re.compile(r"\.lightconv\.(?:.+\.)?lock")  # lock.py looks into them bef
 _FIRST_LINE = b"lightconv-plugin wrote what is listed here; it replaces and removes nothing else in this folder\n"
 _SCRATCH = re.compile(r"\.(?P<name>.+)\.(?P<number>[0-9a-f]{8})(?P<check>[0-9a-f]{8})\.(?P<kind>partial|old|work)")
 # of ledgers, by their second line and their folder's inode and name: bytes read so far, and what they said
-_known: dict[tuple[bytes, int, str], tuple[int, "_Listed"]] = {}
+_known: dict[tuple[bytes, int, str], tuple[int, "_Entries"]] = {}
 
 
 @dataclass
-class _Listed:
+class _Entries:
     """The entries of a ledger that count."""
 
     sizes: dict[str, int | None] = field(default_factory=dict)
@@ -63,10 +63,10 @@ def _own_name(folder: Path) -> str:
     return scratch_for(folder) or folder.resolve().name
 
 
-def _read(folder: Path) -> _Listed:
+def _read(folder: Path) -> _Entries:
     """Read what the ledger of a folder says, from where the last reading ended."""
     if not (folder / LEDGER).exists():
-        return _Listed()
+        return _Entries()
     name, inode = _own_name(folder), folder.stat().st_ino
     with open(folder / LEDGER, "rb") as ledger:
         if (first := ledger.readline()) != _FIRST_LINE and not _cut_short(first):
@@ -75,7 +75,7 @@ def _read(folder: Path) -> _Listed:
                 "it writes to: move the file away, or choose another folder"
             )
         key = (ledger.readline(), inode, name)
-        read, listed = _known.get(key, (ledger.tell(), _Listed()))
+        read, listed = _known.get(key, (ledger.tell(), _Entries()))
         ledger.seek(read)
         lines = ledger.read().split(b"\n")[:-1]
     for line in filter(None, lines):
@@ -90,7 +90,7 @@ def _cut_short(first: bytes) -> bool:
     return len(first) < len(_FIRST_LINE) and _FIRST_LINE.startswith(first)
 
 
-def _enter(listed: _Listed, entry: Any, name: str, inode: int) -> None:
+def _enter(listed: _Entries, entry: Any, name: str, inode: int) -> None:
     if isinstance(entry, dict) and "folder" in entry:
         listed.current = entry["folder"] == name or entry["inode"] == inode
     elif not listed.current:

@@ -82,7 +82,7 @@ def training_arguments(flags: list[str]) -> Namespace:
 
 
 @dataclass(frozen=True)
-class Built:
+class TaskAndModel:
     """Task and model as fairseq-train builds them from its arguments, as parsed and as omegaconf has them."""
 
     args: Namespace
@@ -91,7 +91,7 @@ class Built:
     model: Any
 
 
-def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> Built:
+def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> TaskAndModel:
     """Build what ``fairseq-train --arch ARCH --task TASK FLAGS`` does, with ``vocab_size`` invented words.
 
     ``load_plugin`` comes first for the architectures of the plugin.
@@ -107,4 +107,4 @@ def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "tr
     for number in range(vocab_size - len(words)):
         words.add_symbol(f"w{number}")
     built = TASK_REGISTRY[task](cfg.task, words, words)
-    return Built(args, cfg, built, built.build_model(cfg.model))
+    return TaskAndModel(args, cfg, built, built.build_model(cfg.model))

@@ -22,7 +22,7 @@ OURS = "pla_"  # begins the names of the plugin's architectures
 
 
 @dataclass(frozen=True)
-class Taken:
+class PrecisionChoice:
     """A precision, and a sentence that says why it is taken; None where it is the one that was asked for."""
 
     precision: str
@@ -34,7 +34,7 @@ def _is_ours(train: Mapping[str, Any]) -> bool:
     return str(train.get("arch", OURS)).startswith(OURS)
 
 
-def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str) -> Taken:
+def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str) -> PrecisionChoice:
     """Choose the precision.
 
     The paper trains in fp16 (section 5.3), which is kept on every GPU: bf16, which needs no loss scaling, rounds to 8
@@ -53,31 +53,33 @@ def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str
         taken = auto_on_gpu if asked == "auto" else asked
         if taken == "bf16" and not devices.bf16:
             raise UserError("precision is bf16, which these GPUs do not compute in; take fp16 or fp32")
-        return Taken(taken, f"auto is {taken} on a GPU" if asked == "auto" else None)
+        return PrecisionChoice(taken, f"auto is {taken} on a GPU" if asked == "auto" else None)
     if asked == "fp16":
-        return Taken("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
+        return PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     if asked == "fp32":
-        return Taken("fp32")
+        return PrecisionChoice("fp32")
     if not ours:
-        return Taken("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
+        return PrecisionChoice("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
     if asked == "bf16":
         lacking = bf16_unsupported_reason()
-        return Taken("fp32", f"bf16 takes fp32: {lacking}") if lacking else Taken("bf16")
+        return PrecisionChoice("fp32", f"bf16 takes fp32: {lacking}") if lacking else PrecisionChoice("bf16")
     if devices.nodes > 1:
-        return Taken("fp32", "auto takes fp32: the processors of several machines may differ; ask for bf16 by name")
+        return PrecisionChoice(
+            "fp32", "auto takes fp32: the processors of several machines may differ; ask for bf16 by name"
+        )
     if slower := bf16_slower_reason():
-        return Taken("fp32", f"auto takes fp32: {slower}")
-    return Taken("bf16", "auto takes bf16: this processor has fast units for it")
+        return PrecisionChoice("fp32", f"auto takes fp32: {slower}")
+    return PrecisionChoice("bf16", "auto takes bf16: this processor has fast units for it")
 
 
-def take_training_precision(config: Config, devices: Devices) -> Taken:
+def take_training_precision(config: Config, devices: Devices) -> PrecisionChoice:
     """Choose the precision that a configuration is trained in; see ``take_precision``."""
     return take_precision(
         config.precision, devices, ours=_is_ours(config.train), auto_on_gpu=config.published_precision
     )
 
 
-def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any]) -> Taken:
+def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any]) -> PrecisionChoice:
     """Choose the precision of a search in a model trained with these flags; auto is fp32 on a GPU.
 
     Raises:

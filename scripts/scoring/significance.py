@@ -22,7 +22,7 @@ def counts(metric: Metric, hypotheses: Sequence[str], references: Sequence[str])
     return [" ".join(map(str, line)) for line in metric._extract_corpus_statistics(hypotheses, [references])]
 
 
-class Counted:
+class MetricOfCounts:
     """A metric of sacreBLEU's that takes the ``counts`` of each line in place of hypothesis and references."""
 
     def __init__(self, metric: Metric) -> None:
@@ -72,7 +72,7 @@ def paired_bootstrap(
 
 
 def paired_test(
-    metric: Metric | Counted,
+    metric: Metric | MetricOfCounts,
     ours: Sequence[str],
     theirs: Sequence[str],
     references: Sequence[str],
@@ -96,7 +96,7 @@ def paired_test(
     return before, after, str(signature)
 
 
-def standard_error(metric: Counted, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> float:
+def standard_error(metric: MetricOfCounts, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> float:
     """Return the deviation of the difference of two systems over resamples of the test set, by paired bootstrap.
 
     Each system has the counted lines of one or more seeds. A sentence that is drawn brings those of all seeds, whose

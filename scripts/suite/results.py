@@ -23,7 +23,7 @@ from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
 from scripts.scoring.score_names import FAMILY
-from scripts.scoring.significance import Counted, paired_test, standard_error
+from scripts.scoring.significance import MetricOfCounts, paired_test, standard_error
 from scripts.suite.plan import Claim, Job, Suite, run_jobs
 from scripts.suite.records import read_kept
 
@@ -62,7 +62,7 @@ class Model:
         return [self.known[seed]["test"][key] for seed in self.seeds]
 
     def lines(self, seed: int) -> list[str]:
-        """Of each line of the test set, what the first score of a seed is made of (``Counted``)."""
+        """Of each line of the test set, what the first score of a seed is made of (``MetricOfCounts``)."""
         return str(self.known[seed]["lines"]).split("; ")
 
     def logs(self) -> dict[int, TrainLog]:
@@ -134,11 +134,11 @@ class Dataset:
         if measure is None:
             return self._interval(-difference, seeds, 0.0)
         ours, theirs = ([model.lines(seed) for seed in model.seeds] for model in (one, two))
-        return self._interval(difference, seeds, standard_error(Counted(measure.metric), ours, theirs) ** 2)
+        return self._interval(difference, seeds, standard_error(MetricOfCounts(measure.metric), ours, theirs) ** 2)
 
     def brevity(self, name: str) -> list[tuple[float, float]]:
         """Of each seed the length of its hypotheses over the references', and BLEU without its penalty for brevity."""
-        model, metric = self.models[name], Counted(self.measures["sacrebleu"].metric)
+        model, metric = self.models[name], MetricOfCounts(self.measures["sacrebleu"].metric)
         found = [metric.score(model.lines(seed)) for seed in model.seeds]
         return [(each.ratio, each.score / each.bp if each.bp else 0.0) for each in found]
 
@@ -150,7 +150,7 @@ class Dataset:
         if measure is None or not both:
             return [None, None]
         ours, theirs = ([line for seed in both for line in model.lines(seed)] for model in (one, two))
-        return [paired_test(Counted(measure.metric), ours, theirs, (), kind)[1].p_value for kind in ("bs", "ar")]
+        return [paired_test(MetricOfCounts(measure.metric), ours, theirs, (), kind)[1].p_value for kind in ("bs", "ar")]
 
     def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
         """The interval of a difference.

@@ -12,7 +12,7 @@ from scripts.fairseq_io import precision
 from scripts.fairseq_io.commands import evaluate_command, generate_command, shell, train_command
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.precision import (
-    Taken,
+    PrecisionChoice,
     _ask_plugin,
     bf16_slower_reason,
     bf16_unsupported_reason,
@@ -26,7 +26,7 @@ from scripts.pipeline.config import Config, load_config
 CPU, GPU, OLD_GPU = Devices(gpu=False, count=1), Devices(gpu=True, count=1, bf16=True), Devices(gpu=True, count=1)
 
 
-def take(asked: str, devices: Devices) -> Taken:
+def take(asked: str, devices: Devices) -> PrecisionChoice:
     return take_precision(asked, devices, ours=True, auto_on_gpu="fp16")
 
 
@@ -41,19 +41,19 @@ def _units(monkeypatch):
 
 @pytest.mark.parametrize("devices", [GPU, OLD_GPU])
 def test_on_a_gpu_the_paper_s_fp16_stays_fp16(devices):
-    assert take("fp16", devices) == Taken("fp16")
-    assert take("fp32", devices) == Taken("fp32")
+    assert take("fp16", devices) == PrecisionChoice("fp16")
+    assert take("fp32", devices) == PrecisionChoice("fp32")
     assert take("auto", devices).precision == "fp16"
 
 
 def test_precisions_that_the_devices_do_not_have():
-    assert take("bf16", GPU) == Taken("bf16")
+    assert take("bf16", GPU) == PrecisionChoice("bf16")
     with pytest.raises(UserError, match="bf16, which these GPUs do not compute in; take fp16 or fp32"):
         take("bf16", OLD_GPU)
     with pytest.raises(UserError, match="bf16, which these GPUs do not compute in; take fp16 or fp32"):
         take_precision("auto", OLD_GPU, ours=True, auto_on_gpu="bf16")
-    assert take_search_precision("auto", GPU, {}) == Taken("fp32", "auto is fp32 on a GPU")
-    assert take("fp16", CPU) == Taken("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
+    assert take_search_precision("auto", GPU, {}) == PrecisionChoice("fp32", "auto is fp32 on a GPU")
+    assert take("fp16", CPU) == PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     check_precision("fp16", gpu=True)
     check_precision("bf16", gpu=False)
     with pytest.raises(UserError, match="--precision is fp16, which is for GPUs"):
@@ -66,16 +66,16 @@ def test_a_processor_without_the_units_computes_in_float32(monkeypatch):
     for name in ("bf16_unsupported_reason", "bf16_slower_reason"):
         monkeypatch.setattr(precision, name, lambda: "its library could not be compiled")
     for asked in ("bf16", "auto"):
-        assert take(asked, CPU) == Taken("fp32", f"{asked} takes fp32: its library could not be compiled")
+        assert take(asked, CPU) == PrecisionChoice("fp32", f"{asked} takes fp32: its library could not be compiled")
 
 
 def test_auto_on_a_cpu_goes_by_the_processor(monkeypatch):
-    assert take("bf16", CPU) == Taken("bf16")
-    assert take("auto", CPU) == Taken("bf16", "auto takes bf16: this processor has fast units for it")
+    assert take("bf16", CPU) == PrecisionChoice("bf16")
+    assert take("auto", CPU) == PrecisionChoice("bf16", "auto takes bf16: this processor has fast units for it")
     assert take("auto", Devices(gpu=False, count=1, nodes=2, rendezvous="a:1")).precision == "fp32"
     monkeypatch.setattr(precision, "bf16_slower_reason", lambda: "its units are slow")
-    assert take("auto", CPU) == Taken("fp32", "auto takes fp32: its units are slow")
-    assert take("bf16", CPU) == Taken("bf16")
+    assert take("auto", CPU) == PrecisionChoice("fp32", "auto takes fp32: its units are slow")
+    assert take("bf16", CPU) == PrecisionChoice("bf16")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,9 @@ def test_fairseq_s_own_models_stay_in_float32_on_a_cpu():
     theirs = {"arch": "transformer_iwslt_de_en"}
     for asked in ("bf16", "auto"):
         taken = take_search_precision(asked, CPU, theirs)
-        assert taken == Taken("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
+        assert taken == PrecisionChoice(
+            "fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else"
+        )
         assert take_search_precision(asked, CPU, {"arch": "pla_dynamicconv_small"}).precision == "bf16"
 
 
