@@ -148,7 +148,7 @@ def test_other_raw_files_begin_anew(dataset: Dataset, tmp_path: Path):
     assert 10_005 not in numbers((out / "train.de").read_text().splitlines())
 
 
-@pytest.mark.parametrize("edited", ["text/clean.py", "text/unicode_14.txt", "sources/text.py", "bench.py", None])
+@pytest.mark.parametrize("edited", ["text/clean.py", "text/unicode_14.txt", "sources/text.py", "binarise.py", None])
 def test_a_run_goes_on_with_the_code_that_began_it(
     dataset: Dataset,
     tmp_path: Path,
@@ -164,8 +164,8 @@ def test_a_run_goes_on_with_the_code_that_began_it(
         (code / edited).write_text((code / edited).read_text() + "\n# mended\n")
     prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
     said = capsys.readouterr().out
-    assert ("going on with what" in said) is (edited in ("bench.py", None))
-    assert (f"begins {tmp_path / 'out'} anew" in said) is (edited not in ("bench.py", None))
+    assert ("going on with what" in said) is (edited in ("binarise.py", None))
+    assert (f"begins {tmp_path / 'out'} anew" in said) is (edited not in ("binarise.py", None))
 
 
 @pytest.mark.parametrize("name", ["ledger.json", "manifest.json", "stamp.json", "b.zip.bad"])
