@@ -17,12 +17,19 @@ from typing import Any
 from data_prep.dataset import load_dataset
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
-from scripts.fairseq_io import commands, lengths
+from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.models import NoWords, TaskAndModel, load_plugin, stand_in_dictionaries, without_memory
-from scripts.fairseq_io.parsers import Command, parse
+from scripts.fairseq_io.models import (
+    Command,
+    NoWords,
+    TaskAndModel,
+    load_plugin,
+    parse,
+    stand_in_dictionaries,
+    without_memory,
+)
 from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.schema import PRECISIONS
@@ -124,7 +131,6 @@ def build(config: Config, args: Namespace, data: Path | None) -> TaskAndModel:
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.optim import lr_scheduler
 
-    check_heads(config, args)
     if data is None and not getattr(args, "source_lang", None):
         args.source_lang, args.target_lang = "source", "target"
     joined = load_dataset(config.dataset).binarise.joined_dictionary
@@ -151,17 +157,6 @@ def build(config: Config, args: Namespace, data: Path | None) -> TaskAndModel:
     with explained(config.path, "build `train.lr-scheduler`"):
         lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer).step_update(0)
     return TaskAndModel(args, cfg, task, model)
-
-
-def check_heads(config: Config, args: Namespace) -> None:
-    """Check that a model's heads divide its width: some models fail at it without naming either."""
-    for side in ("encoder", "decoder"):
-        width, heads = (getattr(args, f"{side}_{name}", None) for name in ("embed_dim", "attention_heads"))
-        if isinstance(width, int) and isinstance(heads, int) and width % heads:
-            raise UserError(
-                f"{config.path}: `train.{side}-attention-heads` is {heads}, expected a divisor of "
-                f"train.{side}-embed-dim, {width}"
-            )
 
 
 @contextmanager
@@ -202,17 +197,33 @@ def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, .
     return tuple(f"{'generate' if key in own else 'train'}.{key}" for key in commands.POSITIONS)
 
 
+def too_long(dataset: Any, positions: Any, tokens: int | None = None) -> Any:
+    """The numbers of the samples that are longer than ``positions``, of one side or several, or than ``tokens``."""
+    import numpy as np
+
+    kept = every = np.arange(len(dataset))
+    if positions is not None:
+        kept, _ = dataset.filter_indices_by_size(every, positions)
+    if tokens is not None:
+        kept = kept[dataset.num_tokens_vec(kept) <= tokens]
+    return np.setdiff1d(every, kept, assume_unique=True)
+
+
+def sides(value: Any) -> tuple[Any, ...]:
+    """A length for each side."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
 def check_training_set(config: Config, built: TaskAndModel, devices: Devices) -> str | None:
     """Find what of the training set is too long, and how many updates an epoch has, for the checkpoints."""
     from fairseq.utils import resolve_max_positions
 
     args, task, options = built.args, built.task, built.cfg.dataset
+    dataset = task.dataset("train")
     positions = resolve_max_positions(task.max_positions(), built.model.max_positions(), options.max_tokens)
-    keys = (*position_keys(config, args, "train"), "batch" if config.batch else "train.max-tokens")
-    said = lengths.skipped_in_training(config.path, task.dataset("train"), lengths.Limits(positions, None, keys))
     if args.max_epoch or config.average.get("by") == "epoch":
         batches = task.get_batch_iterator(
-            dataset=task.dataset("train"),
+            dataset=dataset,
             max_tokens=options.max_tokens,
             max_sentences=options.batch_size,
             max_positions=positions,
@@ -223,7 +234,17 @@ def check_training_set(config: Config, built: TaskAndModel, devices: Devices) ->
             skip_remainder_batch=args.skip_remainder_batch,
         )
         check_checkpoints(config, args, updates_in_epoch(len(batches), args))
-    return said
+    if not (gone := len(too_long(dataset, positions))):
+        return None
+    keys = (*position_keys(config, args, "train"), "batch" if config.batch else "train.max-tokens")
+    text = (
+        f"{gone:,} of the {len(dataset):,} samples for training ({gone / len(dataset):.1%}) are longer than "
+        f"{' or '.join(f'{limit:,}' for limit in dict.fromkeys(sides(positions)))} tokens ({', '.join(keys)}), and "
+        "left out"
+    )
+    if gone == len(dataset):
+        raise UserError(f"{config.path}: {text}. None is left: raise these, or shorten the text when it is prepared")
+    return text
 
 
 def check_valid_and_test(config: Config, built: TaskAndModel, generation: Namespace) -> None:
@@ -234,13 +255,23 @@ def check_valid_and_test(config: Config, built: TaskAndModel, generation: Namesp
     language_model = config.metric == "perplexity"
 
     def check_part(part: str, section: str, positions: Any, tokens: int | None) -> None:
-        keys = (*position_keys(config, args, section), f"{section}.max-tokens{'-valid' * (section == 'train')}")
-        names = (*(f"{part}.{getattr(task.cfg, f'{side}_lang', '')}" for side in ("source", "target")), part)
+        dataset, most = task.dataset(part), sides(positions)
+        if not len(gone := too_long(dataset, positions, tokens)):
+            return
+        sizes = [sides(dataset.size(int(number))) for number in gone]
+        # the side that is too long; None: of tokens the longer side counts
+        side = next((n for n, limit in enumerate(most) if limit is not None and sizes[0][n] > limit), None)
+        limit, found = (tokens, [*map(max, sizes)]) if side is None else (most[side], [size[side] for size in sizes])
+        key = f"{section}.max-tokens{'-valid' * (section == 'train')}"
+        key = key if side is None else position_keys(config, args, section)[side]
+        language = "" if side is None or len(most) == 1 else f".{(task.cfg.source_lang, task.cfg.target_lang)[side]}"
         sample = "block" if language_model and args.sample_break_mode != "eos" else "line"
-        steps = "`truncate`" if language_model else "`truncate` or `clean`"
-        remedy = f"a step {steps} in data_prep/datasets/{config.dataset}.yaml"
-        dataset, most = task.dataset(part), lengths.Limits(positions, tokens, keys)
-        lengths.check_split(config.path, dataset, names, most, sample=sample, remedy=remedy)
+        raise UserError(
+            f"{config.path}: {sample} {gone[0] + 1:,} of {part}{language} has {found[0]:,} tokens, its end counted, "
+            f"expected at most {limit:,} (`{key}`); {len(gone) - 1:,} more are too long. Set {key}: {max(found)}, or "
+            f"have such lines shortened or dropped by a step `truncate`{'' if language_model else ' or `clean`'} in "
+            f"data_prep/datasets/{config.dataset}.yaml"
+        )
 
     if not (options.disable_validation or options.skip_invalid_size_inputs_valid_test):
         check_part("valid", "train", resolve_max_positions(task.max_positions(), reads), options.max_tokens_valid)

@@ -10,7 +10,7 @@ from scripts.common.files import write_json, write_lines
 from scripts.common.provenance import signature
 from scripts.fairseq_io.commands import averaged, evaluate_command
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.model_arguments import chosen_settings, model_parser
+from scripts.fairseq_io.inputs import chosen_settings, model_parser
 from scripts.pipeline.config import given_config
 from scripts.scoring.perplexity import run_evaluation, scores
 

@@ -20,7 +20,7 @@ from scripts.fairseq_io.generation import (
     run_generation,
     write_hypotheses,
 )
-from scripts.fairseq_io.model_arguments import add_prepared, chosen_settings, model_parser
+from scripts.fairseq_io.inputs import add_prepared, chosen_settings, model_parser
 from scripts.fairseq_io.precision import take_search_precision
 from scripts.pipeline.config import given_config
 from scripts.pipeline.schema import PRECISIONS

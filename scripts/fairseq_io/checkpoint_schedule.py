@@ -3,16 +3,19 @@
 from argparse import Namespace
 from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
 
 UpdatesIn = Callable[[int], int]  # how many updates an epoch has, by its number from 1
-_INTERVAL = 1000  # updates; advice for trainings whose length is not known yet
+_INTERVAL = 1000  # updates; taken for trainings whose length is not known yet
 _NEEDED = {
     "no-save": "the training would leave nothing behind",
     "no-last-checkpoints": "a training goes on from checkpoint_last.pt",
+}
+_DECIDE = {  # the flags that decide which checkpoints are kept
+    "update": ("save-interval-updates", "keep-interval-updates", "validate-after-updates", "max-update"),
+    "epoch": ("save-interval", "keep-last-epochs", "no-epoch-checkpoints", "max-epoch", "max-update"),
 }
 
 
@@ -64,59 +67,32 @@ def check_checkpoints(config: Config, args: Namespace, updates_in: UpdatesIn | N
     for key, why in _NEEDED.items():
         if getattr(args, key.replace("-", "_")):
             raise UserError(f"{config.path}: `train.{key}` is true, but {why}; take it out")
-    last = final(config.average.get("by", "update"), args, updates_in)
+    by = config.average.get("by", "update")
+    last = final(by, args, updates_in)
     if not config.average:
-        _check_best(config, args, last)
+        if args.disable_validation or (last is not None and args.validate_after_updates > last):
+            key = "disable-validation" if args.disable_validation else "validate-after-updates"
+            raise UserError(
+                f"{config.path}: without a section `average` the best checkpoint on validation is used, and "
+                f"`train.{key}` leaves none; change it, or add `average: {{by: update, last: N}}`"
+            )
         return None
-    there = _check_average(config, args, last)
-    if config.average["by"] == "epoch" or last is None or there[-1] == last:
+    key = "tune.last" if "last" in config.tune else "average.last"
+    asked = max(config.tune.get("last", [config.average["last"]]))
+    interval = args.save_interval_updates if by == "update" else args.save_interval
+    # while its length is not known, a training is taken to be long enough
+    there = kept(by, args, asked * (interval or _INTERVAL) if last is None else last)
+    if len(there) < asked:
+        names = f" ({', '.join(map(str, there[-5:]))})" if there and last is not None else ""
+        given = {flag: getattr(args, flag.replace("-", "_")) for flag in _DECIDE[by]}
+        raise UserError(
+            f"{config.path}: `{key}` asks for {asked} checkpoints by {by}, but a training"
+            f"{'' if last is None else f' of {last:,} {by}s'} will have kept {len(there) or 'none'}{names}; ask for "
+            f"fewer, or change {', '.join(f'train.{flag} ({value})' for flag, value in given.items())}"
+        )
+    if by == "epoch" or last is None or there[-1] == last:
         return None
     return (
         f"the last checkpoint averaged will be that of update {there[-1]:,} of {last:,}; it is the final one where "
         "train.save-interval-updates divides train.max-update"
-    )
-
-
-def _check_best(config: Config, args: Namespace, last: int | None) -> None:
-    why = None
-    if args.disable_validation:
-        why = "`train.disable-validation` is true; take it out"
-    elif last is not None and args.validate_after_updates > last:
-        why = f"`train.validate-after-updates` is {args.validate_after_updates} of {last} updates; lower it"
-    if why:
-        raise UserError(
-            f"{config.path}: without a section `average` the best checkpoint on validation is used, but {why}, or add "
-            "`average: {by: update, last: N}`"
-        )
-
-
-def _check_average(config: Config, args: Namespace, last: int | None) -> list[int]:
-    """The checkpoints that are there; there must be as many as are asked for."""
-    key, by = "tune.last" if "last" in config.tune else "average.last", config.average["by"]
-    asked, interval = max(config.tune.get("last", [config.average["last"]])), "save_interval"
-    interval += "_updates" if by == "update" else ""
-    # while its length is not known, a training is taken to be long enough
-    until = asked * (getattr(args, interval) or _INTERVAL) if last is None else last
-
-    def enough(changes: dict[str, Any]) -> bool:
-        return len(kept(by, Namespace(**vars(args) | changes), until)) >= asked
-
-    there = kept(by, args, until)
-    if len(there) >= asked:
-        return there
-    changes = {"no_epoch_checkpoints": False, "validate_after_updates": 0, "keep_interval_updates": asked}
-    changes |= {"keep_last_epochs": asked, interval: max(1, until // asked)}
-    remedy = "train for longer" if by == "update" else "train for longer, or average by update"
-    if enough(changes):
-        for name in list(changes):  # leave out what is not to blame
-            others = {other: value for other, value in changes.items() if other != name}
-            changes = others if enough(others) else changes
-        settings = (f"train.{name.replace('_', '-')}: {str(value).lower()}" for name, value in changes.items())
-        remedy = f"set {' and '.join(settings)}"
-    of = "" if last is None else f" of {last:,} {by}s"
-    names = f" ({', '.join(map(str, there[-5:]))})" if there and last is not None else ""
-    fewer = f"ask for at most {len(there)}, or " if there else ""
-    raise UserError(
-        f"{config.path}: `{key}` asks for {asked} checkpoints by {by}, but a training{of} will have kept "
-        f"{len(there) or 'none'}{names}; {fewer}{remedy}"
     )

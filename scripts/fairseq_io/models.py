@@ -1,17 +1,132 @@
-"""Models and tasks as fairseq's own command line makes them, for the commands that run no training of their own."""
+"""Flags, tasks and models as fairseq's own command line takes and makes them."""
 
+import argparse
+import difflib
 import logging
+import math
+import re
 import shlex
+import textwrap
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
+from scripts.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
-from scripts.fairseq_io.parsers import Command, parse
+
+PARSERS = {
+    "fairseq_cli.train": "get_training_parser",
+    "fairseq_cli.generate": "get_generation_parser",
+    "fairseq_cli.eval_lm": "get_eval_lm_parser",
+}
+# the numbers that make sense: of the first pattern that a flag's name matches. fairseq notices others late or never.
+_RANGES = {
+    r"(encoder|decoder)-((embed|ffn-embed|conv|query|input|output)-dim|[\w-]*heads|layers|kernel-size-list)"
+    r"|[\w-]+-cutoff|(max-tokens|batch-size)(-valid)?|update-freq|required-batch-size-multiple|tokens-per-sample"
+    r"|max-(source|target)-positions|(save|validate|log)-interval|lr-period-updates|beam|nbest": (1, math.inf),
+    r"[\w-]*dropout|[\w-]*layerdrop|label-smoothing|momentum": (0, 1),
+    r"lr|temperature": (5e-324, math.inf),
+    r"warmup-updates|max-(update|epoch)|(save|validate)-interval-updates|validate-after-updates|weight-decay|clip-norm"
+    r"|num-workers|min-len|max-len-[ab]|stepwise-length-penalty|no-repeat-ngram-size": (0, math.inf),
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One of fairseq's commands, as a configuration has it run.
+
+    ``keys`` has the configuration's key, such as tune.lenpen, of each flag that the configuration sets.
+    """
+
+    path: Any
+    words: list[str]
+    keys: Mapping[str, str]
+
+    @property
+    def module(self) -> str:
+        """fairseq's module, such as fairseq_cli.train."""
+        return next(word for word in self.words if word in PARSERS)
+
+    @property
+    def name(self) -> str:
+        """The command's name as people type it."""
+        return "fairseq-" + self.module.removeprefix("fairseq_cli.").replace("_", "-")
+
+    def given(self, flag: str) -> str:
+        """The value of a flag in the command; "true" of one that has none."""
+        found = (word.partition("=") for word in self.words)
+        return next((value for name, sign, value in found if name == f"--{flag}" and sign), "true")
+
+    def refusal(self, flag: str, why: str) -> UserError:
+        """The sentence that refuses the value of a flag."""
+        return UserError(f"{self.path}: `{self.keys.get(flag, flag)}` is {self.given(flag)}, {why}")
+
+
+def parse(command: Command) -> argparse.Namespace:
+    """Parse the flags with fairseq's parser for the command. ``load_plugin`` comes first.
+
+    Raises:
+        UserError: the parser refuses them, in its own words, or a number is out of its range.
+    """
+    from fairseq import options
+
+    parser = getattr(options, PARSERS[command.module])()
+    get_value = parser._get_value
+
+    def refuse(text: str) -> NoReturn:
+        flag = next((name for name in re.findall(r"--([\w-]+)", text) if name in command.keys), None)
+        known = [name.lstrip("-") for name in parser._option_string_actions]
+        if choices := re.search(r"invalid choice.*", text, re.DOTALL):
+            known = re.findall(r"[\w.-]+", choices[0].partition("choose from")[2])
+        wrong = [] if flag is None else [command.given(flag) if choices else flag]
+        near = [name for each in wrong if each not in known for name in difflib.get_close_matches(each, known, 1)]
+        said = textwrap.shorten(text, 240) + (f"; did you mean {near[0]}?" if near else "")
+        if flag is None:
+            raise UserError(f"{command.path}: {command.name} refuses its flags: {said}")
+        raise command.refusal(flag, f"which {command.name} refuses: {said}")
+
+    def convert(action: argparse.Action, text: str) -> Any:
+        try:
+            return get_value(action, text)
+        except argparse.ArgumentError:
+            raise
+        except Exception as problem:  # fairseq evaluates lists as Python code
+            raise argparse.ArgumentError(action, f"not a list of numbers: {text!r}") from problem
+
+    parser.error, parser._get_value = refuse, convert
+    try:
+        flags = command.words[command.words.index(command.module) + 1 :]
+        parsed: argparse.Namespace = options.parse_args_and_arch(parser, flags)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{command.path}: {command.name} cannot take its flags together: {error}") from error
+    for flag in command.keys:
+        value = vars(parsed).get(flag.replace("-", "_"))
+        ranges = (ends for names, ends in _RANGES.items() if re.fullmatch(names, flag))
+        least, most = next(ranges, (-math.inf, math.inf))
+        for number in map(as_number, value if isinstance(value, list) else [value]):
+            if number is not None and not math.isfinite(number):
+                raise command.refusal(flag, "expected a finite number")
+            if number is not None and not least <= number < most:
+                above = "above 0" if 0 < least < 1 else f"from {least} on"
+                ends = above if most == math.inf else f"from {least} to less than {most}"
+                raise command.refusal(flag, f"expected a number {ends}")
+    return parsed
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number, or a text that is one; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:  # fairseq's parser leaves some numbers as text
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def load_plugin() -> None:

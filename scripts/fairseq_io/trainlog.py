@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.common.errors import UserError
-from scripts.fairseq_io.parsers import as_number
+from scripts.fairseq_io.models import as_number
 
 _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (?P<logger>[\w.]+) \| (?P<text>.*)$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")

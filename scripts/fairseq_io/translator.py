@@ -9,8 +9,7 @@ from typing import Any
 from scripts.common.errors import UserError
 from scripts.fairseq_io.commands import FASTER_TASKS
 from scripts.fairseq_io.inputs import check_path, user_dir
-from scripts.fairseq_io.models import load_plugin
-from scripts.fairseq_io.parsers import Command, parse
+from scripts.fairseq_io.models import Command, load_plugin, parse
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.pipeline.config import flags
 

@@ -280,7 +280,7 @@ def test_updates_are_timed_with_flags_of_fairseq_train(flags):
         ("ops --kernel 4", "--kernel 4 is even, so it has no middle; choose an odd width, or add --causal"),
         ("memory --heads 3", "--heads 3 does not divide --channels 512; choose a divisor"),
         ("train --tokens 31", "--tokens 31 has no room for a sentence of 32 words; give at least 32"),
-        ("train --flags=--nonsense", "`nonsense` is not a flag of fairseq-train"),
+        ("train --flags=--nonsense", "fairseq-train refuses its flags: unrecognized arguments: --nonsense"),
         ("train --flags=--fp16", "with --flags='--fp16': --fp16 needs a GPU"),
         ("train --flags=--tpu", "with --flags='--tpu': 'NoneType' object has no attribute 'xla_device'"),
         ("train --tokens 63 --shapes 2", "--tokens 63 has no room for a sentence of 64 words; give at least 64"),

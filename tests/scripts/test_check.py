@@ -104,32 +104,56 @@ def test_what_can_be_trained_is_taken(tmp_path, base, data, one_language):
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
-        ("generate: {beam: many}", "`generate.beam` is many, expected a whole number"),
-        ("generate: {beem: 5}", "`generate.beem` is not a flag of fairseq-generate; did you mean beam?"),
+        (
+            "generate: {beam: many}",
+            "`generate.beam` is many, which fairseq-generate refuses: argument --beam: inv",
+        ),
+        (
+            "generate: {beem: 5}",
+            "which fairseq-generate refuses: unrecognized arguments: --beem=5; did you mean beam?",
+        ),
         ("generate: {beam: 0}", "`generate.beam` is 0, expected a number from 1 on"),
         ("generate: {max-len-a: -1}", "`generate.max-len-a` is -1, expected a number from 0 on"),
-        ("generate: {beam: true}", "`generate.beam` is true, expected a value"),
+        (
+            "generate: {beam: true}",
+            "`generate.beam` is true, which fairseq-generate refuses: argument --beam: exp",
+        ),
         ("generate: {sampling-topk: 5}", "the search of the section `generate`: --sampling-topk requires --sampling"),
         ("generate: {lenpen: .nan}", "`generate.lenpen` is nan, expected finite numbers"),
-        ("tune: {lenpen: [0.5, x]}", "`tune.lenpen` is x, expected a number"),
+        (
+            "tune: {lenpen: [0.5, x]}",
+            "`tune.lenpen` is x, which fairseq-generate refuses: argument --lenpen",
+        ),
         ("tune: {max-len-b: [10, -3]}", "`tune.max-len-b` is -3, expected a number from 0 on"),
-        ("tune: {beem: [5]}", "`tune.beem` is not a flag of fairseq-generate; did you mean beam?"),
+        (
+            "tune: {beem: [5]}",
+            "`tune.beem` is 5, which fairseq-generate refuses: unrecognized arguments: --beem=5",
+        ),
         ("tune: {lenpen: [0.5, .inf]}", "`tune.lenpen` is [0.5, inf], expected finite numbers"),
         ("speed: {batch-size: 0}", "`speed.batch-size` is 0, expected a whole number from 1 on"),
         ("speed: {runs: .nan}", "`speed.runs` is nan, expected finite numbers"),
-        ("train: {arch: nonsense}", "`train.arch` is nonsense, expected one of the "),
-        ("train: {arch: pla_dynamicconv_smal}", "expected one of pla_dynamicconv_small, "),
-        ("train: {optimizer: adamm}", "`train.optimizer` is adamm, expected one of adadelta, "),
-        ("train: {criterion: label_smoothed}", "`train.criterion` is label_smoothed, expected one of "),
+        (
+            "train: {arch: nonsense}",
+            "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
+        ),
+        ("train: {arch: pla_dynamicconv_smal}", "; did you mean pla_dynamicconv_small?"),
+        (
+            "train: {optimizer: adamm}",
+            "`train.optimizer` is adamm, which fairseq-train refuses: argument --op",
+        ),
+        ("train: {criterion: label_smoothed}", "; did you mean label_smoothed_cross_entropy?"),
         ("train: {lr: .inf}", "`train.lr` is inf, expected finite numbers"),
         ("train: {lr: '1e999'}", "`train.lr` is 1e999, expected a finite number"),
-        ("train: {lr: fast}", "`train.lr` is fast, expected a value of fairseq's kind, such as a number"),
+        ("train: {lr: fast}", "`train.lr` is fast, which fairseq-train refuses: argument --lr: "),
         ("train: {lr: 0}", "`train.lr` is 0, expected a number above 0"),
         ("train: {adam-betas: 0.9}", "a step with `train.optimizer`: cannot unpack"),
         ("train: {dropout: 7}", "`train.dropout` is 7, expected a number from 0 to less than 1"),
         ("train: {max-tokens-valid: -3}", "`train.max-tokens-valid` is -3, expected a number from 1 on"),
         ("train: {encoder-embed-dim: -4}", "`train.encoder-embed-dim` is -4, expected a number from 1 on"),
-        ("train: {encoder-attention-heads: 5}", "5, expected a divisor of train.encoder-embed-dim, 32"),
+        (
+            "train: {encoder-attention-heads: 5}",
+            "heads default to --encoder-attention-heads, the dimension to -",
+        ),
         ("train: {encoder-kernel-size-list: [3, 3, 3]}", "has 3 widths [3, 3, 3] for 2 layers"),
         ("train: {encoder-kernel-size-list: [4, 4]}", "holds even widths [4, 4]"),
         (
@@ -138,8 +162,8 @@ def test_what_can_be_trained_is_taken(tmp_path, base, data, one_language):
         ),
         ("train: {encoder-conv-heads: 5}", "does not divide --encoder-conv-dim 32; choose a divisor"),
         ("train: {criterion: adaptive_loss, ddp-backend: legacy_ddp}", "for a model with an adaptive softmax"),
-        ("train: {lr-scheduler: fixed}", "`train.lr-period-updates` is not a flag of fairseq-train"),
-        ("train: {share-all-embeddings: 3}", "`train.share-all-embeddings` is 3, expected true or false"),
+        ("train: {lr-scheduler: fixed}", "unrecognized arguments: --lr-period-updates=30"),
+        ("train: {share-all-embeddings: 3}", "`train.share-all-embeddings` is 3, which fairseq-train refuses: "),
         ("dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null", "with --joined-dictionary"),
         ("average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
         ("batch: {tokens: 1, max-tokens: 9}\ntrain: {max-tokens: null}", "batch.tokens is 1, too few for 2 devices"),
@@ -174,7 +198,7 @@ def test_the_baseline_of_the_speed_is_checked_too(tmp_path):
 
 
 def test_the_flags_of_a_language_model_are_those_of_its_own_commands(tmp_path):
-    with pytest.raises(UserError, match=r"`generate\.beam` is not a flag of fairseq-eval-lm"):
+    with pytest.raises(UserError, match=r"`generate\.beam` is 4, which fairseq-eval-lm refuses: unrecognized"):
         said(tmp_path, "generate: {beam: 4}", base=LANGUAGE_MODEL)
 
 
@@ -227,9 +251,9 @@ def test_blocks_are_as_long_as_they_are_asked_to_be(tmp_path, one_language):
 
 def test_pairs_that_training_skips_are_counted(tmp_path, data):
     text = said(tmp_path, "train: {max-tokens: 9, max-tokens-valid: 300}", data)
-    assert "of the 200 pairs for training (" in text
+    assert "of the 200 samples for training (" in text
     assert "are longer than 9 tokens" in text
-    with pytest.raises(UserError, match=r"200 of the 200 pairs for training \(100\.0%\) .* None is left"):
+    with pytest.raises(UserError, match=r"200 of the 200 samples for training \(100\.0%\) .* None is left"):
         said(tmp_path, "train: {max-tokens: 3, max-tokens-valid: 300}", data)
 
 
@@ -258,7 +282,7 @@ def test_the_command_ends_with_a_sentence(tmp_path, data):
     path.write_text(CONFIG.replace("beam: 4, max-tokens", "beam: many, max-tokens"))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {path}: `generate.beam` is many, expected a whole number\n"
+    assert done.stderr.startswith(f"error: {path}: `generate.beam` is many, which fairseq-generate refuses: argument")
 
 
 def test_a_missing_tokeniser_is_named_before_the_training(tmp_path, monkeypatch):

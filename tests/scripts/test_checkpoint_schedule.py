@@ -1,13 +1,10 @@
 """The arithmetic of the checkpoints; that fairseq keeps just these: tests/compat/test_intervals.py."""
 
-import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, final, updates_in_epoch
@@ -65,35 +62,32 @@ EVERY, KEEP, AFTER = "save_interval_updates", "keep_interval_updates", "validate
 @pytest.mark.parametrize(
     ("settings", "args", "said"),
     [
-        (config(), {EVERY: 16}, "will have kept 2 (16, 32); ask for at most 2, or set train.save-interval-updates: 13"),
-        (config(), {}, "of 40 updates will have kept none; set train.save-interval-updates: 13"),
-        (config(), {"max_update": 0, "max_epoch": 3}, "will have kept none; set train.save-interval-updates: 1000"),
-        (config(), {EVERY: 5, KEEP: 2}, "kept 2 (35, 40); ask for at most 2, or set train.keep-interval-updates: 3"),
-        (config(tune={"last": [1, 5]}), {EVERY: 20, KEEP: 1}, "`tune.last` asks for 5 checkpoints by update, but a"),
-        (config(tune={"last": [1, 5]}), {EVERY: 20, KEEP: 1}, "updates: 5 and train.save-interval-updates: 8"),
         (
             config(),
-            {EVERY: 10, AFTER: 25},
-            "kept 2 (30, 40); ask for at most 2, or set train.validate-after-updates: 0",
+            {EVERY: 16},
+            "of 40 updates will have kept 2 (16, 32); ask for fewer, or change train.save-interval",
         ),
-        (config(by="epoch"), {"no_epoch_checkpoints": True}, "kept none; set train.no-epoch-checkpoints: false"),
-        (config(by="epoch"), {"keep_last_epochs": 2}, "kept 2; ask for at most 2, or set train.keep-last-epochs: 3"),
-        (config(last=0), {"disable_validation": True}, "validation` is true; take it out, or add `average"),
-        (config(last=0), {AFTER: 50}, "`train.validate-after-updates` is 50 of 40 updates; lower it"),
+        (config(), {}, "of 40 updates will have kept none; ask for fewer, or change train.save-interval-updates (0), "),
+        (config(), {"max_update": 0, "max_epoch": 3}, "but a training will have kept none; ask for fewer"),
+        (config(), {EVERY: 5, KEEP: 2}, "kept 2 (35, 40); ask for fewer"),
+        (config(tune={"last": [1, 5]}), {EVERY: 20, KEEP: 1}, "`tune.last` asks for 5 checkpoints by update, but a"),
+        (config(), {EVERY: 10, AFTER: 25}, "kept 2 (30, 40); ask for fewer"),
+        (config(by="epoch"), {"no_epoch_checkpoints": True}, "train.no-epoch-checkpoints (True), "),
+        (config(by="epoch"), {"keep_last_epochs": 2}, "kept 2; ask for fewer, or change train.save-interval (1), "),
+        (config(last=0), {"disable_validation": True}, "`train.disable-validation` leaves none; change it, or add"),
+        (config(last=0), {AFTER: 50}, "`train.validate-after-updates` leaves none; change it, or add `average"),
         (config(), {"no_save": True}, "`train.no-save` is true, but the training would leave nothing behind"),
         (config(), {"no_last_checkpoints": True}, "`train.no-last-checkpoints` is true, but a training goes on from"),
     ],
 )
-def test_what_will_be_missing_is_said_with_what_to_set(settings, args, said):
+def test_what_will_be_missing_is_said_with_what_to_change(settings, args, said):
     text = refusal(settings, parsed(**args))
     assert text.startswith("model.yaml: ")
     assert said in text
 
 
 def test_epochs_that_the_updates_leave_no_time_for():
-    text = refusal(config(last=4, by="epoch"), parsed(), 13)
-    assert "of 3 epochs will have kept 3 (1, 2, 3); ask for at most 3, or train for longer" in text
-    assert "set train.save-interval: 1" in refusal(config(last=4, by="epoch"), parsed(save_interval=2), 8)
+    assert "of 3 epochs will have kept 3 (1, 2, 3); ask" in refusal(config(last=4, by="epoch"), parsed(), 13)
 
 
 def test_the_end_of_a_training():
@@ -105,27 +99,3 @@ def test_the_end_of_a_training():
     both = parsed(max_update=10, max_epoch=3)
     assert (final("update", both, lambda _: 5), final("epoch", both, lambda _: 5)) == (10, 2)
     assert (final("update", both, lambda _: 2), final("epoch", both, lambda _: 2)) == (6, 3)
-
-
-small = st.integers(1, 12)
-
-
-@given(small, st.integers(1, 60), small | st.just(0), small | st.just(-1), st.integers(0, 20), st.booleans())
-def test_the_advice_is_taken(last, updates, interval, keep, after, by_epoch):
-    key = "save_interval" if by_epoch else "save_interval_updates"
-    args = parsed(max_update=updates, keep_interval_updates=keep, keep_last_epochs=keep, validate_after_updates=after)
-    setattr(args, key, max(1, interval) if by_epoch else interval)
-    settings = config(last=last, by="epoch" if by_epoch else "update")
-    try:
-        check_checkpoints(settings, args, lambda _: 4)
-    except UserError as error:
-        text = str(error)
-        if fewer := re.search(r"ask for at most (\d+)", text):
-            check_checkpoints(config(last=int(fewer[1]), by=settings.average["by"]), args, lambda _: 4)
-        advice = re.findall(r"train\.([\w-]+): (\w+)", text.partition("set ")[2])
-        for name, value in advice:
-            setattr(args, name.replace("-", "_"), value == "true" if value in ("true", "false") else int(value))
-        if advice:
-            check_checkpoints(settings, args, lambda _: 4)
-        else:
-            assert "train for longer" in text
