@@ -3,22 +3,18 @@
 Every folder that a program of this project writes to has a ledger, the file ``.lightconv``:
 
     lightconv-plugin wrote what is listed here; it replaces and removes nothing else in this folder
-    5c0ffee19a2b3d4e
-    {"folder": "prepared", "inode": 918273}
     "counts.json"
     {"name": "train.en", "bytes": 120034}
 
-A name is entered before its file is made. Names count below a line that describes the folder as it is now, by its name
-or by its inode: in a copy with another name, a backup say, nothing is ours. A file with ``bytes`` is ours as long as it
-has that size: what a user has edited is the user's. Lines are only ever appended, whole, and by one process after
-another: on a network file system two would write over each other.
+A name is entered before its file is made. A file with ``bytes`` is ours as long as it has that size: what a user has
+edited is the user's. Lines are only ever appended, whole, and by one process after another: on a network file system
+two would write over each other.
 
-Scratch has names that nobody chooses: ``.NAME.<16 digits>.<kind>``, of which the second eight are a checksum.
+Scratch has names that nobody chooses: ``.NAME.<16 digits>.<kind>``.
 """
 
 import fcntl
 import fnmatch
-import hashlib
 import itertools
 import json
 import os
@@ -26,7 +22,6 @@ import re
 import secrets
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +31,41 @@ from scripts.common.errors import UserError, writing
 LEDGER = ".lightconv"
 _LOCK = re.compile(r"\.lightconv\.(?:.+\.)?lock")  # lock.py looks into them before it writes
 _FIRST_LINE = b"lightconv-plugin wrote what is listed here; it replaces and removes nothing else in this folder\n"
-_SCRATCH = re.compile(r"\.(?P<name>.+)\.(?P<number>[0-9a-f]{8})(?P<check>[0-9a-f]{8})\.(?P<kind>partial|old|work)")
-# of ledgers, by their second line and their folder's inode and name: bytes read so far, and what they said
-_known: dict[tuple[bytes, int, str], tuple[int, "_Entries"]] = {}
+_SCRATCH = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.(?:partial|old|work)")
 
 
-@dataclass
 class _Entries:
-    """The entries of a ledger that count."""
+    """The entries of a folder's ledger."""
 
-    sizes: dict[str, int | None] = field(default_factory=dict)
-    patterns: list[str] = field(default_factory=list)
-    current: bool = False  # whether its last description is of the folder as it is
+    def __init__(self, folder: Path) -> None:
+        self.sizes: dict[str, int | None] = {}
+        self.patterns: list[str] = []
+        if not (folder / LEDGER).exists():
+            return
+        first, *lines = (folder / LEDGER).read_bytes().splitlines(keepends=True) or [b""]
+        if not _FIRST_LINE.startswith(first):  # which is cut short where the disk was full
+            raise UserError(
+                f"{folder / LEDGER} is not a ledger of this project, which keeps one of that name in every folder that "
+                "it writes to: move the file away, or choose another folder"
+            )
+        for line in lines:
+            with suppress(ValueError):  # cut short when the machine stopped
+                self._enter(json.loads(line))
+
+    def _enter(self, entry: Any) -> None:
+        if isinstance(entry, str):
+            self.sizes[entry] = None
+        elif not isinstance(entry, dict):
+            pass
+        elif "name" in entry:
+            self.sizes[entry["name"]] = entry["bytes"]
+        elif "pattern" in entry:
+            self.patterns.append(entry["pattern"])
+        elif "gone" in entry:
+            self.sizes.pop(entry["gone"], None)
+        elif "sealed" in entry:
+            self.sizes.clear()
+            self.patterns.clear()
 
     def has(self, path: Path) -> bool:
         if path.name in self.sizes:
@@ -58,68 +76,18 @@ class _Entries:
         return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self.patterns)
 
 
-def _own_name(folder: Path) -> str:
-    """A folder's name; of scratch, the name that it is to have."""
-    return scratch_for(folder) or folder.resolve().name
-
-
-def _read(folder: Path) -> _Entries:
-    """Read what the ledger of a folder says, from where the last reading ended."""
-    if not (folder / LEDGER).exists():
-        return _Entries()
-    name, inode = _own_name(folder), folder.stat().st_ino
-    with open(folder / LEDGER, "rb") as ledger:
-        if (first := ledger.readline()) != _FIRST_LINE and not _cut_short(first):
-            raise UserError(
-                f"{folder / LEDGER} is not a ledger of this project, which keeps one of that name in every folder that "
-                "it writes to: move the file away, or choose another folder"
-            )
-        key = (ledger.readline(), inode, name)
-        read, listed = _known.get(key, (ledger.tell(), _Entries()))
-        ledger.seek(read)
-        lines = ledger.read().split(b"\n")[:-1]
-    for line in filter(None, lines):
-        with suppress(ValueError):  # cut short when the machine stopped
-            _enter(listed, json.loads(line), name, inode)
-    _known[key] = (read + sum(len(line) + 1 for line in lines), listed)
-    return listed
-
-
-def _cut_short(first: bytes) -> bool:
-    """Return True of a ledger's first line, on a disk that was full when it was begun."""
-    return len(first) < len(_FIRST_LINE) and _FIRST_LINE.startswith(first)
-
-
-def _enter(listed: _Entries, entry: Any, name: str, inode: int) -> None:
-    if isinstance(entry, dict) and "folder" in entry:
-        listed.current = entry["folder"] == name or entry["inode"] == inode
-    elif not listed.current:
-        pass
-    elif isinstance(entry, str):
-        listed.sizes[entry] = None
-    elif "pattern" in entry:
-        listed.patterns.append(entry["pattern"])
-    elif "gone" in entry:
-        listed.sizes.pop(entry["gone"], None)
-    elif "sealed" in entry:
-        listed.sizes.clear()
-        listed.patterns.clear()
-    else:
-        listed.sizes[entry["name"]] = entry["bytes"]
-
-
 def _append(folder: Path, *entries: Any) -> None:
-    """Add lines to a ledger, and before them the folder's description if the last one there is of another folder."""
+    """Add lines to a ledger."""
     with writing(folder / LEDGER), open(folder / LEDGER, "a+b", buffering=0) as ledger:
         with suppress(OSError):  # no locks
             fcntl.flock(ledger, fcntl.LOCK_EX)
         head = b""
-        if _cut_short(os.pread(ledger.fileno(), len(_FIRST_LINE), 0)):
+        if os.fstat(ledger.fileno()).st_size < len(_FIRST_LINE):
+            _Entries(folder)  # refuses what is not ours
             ledger.truncate(0)
-            head = _FIRST_LINE + f"{secrets.token_hex(8)}\n".encode()
-        here = [] if _read(folder).current else [{"folder": _own_name(folder), "inode": folder.stat().st_ino}]
+            head = _FIRST_LINE
         # begun with a line end too: the last line may have been cut short
-        ledger.write(head + "".join(f"\n{json.dumps(line)}\n" for line in [*here, *entries]).encode())
+        ledger.write(head + "".join(f"\n{json.dumps(line)}\n" for line in entries).encode())
 
 
 def _is_mark(path: Path) -> bool:
@@ -129,7 +97,7 @@ def _is_mark(path: Path) -> bool:
 def check_writable(*paths: Path) -> None:
     """Refuse files that are there and are not ours, before the work whose result they are to hold."""
     for path in paths:
-        if os.path.lexists(path) and not _is_mark(path) and not _read(path.parent).has(path):
+        if os.path.lexists(path) and not _is_mark(path) and not _Entries(path.parent).has(path):
             raise UserError(
                 f"{path} is there, was not written there by this project{_edited(path)}, and would be replaced; "
                 "move it away, or choose another place"
@@ -147,14 +115,14 @@ def claim(path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     # what is entered with a size is about to have another
-    if not os.path.lexists(path) or _read(path.parent).sizes.get(path.name) is not None:
+    if not os.path.lexists(path) or _Entries(path.parent).sizes.get(path.name) is not None:
         _append(path.parent, path.name)
 
 
 def adopt(*paths: Path) -> None:
     """Enter those files that git has as they are: nothing is lost when they are replaced."""
     for path in paths:
-        if os.path.lexists(path) and not _read(path.parent).has(path) and _is_committed(path):
+        if os.path.lexists(path) and not _Entries(path.parent).has(path) and _is_committed(path):
             _append(path.parent, {"name": path.name, "bytes": path.lstat().st_size})
 
 
@@ -174,7 +142,7 @@ def claim_pattern(folder: Path, *patterns: str) -> None:
         UserError: one that matches is there and is somebody else's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    listed = _read(folder)
+    listed = _Entries(folder)
     new = [pattern for pattern in patterns if pattern not in listed.patterns]
     for pattern in new:
         check_writable(*folder.glob(pattern))
@@ -182,14 +150,14 @@ def claim_pattern(folder: Path, *patterns: str) -> None:
 
 
 def _edited(path: Path) -> str:
-    listed = _read(path.parent).sizes.get(path.name)
+    listed = _Entries(path.parent).sizes.get(path.name)
     return f" as it is now ({path.lstat().st_size:,} bytes, not {listed:,})" if listed is not None else ""
 
 
 def foreign(folder: Path) -> list[Path]:
     """List the files in a folder, and in the folders in it, that are not ours. An empty folder is nobody's."""
     found: list[Path] = []
-    listed = _read(folder)
+    listed = _Entries(folder)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             found += [] if listed.matches(path) else foreign(path)
@@ -219,7 +187,7 @@ def remove(path: Path) -> None:
         UserError: it is somebody else's, or holds something that is.
     """
     if path.is_dir() and not path.is_symlink():
-        if not _read(path.parent).matches(path):
+        if not _Entries(path.parent).matches(path):
             check_replaceable(path)
         _remove_folder(path)
     elif os.path.lexists(path):
@@ -252,7 +220,7 @@ def replace(scratch: Path, path: Path) -> None:
 
 def seal(folder: Path) -> None:
     """Enter the sizes of all files in a folder that is complete, and in the folders in it: no others are ours then."""
-    listed, sizes = _read(folder), []
+    listed, sizes = _Entries(folder), []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             seal(path)
@@ -280,15 +248,10 @@ def scratch_path(path: Path, kind: str = "partial") -> Path:
     """A name beside ``path`` for what is to become it: ``partial``, thrown away after a kill; ``work``, gone on with;
     ``old``, an older ``path`` that is being replaced.
     """
-    number = secrets.token_hex(4)
-    return path.with_name(f".{path.name}.{number}{_checksum(path.name, number)}.{kind}")
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{kind}")
 
 
 def scratch_for(path: Path) -> str | None:
     """The name that scratch is to have when it is complete; None if ``path`` has not the name of scratch."""
     found = _SCRATCH.fullmatch(path.name)
-    return found["name"] if found and found["check"] == _checksum(found["name"], found["number"]) else None
-
-
-def _checksum(name: str, number: str) -> str:
-    return hashlib.sha256(f"{name}\0{number}".encode(errors="surrogateescape")).hexdigest()[:8]
+    return found["name"] if found else None
