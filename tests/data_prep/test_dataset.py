@@ -78,7 +78,7 @@ def test_the_demo_is_what_the_design_says():
         ("target: de", "target: en", "source and target` is ('en', 'en'), expected two languages"),
         ("source: en", "source: ../en", "source and target` is ('../en', 'de'), expected names such as en"),
         ("target: de", "target: de\nsource: fr", "the key 'source' stands here a second time"),
-        ("kind: debian", "? [a, b]", "a list or keys with values as a key, expected a word"),
+        ("kind: debian", "? [a, b]", "found unhashable key"),
         ("kind: debian", "kind: parquet", "kind` is 'parquet', expected one of archives,"),
         (
             "target: de",
