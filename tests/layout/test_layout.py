@@ -33,6 +33,15 @@ ROOMS = [
     "scripts.reproduce",
 ]
 LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.models"]
+CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
+# the most lines of code
+BUDGET = {
+    "lightconv_plugin/ops": 11_000,
+    "lightconv_plugin": 18_000,
+    "data_prep": 7_000,
+    "scripts": 12_500,
+    "tests": 33_000,
+}
 # but this: who imports a model by name wants all that --user-dir loads
 UPWARDS = ("lightconv_plugin/models/__init__.py", "lightconv_plugin.register")
 
@@ -49,15 +58,6 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_docstring_begins_with_a_verb_or_a_noun(path):
-    """Of a module, class or function, or under a field."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            first = (node.value.value.split() or ["-"])[0]
-            assert first not in ("What", "How", "Whether", "Which", "Why", "Where"), f"{path}:{node.lineno}: {first}"
-
-
 def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
@@ -71,10 +71,12 @@ def test_every_tracked_file_is_text():
         assert "\0" not in path.read_text(encoding="utf-8"), f"{path}: data and builds are not committed"
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_stay_small(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= 400, f"{path.name} has {lines} lines: which two things are in it?"
+@pytest.mark.parametrize("folder", BUDGET)
+def test_a_folder_keeps_to_its_lines(folder):
+    """A change that needs more says so here."""
+    code = [path for path in TRACKED if ROOT / folder in path.parents and path.suffix in CODE]
+    lines = sum(len(path.read_text().splitlines()) for path in code)
+    assert 0.9 * BUDGET[folder] <= lines <= BUDGET[folder], f"{folder}: {lines:,} lines of code"
 
 
 @pytest.mark.parametrize("layer", LAYERS)
