@@ -13,17 +13,17 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 
 import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native, reference
-from lightconv_plugin.ops.auxiliary.linear import VARIABLE as MATMUL_VARIABLE
-from lightconv_plugin.ops.auxiliary.linear import slower
-from lightconv_plugin.ops.dispatch import VARIABLE
-from lightconv_plugin.ops.native import build
+from lightconv_plugin.ops import backend, library, reference
+from lightconv_plugin.ops.backend import VARIABLE
+from lightconv_plugin.ops.fused.linear import VARIABLE as MATMUL_VARIABLE
+from lightconv_plugin.ops.fused.linear import slower
 
 # the largest error, relative to the largest value, that rounding explains; weights and sums are of a type each
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -65,12 +65,12 @@ def devices() -> list[torch.device]:
 
 def types_of(device: torch.device) -> tuple[torch.dtype, ...]:
     """The types that are checked on a device."""
-    return native.CPU_TYPES if device.type == "cpu" else tuple(LIMITS)
+    return backend.CPU_TYPES if device.type == "cpu" else tuple(LIMITS)
 
 
 def state(device: torch.device) -> tuple[bool, str]:
     """Return True if the native backend runs on a device, and on what; or False, and why not."""
-    refused = native.unsupported_reason("light_conv", torch.empty(1, 1, 1, device=device))
+    refused = backend.unsupported_reason("light_conv", torch.empty(1, 1, 1, device=device))
     if refused is not None:
         return False, f"not available: {refused.reason}"
     if device.type == "cpu":
@@ -107,7 +107,7 @@ def self_test(device: torch.device) -> Iterator[Check]:
         weight = (random(heads, width) if name == "light_conv" else random(time, batch, heads, width)).to(dtype)
         grad = random(*x.shape).to(dtype)
         expected = _outputs(getattr(reference, name), x.double(), weight.double(), grad.double())
-        got = _outputs(getattr(native, name), x.to(device), weight.to(device), grad.to(device))
+        got = _outputs(partial(getattr(ops, name), backend="native"), x.to(device), weight.to(device), grad.to(device))
         error = max(_error(a, b) for a, b in zip(got, expected, strict=True))
         yield Check(f"{name}, K = {width}, {str(dtype).removeprefix('torch.')}", error, LIMITS[dtype])
 
@@ -130,8 +130,8 @@ def main() -> None:
     ).parse_args()
     print("\n".join(versions()))
     try:
-        print(f"\ncompiled files are kept in {build.cache_folder()} (set LIGHTCONV_CACHE to change it)")
-    except build.BuildError as error:
+        print(f"\ncompiled files are kept in {library.cache_folder()} (set LIGHTCONV_CACHE to change it)")
+    except library.BuildError as error:
         print(f"\nnothing can be compiled: {error}")
     chosen = os.environ.get(VARIABLE)
     print(f"{VARIABLE} is {chosen or 'not set: native where it can, else reference'}")
@@ -151,7 +151,7 @@ def main() -> None:
     if failed:
         sys.exit(
             f"error: {failed} comparisons failed: do not train with this backend. Set {VARIABLE}=reference, "
-            f"remove {build.cache_folder()} and try again; if that does not mend it, report this output"
+            f"remove {library.cache_folder()} and try again; if that does not mend it, report this output"
         )
 
 

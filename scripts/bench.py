@@ -249,7 +249,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     load_plugin()
-    from lightconv_plugin.ops.native import library
+    from lightconv_plugin.ops import library
 
     missing = library.load()
     if missing is not None:

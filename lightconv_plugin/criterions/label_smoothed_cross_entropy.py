@@ -36,7 +36,7 @@ class PlaLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         (``reduce=False``), and what lies on devices for which the library has no kernel.
         """
         plain = has_plain_softmax(model) and getattr(model.decoder, "adaptive_softmax", None) is None
-        if not plain or not reduce or not ops.native.has_kernel("smoothed_nll", net_output[0].device.type):
+        if not plain or not reduce or not ops.backend.has_kernel("smoothed_nll", net_output[0].device.type):
             return super().compute_loss(model, net_output, sample, reduce=reduce)
         logits: Tensor = net_output[0]
         target = model.get_targets(sample, net_output)

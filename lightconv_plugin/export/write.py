@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.export import decode
 from lightconv_plugin.export.graphs import Encoder, ExportError, Step
-from lightconv_plugin.ops.dispatch import VARIABLE
+from lightconv_plugin.ops.backend import VARIABLE
 from lightconv_plugin.ops.files import whole_folder
 from lightconv_plugin.tasks.translation import FastTranslationTask
 

@@ -243,7 +243,7 @@ class LightConvModel(ForGeneration, TransformerModelBase):
             if type(layer.mixer) not in (ConvModule, AverageAttention):
                 return f"{type(layer.mixer).__name__}, whose state grows from step to step"
             conv = getattr(layer.mixer, "conv", None)
-            if conv is not None and ops.choose_backend("conv_step", conv.backend, *conv.parameters()) is not ops.native:
+            if conv is not None and ops.choose_backend("conv_step", conv.backend, *conv.parameters()) != "native":
                 return "a convolution without the native library"
         if any(not is_plain(module, type(module)) for module in self.modules()):
             return "a module with hooks, or parameters of a kind of their own"

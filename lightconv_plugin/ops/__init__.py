@@ -1,7 +1,9 @@
 """LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` is the definition."""
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.auxiliary.generation import (
+from lightconv_plugin.ops.api import dynamic_conv, light_conv
+from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, takes
+from lightconv_plugin.ops.fused.generation import (
     attend,
     attend_with_weights,
     beam_candidates,
@@ -9,10 +11,8 @@ from lightconv_plugin.ops.auxiliary.generation import (
     reorder_source,
     step_candidates,
 )
-from lightconv_plugin.ops.auxiliary.linear import bf16_units, linear, pack_weight, set_precision
-from lightconv_plugin.ops.auxiliary.training import attention, dropout, glu_mask, residual_norm, smoothed_nll
-from lightconv_plugin.ops.dispatch import BACKENDS, CHOICES, choose_backend, dynamic_conv, light_conv, takes
-from lightconv_plugin.ops.native.operators import FEW_ROWS
+from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, set_precision
+from lightconv_plugin.ops.fused.training import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
 

@@ -14,8 +14,9 @@ at the first step, which then takes all that follow:
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import native, reference
-from lightconv_plugin.ops.dispatch import check_operands, choose_backend
+from lightconv_plugin.ops import reference
+from lightconv_plugin.ops.api import check_operands
+from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
 
 State = dict[str, Tensor]
@@ -57,19 +58,16 @@ def conv_step(
             outs.append(out)
         assert state is not None
         return torch.cat(outs), state
-    if state is None:
-        in_ring = choose_backend("conv_step", backend, x, weight) is native
-    else:
-        in_ring = "ring" in state
-        if (held := state["ancestors" if in_ring else "inputs"].shape[1]) != x.shape[1]:
+    if state is not None:
+        backend, entry = ("native", "ancestors") if "ring" in state else ("reference", "inputs")
+        if (held := state[entry].shape[1]) != x.shape[1]:
             raise ValueError(
                 f"conv_step: the state holds {held} hypotheses and x {x.shape[1]}; "
                 "re-order the state when hypotheses come or go"
             )
-    if not in_ring:
+    if choose_backend("conv_step", backend, x, weight) == "reference":
         window, state = push(x, state, weight.shape[-1])
         return reference.conv_step(window, weight, normalization=normalization), state
-    native.require("conv_step", x, weight)
     state = state or _empty_ring(x, weight.shape[-1])
     weight, softmax = prepare_kernel(weight, normalization, x.dtype)
     out = torch.ops.lightconv.conv_step(x, weight, state["ring"], state["ancestors"], state["position"], softmax)

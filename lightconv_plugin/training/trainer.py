@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.models.encoder_decoder import LightConvEncoder
-from lightconv_plugin.ops.auxiliary import update as ending
-from lightconv_plugin.ops.native import cuda, library
+from lightconv_plugin.ops import library
+from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.updates import LEAD, CannotCapture, Padding, UpdateResult, Updates
@@ -223,7 +223,7 @@ class CapturedTraining:
             raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
         refuse(trainer)
         if capture:
-            missing = library.load() or cuda.unusable()
+            missing = library.load() or library.cuda_unusable()
             if missing is not None:
                 raise CannotCapture(missing)
         model, criterion = trainer.get_model(), trainer.get_criterion()

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from lightconv_plugin.ops.auxiliary import update as ending
-from lightconv_plugin.ops.native import cuda
+from lightconv_plugin.ops import library
+from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.shapes import Shape
@@ -52,7 +52,7 @@ class UpdateResult:
     Attributes:
         logged: the criterion's logging output, summed over the batches of the update (and over all processes).
         sample_size: by which the gradient was divided.
-        outcome, control: see ``ops.auxiliary.update``; the control as the update left it.
+        outcome, control: see ``ops.fused.update``; the control as the update left it.
     """
 
     logged: dict[str, float]
@@ -115,7 +115,7 @@ class Updates:
         long = (2, *largest[1:])
         with self._aside():
             if self.capture:
-                with cuda.compiled_together():
+                with library.compiled_together():
                     for _, *lengths in planned:
                         self._compute(self._blank((2, *lengths)))
             self._compute(self._blank(long))

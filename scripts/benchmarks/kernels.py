@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
-from lightconv_plugin.ops.native.operators import TYPES
+from lightconv_plugin.ops import backend
+from lightconv_plugin.ops.backend import TYPES
 from scripts.benchmarks.timing import beyond_cache, peak_bytes, synchronizer
 
 COLUMNS = [
@@ -58,7 +58,7 @@ def measure(
         if dtype not in TYPES[device.type]:
             continue
         for name, (operator, made) in cases(tokens, channels, dtype, device, time, widths, heads, dropconnect).items():
-            if only not in f"{name}, {dtype}" or not native.has_kernel(operator, device.type):
+            if only not in f"{name}, {dtype}" or not backend.has_kernel(operator, device.type):
                 continue
             calls: list[Call] = []
             moved = 0

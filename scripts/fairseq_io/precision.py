@@ -113,7 +113,7 @@ def bf16_slower_reason() -> str | None:
 
 @functools.cache
 def _ask_plugin(what: str) -> str | None:
-    code = f"from lightconv_plugin.ops.auxiliary.linear import {what}; print({what}() or '')"
+    code = f"from lightconv_plugin.ops.fused.linear import {what}; print({what}() or '')"
     return ask_python("-c", code, failed="the processor's units cannot be found out")[0] or None
 
 

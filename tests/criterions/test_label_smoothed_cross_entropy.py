@@ -13,7 +13,7 @@ from torch import nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops.auxiliary import autograd
+from lightconv_plugin.ops.fused import training
 from tests.tolerances import assert_close
 from tests.training.runs import batches, begin
 
@@ -110,7 +110,7 @@ def test_a_model_s_own_probabilities_are_taken(model, plain, wrapped, monkeypatc
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_what_it_does_not_do_is_fairseqs_to_do(adaptive, monkeypatch):
-    monkeypatch.setattr(autograd, "smoothed_nll", None)
+    monkeypatch.setattr(training, "_SmoothedNll", None)
     model = Model()
     logits, sample = batch()
     if adaptive:

@@ -8,7 +8,7 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops.auxiliary import update as ending
+from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.updates import Padding, Updates
 from tests.cuda_build.autograd import backward

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backend
 from tests.cuda_build.autograd import backward
 
 FORWARD = {"light_conv", "dynamic_conv"}
@@ -45,7 +45,7 @@ def test_strides(gpu):
 def test_types(gpu):
     for operator, weight in weights(5, 2, 2, 3):
         call = getattr(ops, operator)
-        for dtype in native.operators.TYPES["cuda"]:
+        for dtype in backend.TYPES["cuda"]:
             assert call(torch.ones(5, 2, 24, dtype=dtype), weight, padding_l=1).dtype == dtype
         with pytest.raises(ValueError, match=r"floating-point tensors; got x torch\.int64"):
             call(torch.ones(5, 2, 24, dtype=torch.long), weight, padding_l=1)

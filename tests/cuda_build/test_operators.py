@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops.auxiliary import autograd
+from lightconv_plugin.ops.fused import training
 from tests.criterions.test_label_smoothed_cross_entropy import Model, criterions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -79,6 +79,6 @@ def test_the_loss(dtype, gpu):
     # autograd itself asks for a device
     with NoWaits(), torch.no_grad():
         one = torch.ones((), dtype=loss.dtype)
-        gradient = autograd._SmoothedNll.backward(loss.grad_fn, one, one)[0]
+        gradient = training._SmoothedNll.backward(loss.grad_fn, one, one)[0]
     assert (gradient.shape, gradient.dtype) == ((15, 9), dtype)
     assert gpu.met == {"smoothed_nll", "smoothed_nll_backward"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightconv_plugin.ops.native.operators import TYPES
+from lightconv_plugin.ops.backend import TYPES
 
 WARM_UP = 3  # calls before a capture, as PyTorch's documentation asks for
 

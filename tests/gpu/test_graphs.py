@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
 from tests.gpu.test_operators import make
 from tests.models import test_architectures as small
+from tests.ops import native
 from tests.tolerances import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ def test_a_compiled_model(arch, device):
 TWO = """
 import os, sys, torch
 from lightconv_plugin import ops
-from lightconv_plugin.ops.native import library
+from lightconv_plugin.ops import library
 assert library.load() is None
 os.environ["LIGHTCONV_CACHE"] = sys.argv[3]  # of kernels: the library is loaded
 torch.manual_seed(0)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops import backend, reference
 from scripts.benchmarks.timing import kernels_of
+from tests.ops import native
 from tests.ops.philox import factors
 from tests.tolerances import assert_close
 
@@ -52,7 +53,7 @@ def test_dropconnect_is_the_mask_of_the_definition(dtype, dynamic, time, device)
     """In the forward pass, in both gradients together, and in each alone."""
     x, grad = (make(device, time, 2, 256, dtype=dtype) for _ in range(2))
     weight = make(device, *(time, 2) * dynamic, 2, 31, dtype=dtype)
-    assert native.unsupported_reason("light_conv", x) is None
+    assert backend.unsupported_reason("light_conv", x) is None
     name, options = "dynamic_conv" if dynamic else "light_conv", (30, True, 0.3, torch.tensor([77], device=device))
     backward = getattr(torch.ops.lightconv, f"{name}_backward")
     both = backward(grad, x, weight, *options, True, True)

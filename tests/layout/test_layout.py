@@ -91,14 +91,14 @@ def test_imports_of_the_plugin_point_one_way(layer):
                 assert any(within(name, package) for package in allowed), f"{path}: {name}"
 
 
-def test_the_papers_operators_are_read_without_the_auxiliary_ones():
-    """``ops/auxiliary`` and ``csrc/*/auxiliary`` build on LightConv and DynamicConv, never the other way."""
+def test_the_papers_operators_are_read_without_the_fused_ones():
+    """``ops/fused`` and ``csrc/*/auxiliary`` build on LightConv and DynamicConv, never the other way."""
     files = [path for path in TRACKED if ROOT / "lightconv_plugin" / "ops" in path.parents]
-    own = [path for path in files if "auxiliary" not in path.parts and path.name != "__init__.py"]
+    own = [path for path in files if not {"fused", "auxiliary"} & {*path.parts} and path.name != "__init__.py"]
     assert 0 < len(own) < len(files)
     for path in own:
         if path.suffix == ".py":
-            assert not [name for name in imported(path) if within(name, "lightconv_plugin.ops.auxiliary")], path
+            assert not [name for name in imported(path) if within(name, "lightconv_plugin.ops.fused")], path
         else:
             assert not re.findall(r'#include ".*auxiliary/.*"', path.read_text()), path
 

@@ -19,8 +19,8 @@ from torch.func import functional_call, grad, vmap
 from torch.multiprocessing.spawn import spawn
 from torch.utils.checkpoint import checkpoint
 
+from lightconv_plugin import ops
 from lightconv_plugin.modules import ConvModule, DynamicConv, LightweightConv
-from lightconv_plugin.ops import native
 from tests.tolerances import assert_close
 
 T, B, C, H, K = 7, 4, 8, 2, 3
@@ -38,8 +38,8 @@ MODULES: dict[str, Callable[[float], nn.Module]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def library():
-    assert native.library.load() is None
+def compiled():
+    assert ops.library.load() is None
 
 
 def build(name: str, dropout: float = 0.2) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.auxiliary.linear import lacking
+from lightconv_plugin.ops.fused.linear import lacking
 from tests.ops.cuda_on_cpu import Machine
 
 VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
@@ -20,7 +20,7 @@ VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends
 @pytest.fixture(scope="session", autouse=True)
 def library() -> None:
     """The library, loaded; compiled where it is not there yet."""
-    assert ops.native.library.load() is None
+    assert ops.library.load() is None
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def cuda_kernels(monkeypatch) -> Iterator[None]:
                 return run(*(arg.contiguous() if isinstance(arg, Tensor) else arg for arg in args))
 
             library.impl(name, contiguous, "CPU")
-        ops.native.operators._cached_reason_of_kind.cache_clear()
+        ops.backend._cached_reason_of_kind.cache_clear()
         yield
-    ops.native.operators._cached_reason_of_kind.cache_clear()
+    ops.backend._cached_reason_of_kind.cache_clear()
 
 
 def needs_bf16_units() -> None:

@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.native import build
+from lightconv_plugin.ops import library
 
 SHIM = Path(__file__).parent / "cuda_shim"
-CUDA = build.SOURCES / "cuda"
+CUDA = library.SOURCES / "cuda"
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 LAUNCHER = ("driver", "compiler", "kernels", "launch", "auxiliary/launch")
 
 
 def fingerprint() -> str:
     digest = hashlib.sha256()
-    for path in sorted([*CUDA.rglob("*"), *SHIM.iterdir(), build.SOURCES / "random.h"]):
+    for path in sorted([*CUDA.rglob("*"), *SHIM.iterdir(), library.SOURCES / "random.h"]):
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def folder() -> Path:
-    return build.cache_folder() / f"shim-{fingerprint()}"
+    return library.cache_folder() / f"shim-{fingerprint()}"
 
 
 def compile_shared(target: Path, sources: list[Path], *flags: str) -> Path:
@@ -39,7 +39,7 @@ def compile_shared(target: Path, sources: list[Path], *flags: str) -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_suffix(f".{os.getpid()}")
-        command = [build.compiler(), "-std=c++20", "-O0", "-fPIC", "-shared", f"-I{build.SOURCES}", *flags]
+        command = [library.compiler(), "-std=c++20", "-O0", "-fPIC", "-shared", f"-I{library.SOURCES}", *flags]
         subprocess.run([*command, *map(str, sources), "-o", str(draft), "-ldl"], check=True)
         os.replace(draft, target)
     return target
@@ -60,7 +60,7 @@ CHECKS = {
 def fake_nvrtc(check: str = "") -> Path:
     """With shim.h precompiled, which halves the time of a kernel."""
     own = folder() / (check or "plain")
-    flags = f"{build.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {CHECKS[check]}"
+    flags = f"{library.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {CHECKS[check]}"
     compiled = own / "shim.h.gch"
     if not compiled.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ class Machine:
         self.set_up(cache or folder() / "kernels")
 
     def set_up(
-        self, cache: Path, nvrtc: Path | None = None, marker: str = "shim", sources: Path = build.SOURCES
+        self, cache: Path, nvrtc: Path | None = None, marker: str = "shim", sources: Path = library.SOURCES
     ) -> None:
         cache.mkdir(parents=True, exist_ok=True)
         words = (sources, nvrtc or fake_nvrtc(), cache, marker)
@@ -336,7 +336,7 @@ class Machine:
         outcome: Tensor,
         settings: Any,
     ) -> None:
-        """See ``ops.auxiliary.update.adam``."""
+        """See ``ops.fused.update.adam``."""
         pointers = addresses(param, grad, exp_avg, exp_avg_sq, weight, outcome)
         self.run("run_adam", TYPES[grad.dtype], AdamArgs(*pointers, len(param), *settings.betas, settings.eps))
 

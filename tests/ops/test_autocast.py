@@ -9,7 +9,7 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.modules import LightweightConv
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.auxiliary import training
+from lightconv_plugin.ops.fused import training
 from tests.ops.test_training import defined_loss
 from tests.tolerances import assert_close
 

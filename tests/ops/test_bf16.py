@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import apply_linear, pack_weights, packed_weight
-from lightconv_plugin.ops.auxiliary import autograd
-from lightconv_plugin.ops.auxiliary.linear import UNITS
-from lightconv_plugin.ops.native import library
+from lightconv_plugin.ops import library
+from lightconv_plugin.ops.fused.linear import UNITS
 from tests.ops.conftest import products_in_bf16
 from tests.tolerances import assert_close
 
@@ -128,7 +127,7 @@ def test_threads_change_nothing(set_threads):
 
 def test_unless_asked_for_products_are_in_float32(monkeypatch):
     ops.set_precision("fp32")
-    monkeypatch.setattr(autograd, "bf16_linear", None)
+    monkeypatch.setattr(torch.ops.lightconv, "bf16_linear", None)
     x, weight, bias, _ = draw(40, 70, 30)
     assert_close(ops.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
     assert ops.pack_weight(weight) is None

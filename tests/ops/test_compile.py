@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, LightweightConv
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backend
 from tests.tolerances import assert_close
 
 H, K, C = 2, 3, 8
@@ -22,8 +22,8 @@ LENGTHS = (7, 1, 40)
 def anew(monkeypatch):
     """Neither compiled code nor a choice that was announced or decided is left from another test."""
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
-    monkeypatch.setattr(ops.announce, "_announced", set())
-    native.operators._cached_reason_of_kind.cache_clear()
+    monkeypatch.setattr(ops.backend, "_announced", set())
+    backend._cached_reason_of_kind.cache_clear()
     torch._dynamo.reset()
 
 

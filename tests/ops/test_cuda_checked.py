@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lightconv_plugin.ops.native import build
+from lightconv_plugin.ops import library
 from tests.ops import cuda_checked, cuda_on_cpu
 
 Server = Callable[..., tuple[int, str]]
@@ -25,7 +25,7 @@ Server = Callable[..., tuple[int, str]]
 
 def runtime(name: str) -> str:
     """A library of the compiler's, by its path."""
-    command = [build.compiler(), f"-print-file-name={name}"]
+    command = [library.compiler(), f"-print-file-name={name}"]
     path = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(path):
         pytest.skip(f"the compiler {command[0]} has no {name}")
@@ -165,7 +165,7 @@ FAULTS = {
 def test_a_fault_is_found(checked, tmp_path, name):
     fault = FAULTS[name]
     sources = tmp_path / "csrc"
-    shutil.copytree(build.SOURCES, sources)
+    shutil.copytree(library.SOURCES, sources)
     path = sources / "cuda" / fault.file
     text = path.read_text()
     for old, new in fault.patches:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightconv_plugin.ops.native import build, cuda
+from lightconv_plugin.ops import library
 from tests.ops.cuda_on_cpu import Machine
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
@@ -19,7 +19,7 @@ NAMES = itertools.count()
 
 @pytest.fixture(scope="module")
 def nvrtc() -> Path:
-    found = cuda.choose_nvrtc(list(cuda.installed()), torch.version.cuda)
+    found = library.choose_nvrtc(list(library.installed_nvrtc()), torch.version.cuda)
     if found is None:
         pytest.skip("NVRTC is not installed")
     return found
@@ -50,7 +50,7 @@ def compiled(nvrtc: Path, capability: int, folder: Path) -> Iterator[tuple[Machi
     cache = own / "cache"
     cache.mkdir(parents=True)
     machine = Machine(capability, own=own)
-    words = (build.SOURCES, nvrtc, cache, str(cache))
+    words = (library.SOURCES, nvrtc, cache, str(cache))
     machine.library.set_up(*(str(word).encode() for word in words))
     yield machine, cache
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightconv_plugin.ops import native
-from lightconv_plugin.ops.native import cuda
+from lightconv_plugin import ops
+from lightconv_plugin.ops import library
 from tests.ops import cuda_on_cpu
 from tests.ops.cuda_on_cpu import Machine, fake_driver
 
@@ -233,9 +233,9 @@ def test_compiler_errors_are_quoted():
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
     """An empty site-packages/nvidia."""
-    monkeypatch.setattr(cuda, "_wheel_folders", lambda: [tmp_path])
+    monkeypatch.setattr(library, "_wheel_folders", lambda: [tmp_path])
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.setattr(cuda, "SYSTEM", tmp_path / "usr/local/cuda")
+    monkeypatch.setattr(library, "SYSTEM", tmp_path / "usr/local/cuda")
     return tmp_path
 
 
@@ -248,10 +248,10 @@ def put(root: Path, *names: str) -> None:
 def test_the_nvrtc_of_torchs_version_is_taken(wheels):
     put(wheels, "cu13/lib/libnvrtc.so.13", "cu13/lib/libnvrtc-builtins.so.13.0")
     put(wheels, "cuda_nvrtc/lib/libnvrtc.so.12")
-    found = list(cuda.installed())
+    found = list(library.installed_nvrtc())
     assert [path.name for path in found] == ["libnvrtc.so.13", "libnvrtc.so.12"]
     for version, folder in (("13.0", "cu13"), ("12.8", "cuda_nvrtc"), (None, "cu13")):
-        chosen = cuda.choose_nvrtc(found, version)
+        chosen = library.choose_nvrtc(found, version)
         assert chosen is not None
         assert chosen.parent == wheels / folder / "lib"
 
@@ -259,9 +259,11 @@ def test_the_nvrtc_of_torchs_version_is_taken(wheels):
 def test_an_nvrtc_beside_the_wheels(wheels, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     for place in ("usr/local/cuda", "home"):
-        assert (cuda.choose_nvrtc(list(cuda.installed()), "13.0") is None) == (place == "usr/local/cuda")
+        assert (library.choose_nvrtc(list(library.installed_nvrtc()), "13.0") is None) == (place == "usr/local/cuda")
         put(tmp_path / place, "lib64/libnvrtc.so.13")
-        assert cuda.choose_nvrtc(list(cuda.installed()), "13.0") == tmp_path / place / "lib64/libnvrtc.so.13"
+        assert (
+            library.choose_nvrtc(list(library.installed_nvrtc()), "13.0") == tmp_path / place / "lib64/libnvrtc.so.13"
+        )
 
 
 def test_operators_are_registered_for_cuda():
@@ -271,4 +273,4 @@ def test_operators_are_registered_for_cuda():
 
 def test_the_gate_refuses_other_devices():
     with pytest.raises(ValueError, match="cannot run glu_mask: it has no kernel of glu_mask for a CPU"):
-        native.require("glu_mask", torch.zeros(2, 2, 4))
+        ops.choose_backend("glu_mask", "native", torch.zeros(2, 2, 4))

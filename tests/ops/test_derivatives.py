@@ -16,8 +16,9 @@ from torch.func import functional_call, functionalize, grad, hessian, jacfwd, ja
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
-from lightconv_plugin.ops import native, reference
-from lightconv_plugin.ops.auxiliary import autograd
+from lightconv_plugin.ops import reference
+from lightconv_plugin.ops.fused import training
+from tests.ops import native
 from tests.tolerances import TOLERANCES, assert_close
 
 T, B, C, H, K = 4, 2, 4, 2, 3
@@ -65,7 +66,7 @@ def test_one_input_alone(operator):
 
 
 def test_dropout():
-    check(lambda x: autograd.dropout(x.sin(), 0.4, SEED), draw(5, 3))
+    check(lambda x: training.native_dropout(x.sin(), 0.4, SEED), draw(5, 3))
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -73,8 +74,8 @@ def test_the_gate(masked, gate):
     """Backward and its backward; what torch.func and forward mode need, the definition does."""
     mask = torch.tensor([[False, False, False, True], [False, False, True, True]]) if masked else None
     x = draw(T, B, 2 * C)
-    assert "GluMask" in str(autograd.glu_mask(x, mask).grad_fn)
-    check(lambda x: autograd.glu_mask(x, mask), x, forward=False)
+    assert "GluMask" in str(training.native_glu_mask(x, mask).grad_fn)
+    check(lambda x: training.native_glu_mask(x, mask), x, forward=False)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

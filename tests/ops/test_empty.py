@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops.auxiliary import training
+from lightconv_plugin.ops.fused import training
 
 C, H, K, V = 6, 3, 5, 7
 SIZES = [(0, 2), (3, 0), (0, 0)]

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from lightconv_plugin import info
-from lightconv_plugin.ops import native
+from lightconv_plugin import info, ops
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -41,8 +40,8 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path):
 
 
 def test_a_backend_that_computes_something_else_is_found_out(monkeypatch, capsys):
-    right = native.light_conv
-    monkeypatch.setattr(native, "light_conv", lambda *args, **options: 1.01 * right(*args, **options))
+    right = ops.light_conv
+    monkeypatch.setattr(ops, "light_conv", lambda *args, **options: 1.01 * right(*args, **options))
     monkeypatch.setattr(sys, "argv", ["info"])
     with pytest.raises(SystemExit, match="do not train with this backend"):
         info.main()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops import reference
+from tests.ops import native
 from tests.ops.conftest import VECTOR_BITS
 from tests.ops.equation import convolve
 from tests.tolerances import TOLERANCES, assert_close

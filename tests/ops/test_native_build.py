@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightconv_plugin.ops.native import build, library
+from lightconv_plugin.ops import library
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -18,7 +18,8 @@ RUN = """
 import logging, sys
 logging.basicConfig(format="%(levelname)s %(message)s")
 import torch
-from lightconv_plugin.ops import dispatch as ops, reference
+from lightconv_plugin import ops
+from lightconv_plugin.ops import reference
 x, w = torch.randn(7, 2, 6), torch.randn(7, 2, 3, 4)
 for _ in range(2):
     assert torch.equal(ops.dynamic_conv(x, w, padding_l=1), reference.dynamic_conv(x, w, padding_l=1))
@@ -106,9 +107,9 @@ def test_a_disk_from_which_no_program_may_run_is_said(monkeypatch):
 # one small source in place of all: what is tested is how the file comes into the cache
 SMALL = """
 from pathlib import Path
-from lightconv_plugin.ops.native import build
-build.SOURCES = Path({sources!r})
-print(build.library_path())
+from lightconv_plugin.ops import library
+library.SOURCES = Path({sources!r})
+print(library.library_path())
 """
 
 
@@ -143,13 +144,13 @@ def test_two_processes_build_at_once(tmp_path):
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """A cache of its own for a library of one small source."""
-    monkeypatch.setattr(build, "SOURCES", Path(small_sources(tmp_path)))
+    monkeypatch.setattr(library, "SOURCES", Path(small_sources(tmp_path)))
     monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def test_the_name_says_size_and_digest(cache):
-    path = build.library_path()
+    path = library.library_path()
     content = path.read_bytes()
     assert path.stem.split("-")[2:] == [str(len(content)), hashlib.sha256(content).hexdigest()]
 
@@ -172,26 +173,26 @@ def grow(path: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, flip, grow])
 def test_a_damaged_library_is_built_anew_and_this_is_said(damage, cache, caplog):
     """Loaded as it is, one that is cut short ends the process with SIGBUS."""
-    caplog.set_level(logging.INFO, logger=build.logger.name)
-    path = build.library_path()
+    caplog.set_level(logging.INFO, logger=library.logger.name)
+    path = library.library_path()
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     content = path.read_bytes()
     damage(path)
-    assert build.library_path() == path
+    assert library.library_path() == path
     assert path.read_bytes() == content
     assert in_cache(cache) == [path.name]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert f"the compiled library {path} is damaged" in warning
-    assert build.library_path() == path
+    assert library.library_path() == path
     assert len(caplog.records) == 3, "compiled twice, and damaged once"
 
 
 def test_a_lock_of_somebody_s_keeps_its_content(cache):
-    path = build.library_path()
+    path = library.library_path()
     (lock,) = cache.glob(".native-*.lock")
     lock.write_text("mine")
     path.unlink()
-    assert build.library_path() == path
+    assert library.library_path() == path
     assert lock.read_text() == "mine"
 
 
@@ -201,9 +202,9 @@ import hashlib, os, shutil, signal, sys
 from pathlib import Path
 import torch
 from lightconv_plugin.ops import files
-from lightconv_plugin.ops.native import build
+from lightconv_plugin.ops import library
 
-build.SOURCES, cache, damaged = Path({sources!r}), build.cache_folder(), {damaged!r}
+library.SOURCES, cache, damaged = Path({sources!r}), library.cache_folder(), {damaged!r}
 if {named!r}:
     files._link = lambda file, path: False  # a file system that cannot name a file later
 moment = [0]
@@ -229,7 +230,7 @@ for event in range(1, 2000):
     if child == 0:
         moment[0] = event
         sys.addaudithook(dies)
-        build.library_path()
+        library.library_path()
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     for path in cache.rglob("*"):
@@ -270,10 +271,10 @@ def test_compilers_that_cannot_compile_it_are_not_looked_for(monkeypatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("clang++", "gcc"):
         (tmp_path / name).touch(0o755)
-    with pytest.raises(build.BuildError, match=r"looked for \$CXX, g\+\+, c\+\+\)\. Install g\+\+ 11 or later"):
-        build.compiler()
+    with pytest.raises(library.BuildError, match=r"looked for \$CXX, g\+\+, c\+\+\)\. Install g\+\+ 11 or later"):
+        library.compiler()
     (tmp_path / "g++").touch(0o755)
-    assert build.compiler() == str(tmp_path / "g++")
+    assert library.compiler() == str(tmp_path / "g++")
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
@@ -284,14 +285,14 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", home)
-    with pytest.raises(build.BuildError, match=r"Could not determine home directory.*set LIGHTCONV_CACHE"):
-        build.library_path()
+    with pytest.raises(library.BuildError, match=r"Could not determine home directory.*set LIGHTCONV_CACHE"):
+        library.library_path()
     assert str(library._load.__wrapped__()).startswith("its library could not be compiled: there is no folder")
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "a"))
-    assert build.cache_folder() == tmp_path / "a"
+    assert library.cache_folder() == tmp_path / "a"
     monkeypatch.delenv("LIGHTCONV_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build.cache_folder() == tmp_path / "lightconv_plugin"
+    assert library.cache_folder() == tmp_path / "lightconv_plugin"

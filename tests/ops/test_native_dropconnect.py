@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops import autograd, reference
 from lightconv_plugin.ops.normalization import normalize_kernel
+from tests.ops import native
 from tests.ops.philox import factors, philox
 from tests.tolerances import assert_close
 
@@ -34,7 +35,7 @@ def test_the_generator_gives_the_known_answers(rounds, counter, key, words):
 
 
 def operator(kind: str, x: Tensor, w: Tensor, padding_l: int, p: float, seed: int, softmax: bool = True) -> Tensor:
-    return native.autograd.conv(f"{kind}_conv", x, w, padding_l, softmax, p, torch.tensor([seed]))
+    return autograd.conv(f"{kind}_conv", x, w, padding_l, softmax, p, torch.tensor([seed]))
 
 
 @pytest.mark.parametrize("softmax", [True, False])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.native.operators import OPERATORS
+from lightconv_plugin.ops.backend import OPERATORS
 from tests.ops.conftest import needs_bf16_units
 
 T, B, C, H, K, V = 5, 3, 6, 3, 4, 7

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.layers import Residual
-from lightconv_plugin.ops.auxiliary import autograd
+from lightconv_plugin.ops.fused import training
 from tests.models import test_architectures as small
 from tests.ops.cuda_on_cpu import Machine
 from tests.ops.philox import dropout_factors
@@ -97,7 +97,7 @@ def test_derivatives(p, cuda_kernels):
     seed = torch.tensor([77]) if p > 0 else None
 
     def both(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return autograd.residual_norm(x, y, weight, bias, p, seed, EPS)
+        return training.native_residual_norm(x, y, weight, bias, p, seed, EPS)
 
     given = operands(F64)
     assert "ResidualNorm" in str(both(*given)[0].grad_fn)
@@ -119,7 +119,7 @@ def test_what_the_library_takes_is_the_definition(p, cuda_kernels, monkeypatch):
     torch.manual_seed(3)
     kept = dropout_factors(36, p, int(torch.randint(2**62, (1,)))).view(3, 2, 6) if p > 0 else 1
     assert_close(got, definition(x.double() + y.double() * kept, weight.double(), bias.double()))
-    monkeypatch.setattr(autograd, "residual_norm", None)
+    monkeypatch.setattr(training, "native_residual_norm", None)
 
     def fallback(x: Tensor, y: Tensor) -> Tensor:
         return ops.residual_norm(x, y, weight, bias, p, EPS)
@@ -153,8 +153,8 @@ def test_a_whole_model(cuda_kernels, monkeypatch):
     task = small.task(arch)
     model, batch = small.build(arch, task).eval(), small.toy_batch(arch, task)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    run = mock.Mock(wraps=autograd.residual_norm)
-    monkeypatch.setattr(autograd, "residual_norm", run)
+    run = mock.Mock(wraps=training.native_residual_norm)
+    monkeypatch.setattr(training, "native_residual_norm", run)
     results = []
     for backend in ("auto", "reference"):
         monkeypatch.setenv("LIGHTCONV_BACKEND", backend)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops.auxiliary import autograd
+from lightconv_plugin.ops.fused import training
 from tests.ops.philox import WORD, philox
 from tests.tolerances import assert_close
 
@@ -38,7 +38,7 @@ def factors(count: int, p: float, seed: int) -> Tensor:
 def test_dropout_and_its_gradient_are_those_under_the_mask(dtype, count, p, vector_bits):
     x = torch.randn(count, dtype=dtype, requires_grad=True)
     grad = torch.randn(count, dtype=dtype)
-    out = autograd.dropout(x, p, torch.tensor([SEED]))
+    out = training.native_dropout(x, p, torch.tensor([SEED]))
     out.backward(grad)
     assert_close(out.detach(), x.detach().double() * factors(count, p, SEED))
     assert x.grad is not None
@@ -130,7 +130,7 @@ def test_dropout_of_what_is_not_a_number():
 
 
 def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(monkeypatch):
-    monkeypatch.setattr(autograd, "dropout", None)
+    monkeypatch.setattr(training, "native_dropout", None)
     x = torch.randn(10)
     assert torch.equal(ops.dropout(x, 0.0), x)
     assert torch.equal(ops.dropout(x, 1.0), torch.zeros(10))

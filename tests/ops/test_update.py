@@ -9,7 +9,7 @@ from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightconv_plugin.ops.auxiliary import update
+from lightconv_plugin.ops.fused import update
 from tests.ops.cuda_on_cpu import Machine
 from tests.tolerances import assert_close
 

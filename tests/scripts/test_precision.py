@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightconv_plugin.ops.auxiliary import linear
+from lightconv_plugin.ops.fused import linear
 from scripts.common.errors import UserError
 from scripts.fairseq_io import precision
 from scripts.fairseq_io.commands import evaluate_command, generate_command, shell, train_command

@@ -1,29 +1,39 @@
-"""Compile the C++ library, once per version of its sources and of torch, into a cache that processes share.
+"""The compiled library: built once per version of its sources and of torch, loaded once a process; NVRTC for GPUs.
 
 g++ 11 or later and torch's own headers are enough: the library uses LibTorch's stable ABI alone, so one file serves
-CPU and CUDA builds of torch.
+CPU and CUDA builds of torch, from a cache that processes share. CUDA kernels are compiled when first launched, for the
+GPU at hand, by the NVRTC that every CUDA build of torch depends on, without the system's CUDA toolkit, into ``cuda`` of
+the same cache.
 """
 
 import contextlib
 import fcntl
+import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
+from lightconv_plugin.ops import fakes
 from lightconv_plugin.ops.files import whole_file
 
 logger = logging.getLogger(__name__)
+_lock = threading.Lock()
 
-SOURCES = Path(__file__).parent / "csrc"
+SOURCES = Path(__file__).parent / "native" / "csrc"
+SYSTEM = Path("/usr/local/cuda")  # where NVIDIA's own installer puts its toolkit
 
 # the kernels are compiled once for each vector width, and the widest that the machine has is taken at run time
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
@@ -39,6 +49,51 @@ COMMON_FLAGS = [
     *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-tree-loop-distribute-patterns"),
     *("-fno-math-errno", "-ffp-contract=fast"),
 ]
+
+# values of oneDNN's variables that leave a processor no units for bfloat16 (0), or those of AVX512-BF16 alone (1)
+LIMITS = {
+    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"), 0),
+    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), 1),
+}
+# bits of the widest vectors that values of torch's variable leave to kernels
+VECTOR_BITS = {"default": 128, "avx2": 256}
+
+
+def load() -> str | None:
+    """Make ``torch.ops.lightconv`` available; None, or a sentence that says why it is not. Compiles at first use."""
+    with _lock:
+        return _load()
+
+
+@functools.cache
+def _load() -> str | None:
+    try:
+        torch.ops.load_library(str(library_path()))
+    except BuildError as error:
+        return f"its library could not be compiled: {error}"
+    except OSError as error:
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        again = f"remove {cache_folder()}, to have it compiled again"
+        if "failed to map segment" in str(error):
+            again = "its disk allows no programs (noexec): set LIGHTCONV_CACHE to a folder on another"
+        return f"its library cannot be loaded: {error}{cause}; {again}"
+    fakes.register()
+    if (limit := isa_limit()) in LIMITS:
+        torch.ops.lightconv.cpu_bf16_units(LIMITS[limit])
+    if (capability := vector_limit()) in VECTOR_BITS:
+        torch.ops.lightconv.cpu_vector_bits(VECTOR_BITS[capability])
+    return None
+
+
+def isa_limit() -> str:
+    """The instructions that oneDNN's variables limit a process to, in capitals; empty where they do not."""
+    given = (os.environ.get(f"{name}_MAX_CPU_ISA", "") for name in ("ONEDNN", "DNNL"))
+    return next(filter(None, given), "").upper()
+
+
+def vector_limit() -> str:
+    """The instructions that torch's variable limits a process to; empty where it does not."""
+    return os.environ.get("ATEN_CPU_CAPABILITY", "")
 
 
 class BuildError(RuntimeError):
@@ -82,7 +137,11 @@ def library_path() -> Path:
     Raises:
         BuildError: no compiler, or the compiler's own message.
     """
-    version = _fingerprint()
+    digest = hashlib.sha256(fingerprint_of_sources().encode())
+    # a container's C library may be older than that of the machine with which it shares the cache
+    for text in (torch.__version__, platform.machine(), repr(platform.libc_ver()), repr(COMMON_FLAGS), repr(X86_FLAGS)):
+        digest.update(text.encode() + b"\0")
+    version = digest.hexdigest()[:16]
     return _intact(version) or _compile_alone(compiler(), version)
 
 
@@ -98,14 +157,6 @@ def fingerprint_of_sources() -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _fingerprint() -> str:
-    digest = hashlib.sha256(fingerprint_of_sources().encode())
-    # a container's C library may be older than that of the machine with which it shares the cache
-    for text in (torch.__version__, platform.machine(), repr(platform.libc_ver()), repr(COMMON_FLAGS), repr(X86_FLAGS)):
-        digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -168,17 +219,14 @@ def _compile(cxx: str) -> bytes:
             _run([cxx, *flags, *include, "-c", str(source), "-o", str(target)])
             return str(target)
 
-        with ThreadPoolExecutor(min(8, _cores())) as pool:  # the three largest take up to half a gigabyte each
+        with ThreadPoolExecutor(
+            min(8, len(os.sched_getaffinity(0)))
+        ) as pool:  # the three largest take up to half a gigabyte each
             objects = list(pool.map(one, sources()))
         whole = Path(folder) / "native.so"
         lib = torch_root / "lib"
         _run([cxx, "-shared", *objects, "-o", str(whole), f"-L{lib}", "-ltorch_cpu", "-ldl", f"-Wl,-rpath,{lib}"])
         return whole.read_bytes()
-
-
-def _cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(command: Sequence[str]) -> None:
@@ -189,3 +237,75 @@ def _run(command: Sequence[str]) -> None:
         full = "No space left on device" in done.stderr
         needed = "set TMPDIR to a folder on another disk" if full else "GNU g++ 11 or later is needed: set CXX to one"
         raise BuildError(f"{Path(command[0]).name} failed ({said}); {needed}")
+
+
+@functools.cache
+def cuda_unusable() -> str | None:
+    """Return the reason why no kernel can be compiled, or None, and then the library knows where things are.
+
+    The library is loaded.
+    """
+    if torch.version.hip is not None:
+        return "it runs on NVIDIA GPUs; this torch is built for ROCm"
+    nvrtc = choose_nvrtc(list(installed_nvrtc()), torch.version.cuda)
+    if nvrtc is None:
+        return "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc"
+    return configure(nvrtc)
+
+
+def installed_nvrtc() -> Iterator[Path]:
+    """Return each libnvrtc: of NVIDIA's wheels, beside torch, of $CUDA_HOME and of /usr/local/cuda."""
+    for root in _wheel_folders():
+        for folder in sorted(root.glob("cu[0-9]*"), reverse=True):  # CUDA 13 and later: everything in one folder
+            yield from _in(folder / "lib")
+        yield from _in(root / "cuda_nvrtc" / "lib")
+    yield from _in(Path(torch.__file__).parent / "lib")
+    for home in (os.environ.get("CUDA_HOME"), SYSTEM):
+        if home:
+            yield from _in(Path(home) / "lib64")
+
+
+def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
+    """The one of torch's CUDA version, else the first."""
+    major = (version or "").split(".")[0]
+    return next((path for path in found if path.name.split(".so.")[-1].split(".")[0] == major), next(iter(found), None))
+
+
+def configure(nvrtc: Path) -> str | None:
+    """Tell the library where things are. None, or a sentence: the cache cannot be made."""
+    cache = cache_folder() / "cuda"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return (
+            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
+        )
+    words = (SOURCES, nvrtc, cache, fingerprint_of_sources())
+    torch.ops.lightconv.cuda_configure(*map(str, words))
+    return None
+
+
+@contextlib.contextmanager
+def compiled_together() -> Iterator[None]:
+    """Compile all kernels that are launched within, at the end and side by side; within none runs.
+
+    What operators return within is whatever memory held.
+    """
+    torch.ops.lightconv.cuda_gather(True)
+    try:
+        yield
+    finally:
+        began = perf_counter()
+        count = torch.ops.lightconv.cuda_gather(False)
+        logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - began)
+
+
+def _wheel_folders() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+
+
+def _in(libraries: Path) -> Iterator[Path]:
+    for path in sorted(libraries.glob("libnvrtc*.so*"), reverse=True):
+        if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
+            yield path

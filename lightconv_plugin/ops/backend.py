@@ -1,24 +1,39 @@
-"""The one place that decides whether the library takes a call, for all of its operators alike.
+"""The choice of the code that runs a call: the library (``native``), or the definition (``reference``).
 
-It asks the tensors for their device, type, layout and gradients, and the dispatcher for a kernel on that device.
+An operand is looked at once, by ``choose_backend``, for all operators alike: its device, type, layout and gradients.
+Nothing is ever skipped: what the library does not take is an error that says why, or, where the choice was left open,
+done by the definition, with one warning that says why.
 """
 
 import functools
+import logging
+import os
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.native import autograd, cuda, library
+from lightconv_plugin.ops import autograd, library
 
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("native", "reference")
+CHOICES = ("auto", *BACKENDS)
+VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
-TYPES = {"cpu": CPU_TYPES, "cuda": cuda.TYPES}
+TYPES = {"cpu": CPU_TYPES, "cuda": (torch.float32, torch.float16, torch.bfloat16, torch.float64)}
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
-products_in_bf16 = False  # see auxiliary.linear.set_precision
-MACHINES = {"cpu": "CPU", "cuda": "GPU"}
+products_in_bf16 = False  # see fused.linear.set_precision
 
 # From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
 FEW_ROWS = 24
+
+PASSED_OVER = "lightconv_plugin: the native backend is passed over"  # scripts look for these words
+# scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
+COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
+
+_announced: set[tuple[str, str]] = set()
+_refusals: set[str] = set()
 
 
 class Operator(NamedTuple):
@@ -71,6 +86,51 @@ OPERATORS = {
 }
 
 
+def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> str:
+    """Return the backend that runs ``operator`` on these tensors, "native" or "reference"; log it the first time.
+
+    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to ``unsupported_reason``. The
+    variable is about all operators at once: its "native" does not ask for kernels that the library is not to have.
+
+    Raises:
+        ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
+    """
+    if torch.compiler.is_compiling():
+        import lightconv_plugin.ops.compiling  # noqa: F401  every operator comes by here first
+    name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
+    if name == "reference":
+        _announce(operator, name)
+        return name
+    if name not in CHOICES:
+        raise ValueError(f"backend {name!r} is not available; expected one of: {', '.join(CHOICES)}")
+    refused = unsupported_reason(operator, x, *others)
+    if refused is None:
+        _announce(operator, "native")
+        return "native"
+    if backend == "native" or (name == "native" and not refused.by_design):
+        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused.reason}")
+    if not refused.by_design:
+        _announce(operator, "reference", refused.reason)
+    return "reference"
+
+
+def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
+    """Return True if the library runs ``operator`` on these tensors; see ``choose_backend``."""
+    return choose_backend(operator, "auto", x, *others) == "native"
+
+
+@autograd.constant
+def _announce(operator: str, name: str, refused: str | None = None) -> None:
+    """Log which backend runs an operator; with ``refused``, warn why the library does not. Once a process each."""
+    if (operator, name) in _announced:
+        return
+    _announced.add((operator, name))
+    logger.info("lightconv_plugin: %s runs on the %s backend", operator, name)
+    if refused is not None and refused not in _refusals:
+        _refusals.add(refused)
+        logger.warning("%s, %s: %s", PASSED_OVER, COST, refused)
+
+
 class UnsupportedReason(NamedTuple):
     """The reason why the library does not take a call.
 
@@ -110,10 +170,11 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
     if refused is not None:
         return refused
     takes = OPERATORS[operator]
-    if not takes.transforms and autograd.transformed():
+    if takes.transforms:
+        if autograd.beyond_functions():
+            return _BEYOND
+    elif autograd.transformed():
         return _TRANSFORMED
-    if takes.transforms and autograd.beyond_functions():
-        return _BEYOND
     if takes.few_rows and not (
         0 < x.numel() <= FEW_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()
@@ -122,17 +183,18 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         return _PRODUCT
     if takes.fuses and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
         return _FUSED
-    if takes.bf16 and not _multiplies_in_bf16(x):
-        return _FLOAT32
-    if (
-        takes.gradient is None
-        and torch.is_grad_enabled()
-        and any(t is not None and t.requires_grad for t in (x, *others))
+    if takes.bf16 and not (
+        not torch.compiler.is_compiling()  # asked first: its front cannot read PyTorch's switch
+        and (products_in_bf16 or MATMUL.fp32_precision == "bf16")
+        and torch.ops.lightconv.cpu_bf16_units(-1) > 0
+        and x.numel() > 0
+        and not torch.is_autocast_enabled(device.type)
     ):
+        return _FLOAT32
+    given = [t for t in others if t is not None]
+    if takes.gradient is None and torch.is_grad_enabled() and any(t.requires_grad for t in (x, *given)):
         return _DECODES
-    for t in others:
-        if t is None:
-            continue
+    for t in given:
         if t.device != device:
             return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", takes.replaces)
         if t.dtype != dtype and not takes.casts:
@@ -146,16 +208,7 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
     return None
 
 
-def _multiplies_in_bf16(x: Tensor) -> bool:
-    return (
-        not torch.compiler.is_compiling()  # asked first: its front cannot read PyTorch's switch
-        and (products_in_bf16 or MATMUL.fp32_precision == "bf16")
-        and torch.ops.lightconv.cpu_bf16_units(-1) > 0
-        and x.numel() > 0
-        and not torch.is_autocast_enabled(x.device.type)
-    )
-
-
+@autograd.constant
 def has_kernel(operator: str, device: str) -> bool:
     """Return True if the library has a kernel of ``operator``, and of its gradient, for a type of device."""
     if library.load() is not None:
@@ -165,6 +218,7 @@ def has_kernel(operator: str, device: str) -> bool:
     return all(has(f"lightconv::{name}", device.upper()) for name in names if name is not None)
 
 
+@autograd.constant
 def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
     return _cached_reason_of_kind(operator, device, dtype)
 
@@ -177,12 +231,13 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Un
         return UnsupportedReason(missing, takes.replaces)
     if device not in TYPES:
         return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", takes.replaces)
+    machine = {"cpu": "CPU", "cuda": "GPU"}[device]
     if not has_kernel(operator, device):
-        return UnsupportedReason(f"it has no kernel of {operator} for a {MACHINES[device]}", True)
+        return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)
     types = takes.types or TYPES[device]
     if dtype not in types:
         names = [str(t).removeprefix("torch.") for t in types]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        return UnsupportedReason(f"on a {MACHINES[device]} it takes {listed}; got {dtype}", takes.replaces)
-    unusable = cuda.unusable() if device == "cuda" else None
+        return UnsupportedReason(f"on a {machine} it takes {listed}; got {dtype}", takes.replaces)
+    unusable = library.cuda_unusable() if device == "cuda" else None
     return None if unusable is None else UnsupportedReason(unusable, takes.replaces)

@@ -6,7 +6,7 @@ the operators in the first pass; where further derivatives may be asked for, PyT
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,23 @@ Options = tuple[int, float, Tensor | None]
 Need = tuple[bool, bool]
 # of each argument the dimension over which vmap runs
 Dims = tuple[int | None, ...]
+Decision = TypeVar("Decision", bound=Callable[..., Any])
+
+
+IN_GRAPH: list[Callable[..., Tensor]] = []
+CONSTANT: list[Callable[..., Any]] = []
+
+
+def in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Have torch.compile take a function as it is; see ``ops.compiling``."""
+    IN_GRAPH.append(function)
+    return function
+
+
+def constant(function: Decision) -> Decision:
+    """Have torch.compile call a function while it compiles, and keep what it gives; see ``ops.compiling``."""
+    CONSTANT.append(function)
+    return function
 
 
 def transformed() -> bool:
@@ -27,6 +44,7 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+@constant
 def beyond_functions() -> bool:
     """Return True inside of transforms of ``torch.func`` that PyTorch's Functions cannot take.
 
@@ -38,15 +56,6 @@ def beyond_functions() -> bool:
     kinds = torch._C._functorch.TransformType
     levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
     return kinds.Functionalize in levels or levels.count(kinds.Jvp) > 1
-
-
-IN_GRAPH: list[Callable[..., Tensor]] = []
-
-
-def in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Have torch.compile take a function as it is; see ``ops.compiling``."""
-    IN_GRAPH.append(function)
-    return function
 
 
 @in_graph

@@ -1,24 +1,15 @@
-"""The public operators: arguments are checked once, here, and one chooser picks the code that runs.
+"""LightConv and DynamicConv over whole sequences, for users: arguments are checked once, here."""
 
-Nothing is ever skipped: what a backend cannot do is an error that says what was got and what is expected, or, where
-the choice was left open, done by the reference, with one warning that says why.
-"""
-
-import os
-from types import ModuleType
+from functools import partial
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import native, reference, sequences
-from lightconv_plugin.ops.announce import announce
-from lightconv_plugin.ops.epilogue import Epilogue
+from lightconv_plugin.ops import autograd, reference, sequences
+from lightconv_plugin.ops.backend import choose_backend
+from lightconv_plugin.ops.normalization import prepare_kernel
 from lightconv_plugin.ops.sequences import Place
-
-BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
-CHOICES = ("auto", *BACKENDS)
-VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 
 
 class Layout(TypedDict, total=False):
@@ -78,14 +69,13 @@ def light_conv(
         bias: (C,), added to the result.
         activation: None, "silu" or "swish", which are the same; after the bias.
         residual: as x, added last; see ``reference.epilogue``.
-        backend: see ``choose_backend``.
+        backend: see ``backend.choose_backend``.
 
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
             convolution that looks ahead, or an unknown normalisation, activation or backend.
     """
-    place = Place(batch_first, cu_seqlens, initial_state, return_state)
-    epilogue = Epilogue(bias, activation, residual)
+    place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
     return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
 
 
@@ -121,8 +111,7 @@ def dynamic_conv(
     Raises:
         ValueError: as ``light_conv``.
     """
-    place = Place(batch_first, cu_seqlens, initial_state, return_state)
-    epilogue = Epilogue(bias, activation, residual)
+    place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
     return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
 
 
@@ -134,7 +123,7 @@ def _run(
     normalization: str,
     dropconnect: float,
     place: Place,
-    epilogue: Epilogue,
+    epilogue: tuple[Tensor | None, str | None, Tensor | None],
     backend: str,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run the backend on one sequence (T, B, C)."""
@@ -147,49 +136,38 @@ def _run(
             f"dynamic_conv: one kernel a position is expected, weight ({dims}, H, K) with {dims} = "
             f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
         )
-    _check_kernel(operator, weight, padding_l, dropconnect)
-    place.check(operator, x, weight.shape[-1], padding_l)
-    epilogue.check(operator, x)
-    chosen = getattr(choose_backend(operator, backend, x, weight), operator)
-    options = {"padding_l": padding_l, "normalization": normalization, "dropconnect": dropconnect}
-    if place.plain:
-        return epilogue(chosen(x, weight, **options))
-    found = sequences.convolve(lambda x, weight: chosen(x, weight, **options), x, weight, padding_l, place)
-    return epilogue(found) if isinstance(found, Tensor) else (epilogue(found[0]), found[1])
+    width = weight.shape[-1]
+    if not 0 <= padding_l < width:
+        raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
+    if not 0.0 <= dropconnect < 1.0:
+        raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
+    place.check(operator, x, width, padding_l)
+    _check_epilogue(operator, x, *epilogue)
+    native = choose_backend(operator, backend, x, weight) == "native"
+    conv = partial(
+        partial(_native, operator) if native else getattr(reference, operator),
+        padding_l=padding_l,
+        normalization=normalization,
+        dropconnect=dropconnect,
+    )
+    found = conv(x, weight) if place.plain else sequences.convolve(conv, x, weight, padding_l, place)
+    if isinstance(found, Tensor):
+        return reference.epilogue(found, *epilogue)
+    return reference.epilogue(found[0], *epilogue), found[1]
 
 
-def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> ModuleType:
-    """Return the module that runs ``operator`` on these tensors; logs the choice the first time it is made.
-
-    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to ``native.unsupported_reason``:
-    native where the library takes the call, else the reference. The variable speaks of all operators at once, so that
-    its "native" does not ask for kernels that the library is not meant to have.
-
-    Raises:
-        ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
-    """
-    if torch.compiler.is_compiling():
-        import lightconv_plugin.ops.compiling  # noqa: F401  every operator comes by here first
-    name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
-    if name == "reference":
-        announce(operator, name)
-        return reference
-    if name not in CHOICES:
-        raise ValueError(f"backend {name!r} is not available; expected one of: {', '.join(CHOICES)}")
-    refused = native.unsupported_reason(operator, x, *others)
-    if refused is None:
-        announce(operator, "native")
-        return native
-    if backend == "native" or (name == "native" and not refused.by_design):
-        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused.reason}")
-    if not refused.by_design:
-        announce(operator, "reference", refused.reason)
-    return reference
-
-
-def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
-    """Return True if the library runs ``operator`` on these tensors; see ``choose_backend``."""
-    return choose_backend(operator, "auto", x, *others) is native
+def _native(
+    operator: str, x: Tensor, weight: Tensor, *, padding_l: int, normalization: str, dropconnect: float
+) -> Tensor:
+    """Run the library, which takes the call; the shapes are those of ``reference``."""
+    dtype = x.dtype
+    if operator == "dynamic_conv":
+        # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
+        x = x.to(torch.promote_types(dtype, weight.dtype))
+    weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
+    # drawn on x's device, so that a captured CUDA graph draws anew at every replay
+    seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
+    return autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed).to(dtype)
 
 
 def check_operands(
@@ -211,9 +189,16 @@ def check_operands(
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
 
 
-def _check_kernel(operator: str, weight: Tensor, padding_l: int, dropconnect: float) -> None:
-    width = weight.shape[-1]
-    if not 0 <= padding_l < width:
-        raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
-    if not 0.0 <= dropconnect < 1.0:
-        raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
+def _check_epilogue(
+    operator: str, x: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
+) -> None:
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
+    for name, given, shape in (("bias", bias, x.shape[-1:]), ("residual", residual, x.shape)):
+        if given is None:
+            continue
+        if given.shape != shape or given.device != x.device or not given.is_floating_point():
+            raise ValueError(
+                f"{operator}: {name} is expected as {tuple(shape)}, floating-point on {x.device}; "
+                f"got {tuple(given.shape)}, {given.dtype} on {given.device}"
+            )

@@ -8,16 +8,18 @@ PyTorch's own products computed so, by oneDNN, which prepares itself anew for ev
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
-from lightconv_plugin.ops.auxiliary import autograd
-from lightconv_plugin.ops.dispatch import takes
-from lightconv_plugin.ops.native import library, operators
-from lightconv_plugin.ops.native.autograd import recorded
+from lightconv_plugin.ops import backend, library
+from lightconv_plugin.ops.autograd import apply, recorded
+from lightconv_plugin.ops.backend import takes
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +36,71 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
         packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
     """
     if bias is not None and recorded(bias) and takes("column_sums", x, weight, bias):
-        return autograd.linear(x, weight, bias)
+        return apply(_Linear, x, weight, bias)
     if packed is None and takes("few_rows_linear", x, weight, bias):
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
-        return autograd.bf16_linear(x, weight, bias, packed)
+        if recorded(*(t for t in (x, weight, bias) if t is not None)):
+            return apply(_Bf16Linear, x, weight, bias)
+        return torch.ops.lightconv.bf16_linear(x, weight, bias, packed)
     return F.linear(x, weight, bias)
+
+
+class _Linear(Function):
+    """Leaves the products to PyTorch, and its further derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        sums = None if recorded(grad, x, weight) else torch.ops.lightconv.column_sums
+        return _gradients_of_linear(grad, x, weight, ctx.needs_input_grad, sums)
+
+
+def _gradients_of_linear(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    need: tuple[bool, bool, bool],
+    sums: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients by PyTorch's products; ``sums`` adds up the rows of a matrix, where PyTorch is not to do it."""
+    rows = _matrix(grad)
+    of_bias = None
+    if need[2]:
+        of_bias = rows.sum(dim=0) if sums is None else sums(rows)
+    return (rows @ weight).view_as(x) if need[0] else None, rows.T @ _matrix(x) if need[1] else None, of_bias
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
+
+
+class _Bf16Linear(Function):
+    """Rounds the operands of its three products; its further derivatives are PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.ops.lightconv.bf16_linear(x, weight, bias, None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        if recorded(grad, x, weight):
+            return _gradients_of_linear(grad, x, weight, ctx.needs_input_grad)
+        together = need_weight and need_bias
+        of_x, of_weight, of_bias = torch.ops.lightconv.bf16_linear_backward(
+            grad, x, weight, need_x, need_weight, together
+        )
+        if need_bias and not together:
+            of_bias = _matrix(grad).sum(dim=0)
+        return of_x if need_x else None, of_weight if need_weight else None, of_bias if need_bias else None
 
 
 def pack_weight(weight: Tensor) -> Tensor | None:
@@ -95,7 +156,7 @@ def set_precision(chosen: str) -> None:
             "lightconv_plugin: products are to be in bfloat16, and are computed in float32, since %s", reason
         )
         chosen = "fp32"
-    operators.products_in_bf16 = chosen == "bf16"
+    backend.products_in_bf16 = chosen == "bf16"
 
 
 if os.environ.get(VARIABLE):

@@ -1,4 +1,4 @@
-"""Operators of generation beside the convolutions, defined in PyTorch, and in C++ where the native library takes them.
+"""Fused operators of generation: defined in PyTorch, and in C++ where the library takes them.
 
 Nothing here records gradients in C++: where they are wanted, PyTorch does the work.
 """
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops.auxiliary.training import attention, dropout, masked_softmax
-from lightconv_plugin.ops.dispatch import takes
+from lightconv_plugin.ops.backend import takes
+from lightconv_plugin.ops.fused.training import attention, dropout, masked_softmax
 
 MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates``' kernel takes
 

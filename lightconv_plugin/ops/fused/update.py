@@ -2,7 +2,7 @@
 
 All numbers that change from one update to the next are in vectors on the device, in float64: nothing has to wait, and a
 captured CUDA graph serves every update. The lists below name their places; ``csrc/cuda/auxiliary/args.h`` has the same.
-On a GPU the library's kernels run, which must be there (``ops.native``), elsewhere these definitions.
+On a GPU the library's kernels run, which must be there (``ops.library``), elsewhere these definitions.
 """
 
 import math

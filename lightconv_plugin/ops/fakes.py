@@ -1,0 +1,104 @@
+"""Shapes and types of what the library's operators give, without data: for torch.compile and the meta device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def like(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def like_second(_: Tensor, x: Tensor, *__: object) -> Tensor:
+    return like(x)
+
+
+def in_order_of(x: Tensor, like: Tensor) -> Tensor:
+    """Of the shape of ``like``; batch first where x (T, B, C) lies so."""
+    batch_first = like.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
+    if not batch_first:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return torch.empty_like(like.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
+
+
+def conv(x: Tensor, *_: object) -> Tensor:
+    return in_order_of(x, x)
+
+
+def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    _, softmax, *_, need_x, need_weight = options
+    empty = x.new_empty(0)
+    # LightConv's is a sum over all positions, and kept in float32 where a normalisation's derivative follows
+    wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64
+    of_weight = in_order_of(x, weight.float() if wide else weight) if need_weight else empty
+    return in_order_of(x, x) if need_x else empty, of_weight
+
+
+def smoothed_nll(logits: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return logits.new_empty(2, dtype=torch.float64), logits.new_empty(len(logits), dtype=torch.float64)
+
+
+def linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -> tuple[Tensor, Tensor, Tensor]:
+    empty = x.new_empty(0)
+    of_bias = x.new_empty(weight.shape[0] if need[2] else 0)
+    return like(x) if need[0] else empty, like(weight) if need[1] else x.new_empty(0), of_bias
+
+
+def bf16_pack(weight: Tensor) -> Tensor:
+    blocks, tiles = (-(-size // of) for size, of in zip(weight.shape, (16, 32), strict=True))
+    return weight.new_empty(blocks, tiles, 16, 32, dtype=torch.bfloat16)
+
+
+def beam_candidates(
+    logits: Tensor, scores: Tensor | None, beams: int, count: int, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    best = logits.new_empty(logits.shape[0] // beams, count)
+    return best, best.new_empty(best.shape, dtype=torch.int64), best.new_empty(best.shape, dtype=torch.int64)
+
+
+def step_candidates(
+    logits: Tensor, scores: Tensor, limits: Tensor, beams: int, count: int, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    best = scores.new_empty(logits.shape[0] // beams, count)
+    return best, limits.new_empty(best.shape), limits.new_empty(best.shape)
+
+
+def residual_norm(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    return like(x), like(x), x.new_empty(2, *x.shape[:-1], 1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def residual_norm_backward(
+    grad: Tensor, grad_z: Tensor | None, z: Tensor, weight: Tensor, stats: Tensor, p: float, seed: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2, z.shape[-1])
+
+
+FAKES: dict[str, Callable[..., object]] = {
+    **dict.fromkeys(("light_conv", "dynamic_conv"), conv),
+    **dict.fromkeys(("light_conv_backward", "dynamic_conv_backward"), conv_backward),
+    **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_block"), like),
+    **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), like_second),
+    **dict.fromkeys(("few_rows_linear", "bf16_linear"), linear),
+    **dict.fromkeys(("update_decide", "adam_step"), lambda *_: None),
+    "glu_mask": lambda x, _: x.new_empty(*x.shape[:2], x.shape[2] // 2),
+    "column_sums": lambda x: x.new_empty(x.shape[1]),
+    "smoothed_nll": smoothed_nll,
+    "residual_norm": residual_norm,
+    "residual_norm_backward": residual_norm_backward,
+    "step_candidates": step_candidates,
+    "bf16_linear_backward": bf16_linear_backward,
+    "bf16_pack": bf16_pack,
+    "beam_candidates": beam_candidates,
+}
+
+
+def register() -> None:
+    """Tell torch of them; the library is loaded."""
+    for name, fake in FAKES.items():
+        torch.library.register_fake(f"lightconv::{name}", fake)

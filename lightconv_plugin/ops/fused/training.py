@@ -1,0 +1,270 @@
+"""Fused operators of training: defined by PyTorch, faster where the library takes them; each with its derivatives.
+
+Each call with dropout or DropConnect draws a seed of its own from torch's generator, on the device of its input, so
+that nothing waits and a captured CUDA graph draws anew at every replay. One draw for a whole update would save at most
+4 microseconds a call, but no form of it keeps all results right:
+
+* Seeds drawn at once and handed to the layers: ``torch.utils.checkpoint`` restores the generator before it computes a
+  layer again, and nothing else. Where another batch went forward in between, the layer would use that batch's seed, and
+  its gradient would be that of another mask. A layer that a model calls twice would drop the same numbers twice.
+* Seeds counted up from the generator's seed and offset, which are read on the CPU: PyTorch forbids that while a graph
+  is captured, and ``torch.compile`` cannot trace it.
+"""
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lightconv_plugin.ops import reference
+from lightconv_plugin.ops.autograd import apply, examples, in_graph, recorded
+from lightconv_plugin.ops.backend import takes
+
+READY_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    """The gate in front of the convolution: x (T, B, 2C) gives (T, B, C), zero where padding_mask (B, T) is true."""
+    return (native_glu_mask if takes("glu_mask", x) else reference.glu_mask)(x, padding_mask)
+
+
+@in_graph
+def native_glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """``torch.ops.lightconv.glu_mask``, differentiable in x."""
+    if recorded(x):
+        return apply(_GluMask, x, padding_mask)
+    return torch.ops.lightconv.glu_mask(x, padding_mask)
+
+
+class _GluMask(Function):
+    """The gate; its further derivatives are PyTorch's."""
+
+    @staticmethod
+    def forward(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return torch.ops.lightconv.glu_mask(x, padding_mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, padding_mask = ctx.saved_tensors
+        if not recorded(grad, x):
+            return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
+        if padding_mask is not None:
+            grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
+        return torch.ops.aten.glu_backward(grad, x, -1), None
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """x with each number set to 0 with probability p, and else divided by 1 - p; any shape.
+
+    PyTorch draws its masks on a CPU one number after the other; the native library draws them in parallel, from a seed
+    that torch's generator gives.
+
+    Raises:
+        ValueError: p outside 0..1.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout: p is {p}; expected 0 <= p <= 1")
+    if p in (0.0, 1.0) or not takes("dropout", x):
+        return F.dropout(x, p)
+    return native_dropout(x, p, torch.randint(2**62, (1,), device=x.device))
+
+
+@in_graph
+def native_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
+    """``torch.ops.lightconv.dropout``, differentiable in x."""
+    if recorded(x):
+        return apply(_Dropout, x, p, seed)
+    return torch.ops.lightconv.dropout(x, p, seed)
+
+
+class _Dropout(Function):
+    """Keeps the seed alone: it is linear, and every derivative of it is itself."""
+
+    @staticmethod
+    def forward(x: Tensor, p: float, seed: Tensor) -> Tensor:
+        return torch.ops.lightconv.dropout(x, p, seed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, Tensor], output: Tensor) -> None:
+        _, ctx.p, seed = inputs
+        ctx.save_for_backward(seed)
+        ctx.save_for_forward(seed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return native_dropout(grad, ctx.p, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, *_: None) -> Tensor:
+        return native_dropout(dx, ctx.p, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, None, int | None], x: Tensor, p: float, seed: Tensor
+    ) -> tuple[Tensor, int]:
+        each = examples(info.batch_size, (x, seed), (in_dims[0], in_dims[2]))
+        return torch.stack([native_dropout(a, p, b) for a, b in each]), 0
+
+
+def residual_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float) -> Tensor:
+    """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y of one shape (..., C)."""
+    whole = p < 1.0 and x.shape == y.shape
+    if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
+        seed = torch.randint(2**62, (1,), device=x.device) if p > 0 else None
+        return native_residual_norm(x, y, weight, bias, p, seed, eps)[0]
+    return F.layer_norm(x + (dropout(y, p) if p > 0 else y), x.shape[-1:], weight, bias, eps)
+
+
+def native_residual_norm(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``torch.ops.lightconv.residual_norm``'s normalised rows, and the rows before, differentiable in all tensors."""
+    if recorded(x, y, weight, bias):
+        return apply(_ResidualNorm, x, y, weight, bias, p, seed, eps)
+    return torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps)[:2]
+
+
+class _ResidualNorm(Function):
+    """Keeps the rows before the norm and the seed; its further derivatives are PyTorch's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        out, z, stats = torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps)
+        ctx.save_for_backward(z, weight, stats, seed)
+        ctx.p = p
+        ctx.set_materialize_grads(False)
+        return out, z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
+        z, weight, stats, seed = ctx.saved_tensors
+        grad = torch.zeros_like(z) if grad is None else grad
+        if not recorded(grad, z, weight):
+            operator = torch.ops.lightconv.residual_norm_backward
+            of_x, of_y, of_affine = operator(grad, grad_z, z, weight, stats, ctx.p, seed)
+            return of_x, of_y if ctx.p > 0 else of_x, of_affine[0], of_affine[1], None, None, None
+        of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, z, z.shape[-1:], *stats, weight, None, [True, True, False]
+        )
+        of_x = of_x if grad_z is None else of_x + grad_z
+        of_y = of_x
+        if ctx.p > 0:  # the factors of the same mask: what becomes of ones
+            ones, any_weight = torch.ones_like(z, dtype=stats.dtype), weight.detach().to(stats.dtype)
+            again = torch.zeros_like(ones), ones, any_weight, any_weight, ctx.p, seed, 1.0
+            of_y = (of_x * torch.ops.lightconv.residual_norm(*again)[1]).to(z.dtype)
+        return of_x, of_y, of_weight, grad.flatten(0, -2).sum(dim=0), None, None, None
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, p: float, *, need_weights: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Scaled dot-product attention (Vaswani et al., 2017) whose weights are dropped with probability p.
+
+    Args:
+        q: (B, H, T, R).
+        k, v: (B, H, S, R).
+        seen: broadcast to (B, H, T, S), true where a query sees a key; None: everywhere.
+
+    Returns:
+        (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64. Both are
+        zero where a query sees nothing.
+    """
+    if not need_weights and (p == 0.0 or not takes("dropout", q)):
+        # cuDNN's kernels are compiled anew for each shape, of which a training has dozens and its validation hundreds
+        with sdpa_kernel(READY_KERNELS) if q.is_cuda else nullcontext():
+            if seen is None:
+                return F.scaled_dot_product_attention(q, k, v, dropout_p=p), None
+            blind = ~seen.any(dim=-1, keepdim=True)
+            # not left to PyTorch: what its kernels give for such a row differs
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
+            return out.masked_fill(blind, 0), None
+    # PyTorch does the same on a CPU where weights are dropped
+    logits = _wide(q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
+    weights = masked_softmax(logits, seen)
+    return dropout(weights, p).to(v.dtype) @ v, weights if need_weights else None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def masked_softmax(logits: Tensor, seen: Tensor | None) -> Tensor:
+    """Attention's weights from its logits (..., S), zero where ``seen`` is false; in float32 or float64."""
+    wide = _wide(logits)
+    if seen is None:
+        return torch.softmax(wide, dim=-1)
+    # not -inf: a row of that alone is NaN, and its gradient too
+    lowest = torch.finfo(wide.dtype).min
+    return torch.softmax(wide.masked_fill(~seen, lowest), dim=-1).masked_fill(~seen, 0)
+
+
+def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+    """The label-smoothed loss of rows of logits (Szegedy et al., 2016), as fairseq defines it, summed over the rows.
+
+    With s = smoothing / (V - 1): (1 - smoothing - s) * -log p(target) + s * sum over all types of -log p.
+
+    Args:
+        logits: (N, V), V > 1.
+        target: (N,) int64; rows whose target is ``ignore`` do not count.
+        smoothing: the probability that goes to types other than the target.
+
+    Returns:
+        the loss, and the sum of -log p(target), which has no gradient; numbers, in float32 or float64.
+
+    Raises:
+        RuntimeError: a target outside 0..V-1, on a CPU. On a GPU it gives NaN.
+    """
+    if takes("smoothed_nll", logits):
+        return _SmoothedNll.apply(logits, target, smoothing, ignore)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    # masked, not picked out: a GPU would be waited for, to learn how many rows there are
+    ignored = (target == ignore).unsqueeze(1)
+    log_p = torch.log_softmax(wide.masked_fill(ignored, 0), dim=-1).masked_fill(ignored, 0)
+    nll = -log_p.gather(1, target.unsqueeze(1).masked_fill(ignored, 0)).sum()
+    share = smoothing / (logits.shape[1] - 1)
+    return (1 - smoothing - share) * nll - share * log_p.sum(), nll.detach()
+
+
+class _SmoothedNll(Function):
+    """Moves, with s bytes a logit, forward and backward together, 3 * N * V * s bytes of a GPU's memory."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+        sums, log_sums = torch.ops.lightconv.smoothed_nll(logits, target, ignore)
+        share = smoothing / (logits.shape[1] - 1)
+        ctx.save_for_backward(logits, target, log_sums)
+        ctx.shares, ctx.ignore = (1 - smoothing - share, share), ignore
+        nll, everything = sums.to(torch.promote_types(logits.dtype, torch.float32))
+        ctx.mark_non_differentiable(nll)
+        return ctx.shares[0] * nll + ctx.shares[1] * everything, nll
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, target, log_sums = ctx.saved_tensors
+        if recorded(grad, logits):
+            return _smoothed_nll_gradient(grad, logits, target, ctx.shares, ctx.ignore), None, None, None
+        operator = torch.ops.lightconv.smoothed_nll_backward
+        return operator(grad, logits, target, log_sums, *ctx.shares, ctx.ignore), None, None, None
+
+
+def _smoothed_nll_gradient(
+    grad: Tensor, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
+) -> Tensor:
+    """Return what ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
+    wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)
+    of_nll, of_all = shares
+    slope = (of_nll + of_all * logits.shape[1]) * p - of_nll * wanted - of_all
+    return (grad * slope.masked_fill(ignored, 0)).to(logits.dtype)
