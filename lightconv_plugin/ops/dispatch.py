@@ -4,6 +4,7 @@ Nothing is ever skipped: what a backend cannot do is an error that says what was
 the choice was left open, done by the reference, with one warning that says why.
 """
 
+import functools
 import os
 from types import ModuleType
 from typing import Literal, TypedDict, Unpack, overload
@@ -150,11 +151,12 @@ def _run(
     _check_kernel(operator, weight, padding_l, dropconnect)
     place.check(operator, x, weight.shape[-1], padding_l)
     epilogue.check(operator, x)
-    chosen = getattr(choose_backend(operator, backend, x, weight), operator)
+    chosen = choose_backend(operator, backend, x, weight)
     options = {"padding_l": padding_l, "normalization": normalization, "dropconnect": dropconnect}
+    conv = functools.partial(getattr(chosen, operator), **options)
     if place.plain:
-        return epilogue(chosen(x, weight, **options))
-    found = sequences.convolve(lambda x, weight: chosen(x, weight, **options), x, weight, padding_l, place)
+        return epilogue(conv(x, weight))
+    found = sequences.convolve(conv, x, weight, padding_l, place, packs=chosen is native and x.is_cpu)
     return epilogue(found) if isinstance(found, Tensor) else (epilogue(found[0]), found[1])
 
 

@@ -27,9 +27,16 @@ def require(operator: str, x: Tensor, *others: Tensor | None) -> None:
 
 
 def _conv(
-    name: str, x: Tensor, weight: Tensor, *, padding_l: int, normalization: str = "softmax", dropconnect: float = 0.0
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: str = "softmax",
+    dropconnect: float = 0.0,
+    offsets: Tensor | None = None,
 ) -> Tensor:
-    """See the functions of ``reference`` of the same names; the same shapes.
+    """See the functions of ``reference`` of the same names; the same shapes. On a CPU also packed sentences (T, 1, C).
 
     Raises:
         ValueError: what ``unsupported_reason`` says, or an unknown normalisation.
@@ -38,12 +45,12 @@ def _conv(
     if name == "dynamic_conv" and torch.promote_types(x.dtype, weight.dtype) != x.dtype:
         # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
         x, dtype = x.to(weight.dtype), x.dtype
-        out = _conv(name, x, weight, padding_l=padding_l, normalization=normalization, dropconnect=dropconnect)
-        return out.to(dtype)
+        options = {"padding_l": padding_l, "normalization": normalization, "dropconnect": dropconnect}
+        return _conv(name, x, weight, **options, offsets=offsets).to(dtype)
     weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    return autograd.conv(name, x, weight, padding_l, softmax, dropconnect, seed)
+    return autograd.conv(name, x, weight, padding_l, softmax, dropconnect, seed, offsets)
 
 
 light_conv = functools.partial(_conv, "light_conv")
