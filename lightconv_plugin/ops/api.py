@@ -150,16 +150,26 @@ def _run(
         normalization=normalization,
         dropconnect=dropconnect,
     )
-    found = conv(x, weight) if place.plain else sequences.convolve(conv, x, weight, padding_l, place)
+    if place.plain:
+        found = conv(x, weight)
+    else:
+        found = sequences.convolve(conv, x, weight, padding_l, place, packs=native and x.is_cpu)
     if isinstance(found, Tensor):
         return reference.epilogue(found, *epilogue)
     return reference.epilogue(found[0], *epilogue), found[1]
 
 
 def _native(
-    operator: str, x: Tensor, weight: Tensor, *, padding_l: int, normalization: str, dropconnect: float
+    operator: str,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: str,
+    dropconnect: float,
+    offsets: Tensor | None = None,
 ) -> Tensor:
-    """Run the library, which takes the call; the shapes are those of ``reference``."""
+    """Run the library, which takes the call. Shapes are those of ``reference``; on a CPU also packed (T, 1, C)."""
     dtype = x.dtype
     if operator == "dynamic_conv":
         # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
@@ -167,7 +177,7 @@ def _native(
     weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    return autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed).to(dtype)
+    return autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets).to(dtype)
 
 
 def check_operands(

@@ -14,8 +14,8 @@ from torch.autograd import Function, forward_ad
 
 from lightconv_plugin.ops.normalization import normalize_kernel
 
-# what a convolution takes beside its two tensors: padding_l, dropconnect, seed
-Options = tuple[int, float, Tensor | None]
+# what a convolution takes beside its two tensors: padding_l, dropconnect, seed, and offsets of packed sentences
+Options = tuple[int, float, Tensor | None, Tensor | None]
 # which gradients are needed: that of x, that of its kernels
 Need = tuple[bool, bool]
 # of each argument the dimension over which vmap runs
@@ -59,14 +59,24 @@ def beyond_functions() -> bool:
 
 
 @in_graph
-def conv(name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None) -> Tensor:
+def conv(
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    padding_l: int,
+    softmax: bool,
+    p: float,
+    seed: Tensor | None,
+    offsets: Tensor | None = None,
+) -> Tensor:
     """The operator ``name`` of the library, differentiable in x and weight.
 
-    Weights of a wider type than x are rounded to it; their gradient is not.
+    Weights of a wider type than x are rounded to it; their gradient is not. With offsets (N + 1,), int64, x (T, 1, C)
+    holds packed sentences.
     """
     if recorded(x, weight):
-        return apply(_Conv, name, x, weight, padding_l, softmax, p, seed)
-    return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed)
+        return apply(_Conv, name, x, weight, padding_l, softmax, p, seed, offsets)
+    return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed, offsets)
 
 
 def recorded(*tensors: Tensor) -> bool:
@@ -90,11 +100,10 @@ def _conv_backward(
     name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: Need
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x and weight; one that is not needed has no elements."""
-    padding_l, p, seed = options
     if not recorded(grad, x, weight):
         return _run_backward(name, grad, x, weight, softmax, options, need)
     if not softmax:
-        return apply(_ConvGradients, name, grad, x, weight, padding_l, p, seed, *need)
+        return apply(_ConvGradients, name, grad, x, weight, *options, *need)
     kernel = normalize_kernel(weight)
     grad_x, grad_kernel = _conv_backward(name, grad, x, kernel, False, options, need)
     return grad_x, _through_softmax(kernel, grad_kernel).to(weight.dtype) if need[1] else grad_kernel
@@ -104,8 +113,9 @@ def _run_backward(
     name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: Need
 ) -> tuple[Tensor, Tensor]:
     """Call the operator; the gradient of ``weight`` is of its type, rounded once."""
+    padding_l, p, seed, offsets = options
     of_x, of_weight = _operator(f"{name}_backward")(
-        grad, x, weight.to(x.dtype), options[0], softmax, *options[1:], *need
+        grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, *need, offsets
     )
     return of_x, of_weight.to(weight.dtype)
 
@@ -125,92 +135,89 @@ class _Conv(Function):
     """Keeps the operators' inputs alone: what backward needs of the kernels is computed again there."""
 
     @staticmethod
-    def forward(
-        name: str, x: Tensor, weight: Tensor, padding_l: int, softmax: bool, p: float, seed: Tensor | None
-    ) -> Tensor:
-        return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed)
+    def forward(name: str, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
+        return _operator(name)(x, weight.to(x.dtype), *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.name, x, weight, ctx.padding_l, ctx.softmax, ctx.p, seed = inputs
-        ctx.save_for_backward(x, weight, seed)
-        ctx.save_for_forward(x, weight, seed)
+        ctx.name, x, weight, ctx.padding_l, ctx.softmax, ctx.p, seed, offsets = inputs
+        ctx.save_for_backward(x, weight, seed, offsets)
+        ctx.save_for_forward(x, weight, seed, offsets)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         to_x = to_weight = None
         if grad is not None:
-            x, weight, seed = ctx.saved_tensors
+            x, weight, *rest = ctx.saved_tensors
             need_x, need_weight = need = ctx.needs_input_grad[1:3]
-            grads = _conv_backward(ctx.name, grad, x, weight, ctx.softmax, (ctx.padding_l, ctx.p, seed), need)
+            grads = _conv_backward(ctx.name, grad, x, weight, ctx.softmax, (ctx.padding_l, ctx.p, *rest), need)
             to_x, to_weight = grads[0] if need_x else None, grads[1] if need_weight else None
-        return None, to_x, to_weight, None, None, None, None
+        return None, to_x, to_weight, *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, _name: None, dx: Tensor | None, dweight: Tensor | None, *_: None) -> Tensor | None:
-        x, weight, seed = ctx.saved_tensors
+        x, weight, *rest = ctx.saved_tensors
         by_x = by_weight = None
         if dx is not None:
-            by_x = conv(ctx.name, dx, weight, ctx.padding_l, ctx.softmax, ctx.p, seed)
+            by_x = conv(ctx.name, dx, weight, ctx.padding_l, ctx.softmax, ctx.p, *rest)
         if dweight is not None:
             if ctx.softmax:
                 dweight = _through_softmax(normalize_kernel(weight), dweight)
-            by_weight = conv(ctx.name, x, dweight, ctx.padding_l, False, ctx.p, seed)
+            by_weight = conv(ctx.name, x, dweight, ctx.padding_l, False, ctx.p, *rest)
         return _sum(by_x, by_weight)
 
     @staticmethod
     def vmap(info: Any, in_dims: Dims, name: str, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, int]:
-        size, (padding_l, softmax, p, seed) = info.batch_size, options
+        size, (padding_l, softmax, p, seed, offsets) = info.batch_size, options
         if seed is not None:
             each = examples(size, (x, weight, seed), (*in_dims[1:3], in_dims[6]))
-            return torch.stack([conv(name, a, b, padding_l, softmax, p, c) for a, b, c in each]), 0
+            return torch.stack([conv(name, a, b, padding_l, softmax, p, c, offsets) for a, b, c in each]), 0
         folded = _fold(size, x, in_dims[1], 1), _fold(size, weight, in_dims[2], 2)
-        return conv(name, *folded, padding_l, softmax, p, seed).unflatten(-1, (size, -1)), 2
+        return conv(name, *folded, *options).unflatten(-1, (size, -1)), 2
 
 
 class _ConvGradients(Function):
     """Gradients of <grad, C(x, kernel)>; those that are not needed have no elements."""
 
     @staticmethod
-    def forward(
-        name: str, grad: Tensor, x: Tensor, kernel: Tensor, padding_l: int, p: float, seed: Tensor | None, *need: bool
-    ) -> tuple[Tensor, Tensor]:
-        return _run_backward(name, grad, x, kernel, False, (padding_l, p, seed), (need[0], need[1]))
+    def forward(name: str, grad: Tensor, x: Tensor, kernel: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        *options, need_x, need_kernel = options
+        return _run_backward(name, grad, x, kernel, False, options, (need_x, need_kernel))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.name, grad, x, kernel, ctx.padding_l, ctx.p, seed, *ctx.need = inputs
-        ctx.save_for_backward(grad, x, kernel, seed)
-        ctx.save_for_forward(grad, x, kernel, seed)
+        ctx.name, grad, x, kernel, ctx.padding_l, ctx.p, seed, offsets, *ctx.need = inputs
+        ctx.save_for_backward(grad, x, kernel, seed, offsets)
+        ctx.save_for_forward(grad, x, kernel, seed, offsets)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, of_x: Tensor | None, of_kernel: Tensor | None) -> tuple[Tensor | None, ...]:
         """From L(g, x, k) = <g, C(x, k)>: <a, dL/dx> + <b, dL/dk> = L(g, a, k) + L(g, x, b)."""
-        grad, x, kernel, seed = ctx.saved_tensors
-        options = (ctx.padding_l, ctx.p, seed)
+        grad, x, kernel, *rest = ctx.saved_tensors
+        options = (ctx.padding_l, ctx.p, *rest)
         need_grad, need_x, need_kernel = ctx.needs_input_grad[1:4]
         of_x, of_kernel = of_x if ctx.need[0] else None, of_kernel if ctx.need[1] else None
         to_grad = to_x = to_kernel = None
         if of_x is not None:
             if need_grad:
-                to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, seed)
+                to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, *rest)
             if need_kernel:
                 to_kernel = _conv_backward(ctx.name, grad, of_x, kernel, False, options, (False, True))[1]
         if of_kernel is not None:
             if need_grad:
-                to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, seed))
+                to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, *rest))
             if need_x:
                 to_x = _conv_backward(ctx.name, grad, x, of_kernel, False, options, (True, False))[0]
-        return None, to_grad, to_x, to_kernel, None, None, None, None, None
+        return None, to_grad, to_x, to_kernel, *(None,) * 6
 
     @staticmethod
     def jvp(
         ctx: Any, _name: None, dgrad: Tensor | None, dx: Tensor | None, dkernel: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor]:
-        grad, x, kernel, seed = ctx.saved_tensors
-        options, (need_x, need_kernel) = (ctx.padding_l, ctx.p, seed), ctx.need
+        grad, x, kernel, *rest = ctx.saved_tensors
+        options, (need_x, need_kernel) = (ctx.padding_l, ctx.p, *rest), ctx.need
         to_x = torch.zeros_like(x) if need_x else x.new_empty(0)
         to_kernel = torch.zeros_like(kernel) if need_kernel else x.new_empty(0)
         if dgrad is not None:
@@ -225,14 +232,14 @@ class _ConvGradients(Function):
     def vmap(
         info: Any, in_dims: Dims, name: str, grad: Tensor, x: Tensor, kernel: Tensor, *options: Any
     ) -> tuple[tuple[Tensor, Tensor], Dims]:
-        size, (padding_l, p, seed, need_x, need_kernel) = info.batch_size, options
+        size, (padding_l, p, seed, offsets, need_x, need_kernel) = info.batch_size, options
         need = (need_x, need_kernel)
         if seed is not None:
             each = examples(size, (grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))
-            found = [_conv_backward(name, a, b, c, False, (padding_l, p, d), need) for a, b, c, d in each]
+            found = [_conv_backward(name, a, b, c, False, (padding_l, p, d, offsets), need) for a, b, c, d in each]
             return (torch.stack([one for one, _ in found]), torch.stack([other for _, other in found])), (0, 0)
         folded = _fold(size, grad, in_dims[1], 1), _fold(size, x, in_dims[2], 1), _fold(size, kernel, in_dims[3], 2)
-        grad_x, grad_kernel = _conv_backward(name, *folded, False, (padding_l, p, seed), need)
+        grad_x, grad_kernel = _conv_backward(name, *folded, False, (padding_l, p, seed, offsets), need)
         if need_x:
             grad_x = grad_x.unflatten(-1, (size, -1))
         if need_kernel:

@@ -1,12 +1,10 @@
 """Layouts, states and packed sentences, made one sequence (T, B, C) that every backend takes, in all derivatives.
 
 The inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its own, and the
-outputs there are left out. On a CPU long packed sentences, and runs of one length, are a call each, which reads them
-where they lie.
+outputs there are left out. Native code on a CPU reads packed sentences without a state as they lie.
 """
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -14,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.ops import reference
-
-ROWS_A_CALL = 128  # on a CPU a call of its own costs less than gaps do from about so many positions on
 
 
 class Place(NamedTuple):
@@ -69,16 +65,18 @@ class Place(NamedTuple):
 
 
 def convolve(
-    conv: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, padding_l: int, place: Place
+    conv: Callable[..., Tensor], x: Tensor, weight: Tensor, padding_l: int, place: Place, *, packs: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Run ``conv``, which takes x (T, B, C) and its kernels, on sentences that lie and begin as ``place`` says."""
+    """Run ``conv``, which takes x (T, B, C) and its kernels, on sentences that lie and begin as ``place`` says.
+
+    Where it ``packs``, it takes offsets of packed sentences too.
+    """
     offsets, width = place.cu_seqlens, weight.shape[-1]
     state = _swapped(place.initial_state) if place.batch_first else place.initial_state
     if offsets is not None:
         x, weight = x.unsqueeze(1), weight if weight.ndim == 2 else weight.unsqueeze(1)
-        runs = _runs(offsets) if x.device.type == "cpu" and not torch.compiler.is_compiling() else []
-        if runs and len(x) >= max(1, ROWS_A_CALL * len(runs)):
-            out = _convolve_each(conv, x, weight, runs, state).squeeze(1)
+        if packs and state is None:
+            out = conv(x, weight, offsets=offsets.long().contiguous()).squeeze(1)
         else:
             out = _convolve_packed(conv, x, weight, max(padding_l, width - 1 - padding_l), offsets, state).squeeze(1)
     else:
@@ -104,34 +102,6 @@ def _convolve_behind(
     if weight.ndim == 4:
         weight = F.pad(weight, (0, 0, 0, 0, 0, 0, before, 0), value=1.0)
     return conv(torch.cat([initial_state, x]), weight)[before:]
-
-
-def _runs(cu_seqlens: Tensor) -> list[tuple[int, int]]:
-    """Neighbours of one length: that, and their number."""
-    return [(length, len(list(run))) for length, run in groupby(cu_seqlens.diff().tolist())]
-
-
-def _convolve_each(
-    conv: Callable[[Tensor, Tensor], Tensor],
-    x: Tensor,
-    weight: Tensor,
-    runs: list[tuple[int, int]],
-    initial_state: Tensor | None,
-) -> Tensor:
-    """Packed sentences (total, 1, C), each of ``_runs`` a call that reads it as it lies, batch first, without gaps."""
-    rows = [length * count for length, count in runs]
-    weights = [weight] * len(runs) if weight.ndim == 2 else weight.split(rows)
-    states = [None] * len(runs) if initial_state is None else initial_state.split([count for _, count in runs], 1)
-    outs = []
-    for (length, count), own, kernel, state in zip(runs, x.split(rows), weights, states, strict=True):
-        if not length:
-            continue
-        if count > 1:
-            own = own.reshape(count, length, -1).transpose(0, 1)
-            kernel = kernel if kernel.ndim == 2 else kernel.reshape(count, length, *kernel.shape[2:]).transpose(0, 1)
-        out = conv(own, kernel) if state is None else _convolve_behind(conv, own, kernel, state)
-        outs.append(out.transpose(0, 1).reshape(length * count, 1, -1))
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def _convolve_packed(

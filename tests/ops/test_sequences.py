@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import reference, sequences
+from lightconv_plugin.ops import reference
 from tests.tolerances import assert_close
 
 OPERATORS = ("light_conv", "dynamic_conv")
@@ -75,14 +75,7 @@ def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
     padding_l=st.integers(0, 5),
     kind=st.sampled_from([torch.int32, torch.int64]),
 )
-@pytest.mark.parametrize("rows_a_call", [0, sequences.ROWS_A_CALL], ids=["a call a run", "gaps"])
-def test_packed_sentences_are_each_alone(name, backend, rows_a_call, lengths, width, padding_l, kind):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sequences, "ROWS_A_CALL", rows_a_call)
-        check_packed(name, backend, lengths, width, padding_l, kind)
-
-
-def check_packed(name: str, backend: str, lengths: list[int], width: int, padding_l: int, kind: torch.dtype) -> None:
+def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_l, kind):
     padding_l, total = min(padding_l, width - 1), sum(lengths)
     x, weight, state = draw(total, 4), kernels(name, width, total), draw(width - 1, len(lengths), 4)
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=kind)

@@ -3,12 +3,14 @@
 
 STABLE_TORCH_LIBRARY(lightconv, m) {
   for (const char* schema : {
-           "light_conv(Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, Tensor? seed) -> Tensor",
-           "dynamic_conv(Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, Tensor? seed) -> Tensor",
+           "light_conv(Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, Tensor? seed, "
+           "Tensor? offsets=None) -> Tensor",
+           "dynamic_conv(Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, Tensor? seed, "
+           "Tensor? offsets=None) -> Tensor",
            "light_conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
-           "Tensor? seed, bool need_x, bool need_weight) -> (Tensor, Tensor)",
+           "Tensor? seed, bool need_x, bool need_weight, Tensor? offsets=None) -> (Tensor, Tensor)",
            "dynamic_conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
-           "Tensor? seed, bool need_x, bool need_weight) -> (Tensor, Tensor)",
+           "Tensor? seed, bool need_x, bool need_weight, Tensor? offsets=None) -> (Tensor, Tensor)",
            "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",

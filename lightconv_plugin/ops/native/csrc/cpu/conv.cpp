@@ -1,4 +1,5 @@
 // LightConv and DynamicConv on a CPU: checks, threads, sums over units.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -15,7 +16,7 @@ namespace {
 #include "cpu/types.inl"
 
 Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
-              const std::optional<Tensor>& seed) {
+              const std::optional<Tensor>& seed, const std::optional<Tensor>& offsets) {
   const ConvSizes sizes = check_conv(x, weight, padding_l, dropconnect, seed);
   Conv conv{};
   conv.T = sizes.T, conv.B = sizes.B, conv.C = sizes.C, conv.H = sizes.H, conv.K = sizes.K;
@@ -25,6 +26,14 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
   if (dropconnect > 0.0) conv.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
   conv.type = scalar_of(x);
   conv.x = x.const_data_ptr(), conv.weight = weight.const_data_ptr();
+  if (!offsets.has_value()) return conv;
+  STD_TORCH_CHECK(offsets->dim() == 1 && offsets->size(0) > 0 && offsets->scalar_type() == ScalarType::Long &&
+                      offsets->is_contiguous() && conv.B == 1,
+                  "lightconv: expected offsets (N + 1,), int64 and contiguous, of packed x (T, 1, C)");
+  conv.offsets = static_cast<const int64_t*>(offsets->const_data_ptr()), conv.sentences = offsets->size(0) - 1;
+  const int64_t* end = conv.offsets + conv.sentences;
+  STD_TORCH_CHECK(*conv.offsets == 0 && *end == conv.T && std::is_sorted(conv.offsets, end + 1),
+                  "lightconv: the offsets do not rise from 0 to T");
   return conv;
 }
 
@@ -57,6 +66,32 @@ struct LightKernels {
   }
 };
 
+// The units of a pass, alive as long as this. Of packed sentences, those of more than Units::rows positions are cut into
+// pieces of one length, and others joined to pieces of as many.
+struct Work {
+  std::vector<Piece> pieces;
+  Units units;
+
+  Work(const Conv& conv, bool backward) : units(kernels().units(conv, backward)) {
+    if (conv.offsets == nullptr) return;
+    int64_t joined = units.rows;
+    for (int64_t b = 0; b < conv.sentences; ++b) {
+      const int64_t length = conv.offsets[b + 1] - conv.offsets[b];
+      joined += length;
+      if (joined <= units.rows && !pieces.empty()) {
+        pieces.back().b_end = b + 1;
+        continue;
+      }
+      joined = length;
+      const int64_t count = std::max<int64_t>(1, (length + units.rows - 1) / units.rows);
+      const int64_t rows = count > 1 ? (length + count - 1) / count : units.rows;
+      for (int64_t i = 0; i < count; ++i) pieces.push_back({b, b + 1, i * rows, rows});
+    }
+    units.pieces = pieces.data(), units.partials = static_cast<int64_t>(pieces.size());
+    units.count = units.groups * units.partials;
+  }
+};
+
 // Shares the units out to torch's threads; each has scratch memory that it keeps from call to call.
 void share_out(const Units& units, const std::function<void(void*, int64_t, int64_t)>& work) {
   torch::stable::parallel_for(0, units.count, 1, [&](int64_t begin, int64_t end) {
@@ -67,18 +102,17 @@ void share_out(const Units& units, const std::function<void(void*, int64_t, int6
 }
 
 Tensor forward(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bool softmax, double dropconnect,
-               std::optional<Tensor> seed) {
+               std::optional<Tensor> seed, std::optional<Tensor> offsets) {
   const bool batch_first = is_batch_first(x_any);
   const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
-  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
+  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed, offsets);
   Tensor out = empty_in_order(x, batch_first, x.scalar_type());
   if (out.numel() == 0) return out;
   const LightKernels light(conv);
-  const Kernels& table = kernels();
-  const Units units = table.units(conv, false);
+  const Work work(conv, false);
   void* to = out.mutable_data_ptr();
-  share_out(units, [&](void* scratch, int64_t begin, int64_t end) {
-    table.forward(conv, units, to, scratch, begin, end);
+  share_out(work.units, [&](void* scratch, int64_t begin, int64_t end) {
+    kernels().forward(conv, work.units, to, scratch, begin, end);
   });
   return out;
 }
@@ -105,23 +139,23 @@ void finish_light(const Conv& conv, const Units& units, const std::vector<A>& pa
 
 template <class A>
 void backward_as(const Conv& conv, Gradients gradients, void* light_gradient) {
-  const Kernels& table = kernels();
-  const Units units = table.units(conv, true);
+  const Work work(conv, true);
+  const Units& units = work.units;
   std::vector<A> partials(light_gradient == nullptr ? 0 : units.partials * conv.H * conv.K);
   if (light_gradient != nullptr) gradients.light_partials = partials.data();
   share_out(units, [&](void* scratch, int64_t begin, int64_t end) {
-    table.backward(conv, units, gradients, scratch, begin, end);
+    kernels().backward(conv, units, gradients, scratch, begin, end);
   });
   if (light_gradient != nullptr) finish_light(conv, units, partials, light_gradient);
 }
 
 std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
                                     int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
-                                    bool need_x, bool need_weight) {
+                                    bool need_x, bool need_weight, std::optional<Tensor> offsets) {
   const bool batch_first = is_batch_first(x_any);
   const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
   const Tensor grad = in_order(grad_any, batch_first);
-  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
+  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed, offsets);
   STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == conv.T && grad.size(1) == conv.B && grad.size(2) == conv.C &&
                       grad.scalar_type() == x.scalar_type(),
                   "lightconv: the gradient has another shape or type than x");

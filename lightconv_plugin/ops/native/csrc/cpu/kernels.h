@@ -11,10 +11,13 @@ enum class Scalar { f32, f64, bf16 };
 
 // One convolution: x (T, B, C) and logits (H, K) or, dynamic, (T, B, H, K), whose rows of C and H * K numbers lie one
 // behind another: position t of sentence b is row t * step + b * sentence of x, of the gradients and of dynamic logits.
+// Packed sentences are (T, 1, C), T all positions, and sentence b is those from offsets[b] to offsets[b + 1].
 // Sums are in float64 for f64, else in float32: the type A of the kernels.
 struct Conv {
   int64_t T, B, C, H, K, padding_l;
   int64_t step, sentence;  // B, 1; batch first 1, T
+  const int64_t* offsets;  // null: not packed
+  int64_t sentences;       // packed
   bool dynamic, softmax;
   float dropconnect;  // probability of dropping; 0: none
   uint64_t seed;
@@ -22,8 +25,11 @@ struct Conv {
   const void* x;
   const void* weight;
   const void* light;  // LightConv: the kernels as they are used, (H, K), of type A
+};
 
-  int64_t row(int64_t t, int64_t b) const { return t * step + b * sentence; }
+// Positions t to t + rows, or to their end if that comes first, of sentences b to b_end.
+struct Piece {
+  int64_t b, b_end, t, rows;
 };
 
 // The work of one pass is cut into units: some heads, some sentences, a chunk of time. How it is cut does not depend on
@@ -31,13 +37,14 @@ struct Conv {
 struct Units {
   int64_t chunks, rows;        // of time; rows of a chunk, the last may have fewer
   int64_t batches, sentences;  // of sentences, where they are short; sentences of a batch, the last may have fewer
+  const Piece* pieces;         // packed: these in place of chunks and batches, of at most `rows` positions in all
   int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
   bool wide;                   // heads are narrower than a vector: lanes run over several heads
   bool by_channel;             // wide, and each position has its kernels (narrow.inl)
   bool kernel_rows;            // a kernel is laid out for each position and head
-  int64_t count;               // groups * chunks * batches
+  int64_t count;               // groups * partials
   size_t scratch;              // bytes that a thread needs
-  int64_t partials;            // LightConv's backward: rows of partial sums, (partials, H, K) of type A
+  int64_t partials;            // chunks * batches, or pieces: LightConv's backward has as many sums (H, K) of type A
 };
 
 struct Gradients {

@@ -25,13 +25,13 @@ inline Vec<A> put_together(const Vec<A>* from, const Index<A>* shuffles) {
   return v;
 }
 
-// DropConnect's factors at position t of sentence b, to scratch.factors: four taps of a block of random words.
+// DropConnect's factors at position t, to scratch.factors: four taps of a block of random words.
 template <class A>
-void factors_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t t) {
+void factors_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t t) {
   constexpr int n = kLanes<A>;
   const uint32_t threshold = least_kept(conv.dropconnect);
   const A kept = 1 / (1 - static_cast<A>(conv.dropconnect));
-  const uint64_t first_head = static_cast<uint64_t>((t * conv.B + b) * conv.H);  // the same in every layout
+  const uint64_t first_head = static_cast<uint64_t>(place.number(t) * conv.H);
   for (int64_t v = 0; v < scratch.row; v += n) {
     for (int64_t block = 0; block * 4 < conv.K; ++block) {
       uint32_t words[4][n];
@@ -48,13 +48,13 @@ void factors_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place
   }
 }
 
-// DynamicConv, a head a channel: the kernels of position t, sentence b, normalised, to scratch.wide.
+// DynamicConv, a head a channel: the kernels of position t, normalised, to scratch.wide.
 template <class A, class S>
-void kernels_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t t) {
+void kernels_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t t) {
   constexpr int n = kLanes<A>;
   const int64_t K = conv.K, row = scratch.row;
-  const S* logits = static_cast<const S*>(conv.weight) + (conv.row(t, b) * conv.H + place.head) * K;
-  if (t + kAhead < conv.T) ask_for(logits + kAhead * conv.step * conv.H * K, place.heads * K);
+  const S* logits = static_cast<const S*>(conv.weight) + (place.row(t) * conv.H + place.head) * K;
+  if (t + kAhead < place.T) ask_for(logits + kAhead * conv.step * conv.H * K, place.heads * K);
   const int64_t whole = place.heads / n * n;
   by_taps(K, [&]<int Taps>() {
     for (int64_t h = 0; h < whole; h += n) {
@@ -85,19 +85,19 @@ void kernels_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place
 }
 
 template <class A, class S>
-void lay_out_position(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t t) {
-  if (conv.dynamic) kernels_by_channel<A, S>(conv, scratch, place, b, t);
-  if (conv.dropconnect > 0) factors_by_channel(conv, scratch, place, b, t);
+void lay_out_position(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t t) {
+  if (conv.dynamic) kernels_by_channel<A, S>(conv, scratch, place, t);
+  if (conv.dropconnect > 0) factors_by_channel(conv, scratch, place, t);
 }
 
 // Convolves the unit's packed rows, of which the first is of position `first`, to scratch.out.
 template <class A, class S>
-void convolve_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t first) {
+void convolve_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t first) {
   const int64_t row = scratch.row;
   for (int64_t t = place.t; t < place.t_end; ++t) {
-    lay_out_position<A, S>(conv, scratch, place, b, t);
+    lay_out_position<A, S>(conv, scratch, place, t);
     const int64_t input = t - conv.padding_l;  // what tap 0 reads
-    const int64_t begin = input < 0 ? -input : 0, end = conv.T - input < conv.K ? conv.T - input : conv.K;
+    const int64_t begin = input < 0 ? -input : 0, end = place.T - input < conv.K ? place.T - input : conv.K;
     for (int64_t v = 0; v < row; v += kLanes<A>) {
       const A *x = scratch.x + (input - first) * row + v, *w = scratch.wide + v, *factors = scratch.factors + v;
       Vec<A> total{};
@@ -143,7 +143,7 @@ void finish_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& 
 // to `partial` (H, K); unless null. The rows of x in scratch.x begin at position `first`, those of the output's gradient
 // in scratch.g are g_first..g_last.
 template <class A, class S>
-void gradients_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t first,
+void gradients_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t first,
                           int64_t g_first, int64_t g_last, A* partial, S* weight) {
   constexpr int n = kLanes<A>;
   const int64_t K = conv.K, R = conv.C / conv.H, row = scratch.row;
@@ -152,7 +152,7 @@ void gradients_by_channel(const Conv& conv, const Scratch<A>& scratch, const Pla
   __builtin_memset(scratch.out, 0, (place.t_end - place.t) * scratch.out_row * sizeof(A));
   clear();
   for (int64_t t = g_first; t < g_last; ++t) {
-    lay_out_position<A, S>(conv, scratch, place, b, t);
+    lay_out_position<A, S>(conv, scratch, place, t);
     const bool summed = (partial != nullptr || weight != nullptr) && t >= place.t && t < place.t_end;
     const int64_t input = t - conv.padding_l;  // what tap 0 reads
     const auto taps = [&](int64_t low, int64_t high, auto use) {  // those that read low..high
@@ -167,13 +167,13 @@ void gradients_by_channel(const Conv& conv, const Scratch<A>& scratch, const Pla
         store(to, load(to) + thinned(j) * load(scratch.wide + j * row + v));
       });
       if (!summed) continue;
-      taps(0, conv.T, [&](int64_t j) {
+      taps(0, place.T, [&](int64_t j) {
         A* to = scratch.gradients + j * row + v;
         store(to, load(to) + thinned(j) * load(scratch.x + (input + j - first) * row + v));
       });
     }
     if (!summed || weight == nullptr) continue;
-    finish_gradients(conv, scratch, place, weight + (conv.row(t, b) * conv.H + place.head) * K);
+    finish_gradients(conv, scratch, place, weight + (place.row(t) * conv.H + place.head) * K);
     clear();
   }
   for (int64_t c = 0; partial != nullptr && c < place.channels; ++c)

@@ -3,8 +3,8 @@
 // Rows begin..end of the unit's channels: a block of rows for each head (wide: one for all), lanes beyond them 0.
 template <class A, class S>
 void pack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const void* from, const Place& place,
-          int64_t b, int64_t begin, int64_t end, A* to) {
-  const S* here = static_cast<const S*>(from) + conv.row(begin, b) * conv.C + place.c;
+          int64_t begin, int64_t end, A* to) {
+  const S* here = static_cast<const S*>(from) + place.row(begin) * conv.C + place.c;
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
   for (int64_t s = begin; s < end; ++s, here += conv.step * conv.C, to += scratch.row) {
     if (s + kAhead < end) ask_for(here + kAhead * conv.step * conv.C, place.channels);
@@ -18,17 +18,16 @@ void pack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const
 
 // The kernels of the unit's heads at positions begin..end: normalised to `kernels`, with DropConnect to `used`.
 template <class A, class S>
-void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t b, int64_t begin,
-                  int64_t end) {
+void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t begin, int64_t end) {
   const int K = static_cast<int>(conv.K), L = static_cast<int>(scratch.taps);
   const int64_t readable = conv.T * conv.B * conv.H * conv.K - L;  // where the last whole row of vectors may begin
   const S* logits = static_cast<const S*>(conv.weight);
   by_vectors<A>(L, [&]<int NV>() {
     for (int64_t t = begin; t < end; ++t) {
       if (conv.dynamic && t + kAhead < end)
-        ask_for(logits + (conv.row(t + kAhead, b) * conv.H + place.head) * K, place.heads * K);
+        ask_for(logits + (place.row(t + kAhead) * conv.H + place.head) * K, place.heads * K);
       for (int64_t h = 0; h < place.heads; ++h) {
-        const int64_t n = conv.row(t, b) * conv.H + place.head + h, at = h * scratch.kernel_block + (t - begin) * L;
+        const int64_t n = place.row(t) * conv.H + place.head + h, at = h * scratch.kernel_block + (t - begin) * L;
         A* to = scratch.kernels + at;
         if (!conv.dynamic) {
           kernel_row<A, A, NV>(scratch.light + h * L, K, L, false, to);
@@ -41,8 +40,8 @@ void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& plac
         }
         if (conv.dropconnect > 0) {
           A *factors = scratch.factors + at, *used = scratch.used + at;
-          const int64_t drawn = (t * conv.B + b) * conv.H + place.head + h;  // the same in every layout
-          keep_row(conv.seed, static_cast<uint64_t>(drawn), conv.dropconnect, L, factors);
+          keep_row(conv.seed, static_cast<uint64_t>(place.number(t) * conv.H + place.head + h), conv.dropconnect, L,
+                   factors);
           for (int j = 0; j < L; ++j) used[j] = to[j] * factors[j];
         }
       }
@@ -71,10 +70,9 @@ void widen(const Conv& conv, const Place& place, const Scratch<A>& scratch) {
 
 // scratch.out to a tensor (T, B, C), a whole row of the unit's channels at a time.
 template <class A, class S>
-void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
-            void* tensor) {
+void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, void* tensor) {
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
-  S* to = static_cast<S*>(tensor) + conv.row(place.t, b) * conv.C + place.c;
+  S* to = static_cast<S*>(tensor) + place.row(place.t) * conv.C + place.c;
   const A* out = scratch.out;
   for (int64_t t = place.t; t < place.t_end; ++t, to += conv.step * conv.C, out += scratch.out_row) {
     if (t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.step * conv.C, place.channels);
@@ -96,11 +94,10 @@ bool in_place(const Conv& conv, const Units& units, const Place& place) {
 // Convolves the unit's rows; results to a tensor (T, B, C).
 // `stretch` is that of the first head; from head to head its rows are x_block, its weights w_block numbers apart.
 template <class A, class S>
-void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, int64_t b,
-               Stretch<A> stretch, int64_t x_block, int64_t w_block, void* tensor) {
+void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, Stretch<A> stretch, int64_t x_block, int64_t w_block, void* tensor) {
   const int vectors = static_cast<int>(scratch.row / kLanes<A>);
   const bool packed = !in_place<A, S>(conv, units, place);
-  A* out = packed ? scratch.out : static_cast<A*>(tensor) + conv.row(place.t, b) * conv.C + place.c;
+  A* out = packed ? scratch.out : static_cast<A*>(tensor) + place.row(place.t) * conv.C + place.c;
   const int64_t out_row = packed ? scratch.out_row : conv.step * conv.C;
   for (int64_t block = 0; block < (units.wide ? 1 : place.heads); ++block) {
     if (units.wide)
@@ -109,7 +106,7 @@ void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, 
       convolve<A, false>(stretch, place.t, place.t_end, vectors, out, out_row);
     out += scratch.row, stretch.x += x_block, stretch.w += w_block;
   }
-  if (packed) unpack<A, S>(conv, units, scratch, place, b, tensor);
+  if (packed) unpack<A, S>(conv, units, scratch, place, tensor);
 }
 
 template <class S>
@@ -120,31 +117,32 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
   int64_t widened = -1;
   if (units.by_channel && conv.dynamic) make_shuffles<A>(conv.K, scratch.by_tap, scratch.by_head);
   for (int64_t unit = begin; unit < end; ++unit) {
-    const Place place(conv, units, unit);
-    const int64_t first = place.t - P > 0 ? place.t - P : 0;
-    const int64_t last = place.t_end - P + conv.K - 1 < conv.T ? place.t_end - P + conv.K - 1 : conv.T;
+    Place place(conv, units, unit);
     if (units.wide && !conv.dynamic && widened != place.group) widen(conv, place, scratch), widened = place.group;
     if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
     for (int64_t b = place.b; b < place.b_end; ++b) {
+      place.enter(conv, b);
+      const int64_t first = place.t - P > 0 ? place.t - P : 0;
+      const int64_t last = place.t_end - P + conv.K - 1 < place.T ? place.t_end - P + conv.K - 1 : place.T;
       const bool packed = units.by_channel || !in_place<A, S>(conv, units, place);
-      if (packed) pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
+      if (packed) pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
       if (units.by_channel) {
-        convolve_by_channel<A, S>(conv, scratch, place, b, first);
-        unpack<A, S>(conv, units, scratch, place, b, out);
+        convolve_by_channel<A, S>(conv, scratch, place, first);
+        unpack<A, S>(conv, units, scratch, place, out);
         continue;
       }
-      const A* x = packed ? scratch.x : static_cast<const A*>(conv.x) + conv.row(first, b) * conv.C + place.c;
+      const A* x = packed ? scratch.x : static_cast<const A*>(conv.x) + place.row(first) * conv.C + place.c;
       Stretch<A> stretch{x, first, packed ? scratch.row : conv.step * conv.C, first, last, P, static_cast<int>(conv.K),
                          nullptr, 0, 0, 1, -1, scratch.row};
       int64_t w_block = conv.K;
       if (units.kernel_rows) {
-        make_kernels<A, S>(conv, scratch, place, b, place.t, place.t_end);
+        make_kernels<A, S>(conv, scratch, place, place.t, place.t_end);
         stretch.w = scratch.used, stretch.w_first = place.t, stretch.w_step = scratch.taps;
         stretch.wi = scratch.taps - 1, w_block = scratch.kernel_block;
       } else {
         stretch.w = units.wide ? scratch.wide : static_cast<const A*>(conv.light) + place.head * conv.K;
       }
-      to_tensor<A, S>(conv, units, scratch, place, b, stretch, packed ? scratch.block : scratch.row, w_block, out);
+      to_tensor<A, S>(conv, units, scratch, place, stretch, packed ? scratch.block : scratch.row, w_block, out);
     }
   }
 }
@@ -202,7 +200,7 @@ void kernel_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& 
       inner_products(g + (t - place.t) * scratch.row, scratch.row, rows, scratch.transposed + (t - place.t),
                      scratch.columns, conv.C / conv.H, vectors, scratch.product, scratch.products);
       for (int i = 0; i < rows; ++i) {
-        const int64_t begin = P - t - i > 0 ? P - t - i : 0, end = conv.T + P - t - i < K ? conv.T + P - t - i : K;
+        const int64_t begin = P - t - i > 0 ? P - t - i : 0, end = place.T + P - t - i < K ? place.T + P - t - i : K;
         const int64_t at = (t + i - place.t) * L;
         gradient_row<A, NV>(scratch.product + i * scratch.products + i, static_cast<int>(begin), static_cast<int>(end),
                             factors == nullptr ? nullptr : factors + at, p == nullptr ? nullptr : p + at, L,
@@ -221,26 +219,27 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
   int64_t widened = -1;
   if (units.by_channel && conv.dynamic) make_shuffles<A>(conv.K, scratch.by_tap, scratch.by_head);
   for (int64_t unit = begin; unit < end; ++unit) {
-    const Place place(conv, units, unit);
-    const int64_t first = place.t - P > 0 ? place.t - P : 0;
-    const int64_t last = place.t_end - P + K - 1 < conv.T ? place.t_end - P + K - 1 : conv.T;
-    const int64_t g_first = place.t - back > 0 ? place.t - back : 0;
-    const int64_t g_last = place.t_end + P < conv.T ? place.t_end + P : conv.T;
+    Place place(conv, units, unit);
     A* partials = gradients.light_partials == nullptr
                       ? nullptr
                       : static_cast<A*>(gradients.light_partials) + (place.partial * conv.H + place.head) * K;
     if (units.wide && !conv.dynamic && widened != place.group) widen(conv, place, scratch), widened = place.group;
     if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
     for (int64_t b = place.b; b < place.b_end; ++b) {
-      pack<A, S>(conv, units, scratch, gradients.out, place, b, g_first, g_last, scratch.g);
+      place.enter(conv, b);
+      const int64_t first = place.t - P > 0 ? place.t - P : 0;
+      const int64_t last = place.t_end - P + K - 1 < place.T ? place.t_end - P + K - 1 : place.T;
+      const int64_t g_first = place.t - back > 0 ? place.t - back : 0;
+      const int64_t g_last = place.t_end + P < place.T ? place.t_end + P : place.T;
+      pack<A, S>(conv, units, scratch, gradients.out, place, g_first, g_last, scratch.g);
       if (units.by_channel) {
-        pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
-        gradients_by_channel(conv, scratch, place, b, first, g_first, g_last, partials,
+        pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
+        gradients_by_channel(conv, scratch, place, first, g_first, g_last, partials,
                              static_cast<S*>(gradients.weight));
-        if (gradients.x != nullptr) unpack<A, S>(conv, units, scratch, place, b, gradients.x);
+        if (gradients.x != nullptr) unpack<A, S>(conv, units, scratch, place, gradients.x);
         continue;
       }
-      if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, b, g_first, g_last);
+      if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, g_first, g_last);
       if (gradients.x != nullptr) {
         Stretch<A> stretch{scratch.g, g_first, scratch.row, g_first, g_last, back, static_cast<int>(K),
                            nullptr, 0, 0, -1, 1, scratch.row};
@@ -253,10 +252,10 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
         } else {
           stretch.w = static_cast<const A*>(conv.light) + place.head * K + K - 1;
         }
-        to_tensor<A, S>(conv, units, scratch, place, b, stretch, scratch.block, w_block, gradients.x);
+        to_tensor<A, S>(conv, units, scratch, place, stretch, scratch.block, w_block, gradients.x);
       }
       if (gradients.weight == nullptr && partials == nullptr) continue;
-      pack<A, S>(conv, units, scratch, conv.x, place, b, first, last, scratch.x);
+      pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
       for (int64_t h = 0; h < (units.wide ? 1 : place.heads); ++h) {
         const A* g = scratch.g + h * scratch.block + (place.t - g_first) * scratch.row;
         const A* x = scratch.x + h * scratch.block;
@@ -269,7 +268,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
         kernel_gradients(conv, scratch, place, h, g, x, first, last, g_first);
       }
       if (!units.kernel_rows) continue;
-      S* to = static_cast<S*>(gradients.weight) + (conv.row(place.t, b) * conv.H + place.head) * K;
+      S* to = static_cast<S*>(gradients.weight) + (place.row(place.t) * conv.H + place.head) * K;
       const A* row = scratch.gradients;
       for (int64_t t = place.t; t < place.t_end; ++t, to += conv.step * conv.H * K) {
         if (conv.dynamic && t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.step * conv.H * K, place.heads * K);

@@ -85,7 +85,7 @@ Units units_of(const Conv& conv, bool backward) {
   int64_t chunk = kChunk;
   for (;; chunk /= 2) {
     units.chunks = (conv.T + chunk - 1) / chunk;
-    units.rows = (conv.T + units.chunks - 1) / units.chunks;
+    units.rows = conv.offsets != nullptr ? chunk : (conv.T + units.chunks - 1) / units.chunks;
     units.sentences = units.rows >= chunk ? 1 : chunk / units.rows;
     units.batches = (conv.B + units.sentences - 1) / units.sentences;
     units.partials = units.chunks * units.batches;
@@ -102,17 +102,34 @@ Units units_of(const Conv& conv, bool backward) {
 
 // Where a unit lies. Wide groups stay outermost, so that their kernels are laid out once.
 struct Place {
-  int64_t group, partial, b, b_end, t, t_end, head, heads, c, channels;
+  int64_t group, partial, b, b_end, t, rows, head, heads, c, channels;
+  // of the sentence that `enter` was last called with: its length, the end of the unit's positions, the row and the
+  // number for random.h of its position 0, and the step from row to row and from number to number
+  int64_t T, t_end, row_0, number_0, row_step, number_step;
 
   Place(const Conv& conv, const Units& units, int64_t unit) {
     group = units.wide ? unit / units.partials : unit % units.groups;
     partial = units.wide ? unit % units.partials : unit / units.groups;
-    b = partial % units.batches * units.sentences;
-    b_end = b + units.sentences < conv.B ? b + units.sentences : conv.B;
-    t = partial / units.batches * units.rows;
-    t_end = t + units.rows < conv.T ? t + units.rows : conv.T;
+    if (units.pieces != nullptr) {
+      const Piece& piece = units.pieces[partial];
+      b = piece.b, b_end = piece.b_end, t = piece.t, rows = piece.rows;
+    } else {
+      b = partial % units.batches * units.sentences;
+      b_end = b + units.sentences < conv.B ? b + units.sentences : conv.B;
+      t = partial / units.batches * units.rows, rows = units.rows;
+    }
+    row_step = conv.step, number_step = conv.B;
     head = group * units.heads;
     heads = head + units.heads < conv.H ? units.heads : conv.H - head;
     c = head * (conv.C / conv.H), channels = heads * (conv.C / conv.H);
   }
+
+  void enter(const Conv& conv, int64_t sentence) {
+    const bool packed = conv.offsets != nullptr;
+    row_0 = packed ? conv.offsets[sentence] : sentence * conv.sentence, number_0 = packed ? row_0 : sentence;
+    T = packed ? conv.offsets[sentence + 1] - row_0 : conv.T;
+    t_end = t + rows < T ? t + rows : T;
+  }
+  int64_t row(int64_t t) const { return row_0 + t * row_step; }
+  int64_t number(int64_t t) const { return number_0 + t * number_step; }  // the same in every layout
 };

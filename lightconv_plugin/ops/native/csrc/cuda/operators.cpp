@@ -30,8 +30,11 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
   return conv;
 }
 
+constexpr const char* kNotPacked = "lightconv: packed sentences have kernels on a CPU alone";
+
 Tensor conv(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bool softmax, double dropconnect,
-            std::optional<Tensor> seed) {
+            std::optional<Tensor> seed, std::optional<Tensor> offsets) {
+  STD_TORCH_CHECK(!offsets.has_value(), kNotPacked);
   const bool batch_first = is_batch_first(x_any);
   const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
   const Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed);
@@ -42,7 +45,8 @@ Tensor conv(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bo
 
 std::tuple<Tensor, Tensor> conv_backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
                                          int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
-                                         bool need_x, bool need_weight) {
+                                         bool need_x, bool need_weight, std::optional<Tensor> offsets) {
+  STD_TORCH_CHECK(!offsets.has_value(), kNotPacked);
   const bool batch_first = is_batch_first(x_any);
   const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
   const Tensor grad = in_order(grad_any, batch_first);
