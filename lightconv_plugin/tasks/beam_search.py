@@ -17,6 +17,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.tasks.captured_search import CapturedSearch
 from lightconv_plugin.tasks.device_search import Rules, SearchResult
 from lightconv_plugin.tasks.length_penalty import LengthPenalty, StepwiseBeam, StepwiseBeamSearch, drop
+from lightconv_plugin.tasks.logits import end_together, joint_logits, restrict
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class BeamSearchGenerator(SequenceGenerator):
         self.len_penalty: Any
         if stepwise_length_penalty is not None:
             self._apply_stepwise(LengthPenalty(stepwise_length_penalty))
+        blocker = self.repeat_ngram_blocker
+        self.ngram: int = 0 if blocker is None else blocker.no_repeat_ngram_size
         self._refused = self._refusal()
         self.captures = True
         self._captured: CapturedSearch | None = None
@@ -90,23 +93,20 @@ class BeamSearchGenerator(SequenceGenerator):
 
     def _refusal(self) -> str | None:
         """Return why fairseq's generator must do the search, in words; None if it need not."""
-        if self.model.models_size != 1:
-            return f"an ensemble of {self.model.models_size} models"
-        model = self.model.single_model
-        if not self.model.has_incremental or not self.model.has_encoder():
-            return f"{type(model).__name__}, which is not an encoder with an incremental decoder"
-        if not has_plain_softmax(model):
-            return f"{type(model).__name__}, which has probabilities of its own"
-        if getattr(model.decoder, "adaptive_softmax", None) is not None:
-            return "an adaptive softmax"
-        if any(isinstance(module, BeamableMM) for module in model.modules()):
-            return f"{type(model).__name__}, whose attention counts on {self.beam_size} rows a sentence at every step"
+        for model in self.model.models:
+            name = type(model).__name__
+            if not self.model.has_incremental or not hasattr(model, "encoder"):
+                return f"{name}, which is not an encoder with an incremental decoder"
+            if not has_plain_softmax(model):
+                return f"{name}, which has probabilities of its own"
+            if getattr(model.decoder, "adaptive_softmax", None) is not None:
+                return "an adaptive softmax"
+            if any(isinstance(module, BeamableMM) for module in model.modules()):
+                return f"{name}, whose attention counts on {self.beam_size} rows a sentence at every step"
         if type(self.search) not in (BeamSearch, StepwiseBeamSearch):
             return f"{type(self.search).__name__}"
         if self.match_source_len:
             return "--match-source-len"
-        if self.repeat_ngram_blocker is not None:
-            return "--no-repeat-ngram-size"
         if self.lm_model is not None:
             return "a language model beside the translation model"
         if self.token_indices_to_suppress is not None:
@@ -123,14 +123,12 @@ class BeamSearchGenerator(SequenceGenerator):
         bos_token: int | None = None,
     ) -> list[list[Hypothesis]]:
         refused = self._refused
-        if prefix_tokens is not None:
-            refused = "prefix tokens"
-        elif constraints is not None:
+        if constraints is not None:
             refused = "constraints"
         elif "src_tokens" not in sample["net_input"]:
             refused = "a source that is not of tokens"
         if refused is None:
-            return self._search(sample["net_input"], self.eos if bos_token is None else bos_token)
+            return self._search(sample["net_input"], self.eos if bos_token is None else bos_token, prefix_tokens)
         _say_once(f"fairseq's own beam search runs, which is slower, for {refused}")
         return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
@@ -161,17 +159,17 @@ class BeamSearchGenerator(SequenceGenerator):
             return step == max_len or not self.search.beam.goes_on[unfin_idx]
         return bool(super().is_finished(step, unfin_idx, max_len, *others))
 
-    def _search(self, net_input: dict[str, Tensor], bos: int) -> list[list[Hypothesis]]:
+    def _search(self, net_input: dict[str, Tensor], bos: int, prefix: Tensor | None = None) -> list[list[Hypothesis]]:
         sentences, source_length = net_input["src_tokens"].shape[:2]
         max_len = min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
         if self.min_len > max_len:
             raise ValueError(f"--min-len {self.min_len} is larger than the longest hypothesis allowed, {max_len}")
-        model = self.model.single_model
-        if self.captures and net_input["src_tokens"].is_cuda and sentences and _has_graph(model):
-            return self._search_captured(net_input["src_tokens"], bos, max_len)
-        (encoder_out,) = self.model.forward_encoder(net_input)
-        state: dict[str, Any] = {}
-        device = net_input["src_tokens"].device
+        device, models = net_input["src_tokens"].device, list(self.model.models)
+        prefix = net_input["src_tokens"][:, :0] if prefix is None else prefix[:, :max_len]
+        if self.captures and device.type == "cuda" and sentences and all(map(_has_graph, models)):
+            return self._search_captured(net_input["src_tokens"], bos, max_len, prefix)
+        sources = self.model.forward_encoder(net_input)
+        states: list[dict[str, Any]] = [{} for _ in models]
         tokens = torch.full((sentences, max_len + 2), self.pad, dtype=torch.long, device=device)
         tokens[:, 0] = bos
         scores = torch.zeros(sentences, max_len + 1, device=device)  # summed up to each position
@@ -181,19 +179,33 @@ class BeamSearchGenerator(SequenceGenerator):
         stepwise = StepwiseBeam(sentences, self.beam_size, self.stepwise, self.eos) if self.stepwise else None
 
         for step in range(max_len + 1):
-            logits = model.decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0]
-            values, words, parents = ops.beam_candidates(
-                logits[:, -1],
-                scores[:, step - 1] if step > 0 else None,
+            decoded = [
+                model.decoder(tokens[:, : step + 1], encoder_out=source, incremental_state=state)[0][:, -1]
+                for model, source, state in zip(models, sources, states, strict=True)
+            ]
+            forced = prefix[:, step] if step < prefix.shape[1] else None
+            logits, totals = restrict(
+                joint_logits(decoded, self.temperature),
+                scores[:, step - 1],  # zeros before the first token
+                tokens[:, self.ngram == 1 : step + 1],  # fairseq lets the first token be repeated by itself
+                forced,
+                ngram=self.ngram,
+                temperature=self.temperature,
+                pad=self.pad,
+            )
+            candidates = ops.beam_candidates(
+                logits,
+                totals,
                 beams=beams,
                 count=2 * self.beam_size,  # half of them may end
                 temperature=self.temperature,
                 pad=self.pad,
                 unk=self.unk,
                 unk_penalty=self.unk_penalty,
-                banned=self.eos if step < self.min_len else None,
+                banned=self.eos if forced is None and step < self.min_len else None,
                 only=self.eos if step >= max_len else None,
             )
+            values, words, parents = end_together(forced, self.eos, *candidates)
             parents = parents + beams * torch.arange(len(parents), device=device).unsqueeze(1)
             # both in one transfer, for which alone a GPU is waited for; float64 holds either without rounding
             sums, tails = torch.stack([values.double(), words.double()]).tolist()
@@ -228,18 +240,20 @@ class BeamSearchGenerator(SequenceGenerator):
             tokens[:, step + 1] = words.view(-1)[places]
             scores[:, step] = values.view(-1)[places]
             beams = self.beam_size
-            if hasattr(model.decoder, "reorder_within_sentences"):
-                all_go_on = len(kept) == len(open_sentences)
-                model.decoder.reorder_within_sentences(state, order, None if all_go_on else groups)
-            else:
-                model.decoder.reorder_incremental_state_scripting(state, order)
-                encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
+            all_go_on = len(kept) == len(open_sentences)
+            for place, (model, state) in enumerate(zip(models, states, strict=True)):
+                if hasattr(model.decoder, "reorder_within_sentences"):
+                    model.decoder.reorder_within_sentences(state, order, None if all_go_on else groups)
+                else:
+                    model.decoder.reorder_incremental_state_scripting(state, order)
+                    sources[place] = model.encoder.reorder_encoder_out(sources[place], order)
+            prefix = prefix.index_select(0, groups)
             open_sentences = [open_sentences[group] for group in kept]
             if stepwise is not None:
                 stepwise.keep(kept)
         return [hypotheses[: self.beam_size] for hypotheses in _best_first(finished)]
 
-    def _search_captured(self, source: Tensor, bos: int, max_len: int) -> list[list[Hypothesis]]:
+    def _search_captured(self, source: Tensor, bos: int, max_len: int, prefix: Tensor) -> list[list[Hypothesis]]:
         if self._captured is None:
             rules = Rules(
                 beam=self.beam_size,
@@ -248,10 +262,11 @@ class BeamSearchGenerator(SequenceGenerator):
                 unk=self.unk,
                 unk_penalty=self.unk_penalty,
                 temperature=self.temperature,
+                ngram=self.ngram,
                 stepwise=self.stepwise,
             )
-            self._captured = CapturedSearch(self.model.single_model, rules)
-        found, stuck = self._captured(source, bos=bos, min_len=self.min_len, max_len=max_len)
+            self._captured = CapturedSearch(list(self.model.models), rules)
+        found, stuck = self._captured(source, prefix, bos=bos, min_len=self.min_len, max_len=max_len)
         if stuck:
             raise RuntimeError(_NO_END.format(stuck, max_len))
         return _best_first(self._described(found))

@@ -5,7 +5,7 @@ import gc
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,13 +32,13 @@ class CapturedSearch:
     are called. All graphs compute in one pool of memory. It is freed with this object.
 
     Args:
-        model: one whose ``graph_refusal()`` is None.
+        models: those whose ``graph_refusal()`` is None.
         rules: of the search.
     """
 
-    def __init__(self, model: Any, rules: Rules) -> None:
-        self.model, self.rules = model, rules
-        self._sizes: OrderedDict[tuple[int, int, int], _Graphs] = OrderedDict()
+    def __init__(self, models: Sequence[Any], rules: Rules) -> None:
+        self.models, self.rules = models, rules
+        self._sizes: OrderedDict[tuple[int, int, int, bool], _Graphs] = OrderedDict()
         self._weights: list[Tensor] = []
 
     @property
@@ -47,16 +47,26 @@ class CapturedSearch:
         return sum(graphs.search.bytes for graphs in self._sizes.values())
 
     @torch.no_grad()
-    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
-        """Search for a batch (sentences, length); return what was found, and how many sentences could not end."""
-        with torch.cuda.device_of(source):
-            return self._search(source, bos, min_len, max_len)
+    def __call__(
+        self, source: Tensor, prefix: Tensor, *, bos: int, min_len: int, max_len: int
+    ) -> tuple[SearchResult, int]:
+        """Search for a batch; return what was found, and how many sentences could not end.
 
-    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
+        Args:
+            source: (sentences, length).
+            prefix: (sentences, 0 to max_len), what hypotheses begin with; pad where any token may stand.
+            bos: what is before them.
+            min_len, max_len: tokens before the end, which is not counted.
+        """
+        with torch.cuda.device_of(source):
+            return self._search(source, prefix, bos, min_len, max_len)
+
+    def _search(self, source: Tensor, prefix: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
         sentences, length = source.shape
-        graphs = self._of_size(rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1)), source)
+        size = rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1)), prefix.shape[1] > 0
+        graphs = self._of_size(size, source.device)
         search = graphs.search
-        search.give(source, bos=bos, min_len=min_len, max_len=max_len)
+        search.give(source, prefix, bos=bos, min_len=min_len, max_len=max_len)
         graphs.begin()
         counts = _Counts(search.open_count)
         for step in range(max_len + 1):
@@ -66,28 +76,36 @@ class CapturedSearch:
                 break
         return search.found(sentences, step + 1), counts.read(step)
 
-    def _of_size(self, sentences: int, length: int, longest: int, like: Tensor) -> "_Graphs":
+    def _of_size(self, size: tuple[int, int, int, bool], device: torch.device) -> "_Graphs":
         # a graph reads the weights where they were; they are held, so that no others can come to lie there
-        weights = [t.detach() for t in itertools.chain(self.model.parameters(), self.model.buffers())]
+        weights = self._present_weights()
         if [t.data_ptr() for t in weights] != [t.data_ptr() for t in self._weights]:
             self._sizes.clear()
             self._weights = weights
-        size = (sentences, length, longest)
         if size not in self._sizes:
             pool = next(iter(self._sizes.values())).pool if self._sizes else None
+            sentences, length, longest, prefixed = size
             search = DeviceSearch(
-                self.model, self.rules, sentences=sentences, length=length, longest=longest, device=like.device
+                self.models,
+                self.rules,
+                sentences=sentences,
+                length=length,
+                longest=longest,
+                device=device,
+                prefixed=prefixed,
             )
             graphs = self._sizes[size] = _Graphs(search, pool)
-            # positions may have been added
-            self._weights = [t.detach() for t in itertools.chain(self.model.parameters(), self.model.buffers())]
+            self._weights = self._present_weights()  # positions may have been added
             what = f"{sentences} sentences of {length} words, to {longest} words"
-            own, grew = (size / 2**20 for size in (graphs.search.bytes, graphs.pool_bytes))
+            own, grew = (count / 2**20 for count in (graphs.search.bytes, graphs.pool_bytes))
             logger.info("captured a search of %s: state %.0f MiB, the graphs' pool grew by %.0f MiB", what, own, grew)
         self._sizes.move_to_end(size)
         while len(self._sizes) > 1 and self.bytes > MOST_BYTES:
             self._sizes.popitem(last=False)
         return self._sizes[size]
+
+    def _present_weights(self) -> list[Tensor]:
+        return [t.detach() for model in self.models for t in itertools.chain(model.parameters(), model.buffers())]
 
 
 @functools.cache

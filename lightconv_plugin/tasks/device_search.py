@@ -5,6 +5,7 @@ hypotheses; here they stay and count no more.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.modules.window import StepByStep
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
+from lightconv_plugin.tasks.logits import end_together, joint_logits, restrict
 
 NEVER = -1  # the step in which a hypothesis ended that there is not
 
@@ -29,6 +31,7 @@ class Rules:
     unk_penalty: float
     temperature: float
     stepwise: LengthPenalty | None
+    ngram: int = 0  # the length of n-grams that a hypothesis may not repeat
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,27 @@ class DeviceSearch:
     """A search of up to ``sentences`` sources of up to ``length`` tokens, in steps that have one shape.
 
     Args:
-        model: an encoder-decoder of ours, in evaluation.
+        models: encoder-decoders of ours, in evaluation; the mean of their probabilities counts.
         rules: of the search.
         longest: tokens of a hypothesis, its end included, at most.
+        prefixed: hypotheses may have to begin with given tokens.
 
     Raises:
         ValueError: a decoder whose state grows from step to step.
     """
 
-    def __init__(self, model: Any, rules: Rules, *, sentences: int, length: int, longest: int, device: Any) -> None:
-        self.model, self.rules, self.sentences = model, rules, sentences
+    def __init__(
+        self,
+        models: Sequence[Any],
+        rules: Rules,
+        *,
+        sentences: int,
+        length: int,
+        longest: int,
+        device: Any,
+        prefixed: bool = False,
+    ) -> None:
+        self.models, self.rules, self.sentences = models, rules, sentences
         beam, rows = rules.beam, sentences * rules.beam
 
         def make(*shape: int, value: float = 0, dtype: torch.dtype = torch.long) -> Tensor:
@@ -85,6 +99,9 @@ class DeviceSearch:
         self.limits = make(3)  # the step, and the fewest and the most tokens before an end
         self.newest, self.scores = make(rows), make(rows, dtype=torch.float32)
         self.bos = make(1)
+        self.history = make(rows, longest if rules.ngram else 0)  # each hypothesis' tokens, the newest last
+        self.prefix = make(longest, sentences) if prefixed else None
+        self.prefix_length, self.min_len = make(1), make(1)
         self.tables = (make(longest, rows), make(longest, rows), make(longest, rows, dtype=torch.float32))
         self.steps, self.rows = make(sentences, beam, value=NEVER), make(sentences, beam)
         self.totals = make(sentences, beam, dtype=torch.float32)
@@ -106,19 +123,20 @@ class DeviceSearch:
 
     def _make_states(self) -> None:
         """Take a step to learn what the decoder keeps, and keep it where it is from then on."""
-        decoder = self.model.decoder
-        decoder.reserve_positions(len(self.tables[0]))
-        self.state: dict[str, Any] = {}
+        for model in self.models:
+            model.decoder.reserve_positions(len(self.tables[0]))
+        self.states: list[dict[str, Any]] = [{} for _ in self.models]
         self._read_source()
-        decoder.step(self.newest, self.step_number, self.state)
+        self._decode()
         self.kept = [
-            (module, dict(module.get_incremental_state(self.state)))
-            for module in decoder.stateful
+            (module, state, dict(module.get_incremental_state(state)))
+            for model, state in zip(self.models, self.states, strict=True)
+            for module in model.decoder.stateful
             if isinstance(module, StepByStep)
         ]
-        if any("inputs" in entry for _, entry in self.kept):
+        if any("inputs" in entry for _, _, entry in self.kept):
             raise ValueError("a decoder's state that grows from step to step has no place in a graph")
-        rings = [entry for _, entry in self.kept if "ring" in entry]
+        rings = [entry for _, _, entry in self.kept if "ring" in entry]
         widths = [len(entry["ring"]) for entry in rings]
         # of all layers in one tensor: they are re-ordered alike
         self.ancestors = self.newest.new_zeros(sum(widths), len(self.newest), dtype=torch.int32)
@@ -126,21 +144,37 @@ class DeviceSearch:
             entry["ancestors"] = own
 
     def _read_source(self) -> None:
-        read = self.model.encoder(self.source, None)
-        self.model.decoder.read_source(read, self.state, len(self.newest))
+        for model, state in zip(self.models, self.states, strict=True):
+            model.decoder.read_source(model.encoder(self.source, None), state, len(self.newest))
+
+    def _decode(self) -> Tensor:
+        """Logits of the next token of every hypothesis."""
+        decoded = [
+            model.decoder.step(self.newest, self.step_number, state)
+            for model, state in zip(self.models, self.states, strict=True)
+        ]
+        return joint_logits(decoded, self.rules.temperature)
 
     @property
     def bytes(self) -> int:
         """The memory that lies here between batches, but for what the allocator rounds up."""
         tensors = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        entries = [entry for entry in self.state.values() if isinstance(entry, dict)]
+        entries = [entry for state in self.states for entry in state.values() if isinstance(entry, dict)]
         tensors += [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
         return sum(tensor.nbytes for tensor in (*tensors, *self.tables))
 
-    def give(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> None:
-        """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``."""
+    def give(self, source: Tensor, prefix: Tensor | None = None, *, bos: int, min_len: int, max_len: int) -> None:
+        """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``.
+
+        ``prefix``: (sentences, at most max_len), what hypotheses begin with; pad where any token may stand.
+        """
         self.source.fill_(self.rules.pad)
         self.source[: source.shape[0], : source.shape[1]].copy_(source)
+        if self.prefix is not None and prefix is not None:
+            self.prefix.fill_(self.rules.pad)
+            self.prefix[: prefix.shape[1], : prefix.shape[0]].copy_(prefix.t())
+            self.prefix_length.fill_(prefix.shape[1])
+            self.min_len.fill_(min_len)
         self.bos.fill_(bos)
         for place, number in enumerate((0, min_len, max_len)):
             self.limits[place].fill_(number)
@@ -150,12 +184,15 @@ class DeviceSearch:
     def begin(self) -> None:
         """Read the source, and forget the batch before."""
         self._read_source()
-        for module, entry in self.kept:
+        for module, state, entry in self.kept:
             for name, value in entry.items():
                 if name != "ring":  # of which a step reads no more than it has written
                     value.zero_()
-            module.set_incremental_state(self.state, dict(entry))
+            module.set_incremental_state(state, dict(entry))
         self.newest.copy_(self.bos.expand_as(self.newest))
+        self.history.fill_(self.rules.pad)
+        if self.rules.ngram > 1:  # fairseq lets the first token be repeated by itself
+            self.history[:, -1].copy_(self.newest)
         self.scores.copy_(self.first_scores.flatten())
         self.steps.fill_(NEVER)
         self.ranks.fill_(-math.inf)
@@ -163,10 +200,23 @@ class DeviceSearch:
     def step(self) -> None:
         """Add a token to every hypothesis."""
         rules, beam = self.rules, self.rules.beam
-        logits = self.model.decoder.step(self.newest, self.step_number, self.state)
-        values, words, parents = ops.step_candidates(
-            logits,
+        forced = None
+        if self.prefix is not None:
+            forced = self.prefix.index_select(0, self.step_number).squeeze(0)
+            # as in fairseq no hypothesis of the batch is too short to end while there is a prefix
+            self.limits[1:2].copy_(torch.where(self.step_number < self.prefix_length, 0, self.min_len))
+        logits, scores = restrict(
+            self._decode(),
             self.scores,
+            self.history,
+            forced,
+            ngram=rules.ngram,
+            temperature=rules.temperature,
+            pad=rules.pad,
+        )
+        candidates = ops.step_candidates(
+            logits,
+            scores,
             self.limits,
             beams=beam,
             count=2 * beam,
@@ -176,6 +226,7 @@ class DeviceSearch:
             unk=rules.unk,
             unk_penalty=rules.unk_penalty,
         )
+        values, words, parents = end_together(forced, rules.eos, *candidates)
         parents = parents + self.first_rows
         ranks = values.double() / self.penalties.index_select(0, self.step_number)
         admitted = None
@@ -191,6 +242,8 @@ class DeviceSearch:
         self.scores.copy_(values.gather(1, chosen).flatten())
         for table, row in zip(self.tables, (self.newest, order, self.scores), strict=True):
             table.index_copy_(0, self.step_number, row.unsqueeze(0))
+        if rules.ngram:
+            self.history.copy_(torch.cat([self.history.index_select(0, order)[:, 1:], self.newest.unsqueeze(1)], dim=1))
         self._reorder(order)
         self.step_number.add_(1)
 
@@ -223,12 +276,12 @@ class DeviceSearch:
     def _reorder(self, order: Tensor) -> None:
         if len(self.ancestors):
             self.ancestors.copy_(self.ancestors.gather(1, order.expand(len(self.ancestors), -1)))
-        for module, entry in self.kept:
+        for module, state, entry in self.kept:
             if "ring" not in entry:
-                new = module.get_incremental_state(self.state)
+                new = module.get_incremental_state(state)
                 for name, value in entry.items():
                     value.copy_(new[name].index_select(1, order))
-                module.set_incremental_state(self.state, dict(entry))
+                module.set_incremental_state(state, dict(entry))
 
     def found(self, sentences: int, steps: int) -> SearchResult:
         """Copy the hypotheses of the first sentences, after so many steps, to the CPU."""

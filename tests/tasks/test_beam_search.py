@@ -48,6 +48,17 @@ def sample(lengths, types=TYPES, seed=0):
     }
 
 
+def prefixes(lengths, ends=False, types=TYPES, seed=0):
+    """Prefixes of hypotheses, (sentences, longest). No token is twice in one; the first may be a whole hypothesis."""
+    torch.manual_seed(seed)
+    tokens = torch.full((len(lengths), max(lengths) + ends), PAD)
+    for row, length in enumerate(lengths):
+        tokens[row, :length] = torch.randperm(types - 4)[:length] + 4
+    if ends and lengths[0]:
+        tokens[0, lengths[0]] = EOS
+    return tokens
+
+
 def generators(models, **options):
     """fairseq's and ours, of the same options."""
     config = Namespace(**{"beam": 4, "max_len_b": 10, **options})
@@ -79,13 +90,31 @@ def assert_same(got, expected):
     min_len=st.integers(0, 4),
     max_len=st.sampled_from([(0, 4), (0, 12), (0.5, 5), (2, 4)]),
     unnormalized=st.booleans(),
+    others=st.lists(st.sampled_from(ARCHITECTURES), max_size=2),
+    ngram=st.sampled_from([0, 0, 1, 2, 3]),
+    prefix=st.none() | st.lists(st.integers(0, 5), min_size=4, max_size=4),
+    prefix_ends=st.booleans(),
 )
 def test_hypotheses_and_scores_are_fairseq_s(
-    arch, backend, seed, lengths, beam, lenpen, unkpen, temperature, min_len, max_len, unnormalized
+    arch,
+    backend,
+    seed,
+    lengths,
+    beam,
+    lenpen,
+    unkpen,
+    temperature,
+    min_len,
+    max_len,
+    unnormalized,
+    others,
+    ngram,
+    prefix,
+    prefix_ends,
 ):
     with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": backend}):
         theirs, ours = generators(
-            [model(arch, seed)],
+            [model(each, seed + place) for place, each in enumerate([arch, *others])],
             beam=beam,
             lenpen=lenpen,
             unkpen=unkpen,
@@ -94,11 +123,13 @@ def test_hypotheses_and_scores_are_fairseq_s(
             max_len_a=max_len[0],
             max_len_b=max_len[1],
             unnormalized=unnormalized,
+            no_repeat_ngram_size=ngram,
         )
         batch = sample(lengths, seed=seed)
-        expected = theirs.generate([], batch)
+        given = {} if prefix is None else {"prefix_tokens": prefixes(prefix[: len(lengths)], prefix_ends, seed=seed)}
+        expected = theirs.generate([], batch, **given)
         with mock.patch.object(SequenceGenerator, "_generate", side_effect=AssertionError("fairseq's search ran")):
-            got = ours.generate([], batch)
+            got = ours.generate([], batch, **given)
     assert isinstance(ours, BeamSearchGenerator)
     assert_same(got, expected)
 
@@ -139,7 +170,6 @@ def test_a_start_other_than_the_end_of_a_sentence():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"no_repeat_ngram_size": 2}, "--no-repeat-ngram-size"),
         ({"diverse_beam_groups": 2}, "DiverseBeamSearch"),
         ({"match_source_len": True}, "LengthConstrainedBeamSearch"),
         ({"beam": 12}, "a vocabulary of 24 types for 12 beams"),
@@ -177,15 +207,13 @@ def test_convs2s_whose_attention_counts_on_whole_beams_is_searched_by_fairseq(ca
     assert "FConvModel, whose attention counts on 4 rows a sentence" in caplog.text
 
 
-def test_prefix_tokens_and_ensembles_are_fairseq_s_own():
-    batch = sample([4, 6])
-    theirs, ours = generators([model(ARCHITECTURES[0])])
-    prefix = torch.tensor([[5, 6], [7, PAD]])
-    got = ours.generate([], batch, prefix_tokens=prefix)
-    assert_same(got, theirs.generate([], batch, prefix_tokens=prefix))
-    assert got[0][0]["tokens"][:2].tolist() == [5, 6]
-    theirs, ours = generators([model(ARCHITECTURES[0]), model(ARCHITECTURES[1], seed=1)])
-    assert_same(ours.generate([], batch), theirs.generate([], batch))
+def test_a_prefix_of_an_end_alone_is_the_hypothesis():
+    """fairseq stops at an assertion there."""
+    _, ours = generators([model(ARCHITECTURES[0])], beam=2, min_len=3)
+    found = ours.generate([], sample([4, 6]), prefix_tokens=torch.tensor([[EOS, PAD], [5, 6]]))
+    assert [hypothesis["tokens"].tolist() for hypothesis in found[0]] == [[EOS], [EOS]]
+    assert found[1][0]["tokens"][:2].tolist() == [5, 6]
+    assert len(found[1][0]["tokens"]) > 3
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES[:2])

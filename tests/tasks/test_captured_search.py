@@ -3,26 +3,30 @@
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightconv_plugin.tasks import beam_search, captured_search
-from tests.tasks.test_beam_search import assert_same, generators, model, sample
+from lightconv_plugin.tasks.device_search import DeviceSearch, Rules
+from tests.tasks.test_beam_search import assert_same, generators, model, prefixes, sample
 from tests.tasks.test_length_penalty import generator as stepwise_generator
+from tests.waits import waits
 
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 EOS = 2
 
 
-def captured(generator, batch, bos=EOS):
+def captured(generator, batch, prefix=None, bos=EOS):
     """Search as if the batch were on a GPU."""
     source = batch["net_input"]["src_tokens"]
     max_len = min(int(generator.max_len_a * source.shape[1] + generator.max_len_b), generator.max_len - 1)
-    return generator._search_captured(source, bos, max_len)
+    prefix = source[:, :0] if prefix is None else prefix[:, :max_len]
+    return generator._search_captured(source, bos, max_len, prefix)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 500),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
@@ -33,12 +37,29 @@ def captured(generator, batch, bos=EOS):
     min_len=st.integers(0, 4),
     max_len=st.sampled_from([(0, 4), (0, 12), (0.5, 5), (2, 40)]),
     unnormalized=st.booleans(),
+    others=st.lists(st.sampled_from(ARCHITECTURES), max_size=2),
+    ngram=st.sampled_from([0, 0, 1, 2, 3]),
+    prefix=st.none() | st.lists(st.integers(0, 5), min_size=5, max_size=5),
+    prefix_ends=st.booleans(),
 )
 def test_hypotheses_and_scores_are_fairseq_s(
-    arch, seed, lengths, beam, lenpen, unkpen, temperature, min_len, max_len, unnormalized
+    arch,
+    seed,
+    lengths,
+    beam,
+    lenpen,
+    unkpen,
+    temperature,
+    min_len,
+    max_len,
+    unnormalized,
+    others,
+    ngram,
+    prefix,
+    prefix_ends,
 ):
     theirs, ours = generators(
-        [model(arch, seed)],
+        [model(each, seed + place) for place, each in enumerate([arch, *others])],
         beam=beam,
         lenpen=lenpen,
         unkpen=unkpen,
@@ -47,13 +68,15 @@ def test_hypotheses_and_scores_are_fairseq_s(
         max_len_a=max_len[0],
         max_len_b=max_len[1],
         unnormalized=unnormalized,
+        no_repeat_ngram_size=ngram,
     )
     for each in (lengths, lengths[::-1], [2, 7, 3]):  # the search is kept between batches
         batch = sample(each, seed=seed)
-        assert_same(captured(ours, batch), theirs.generate([], batch))
+        tokens = None if prefix is None else prefixes(prefix[: len(each)], prefix_ends, seed=seed)
+        assert_same(captured(ours, batch, tokens), theirs.generate([], batch, prefix_tokens=tokens))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 500),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
@@ -61,12 +84,36 @@ def test_hypotheses_and_scores_are_fairseq_s(
     beam=st.integers(1, 5),
     min_len=st.integers(0, 3),
     max_len=st.integers(3, 9),
+    ngram=st.sampled_from([0, 2]),
+    prefix=st.none() | st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    prefix_ends=st.booleans(),
 )
-def test_a_stepwise_penalty(seed, lengths, alpha, beam, min_len, max_len):
+def test_a_stepwise_penalty(seed, lengths, alpha, beam, min_len, max_len, ngram, prefix, prefix_ends):
     built = model(ARCHITECTURES[1], seed, 100)
-    ours = stepwise_generator([built], alpha=alpha, beam=beam, min_len=min_len, max_len_b=max_len)
+    ours = stepwise_generator(
+        [built], alpha=alpha, beam=beam, min_len=min_len, max_len_b=max_len, no_repeat_ngram_size=ngram
+    )
     batch = sample(lengths, types=100, seed=seed)
-    assert_same(captured(ours, batch), ours.generate([], batch))
+    tokens = None if prefix is None else prefixes(prefix[: len(lengths)], prefix_ends, types=100, seed=seed)
+    found = ours.generate([], batch, prefix_tokens=tokens)
+    assert_same(captured(ours, batch, tokens), found)
+    ours._refused = "this test"
+    assert_same(ours.generate([], batch, prefix_tokens=tokens), found)
+
+
+@torch.no_grad()
+def test_a_step_waits_for_nothing():
+    built = [model(arch, types=100) for arch in ARCHITECTURES]
+    rules = Rules(beam=4, pad=1, eos=EOS, unk=3, unk_penalty=0.5, temperature=0.7, stepwise=None, ngram=3)
+    search = DeviceSearch(built, rules, sentences=2, length=8, longest=32, device="cpu", prefixed=True)
+    source = sample([5, 3], types=100)["net_input"]["src_tokens"]
+    search.give(source, torch.tensor([[5, EOS], [6, 7]]), bos=EOS, min_len=1, max_len=20)
+    search.begin()
+    with waits("cpu") as met:
+        for _ in range(3):
+            search.step()
+    assert met == []
+    assert search.open.tolist() == [False, True]
 
 
 def test_one_of_ours_has_a_graph_and_what_cannot_says_why(monkeypatch, caplog):
