@@ -18,7 +18,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data_prep.fetch import RemoteFile, fetch, iterate_members
+from data_prep.archives import iterate_members
+from data_prep.fetch import RemoteFile, fetch
 from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError

@@ -22,8 +22,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from data_prep.archives import iterate_members
 from data_prep.dataset import Dataset
-from data_prep.fetch import iterate_members
 from data_prep.text.cnn_dm import (
     UNITS,
     Evidence,

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from data_prep.fetch.archives import BUFFER, OPENERS, open_unpacked
+from data_prep.archives import BUFFER, OPENERS, open_unpacked
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data_prep.fetch.archives import BUFFER, OPENERS, damage_told, packed_suffix, told
+from data_prep.archives import BUFFER, OPENERS, damage_told, packed_suffix, told
 from scripts.common.blanks import BLANK, BYTE_ORDER_MARK, name
 from scripts.common.errors import UserError
 

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from data_prep.archives import named_members
 from data_prep.dataset import SPLITS
-from data_prep.fetch.archives import named_members
 from data_prep.steps.pool import Pool, tick
 from data_prep.steps.registry import READERS
 from data_prep.steps.shards import CHUNK, Shard, Text, capacity, shard_sizes

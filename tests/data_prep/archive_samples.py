@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from data_prep.fetch.archives import iterate_members, named_members
+from data_prep.archives import iterate_members, named_members
 
 TARS = {
     "a.tar": "w:",

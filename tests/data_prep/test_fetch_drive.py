@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_prep.fetch.pages import confirmation, refusal
+from data_prep.transfer import confirmation, refusal
 from scripts.common.errors import UserError
 from tests.data_prep.fetching import CONTENT, get
 from tests.data_prep.web import Site

@@ -58,7 +58,7 @@ def test_a_file_that_changed_in_between_comes_whole(tmp_path, ftp: FtpSite, monk
         ftp.changed = "20190101000000"
         ftp.files["dir/a b.zip"] = CONTENT[::-1]
 
-    monkeypatch.setattr("data_prep.fetch.transfer.time.sleep", changes)
+    monkeypatch.setattr("data_prep.transfer.time.sleep", changes)
     assert get(tmp_path, ftp.url("dir/a%20b.zip")).read_bytes() == CONTENT[::-1]
     assert starts(ftp)[-2:] == ["RETR dir/a b.zip"] * 2  # of which the last goes from the first byte
 

@@ -59,7 +59,7 @@ def test_a_server_that_asks_for_a_long_wait_is_left(tmp_path, site: Site):
 def test_attempts_are_counted_and_wait_longer_each_time(tmp_path, site: Site, monkeypatch):
     url = site.add("/a", CONTENT, status=[(502, {})] * 99)
     waited: list[float] = []
-    monkeypatch.setattr("data_prep.fetch.transfer.time.sleep", waited.append)
+    monkeypatch.setattr("data_prep.transfer.time.sleep", waited.append)
     with pytest.raises(UserError, match=r"answered 502 Bad Gateway, 7 times in a row"):
         get(tmp_path, url, patience=Patience())
     assert waited == [1, 2, 4, 8, 16, 32]
@@ -109,7 +109,7 @@ def test_chunks_have_an_end_that_a_broken_connection_lacks(tmp_path, site: Site)
 
 
 def test_progress(tmp_path, site: Site, monkeypatch, capsys):
-    monkeypatch.setattr("data_prep.fetch.transfer._SECONDS_BETWEEN_UPDATES", 0.0)
+    monkeypatch.setattr("data_prep.transfer._SECONDS_BETWEEN_UPDATES", 0.0)
     get(tmp_path, site.add("/a", bytes(3_000_000)))
     assert re.search(r"a\.txt: \d\.\d of 3\.0 MB, \d+%, [\d,.]+ MB/s, 0:0\d to go\n", capsys.readouterr().out)
 
@@ -126,7 +126,7 @@ def test_an_archive_cut_off_by_a_server_that_tells_no_length_is_not_trusted(tmp_
 
 def test_more_bytes_than_expected(tmp_path, site: Site):
     url = site.add("/a", CONTENT * 1000, length=False)
-    with pytest.raises(UserError, match="sent more than the 4,000 bytes"):
+    with pytest.raises(UserError, match="has 5,000,000 bytes, 4,000 were expected"):
         get(tmp_path, url, bytes=4000)
     url = site.add("/b", CONTENT)
     with pytest.raises(UserError, match="has 5,000 bytes, 4,000 were expected"):

@@ -18,7 +18,7 @@ from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from data_prep import __main__ as command
 from data_prep import binarise
-from data_prep.fetch import named_members
+from data_prep.archives import named_members
 from scripts.common import ownership
 from scripts.common.provenance import git_state
 from scripts.pipeline import pipeline

@@ -110,7 +110,7 @@ def test_the_list_is_fairseq_s():
 def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, monkeypatch):
     out = tmp_path / "model"
     site.pages[f"/{ARCHIVE}"].drop = [1000]
-    monkeypatch.setattr("data_prep.fetch.download.Patience", lambda: Patience(attempts=1))
+    monkeypatch.setattr("data_prep.fetch.Patience", lambda: Patience(attempts=1))
     with pytest.raises(UserError, match=r"bytes missing.*\n.*a folder that you give with --from"):
         pretrained.get(NAME, out=out, origin=site.url)
     assert not out.exists()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, NamedTuple, cast
+from typing import IO, Any, BinaryIO, cast
 
 from scripts.common.errors import UserError
 
@@ -34,14 +34,8 @@ _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 _FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 _DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
-
-class _Member(NamedTuple):
-    """A member of an archive of any kind. It must be read before the next one is asked for."""
-
-    name: str
-    size: int
-    open: Callable[[], IO[bytes] | None]
-    other: str | None = None  # what it is if it is no file
+# name, size by its header, what it is if it is no file, and how it is opened, before the next one is asked for
+_Member = tuple[str, int, str | None, Callable[[], IO[bytes] | None]]
 
 
 def iterate_members(
@@ -53,30 +47,26 @@ def iterate_members(
     skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
 
     Raises:
-        UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted,
-            occurs twice, or its name leads out of the folder it would be unpacked into; the wanted ones have together
-            more than ``most_bytes`` by their headers.
+        UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted, or
+            its name leads out of the folder it would be unpacked into; the wanted ones have together more than
+            ``most_bytes`` by their headers.
     """
-    seen: set[str] = set()
     total = 0
     with closing(_members(archive, archive.name)) as members:
-        for member in members:
-            name = re.sub(r"^(\./+)+", "", member.name)
+        for name, size, other, opened in members:
             if not wanted(name):
                 continue
-            leads_out = name.startswith("/") or ".." in name.split("/")
-            if what := member.other or ("under a name that leads out of the folder" if leads_out else None):
-                raise UserError(f"{archive}: member {name} is {what}; see who made it, and pack plain files alone")
-            if name in seen:
-                raise UserError(f"{archive} has two members {name}; pack it anew with the one that is meant")
-            seen.add(name)
-            total += member.size
+            if name.startswith("/") or ".." in name.split("/"):
+                other = "under a name that leads out of the folder"
+            if other is not None:
+                raise UserError(f"{archive}: member {name} is {other}; see who made it, and pack plain files alone")
+            total += size
             if most_bytes is not None and total > most_bytes:
                 raise UserError(
                     f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is "
                     "far more than such files need; see where it comes from"
                 )
-            with _content(archive, member, packed_suffix(name)) as stream:
+            with _content(archive, name, opened, packed_suffix(name)) as stream:
                 yield name, stream
 
 
@@ -107,75 +97,59 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
 
 
 def check_archive(archive: Path, name: str) -> None:
-    """Read an archive, or a compressed file, that is to have this name, to its end.
+    """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are.
 
     Raises:
-        UserError: it is damaged or cut short. In a tar without compression only headers and the length can show that.
+        UserError: it is damaged or cut short.
     """
-    for member in _members(archive, name):
-        if member.other is None:
-            with _content(archive, member, packed_suffix(name) if member.name == name else "") as stream:
+    for member, _, other, opened in _members(archive, name):
+        if other is None:
+            with _content(archive, member, opened, packed_suffix(name) if member == name else "") as stream:
                 while stream.read(BUFFER):
                     pass
 
 
 def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
-    """Yield all members but folders."""
+    """Yield all members but folders; ``name`` tells the kind of the archive."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
     packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
-    if name.endswith(".zip"):
-        yield from _zip_members(archive)
-    elif packing is not None:
-        yield from _tar_members(archive, packing)
-    else:
-        yield _Member(name, archive.stat().st_size, lambda: archive.open("rb"))
-
-
-def _zip_members(archive: Path) -> Iterator[_Member]:
-    """Yield the members of a zip. zipfile tests each one's checksum when it is read to its end."""
-    with damage_told(str(archive)), archive.open("rb") as data, zipfile.ZipFile(data) as file:
-        for info in file.infolist():
-            name = info.filename.replace("\\", "/")  # as some programs on Windows write it
-            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip was not made on Unix
-            other = None if kind in (0, stat.S_IFREG) else "a link or a device"
-            if not name.endswith("/"):
-                yield _Member(name, info.file_size, partial(file.open, info), other)
+    with damage_told(str(archive)), archive.open("rb") as file:
+        if name.endswith(".zip"):
+            for entry in (zipped := zipfile.ZipFile(file)).infolist():
+                kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where the zip was not made on Unix
+                other = None if kind in (0, stat.S_IFREG) else "a link or a device"
+                inner = _plain(entry.filename.replace("\\", "/"))  # as some programs on Windows write it
+                if not inner.endswith("/"):
+                    yield inner, entry.file_size, other, partial(zipped.open, entry)
+        elif packing is None:
+            yield name, archive.stat().st_size, None, lambda: archive.open("rb")
+        else:
+            yield from _tar_members(OPENERS[packing](file) if packing else file, bool(packing))
 
 
 class _Header(tarfile.TarInfo):
-    """A tar's header. A damaged one is an error: tarfile takes it for the end, unless it is the first."""
+    """A tar's header; one whose size cannot be is an error."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "_Header":
-        try:
-            info = super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if any(buf) or 0 < len(buf) < tarfile.BLOCKSIZE:
-                raise tarfile.ReadError(f"bad header: {error}") from error
-            raise
+        info = super().frombuf(buf, encoding, errors)
         if info.size < 0 or (info.type in _LONG_HEADERS and info.size > 1 << 24):  # which are read into memory
             raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
         return info
 
 
-def _tar_members(archive: Path, packing: str) -> Iterator[_Member]:
-    """The members of a tar, in one forward pass: it has no table of contents."""
-    with (
-        damage_told(str(archive)),
-        archive.open("rb") as file,
-        OPENERS[packing](file) if packing else file as data,
-        tarfile.open(fileobj=data, mode="r:", tarinfo=_Header) as tar,  # all its seeking goes forward
-    ):
+def _tar_members(data: Any, packed: bool) -> Iterator[_Member]:
+    """Yield the members of a tar, in one forward pass: it has no table of contents."""
+    kinds = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}
+    with data, tarfile.open(fileobj=data, mode="r:", tarinfo=_Header) as tar:  # all its seeking goes forward
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
-            kind = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}.get(
-                info.type, "device or pipe"
-            )
+            other = None if info.isfile() else f"a {kinds.get(info.type, 'device or pipe')} {info.linkname}".rstrip()
             if not info.isdir():
-                other = None if info.isfile() else f"a {kind} {info.linkname}".rstrip()
-                yield _Member(info.name, info.size, partial(tar.extractfile, info), other)
-        if data.tell() == tar.offset and not packing:  # a compressed stream has an end of its own
+                yield _plain(info.name), info.size, other, partial(tar.extractfile, info)
+        # tarfile takes a header that is damaged or cut short for the end; a compressed stream has an end of its own
+        if not packed and data.tell() < tar.offset + tarfile.BLOCKSIZE:
             raise tarfile.ReadError("the blocks of zeros that end a tar are missing")
         data.read(tarfile.RECORDSIZE)  # old programs left rubbish in the last record
         while block := data.read(BUFFER):
@@ -183,12 +157,21 @@ def _tar_members(archive: Path, packing: str) -> Iterator[_Member]:
                 raise tarfile.ReadError("more data follows the mark of its end")
 
 
-def _content(archive: Path, member: _Member, packing: str) -> BinaryIO:
-    what = f"{archive}, member {member.name}" if member.name != archive.name else str(archive)
+def _plain(name: str) -> str:
+    return re.sub(r"^(\./+)+", "", name)
+
+
+def _content(archive: Path, member: str, opened: Callable[[], IO[bytes] | None], packing: str) -> BinaryIO:
+    what = f"{archive}, member {member}" if member != archive.name else str(archive)
     with damage_told(what):
-        stream = member.open()
+        stream = opened()
         assert stream is not None  # tarfile opens no folders and devices, which do not come here
         return told(OPENERS[packing](stream) if packing else stream, what)
+
+
+def open_unpacked(path: Path) -> BinaryIO:
+    """Open a file for reading, decompressed by its name; damage in it raises a UserError."""
+    return _content(path, path.name, lambda: path.open("rb"), packed_suffix(path.name))
 
 
 def packed_suffix(name: str) -> str:
@@ -231,9 +214,3 @@ class _NamedStream(io.RawIOBase):
 def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
     """``stream``, buffered; damage in it raises a UserError that names ``what``."""
     return cast(BinaryIO, io.BufferedReader(_NamedStream(stream, what, remedy), BUFFER))
-
-
-def open_unpacked(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed by its name; damage in it raises a UserError."""
-    whole = _Member(path.name, 0, lambda: path.open("rb"))
-    return _content(path, whole, packed_suffix(path.name))

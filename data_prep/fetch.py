@@ -1,7 +1,10 @@
-"""Fetching a file: from where it lies already, from a folder of the user's, or from its mirrors.
+"""Fetching a file: from where it lies already, from a folder of the user's, or from its mirrors (transfer.py).
 
-What came is listed in a ledger, as JSON by file name. So a file without a published checksum that changes at its source
-is noticed.
+    file = RemoteFile("dev.tgz", ("http://.../dev.tgz",), md5="4a3d...")
+    path = fetch(file, folder, raw=None, ledger=folder / "ledger.json")
+
+``fetch`` returns only what has been tested: against its published length and checksum, or else against what the ledger
+(JSON by file name) says came the first time, so that a file that changes at its source is noticed.
 """
 
 import hashlib
@@ -12,14 +15,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from data_prep.fetch.archives import check_archive, damage_told
-from data_prep.fetch.pages import HEAD, page_instead
-from data_prep.fetch.transfer import Patience, Refused, RemoteFile, Transfer
+from data_prep.archives import check_archive, damage_told
+from data_prep.transfer import HEAD, Patience, Refused, RemoteFile, Transfer, page_instead
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, write_json
 from scripts.common.lock import file_lock, lock_beside
 from scripts.common.terminal import StatusLine
+
+__all__ = ["Patience", "RemoteFile", "fetch"]
 
 
 def fetch(
@@ -33,8 +37,8 @@ def fetch(
 ) -> Path:
     """Have ``file`` under its name in ``folder``, tested, and return its path.
 
-    The first of these that is there: the file in ``raw``, the file in ``folder``, a mirror. Several files may be
-    fetched at once, by threads or processes; a second fetch of one file is refused.
+    The first of these that is there: the file in ``raw``, the file in ``folder``, a mirror. A second fetch of
+    the same file at the same time is refused.
 
     Args:
         file: what to fetch.
@@ -69,9 +73,13 @@ def fetch(
                 status.line(f"{file.name}: {found['bytes']:,} bytes from {there}")
         else:
             place = f"the folder given with {option} ({raw})" if raw else f"a folder that you give with {option} DIR"
-            download = Transfer(file, path, patience or Patience(), status)
-            url, found = _download(file, f"{place}, or into {folder}", ledger, download, status)
-        _write_down(ledger, file, url, found)
+            transfer = Transfer(file, path, patience or Patience(), status)
+            url, found = _download(file, f"{place}, or into {folder}", ledger, transfer, status)
+        entries = _read(ledger)
+        if entries.get(file.name, {}).get("sha256") != found["sha256"]:
+            trusted = "its published checksum" if file.published else "on first use"
+            entries[file.name] = {"url": url, **found, "date": date.today().isoformat(), "trusted": trusted}
+            write_json(ledger, dict(sorted(entries.items())))
     return path
 
 
@@ -87,28 +95,28 @@ def _take(given: Path, path: Path) -> None:
 
 
 def _download(
-    file: RemoteFile, place: str, ledger: Path, download: Transfer, status: StatusLine
+    file: RemoteFile, place: str, ledger: Path, transfer: Transfer, status: StatusLine
 ) -> tuple[str, dict[str, Any]]:
     """Bring the file from the first mirror that has it, and return the mirror with the file's length and SHA-256."""
-    problems = []
+    problems = ""
     for url in file.urls:
         try:
             for again in (True, False):
-                download.run(url)
+                transfer.run(url)
                 status.update(f"{file.name}: testing it")
-                found, wrong = _examine(download.path, file, ledger)
+                found, wrong = _examine(transfer.path, file, ledger)
                 if wrong is None:
-                    download.finish()
+                    transfer.finish()
                     status.line(f"{file.name}: {found['bytes']:,} bytes from {url}")
                     return url, found
-                if download.in_one_piece or not again:
-                    raise Refused(f"{wrong}; it is kept as {download.put_aside()}. If no mirror is right, look at it")
+                if transfer.in_one_piece or not again:
+                    raise Refused(f"{wrong}; it is kept as {transfer.put_aside()}. If no mirror is right, look at it")
                 status.line(f"{file.name}: {wrong}; it came in several pieces: once more from the start")
-                download.restart()
+                transfer.restart()
         except Refused as refused:
-            problems.append(f"\n  {url}: {refused}")
+            problems += f"\n  {url}: {refused}"
             status.line(f"{file.name}: {url}: {refused}")
-    message = f"cannot fetch {file.name}:{''.join(problems)}" if problems else f"{file.name} comes by hand alone."
+    message = f"cannot fetch {file.name}:{problems}" if problems else f"{file.name} comes by hand alone."
     source = f" from {' or '.join(file.urls)}" if file.urls else ""
     by_hand = f"\n{file.by_hand.strip()}" if file.by_hand else ""
     raise UserError(
@@ -122,7 +130,7 @@ def _examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[dict[str, Any]
 
     Without a published checksum an entry of the ledger counts, and without that the checksums that archives have.
     """
-    before = _read(ledger).get(file.name)
+    before = None if file.published else _read(ledger).get(file.name)
     with damage_told(str(path)), path.open("rb") as stream:
         head = stream.read(HEAD)
         stream.seek(0)
@@ -137,7 +145,7 @@ def _examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[dict[str, Any]
     for what, got, expected in (("SHA-256", sha256, file.sha256), ("MD5", md5, file.md5)):
         if expected not in (None, got):
             return found, f"its {what} is {got}, {expected} was expected"
-    if not file.published and before is not None and sha256 != before["sha256"]:
+    if before is not None and sha256 != before["sha256"]:
         return found, (
             f"its SHA-256 is {sha256} ({found['bytes']:,} bytes); the file of this name that came on "
             f"{before['date']} from {before['url']} had {before['sha256']} ({before['bytes']:,} bytes): to trust this "
@@ -149,16 +157,6 @@ def _examine(path: Path, file: RemoteFile, ledger: Path) -> tuple[dict[str, Any]
         except UserError as error:
             return found, str(error)
     return found, None
-
-
-def _write_down(ledger: Path, file: RemoteFile, url: str, found: dict[str, Any]) -> None:
-    """Enter a file that was found right, unless the same bytes are in the ledger already."""
-    with file_lock(lock_beside(ledger), at_work=f"writing {ledger}"):
-        entries = _read(ledger)
-        if entries.get(file.name, {}).get("sha256") != found["sha256"]:
-            trusted = "its published checksum" if file.published else "on first use"
-            entries[file.name] = {"url": url, **found, "date": date.today().isoformat(), "trusted": trusted}
-            write_json(ledger, dict(sorted(entries.items())))
 
 
 def _read(ledger: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ libcurl follows redirects (to no file of this machine), keeps cookies, and takes
 from __future__ import annotations
 
 import email.utils
+import html
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import re
 import shutil
 import ssl
 import time
+import urllib.parse
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +28,6 @@ try:
 except ModuleNotFoundError:  # machines that download nothing, such as a lent GPU without a network, do without
     pycurl = None
 
-from data_prep.fetch.pages import HEAD, confirmation, page_instead, refusal
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError, writing
 from scripts.common.files import write_json
@@ -35,11 +36,13 @@ from scripts.common.terminal import StatusLine, clock
 _SECONDS_BETWEEN_UPDATES = 0.2
 _LONGEST_DELAY = 60.0  # seconds between two attempts
 _LONGEST_WAIT = 600.0  # seconds that a server may ask for with Retry-After
-_PAGE = 1 << 20  # bytes; no page of Drive's is longer
+HEAD = 512  # bytes that tell a page from a file
+_PAGE = 1 << 20  # bytes; no page of Google Drive's is longer
 _BUSY = {408, 425, 429, 500, 502, 503, 504}  # HTTP's statuses that may be others in a minute
 # errors of libcurl that will be the same in a minute
 _FINAL = """UNSUPPORTED_PROTOCOL URL_MALFORMAT TOO_MANY_REDIRECTS PEER_FAILED_VERIFICATION LOGIN_DENIED
     REMOTE_ACCESS_DENIED REMOTE_FILE_NOT_FOUND FTP_COULDNT_RETR_FILE FILE_COULDNT_READ_FILE"""
+_DRIVE = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com", "accounts.google.com")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Refused(Exception):
     """The address does not give the file, now or in a minute: the next mirror's turn. The message says why."""
 
 
-class Dropped(Exception):
+class _Dropped(Exception):
     """The connection failed; trying again may help. The message says what happened."""
 
     def __init__(self, message: str, *, wait: float = 0.0, restart: bool = False) -> None:
@@ -119,68 +122,62 @@ class Transfer:
             self._notes = {"url": url} | {key: value for key, value in self._notes.items() if key == "bytes"}
         failures, restart = 0, False
         while (before := self._size) != self._notes.get("bytes"):
-            # Bytes of a file that nothing tells apart from another or a changed one can be gone on with only if a
-            # checksum will show that all is right.
+            # without a validator only a checksum can show that what comes belongs to what is here
             start = before if ("validator" in self._notes or self._file.published) and not restart else 0
             try:
-                with closing(_curl(start, self._notes.get("validator"))) as curl:
-                    if (behind := self._attempt(curl, url, start)) and self._attempt(curl, behind, start):
-                        raise Refused("Google Drive asked for a confirmation again and again")
+                self._attempt(url, start)
                 return
-            except Dropped as dropped:
+            except _Dropped as dropped:
                 restart = dropped.restart  # the bytes that are here stay until others come
-                gone_on = 0 < before < self._size and not self.in_one_piece
-                failures = 1 if gone_on else failures + 1
-                self._wait(dropped, failures)
+                failures = 1 if 0 < before < self._size and not self.in_one_piece else failures + 1
+                if failures >= self._patience.attempts:
+                    raise Refused(f"{dropped}, {failures} times in a row") from dropped
+                if dropped.wait > _LONGEST_WAIT:
+                    asked = clock(dropped.wait)
+                    raise Refused(f"{dropped} and asked to wait {asked}; run this again then") from dropped
+                delay = max(dropped.wait, min(_LONGEST_DELAY, self._patience.first_delay * 2 ** (failures - 1)))
+                here = f"{self._size:,} bytes are here"
+                self._status.line(f"{self._file.name}: {dropped}; {here}; next attempt in {delay:.0f} s")
+                time.sleep(delay)
 
-    def _wait(self, dropped: Dropped, failures: int) -> None:
-        if failures >= self._patience.attempts:
-            raise Refused(f"{dropped}, {failures} times in a row") from dropped
-        if dropped.wait > _LONGEST_WAIT:
-            raise Refused(f"{dropped} and asked to wait {clock(dropped.wait)}; run this again then") from dropped
-        delay = max(dropped.wait, min(_LONGEST_DELAY, self._patience.first_delay * 2 ** (failures - 1)))
-        here = f"{self._size:,} bytes are here"
-        self._status.line(f"{self._file.name}: {dropped}; {here}; next attempt in {delay:.0f} s")
-        time.sleep(delay)
-
-    def _attempt(self, curl: pycurl.Curl, address: str, start: int) -> str | None:
-        """Ask for the file from byte ``start`` on; return the address behind Drive's page if that is what came.
-
-        A web server that cannot go on, or whose file is another by now, sends the file from byte 0 on.
-        """
-        curl.setopt(pycurl.URL, address)
-        headers: dict[str, str] = {}
-        with closing(_chunks(curl, headers, start, self._patience.timeout)) as chunks:
-            head = next(chunks, b"")
-            is_page = headers.get("content-type", "").startswith("text/html")
-            while is_page and len(head) < _PAGE and (chunk := next(chunks, b"")):
-                head += chunk
-            came_from = curl.getinfo(pycurl.EFFECTIVE_URL)
-            if is_page and (behind := confirmation(head, came_from)) is not None:
-                return behind
-            begins, total = _extent(curl, headers, refusal(head, came_from) if is_page else None, start)
-            told = {"validator": _validator(curl, headers), "bytes": total}
-            known = self._notes if begins else {"url": self._notes["url"]}  # it may leave out later what it told once
-            notes = known | {key: value for key, value in told.items() if value is not None}
-            if begins and (begins != self._size or not known.items() <= notes.items()):
-                raise Dropped("what it sent does not go on from what is here; from the start, then", restart=True)
-            self._receive(notes, begins, itertools.chain([head], chunks))
-        return None
+    def _attempt(self, url: str, start: int) -> None:
+        """Ask for the file from byte ``start`` on, and append what comes to the bytes that are here, or begin anew."""
+        file = self._file
+        with closing(_curl(start, self._notes.get("validator"))) as curl:
+            for _ in range(2):  # Google Drive's page, and the file behind it
+                curl.setopt(pycurl.URL, url)
+                headers: dict[str, str] = {}
+                with closing(_chunks(curl, headers, start, self._patience.timeout)) as chunks:
+                    head, page = next(chunks, b""), None
+                    if (curl.getinfo(pycurl.CONTENT_TYPE) or "").startswith("text/html"):
+                        page, url = head, curl.getinfo(pycurl.EFFECTIVE_URL)
+                        while len(page) < _PAGE and (more := next(chunks, b"")):
+                            page += more
+                        if (behind := confirmation(page, url)) is not None:
+                            url = behind
+                            continue
+                        head = page
+                    begins = _first_byte(curl, headers, start, refusal(page, url) if page else None)
+                    if page and (what := page_instead(file.name, page)) is not None:
+                        raise Refused(f"what it sent is {what}")
+                    length = curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD_T)
+                    told = {"validator": _validator(curl, headers), "bytes": None if length < 0 else begins + length}
+                    known = self._notes if begins else {"url": self._notes["url"]}  # it may not tell it once more
+                    notes = known | {key: value for key, value in told.items() if value is not None}
+                    if not known.items() <= notes.items():
+                        message = "what it sent does not go on from what is here; from the start, then"
+                        raise _Dropped(message, restart=True)
+                    self._receive(notes, begins, itertools.chain([head], chunks))
+                return
+        raise Refused("Google Drive asked for a confirmation again and again")
 
     def _receive(self, notes: dict[str, Any], start: int, chunks: Iterator[bytes]) -> None:
-        """Append what comes to the bytes that are here, or begin anew; a wrong beginning costs none of them."""
-        file, folder, size = self._file, self.path.parent, start
-        total = notes.get("bytes", file.bytes)
+        file, size, total = self._file, start, notes.get("bytes", self._file.bytes)
         if file.bytes not in (None, total):
             raise Refused(f"has {total:,} bytes, {file.bytes:,} were expected")
-        head = b""
-        while not start and len(head) < HEAD and (chunk := next(chunks, b"")):
-            head += chunk
-        if not start and (page := page_instead(file.name, head)) is not None:
-            raise Refused(f"what it sent is {page}")
-        if total is not None and (free := shutil.disk_usage(folder).free) < total - start:
+        if total is not None and (free := shutil.disk_usage(self.path.parent).free) < total - start:
             raise UserError(
-                f"{folder} has room for {free:,} bytes, and {total - start:,} are to come; "
+                f"{self.path.parent} has room for {free:,} bytes, and {total - start:,} are to come; "
                 "make room, or give another folder, and run the same command again"
             )
         if start:
@@ -191,26 +188,23 @@ class Transfer:
         write_json(self._notes_path, notes)
         begun, shown = time.monotonic(), 0.0
         with writing(self.path), self.path.open("ab") as to:
-            for chunk in itertools.chain([head], chunks):
+            for chunk in chunks:
                 to.write(chunk)
                 to.flush()  # a process killed after this finds the bytes again
                 size += len(chunk)
-                if total is not None and size > total:
-                    raise Refused(f"sent more than the {total:,} bytes that were expected")
                 if (now := time.monotonic()) - shown > _SECONDS_BETWEEN_UPDATES:
                     shown, rate = now, (size - start) / max(now - begun, 1e-9)
                     left = f", {clock((total - size) / max(rate, 1.0))} to go" if total else ""
                     of = f" of {total / 1e6:,.1f} MB, {size / total:.0%}" if total else " MB"
                     self._status.update(f"{file.name}: {size / 1e6:,.1f}{of}, {rate / 1e6:,.1f} MB/s{left}")
         if total is not None and size < total:
-            raise Dropped(f"the connection closed after {size:,} of {total:,} bytes")
+            raise _Dropped(f"the connection closed after {size:,} of {total:,} bytes")
 
     def restart(self) -> None:
         """Forget all bytes."""
         ownership.remove(self.path)
         ownership.remove(self._notes_path)
-        self._notes = {}
-        self.in_one_piece = True
+        self._notes, self.in_one_piece = {}, True
 
     def finish(self) -> None:
         """Take the final name, once all bytes are on the disk."""
@@ -261,10 +255,12 @@ def _chunks(curl: pycurl.Curl, headers: dict[str, str], start: int, timeout: flo
     def enter(line: bytes) -> None:
         """Enter a header, or a reply such as ``HTTP/1.1 200 OK`` and ``230 welcome``."""
         text = line.decode("latin-1").strip()
-        if is_reply := re.match(r"HTTP/|\d{3}", text):
+        if re.match(r"HTTP/|\d{3}", text):
             headers.clear()  # of the answer before a redirect
-        name, _, value = text.partition(":")
-        headers["reply" if is_reply else name.lower()] = text if is_reply else value.strip()
+            headers["reply"] = text
+        else:
+            name, _, value = text.partition(":")
+            headers[name.lower()] = value.strip()
 
     curl.setopt(pycurl.HEADERFUNCTION, enter)
     curl.setopt(pycurl.WRITEFUNCTION, arrived.append)
@@ -280,7 +276,7 @@ def _chunks(curl: pycurl.Curl, headers: dict[str, str], start: int, timeout: flo
                 yield chunk
                 last = time.monotonic()
             elif running and time.monotonic() - last > timeout:
-                raise Dropped(f"nothing came for {timeout:g} s")
+                raise _Dropped(f"nothing came for {timeout:g} s")
             elif running:
                 multi.select(min(timeout, 0.5))
         for _, code, message in multi.info_read()[2]:
@@ -290,33 +286,29 @@ def _chunks(curl: pycurl.Curl, headers: dict[str, str], start: int, timeout: flo
             # a host that was found before may be found again
             if code in final or (code == pycurl.E_COULDNT_RESOLVE_HOST and not start):
                 raise Refused(message)
-            raise Dropped(message, restart=code == pycurl.E_FTP_COULDNT_USE_REST)
+            raise _Dropped(message, restart=code == pycurl.E_FTP_COULDNT_USE_REST)
     finally:
         multi.remove_handle(curl)
 
 
-def _extent(curl: pycurl.Curl, headers: dict[str, str], refused: str | None, start: int) -> tuple[int, int | None]:
-    """Return the first byte that comes and the length of the whole file, if it is told.
+def _first_byte(curl: pycurl.Curl, headers: dict[str, str], start: int, refused: str | None) -> int:
+    """Return the first byte that comes: a web server that cannot go on, or has another file by now, sends it from 0 on.
 
     Raises:
-        Refused, Dropped: a web server's reply means that the file does not come.
+        Refused, _Dropped: the reply means that the file does not come; ``refused`` is the reason that its page gives.
     """
-    length, reply = curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD_T), headers.get("reply", "")
-    if not reply.startswith("HTTP/"):
-        return start, None if length < 0 else start + length
+    if not (reply := headers.get("reply", "")).startswith("HTTP/"):
+        return start
     status, said = curl.getinfo(pycurl.RESPONSE_CODE), f"answered {reply.partition(' ')[2]}"
     if status in _BUSY:
-        raise Dropped(said, wait=curl.getinfo(pycurl.RETRY_AFTER))
+        raise _Dropped(said, wait=curl.getinfo(pycurl.RETRY_AFTER))
     if status == 416 and start:
-        raise Dropped("the file is shorter by now", restart=True)
+        raise _Dropped("the file is shorter by now", restart=True)
     if refused is not None or status not in (200, 206):
         raise Refused(refused or said)
-    if status == 200:
-        return 0, None if length < 0 else length
-    part = headers.get("content-range", "")
-    if (told := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", part)) is None:
-        raise Refused(f"sent a part without saying which (Content-Range: {part or None})")
-    return int(told[1]), None if told[2] == "*" else int(told[2])
+    if status == 206 and not headers.get("content-range", "").startswith(f"bytes {start}-"):
+        raise _Dropped("another part came than was asked for", restart=True)
+    return start if status == 206 else 0
 
 
 def _validator(curl: pycurl.Curl, headers: dict[str, str]) -> str | None:
@@ -325,3 +317,34 @@ def _validator(curl: pycurl.Curl, headers: dict[str, str]) -> str | None:
     if not tag.startswith("W/"):  # weak: it promises the same meaning, not the same bytes
         return tag or None
     return None if changed < 0 else email.utils.formatdate(changed, usegmt=True)
+
+
+def _title(page: bytes) -> str:
+    found = re.search(rb"<title[^>]*>([^<]{1,200})", page, re.IGNORECASE)
+    return " ".join(found[1].decode("utf-8", "replace").split()) if found else "no title"
+
+
+def page_instead(name: str, head: bytes) -> str | None:
+    """Return a page's description if the HEAD first bytes of the file ``name`` are a web page's, else None."""
+    is_page = head.lstrip().lower().startswith((b"<!doctype html", b"<html"))
+    return f'a web page ("{_title(head[:HEAD])}")' if is_page and not name.endswith((".html", ".htm")) else None
+
+
+def confirmation(page: bytes, url: str) -> str | None:
+    """Return the address behind "too large to be scanned for viruses, download anyway"; None for another page."""
+    found = re.findall(r"<(?:form|input)\s[^>]*>", page.decode("utf-8", "replace"))
+    tags = [{key: html.unescape(value) for key, value in re.findall(r'([\w-]+)="([^"]*)"', tag)} for tag in found]
+    for place, tag in enumerate(tags):
+        if tag.get("id") == "download-form":
+            fields = {field["name"]: field.get("value", "") for field in tags[place:] if "name" in field}
+            return f"{urllib.parse.urljoin(url, tag['action'])}?{urllib.parse.urlencode(fields)}"
+    return None
+
+
+def refusal(page: bytes, url: str) -> str | None:
+    """Return why Drive does not give the file; None for another page, or another site's."""
+    if "Quota exceeded" in _title(page):
+        return "Google Drive has sent this file too often today (Quota exceeded); it does again within 24 hours"
+    if urllib.parse.urlsplit(url).hostname in _DRIVE:
+        return f"Google Drive sent a page in place of the file: {_title(page)}; it may be gone, or not public"
+    return None
