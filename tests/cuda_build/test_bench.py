@@ -5,11 +5,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scripts.benchmarks import decoding, kernels, operators
-from scripts.benchmarks.peers import Shape
+from scripts.bench import decoding, kernels, operators
+from scripts.bench.__main__ import parse
+from scripts.bench.operators import Measured, Shape
 from tests.cuda_build.autograd import backward
 
 CUDA = torch.device("cuda")
+
+
+class Moment:
+    """An event that has no time."""
+
+    def record(self) -> None:
+        pass
+
+    def elapsed_time(self, later: "Moment") -> float:
+        return 1.0
 
 
 def convert(module, like):
@@ -27,7 +38,7 @@ def pretended(gpu, monkeypatch):
     card = SimpleNamespace(L2_cache_size=2**12)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: kernels.Moment())
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Moment())
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(kernels, "peak_bytes", lambda device: 1e12)
     monkeypatch.setattr(operators, "peak_bytes", lambda device: 1e12)
@@ -37,15 +48,19 @@ def pretended(gpu, monkeypatch):
 
     def grad(out, of, given, retain_graph=True):
         assert given.device == out.device
-        found = backward(out)
-        return [found[leaf] for leaf in (of if isinstance(of, list | tuple) else [of])]
+        gradients = backward(out)
+        return [gradients[leaf] for leaf in (of if isinstance(of, list | tuple) else [of])]
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
     return gpu
 
 
+def found(rows):
+    return [{key: value for _, key, _, value in row} for row in rows]
+
+
 def test_kernels(pretended):
-    records = list(kernels.measure(256, 64, CUDA))
+    records = found(kernels.measure(parse(["kernels", "--tokens", "256", "--channels", "64"]), CUDA))
     assert {record["type"] for record in records} == {"float32", "bfloat16", "float16"}
     assert all(record["us"] > 0 and record["mbytes"] > 0 for record in records)
     names = {record["kernel"] for record in records}
@@ -58,12 +73,13 @@ def test_kernels(pretended):
 @pytest.mark.parametrize("operator", ["light", "dynamic", "dynamic module"])
 def test_operators(operator, pretended):
     shapes = [Shape(8, 2, 16, 2, 3, causal) for causal in (False, True)]
-    records = list(operators.measure([operator], shapes, dtype=torch.float32, device=CUDA, seconds=0.0))
+    records = found(Measured([operator], shapes, torch.float32, CUDA).beside_peers())
     assert [record["pass"] for record in records] == ["fwd", "fwd+bwd"] * 2
     assert all(record["ratio"] > 0 for record in records)
 
 
 def test_decoding_steps(pretended, monkeypatch):
-    monkeypatch.setattr(decoding, "interleaved", lambda cases, device, seconds: dict.fromkeys(cases, 1.0))
-    assert len(list(decoding.measure_steps([(128, 512), (8, 64)], torch.float32, CUDA, seconds=0.0))) == 4
+    monkeypatch.setattr(decoding, "median_times", lambda cases, seconds: dict.fromkeys(cases, 1.0))
+    args = parse(["decode", "--rows", "128,8", "--channels", "512,64"])
+    assert len(list(decoding.measure_steps(args, CUDA))) == 8
     assert "conv_step" in pretended.met

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backend, reference
-from scripts.benchmarks.timing import kernels_of
+from scripts.bench.timing import kernels_of
 from tests.ops import native
 from tests.ops.philox import factors
 from tests.tolerances import assert_close

@@ -167,7 +167,7 @@ MAY_RENAME = MAY_REMOVE | {
 MAY_WRITE = MAY_REMOVE | {
     "scripts/common/files.py",  # which claims what it writes
     "scripts/common/lock.py",  # which looks into a lock before it writes
-    "scripts/benchmarks/memory.py",  # /proc
+    "scripts/bench/operators.py",  # /proc
     "data_prep/__main__.py",  # links in scratch
     "data_prep/transfer.py",  # scratch that grows
     "data_prep/sources/apt.py",  # in a temporary folder

@@ -1,13 +1,12 @@
 """The benchmark's arithmetic and its tables; how fast anything is, no test says."""
 
-import dataclasses
 import importlib.util
 import json
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from scripts import bench as script
-from scripts.benchmarks import ctranslate2, decoding, kernels, memory, operators, peers, timing, training
+from scripts.bench import __main__ as script
+from scripts.bench import ctranslate2, decoding, kernels, operators, timing, training
+from scripts.bench.operators import OURS, Measured, Shape
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.fairseq_io.models import load_plugin, translation
@@ -28,16 +28,18 @@ pytestmark = pytest.mark.usefixtures("forks")
 CPU = torch.device("cpu")
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*python_module("scripts.bench"), *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done
+def records(rows: Iterable[timing.Row]) -> list[dict[str, Any]]:
+    return [{key: value for _, key, _, value in row} for row in rows]
+
+
+def measured(operator: str, *shapes: Shape) -> Measured:
+    return Measured([operator], list(shapes), torch.float32, CPU)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("time", "width"), [(1, 1), (2, 7), (7, 7), (9, 4)])
 def test_taps_are_those_inside_the_sentence(time, width, causal):
-    shape = peers.Shape(time, 3, 4, 2, width, causal)
+    shape = Shape(time, 3, 4, 2, width, causal)
     inside = sum(0 <= i + j - shape.padding_l < time for i in range(time) for j in range(width))
     assert shape.taps == inside * 3 * 4
     x, weights = time * 3 * 4, time * 3 * 2 * width  # backward also reads a gradient and writes two
@@ -49,127 +51,113 @@ def test_taps_are_those_inside_the_sentence(time, width, causal):
 def test_the_peers_compute_the_same(operator, causal):
     """With the same kernels fairseq's modes give what ours gives, so that like is timed with like."""
     torch.manual_seed(1)
-    shape = peers.Shape(11, 2, 12, 3, 5, causal)
-    built = peers.cases(operator, shape, torch.float32, CPU)
-    for _, (_, leaves) in built.items():
-        if leaves[1].numel() == built[peers.OURS][1][1].numel():
-            leaves[1].data.copy_(built[peers.OURS][1][1].detach().view_as(leaves[1]))
-    expected = built[peers.OURS][0]()
+    shape = Shape(11, 2, 12, 3, 5, causal)
+    built = measured(operator, shape).cases(operator, shape)
+    for case in built.values():
+        assert case.run().shape == case.inputs[0].shape
+        if case.inputs[1].numel() == built[OURS].inputs[1].numel():
+            case.inputs[1].data.copy_(built[OURS].inputs[1].detach().view_as(case.inputs[1]))
+    expected = built[OURS].run()
     for name in ("fairseq band", "fairseq unfold"):
-        assert_close(built[name][0](), expected)
+        assert_close(built[name].run(), expected)
 
 
-def test_interleaved_times_every_case_and_tells_slow_from_fast():
+def test_every_case_is_timed_and_the_median_of_its_turns_counts(monkeypatch):
     import time
 
-    found = timing.interleaved({"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.002)}, CPU, seconds=0.05)
+    found = timing.median_times({"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.002)}, 0.05)
     assert found["slow"] >= 0.02
     assert found["slow"] > 3 * found["fast"] > 0
-
-
-def test_the_median_of_the_turns_counts(monkeypatch):
-    monkeypatch.setattr(timing, "take_turns", lambda cases, device, seconds: {"a": [1.0, 2.0, 9.0]})
-    assert timing.interleaved({}, CPU) == {"a": 2.0}
+    monkeypatch.setattr(timing, "take_turns", lambda cases, seconds: {"a": [1.0, 2.0, 9.0]})
+    assert timing.median_times({}, 1.0) == {"a": 2.0}
+    assert timing.spread([5.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx((4 - 2) / 2 / 3)
 
 
 def test_each_pass_has_its_own_time_and_the_first_length_is_compared_with(monkeypatch):
-    monkeypatch.setattr(operators, "forward", lambda case: 1.0)
-    monkeypatch.setattr(operators, "forward_backward", lambda case: 3.0)
-    monkeypatch.setattr(operators, "interleaved", lambda cases, device, seconds: cases)
+    monkeypatch.setattr(Measured, "times", lambda self, cases, backward: dict.fromkeys(cases, 3.0 if backward else 1.0))
     for peak in ("peak_flops", "peak_bytes"):
         monkeypatch.setattr(operators, peak, lambda device: 1.0)
-    shapes = [peers.Shape(time, 2, 8, 2, 3) for time in (4, 2)]
-    found = operators.measure(["light"], shapes, dtype=torch.float32, device=CPU, seconds=0.0)
+    both = measured("light", *(Shape(time, 2, 8, 2, 3) for time in (4, 2)))
+    found = records(both.beside_peers())
     assert [(row["pass"], row["ours_ms"]) for row in found] == [("fwd", 1e3), ("fwd+bwd", 3e3)] * 2
-    alone = operators.measure_alone(["light"], shapes, dtype=torch.float32, device=CPU, seconds=0.0)
     expected = [("fwd", 1e3, 1), ("fwd", 1e3, 2), ("fwd+bwd", 3e3, 1), ("fwd+bwd", 3e3, 2)]
-    assert [(row["pass"], row["ms"], row["to_first"]) for row in alone] == expected
+    assert [(row["pass"], row["ms"], row["to_first"]) for row in records(both.alone())] == expected
 
 
 def test_memory_is_compared_with_fairseqs_frugal_mode(monkeypatch):
     taken = {"ours": 2, "fairseq band": 8, "fairseq unfold": 6, "sdpa": 1}
-    monkeypatch.setattr(memory, "_peak", lambda *case: taken.get(case[-1]))
-    (record,) = memory.measure(["light"], [peers.Shape(4, 2, 8, 2, 3)], dtype=torch.float32, device=CPU)
+    monkeypatch.setattr(Measured, "peak", lambda self, operator, shape, name: taken.get(name))
+    (record,) = records(measured("light", Shape(4, 2, 8, 2, 3)).memory())
     assert (record["ratio"], record["fairseq_mode"]) == (3.0, "unfold")
 
 
 def test_a_kernel_is_compared_with_a_copy(monkeypatch):
     monkeypatch.setattr(kernels, "peak_bytes", lambda device: 2e9)
-    record = next(kernels.measure(128, 64, CPU))
+    args = script.parse(["kernels", "--tokens", "128", "--channels", "64"])
+    (record,) = records([next(kernels.measure(args, CPU))])
     assert record["ratio"] == pytest.approx(record["us"] / 1e12 * 2e9 / record["mbytes"])
 
 
 @pytest.mark.parametrize("width", [1, 7, 40])
 def test_the_fft_computes_the_same_convolution(width):
     """From one seed both cases draw the same numbers."""
+    args = script.parse(f"kernels --tokens 40 --channels 128 --length 20 --kernels {width}".split())
     results = []
     for name in ("light_conv", "light_conv by FFT"):
-        made = kernels.cases(40, 128, torch.float32, CPU, 20, [width])[f"{name}, K = {width}, forward"][1]
         torch.manual_seed(0)
-        result = made()[0]()
-        assert isinstance(result, torch.Tensor)
-        results.append(result)
+        results.append(kernels.cases(args, torch.float32, CPU)[f"{name}, K = {width}, forward"][1]().forward())
     assert_close(results[1], results[0], torch.float32)
 
 
-def test_a_record_says_how_much_faster_than_fairseqs_best_mode():
-    shape = peers.Shape(4, 2, 8, 2, 3)
+def test_a_record_says_how_much_faster_than_fairseqs_best_mode(monkeypatch):
+    shape = Shape(4, 2, 8, 2, 3)
     times = {"ours": 0.5, "fairseq band": 2.0, "fairseq unfold": 1.5, "conv1d": 1.0, "sdpa": 0.25}
-    record = operators._record("light", shape, False, times, element=4, flops=shape.taps * 16.0, bandwidth=1e9)
+    monkeypatch.setattr(operators, "median_times", lambda cases, seconds: times)
+    monkeypatch.setattr(operators, "peak_flops", lambda device: shape.taps * 16.0)
+    monkeypatch.setattr(operators, "peak_bytes", lambda device: 1e9)
+    record = records(measured("light", shape).beside_peers())[0]
     assert (record["ratio"], record["fairseq_mode"]) == (3.0, "unfold")
     assert (record["conv1d_ratio"], record["sdpa_ratio"]) == (2.0, 0.5)
     assert record["of_peak_flops"] == pytest.approx(2 * shape.taps / 0.5 / (shape.taps * 16.0))
 
 
-@pytest.mark.slow
-def test_layouts_are_timed_beside_each_other(tmp_path):
-    sizes = ("--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5")
-    out = tmp_path / "records.json"
-    done = bench("ops", "--layouts", "--operators", "light,dynamic", *sizes, "--seconds", "0.01", "--out", str(out))
-    records = json.loads(out.read_text())["records"]
-    assert len(records) == 2 * 2 * 2
-    assert all(
-        record[key] > 0 for record in records for key in ("ms", "batch_first", "state", "packed", "packed_uneven")
-    )
-    assert "with a state" in done.stdout
+SMALL = "--lengths 3,20 --tokens 20 --channels 8 --heads 2 --kernel 5"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "arguments"),
+    ("arguments", "count", "tables", "heading"),
     [
-        ("ops", ["--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"]),
+        (f"ops {SMALL}", 3 * 2 * 2, 1, "causal-conv1d"),
+        (f"ops --no-peers {SMALL}", 3 * 2 * 2, 1, "to the first T"),
+        (f"ops --layouts --operators light,dynamic {SMALL}", 2 * 2 * 2, 1, "with a state"),
+        ("memory --lengths 64 --tokens 64 --channels 64 --heads 2 --kernel 5", 2, 1, "ours, bytes a token"),
         (
-            "ops",
-            ["--no-peers", "--lengths", "3,20", "--tokens", "20", "--channels", "8", "--heads", "2", "--kernel", "5"],
+            "decode --vocab-size 40 --sentences 2 --length 3 --rows 8,16 --channels 64,128 --precisions fp32",
+            8 + 6,
+            2,
+            "to fairseq's transformer",
         ),
-        (
-            "decode",
-            [
-                *("--vocab-size", "40", "--sentences", "2", "--length", "3", "--rows", "8,16", "--channels", "64,128"),
-                *("--precisions", "fp32"),
-            ],
-        ),
-        ("memory", ["--lengths", "64", "--tokens", "64", "--channels", "64", "--heads", "2", "--kernel", "5"]),
     ],
 )
-def test_commands_print_a_table_and_write_records(tmp_path, what, arguments):
-    out = tmp_path / "records.json"
-    done = bench(what, *arguments, "--seconds", "0.01", "--out", str(out))
+def test_commands_print_a_table_and_write_records(tmp_path, arguments, count, tables, heading):
+    out, what = tmp_path / "records.json", arguments.split()[0]
+    command = [*python_module("scripts.bench"), *arguments.split(), "--seconds", "0.01", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     written = json.loads(out.read_text())
     assert written["what"] == what
-    assert len(written["records"]) == {"ops": 3 * 2 * 2, "memory": 2, "decode": 8 + 6}[what]
+    assert len(written["records"]) == count
     assert f"{what} on " in done.stdout
+    assert heading in done.stdout
     lines = done.stdout[done.stdout.index("operator  ") :].splitlines()
     rows = [line for line in lines if line.strip() and not line.startswith("measured ")]  # how far it is, now and then
-    tables = 2 if what == "decode" else 1
-    assert len(rows) == 2 * tables + len(written["records"])
+    assert len(rows) == 2 * tables + count
     searched = [row for row in written["records"] if "task" in row]
     speeds = {(row["model"], row["task"], row["precision"]): row["sentences_a_second"] for row in searched}
+    positive = ("ms", "ratio", "to_first", "batch_first", "state", "packed", "packed_uneven")
     for record in written["records"]:
-        assert [record[key] for key in ("ms", "ratio", "to_first") if not record.get(key, 1) > 0] == []
-        if what == "ops":
-            assert ("ratio" in record) == ("--no-peers" not in arguments)
+        assert [record[key] for key in positive if not record.get(key, 1) > 0] == []
         if "fairseq_ms" in record:
             assert record["ratio"] == pytest.approx(record["fairseq_ms"] / record["ours_ms"])
         if "token_ms" in record:  # two sentences of three words and an end
@@ -190,26 +178,20 @@ def test_searches_on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(decoding, "_search", lambda built, length, _, precision: search(built, length, CPU, precision))
     monkeypatch.setattr(decoding, "_run", noted)
-    monkeypatch.setattr(decoding, "take_turns", lambda cases, _, **given: timing.take_turns(cases, CPU, **given))
     monkeypatch.setattr(decoding, "kernels_of", lambda case, device: (8, 8e-3))
-    monkeypatch.setattr(decoding.ctranslate2, "compute_types", lambda device: [])
-    options: dict[str, Any] = {"vocab_size": 40, "length": 3, "seconds": 0.01, "precisions": ["fp32"]}
-    records = list(decoding.measure_search([2], device=torch.device("cuda"), **options))
+    args = script.parse(["decode", "--vocab-size", "40", "--sentences", "2", "--length", "3", "--seconds", "0.01"])
+    found = records(decoding.measure_search(args, torch.device("cuda"), ["fp32"], []))
     tasks = ["translation"] * 2 + ["pla_translation"] * 2 + [decoding.NO_GRAPH] * 2
-    assert [record["task"] for record in records] == tasks
+    assert [record["task"] for record in found] == tasks
     assert [getattr(each.generator, "captures", None) for each in made] == [None, None, True, True, False, False]
     # a token, of three words and an end
-    assert {(record["kernels"], record["kernels_ms"]) for record in records} == {(2.0, 2.0)}
-
-
-def test_the_spread_is_half_of_the_quartiles_distance_over_the_median():
-    assert timing.spread([5.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx((4 - 2) / 2 / 3)
+    assert {(record["kernels"], record["kernels_ms"]) for record in found} == {(2.0, 2.0)}
 
 
 def test_both_precisions_take_turns(monkeypatch):
     """Every update in its own precision, on batches of several lengths; fairseq's convolutions in fp32 alone."""
     load_plugin()
-    entries = training.in_precisions(training.models(16, (2, 1)), ["fp32", "bf16"])
+    entries = training.in_precisions(training.models(16, [2, 1]), ["fp32", "bf16"])
     assert [entry.label for entry in entries if entry.precision == "bf16"] == [
         "fairseq transformer",
         *(f"ours {name} {kernels}" for kernels in ("3,15", "31,31") for name in ("lightconv", "dynamicconv")),
@@ -219,9 +201,8 @@ def test_both_precisions_take_turns(monkeypatch):
     batches: dict[int, dict[str, Any]] = {}
     make = training._batch
     monkeypatch.setattr(training, "_batch", lambda *given: batches.setdefault(len(batches), make(*given)))
-    found = training.measure(
-        chosen, vocab_size=40, tokens=64, device=CPU, flags=[], seconds=0.01, width=16, shapes=2
-    )  # fmt: skip
+    args = script.parse(["train", "--vocab-size", "40", "--tokens", "64", "--seconds", "0.01", "--shapes", "2"])
+    found = records(training.measure(args, CPU, chosen, 16))
     rows = {(row["model"], row["precision"]): row for row in found}
     speeds = {key: row["words_a_second"] for key, row in rows.items()}
     twice = {(name, precision) for name in (ours, training.TRANSFORMER) for precision in ("fp32", "bf16")}
@@ -251,7 +232,7 @@ def test_products_in_a_precision_are_ours_or_pytorchs(precision):
 
 
 def test_models_of_other_depths():
-    deep = training.models(64, (3, 2))
+    deep = training.models(64, [3, 2])
     assert "31,31,31" in deep[-1].label
     load_plugin()
     for entry, layers in ((deep[0], (2, 2)), (deep[4], (3, 2)), (deep[-1], (3, 2))):
@@ -268,9 +249,9 @@ def test_models_of_other_depths():
 )
 def test_updates_are_timed_with_flags_of_fairseq_train(flags):
     load_plugin()
-    entries = [training.models()[0], training.models()[2]]
-    entries[1] = dataclasses.replace(entries[1], peer=None)
-    found = training.measure(entries, vocab_size=40, tokens=64, device=CPU, flags=flags.split(), seconds=0.01)
+    args = script.parse(["train", *["--vocab-size", "40", "--tokens", "64", "--seconds", "0.01"], f"--flags={flags}"])
+    entries = training.models(128, [2, 2])
+    found = records(training.measure(args, CPU, [entries[0], entries[2]], 128))
     assert [record["words_a_second"] > 0 for record in found] == [True, True]
 
 
@@ -298,21 +279,21 @@ def test_updates_are_timed_with_flags_of_fairseq_train(flags):
         ),
     ],
 )
-def test_arguments_that_cannot_run_are_refused_in_a_sentence(monkeypatch, arguments, sentence):
+def test_arguments_that_cannot_run_are_refused_in_a_sentence(arguments, sentence):
     load_plugin()
-    monkeypatch.setattr(sys, "argv", ["bench", *shlex.split(arguments)])
+    args = script.parse(shlex.split(arguments))
+    module = importlib.import_module(f"scripts.bench.{script.MODULES[args.what]}")
     with pytest.raises(UserError, match=re.escape(sentence)) as refused:
-        [list(table.records) for table in script.tables(script.parse())]
+        [list(rows) for rows in module.tables(args, torch.device(args.device))]
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     "arguments", ["ops --heads 0", "ops --lengths 3,", "ops --device tpu", "decode --length -1", "decode --rows 6"]
 )
-def test_arguments_that_are_none_are_refused_with_the_usage(monkeypatch, capsys, arguments):
-    monkeypatch.setattr(sys, "argv", ["bench", *arguments.split()])
+def test_arguments_that_are_none_are_refused_with_the_usage(capsys, arguments):
     with pytest.raises(SystemExit):
-        script.parse()
+        script.parse(arguments.split())
     assert ", expected " in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -322,13 +303,11 @@ def test_a_gpu_by_its_number_is_the_one_that_is_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(timing, "machine", str)
-    monkeypatch.setattr(script, "tables", lambda args: iter(()))
-    monkeypatch.setattr(sys, "argv", ["bench", "train", "--device", "cuda:1"])
-    script.main()
+    monkeypatch.setattr(training, "tables", lambda args, device: iter(()))
+    script.main(["train", "--device", "cuda:1"])
     assert chosen == [1]
-    monkeypatch.setattr(sys, "argv", ["bench", "train", "--device", "cuda:2"])
     with pytest.raises(UserError, match=r"cuda:2: torch .* sees no CUDA device of that number, 2 in all"):
-        script.main()
+        script.main(["train", "--device", "cuda:2"])
 
 
 class Here:

@@ -3,22 +3,17 @@
 import itertools
 import shlex
 import statistics
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from scripts.benchmarks.timing import products_in, spread, take_turns
+from scripts.bench.timing import Row, precisions, products_in, spread, take_turns
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import TaskAndModel, translation
 
-COLUMNS = [
-    ("model", "model", "{}"), ("d", "width", "{}"), ("products", "precision", "{}"),
-    ("ms an update", "update_ms", "{:.1f}"), ("+-", "spread", "{:.0%}"), ("words/s", "words_a_second", "{:,.0f}"),
-    ("to fairseq's", "to_peer", "{:.2f}x"), ("to its transformer", "to_transformer", "{:.2f}x"),
-    ("to fp32", "to_fp32", "{:.2f}x"),
-]  # fmt: skip
 LONGEST = 32  # words of a sentence
 LENGTHS = (8, 64)  # of the longest sentence, where the shapes differ
 TRANSFORMER = "fairseq transformer"
@@ -35,7 +30,29 @@ class Entry:
     precision: str = "fp32"
 
 
-def models(width: int = 128, layers: tuple[int, int] = (2, 2), *, graphs: bool = False) -> list[Entry]:
+def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
+    """Return what ``train`` measures.
+
+    Raises:
+        UserError: options that do not go together.
+    """
+    if len(args.layers) != 2:
+        raise UserError(f"--layers has {len(args.layers)} numbers; give those of encoder and decoder, as in 7,6")
+    several = precisions(args)
+    least = LONGEST if args.shapes == 1 else LENGTHS[1]
+    for width in args.widths:
+        entries = models(width, args.layers, graphs=device.type == "cuda")
+        chosen = [entry for entry in entries if any(word in entry.label for word in args.models.split(","))]
+        if not chosen:
+            raise UserError(f"--models {args.models} names none of {', '.join(entry.label for entry in entries)}")
+        if args.tokens < least:
+            raise UserError(
+                f"--tokens {args.tokens} has no room for a sentence of {least} words; give at least {least}"
+            )
+        yield measure(args, device, in_precisions(chosen, several), width)
+
+
+def models(width: int, layers: list[int], *, graphs: bool = False) -> list[Entry]:
     """Models of so many channels and blocks of encoder and decoder; kernels 3, 15, 31, ... and 31 throughout.
 
     ``graphs``: each also with its updates as CUDA graphs.
@@ -48,17 +65,15 @@ def models(width: int = 128, layers: tuple[int, int] = (2, 2), *, graphs: bool =
     # of as many blocks on both sides, as the Transformers that the paper compares with
     entries = [Entry(TRANSFORMER, "transformer", (*side("encoder", layers[1]), *side("decoder", layers[1])))]
     for growing in (True, False):
-        conv, lists = [], []
+        conv, lists = ["--encoder-glu", "1", "--decoder-glu", "1"], []
         for name, count in zip(("encoder", "decoder"), layers, strict=True):
             lists.append(",".join(map(str, [3, 15, *[31] * count][:count] if growing else [31] * count)))
             conv += side(name, count, f"--{name}-kernel-size-list", f"[{lists[-1]}]", f"--{name}-conv-dim", str(width))
-        for operator in ("lightweight", "dynamic"):
-            kind = ["--encoder-conv-type", operator, "--decoder-conv-type", operator]
-            name = {"lightweight": "lightconv", "dynamic": "dynamicconv"}[operator]
+        for name, operator in (("lightconv", "lightweight"), ("dynamicconv", "dynamic")):
             theirs = f"fairseq {name} {lists[0]}"
-            glu = ["--encoder-glu", "1", "--decoder-glu", "1"]
-            entries.append(Entry(theirs, "lightconv", (*conv, *kind, *glu)))
-            faster = [*glu, "--criterion", "pla_label_smoothed_cross_entropy"]
+            kind = ("--encoder-conv-type", operator, "--decoder-conv-type", operator)
+            faster = ("--criterion", "pla_label_smoothed_cross_entropy")
+            entries.append(Entry(theirs, "lightconv", (*conv, *kind)))
             entries.append(Entry(f"ours {name} {lists[0]}", f"pla_{name}_wmt_en_de_big", (*conv, *faster), theirs))
     if not graphs:
         return entries
@@ -79,27 +94,17 @@ def in_precisions(entries: list[Entry], precisions: list[str]) -> list[Entry]:
     ]
 
 
-def measure(
-    entries: list[Entry],
-    *,
-    vocab_size: int,
-    tokens: int,
-    device: torch.device,
-    flags: list[str],
-    seconds: float,
-    width: int = 128,
-    shapes: int = 1,
-) -> Iterator[dict[str, Any]]:
-    """One record a model; the models take turns, an update each."""
-    least = LONGEST if shapes == 1 else LENGTHS[1]
-    if tokens < least:
-        raise UserError(f"--tokens {tokens} has no room for a sentence of {least} words; give at least {least}")
+def measure(args: Namespace, device: torch.device, entries: list[Entry], width: int) -> Iterator[Row]:
+    """One row a model; the models take turns, an update each."""
+    flags = shlex.split(args.flags)
     cases: dict[tuple[str, str], Callable[[], object]] = {}
     words = 0.0
     for entry in entries:
         try:
-            built = translation(entry.arch, vocab_size, [*_recipe(tokens, device, flags), *entry.flags, *flags])
-            update, words = updates(built, tokens, shapes, entry.precision)
+            recipe = [*_recipe(args.tokens, device, flags), *entry.flags, *flags]
+            update, words = updates(
+                translation(entry.arch, args.vocab_size, recipe), args.tokens, args.shapes, entry.precision
+            )
             update()
         except UserError:
             raise
@@ -107,7 +112,7 @@ def measure(
             said = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{entry.label} with --flags={shlex.join(flags)!r}: {said}") from error
         cases[entry.label, entry.precision] = update
-    turns = take_turns(cases, device, seconds=seconds)
+    turns = take_turns(cases, args.seconds)
     medians = {key: statistics.median(times) for key, times in turns.items()}
     for entry in entries:
         taken = medians[entry.label, entry.precision]
@@ -115,17 +120,17 @@ def measure(
         def ratio(label: str, precision: str, taken: float = taken) -> float | None:
             return medians[label, precision] / taken if (label, precision) in medians else None
 
-        yield {
-            "model": entry.label,
-            "width": width,
-            "precision": entry.precision,
-            "update_ms": taken * 1e3,
-            "spread": spread(turns[entry.label, entry.precision]),
-            "words_a_second": words / taken,
-            "to_peer": ratio(entry.peer or "", entry.precision),
-            "to_transformer": ratio(TRANSFORMER, entry.precision),
-            "to_fp32": ratio(entry.label, "fp32") if entry.precision != "fp32" else None,
-        }
+        yield [
+            ("model", "model", "{}", entry.label),
+            ("d", "width", "{}", width),
+            ("products", "precision", "{}", entry.precision),
+            ("ms an update", "update_ms", "{:.1f}", taken * 1e3),
+            ("+-", "spread", "{:.0%}", spread(turns[entry.label, entry.precision])),
+            ("words/s", "words_a_second", "{:,.0f}", words / taken),
+            ("to fairseq's", "to_peer", "{:.2f}x", ratio(entry.peer or "", entry.precision)),
+            ("to its transformer", "to_transformer", "{:.2f}x", ratio(TRANSFORMER, entry.precision)),
+            ("to fp32", "to_fp32", "{:.2f}x", ratio(entry.label, "fp32") if entry.precision != "fp32" else None),
+        ]
 
 
 def updates(

@@ -2,14 +2,20 @@
 
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from timeit import timeit
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.benchmark import timer  # a clock that waits for the GPU
 
+from lightconv_plugin import ops
+from scripts.common.errors import UserError
 from scripts.common.provenance import processor
+from scripts.fairseq_io.precision import bf16_unsupported_reason
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
@@ -18,25 +24,38 @@ CPU_CACHE = 2**25  # bytes, where nobody says
 MOST_BYTES = 2**30  # a virtual machine may name a cache that others use, too
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for CPUs
 Name = TypeVar("Name", bound=Hashable)
+Row = list[tuple[str, str, str, Any]]  # of a table: each heading, key in the JSON, form and value
 
 
-def synchronizer(device: torch.device) -> Callable[[], None]:
-    """Return a function that waits until the device has done all it was given."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
+def precisions(args: Namespace) -> list[str]:
+    """The precisions of products that are measured, fp32 first.
+
+    Raises:
+        UserError: one that is asked for is unknown, or the device does not have it.
+    """
+    on_cpu = "it is for products on a CPU; for a GPU take --flags=--bf16"
+    lacking = bf16_unsupported_reason() if args.device == "cpu" else on_cpu
+    if args.precisions is None:
+        if lacking and args.device == "cpu":
+            print(f"not measured in bf16: {lacking}")
+        if args.what == "decode" and args.device != "cpu":
+            return ["fp32", "fp16"]
+        return ["fp32"] if lacking else ["fp32", "bf16"]
+    if args.precisions not in ("fp32", "fp32,bf16"):
+        raise UserError(f"--precisions is {args.precisions}, expected fp32 or fp32,bf16")
+    if "bf16" in args.precisions and lacking:
+        raise UserError(f"--precisions has bf16: {lacking}")
+    return list(args.precisions.split(","))
 
 
 @contextmanager
 def products_in(precision: str, arch: str) -> Iterator[None]:
     """Have products on a CPU in ``precision``: ours by our switch, others by PyTorch's; fp16 is a model's own type."""
-    from lightconv_plugin import ops  # here: the plugin is registered where fairseq is there before it
-
     before = MATMUL.fp32_precision
     if arch.startswith("pla_"):
         ops.set_precision("fp32" if precision == "fp16" else precision)
     else:
-        MATMUL.fp32_precision = {"fp32": "ieee", "fp16": "ieee", "bf16": "bf16"}[precision]
+        MATMUL.fp32_precision = "bf16" if precision == "bf16" else "ieee"
     try:
         yield
     finally:
@@ -44,11 +63,27 @@ def products_in(precision: str, arch: str) -> Iterator[None]:
         MATMUL.fp32_precision = before
 
 
-def interleaved(
-    cases: Mapping[Name, Callable[[], object]], device: torch.device, *, seconds: float = 1.0
-) -> dict[Name, float]:
-    """Seconds a call of each case: the median over its turns; see ``take_turns``."""
-    return {name: statistics.median(times) for name, times in take_turns(cases, device, seconds=seconds).items()}
+def take_turns(cases: Mapping[Name, Callable[[], object]], seconds: float) -> dict[Name, list[float]]:
+    """Seconds a call of each case in each of the turns that all cases take one after the other.
+
+    There are ``MIN_TURNS`` at least, for about ``seconds`` a case. A first call, unmeasured, warms each case up.
+    """
+    turn = min(TURN_SECONDS, seconds / MIN_TURNS)
+    calls = {}
+    for name, case in cases.items():
+        case()
+        calls[name] = max(1, round(turn / max(timeit(case, timer=timer, number=1), 1e-7)))
+    turns: dict[Name, list[float]] = {name: [] for name in cases}
+    deadline = time.perf_counter() + seconds * len(cases)
+    while min(map(len, turns.values())) < MIN_TURNS or time.perf_counter() < deadline:
+        for name, case in cases.items():
+            turns[name].append(timeit(case, timer=timer, number=calls[name]) / calls[name])
+    return turns
+
+
+def median_times(cases: Mapping[Name, Callable[[], object]], seconds: float) -> dict[Name, float]:
+    """Seconds a call of each case: the median over its turns."""
+    return {name: statistics.median(times) for name, times in take_turns(cases, seconds).items()}
 
 
 def spread(times: Sequence[float]) -> float:
@@ -57,46 +92,13 @@ def spread(times: Sequence[float]) -> float:
     return (high - low) / 2 / middle
 
 
-def take_turns(
-    cases: Mapping[Name, Callable[[], object]], device: torch.device, *, seconds: float = 1.0
-) -> dict[Name, list[float]]:
-    """Seconds a call of each case in each of the turns that all cases take one after the other.
-
-    Args:
-        cases: what to call, by name. A first call, unmeasured, warms each up.
-        device: where the work is done; on a GPU a turn ends when the device is idle.
-        seconds: about how long to go on for each case; at least ``MIN_TURNS`` turns are taken.
-    """
-    wait = synchronizer(device)
-    turn = min(TURN_SECONDS, seconds / MIN_TURNS)
-    calls = {}
-    for name, case in cases.items():
-        case()
-        wait()
-        start = time.perf_counter()
-        case()
-        wait()
-        calls[name] = max(1, round(turn / max(time.perf_counter() - start, 1e-7)))
-    turns: dict[Name, list[float]] = {name: [] for name in cases}
-    deadline = time.perf_counter() + seconds * len(cases)
-    while min(map(len, turns.values())) < MIN_TURNS or time.perf_counter() < deadline:
-        for name, case in cases.items():
-            wait()
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                case()
-            wait()
-            turns[name].append((time.perf_counter() - start) / calls[name])
-    return turns
-
-
 def kernels_of(case: Callable[[], object], device: torch.device) -> tuple[int, float] | None:
     """Count the kernels of a call on a GPU, those in graphs too, and their seconds; None on a CPU."""
     if device.type != "cuda":
         return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         case()
-        synchronizer(device)()
+        torch.cuda.synchronize(device)
     events = [
         event
         for event in profile.key_averages()
@@ -121,8 +123,7 @@ def peak_bytes(device: torch.device) -> float:
     numbers = max(2**26, beyond_cache(device) // 8) if device.type == "cpu" else 2**29
     source = torch.empty(numbers, device=device).normal_()
     target = torch.empty_like(source)
-    taken = interleaved({"copy": lambda: target.copy_(source)}, device, seconds=0.5)["copy"]
-    return 2 * source.numel() * source.element_size() / taken
+    return 2 * source.nbytes / median_times({"copy": lambda: target.copy_(source)}, 0.5)["copy"]
 
 
 def peak_flops(device: torch.device) -> float:
@@ -134,14 +135,13 @@ def peak_flops(device: torch.device) -> float:
     if device.type == "cpu":
         iterations = 2_000_000
         operations = torch.ops.lightconv.cpu_fma(iterations)
-        taken = interleaved({"fma": lambda: torch.ops.lightconv.cpu_fma(iterations)}, device, seconds=0.5)["fma"]
-        return operations / taken
+        return operations / median_times({"fma": lambda: torch.ops.lightconv.cpu_fma(iterations)}, 0.5)["fma"]
     size = 8192
     a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        return 2 * size**3 / interleaved({"mm": lambda: a @ b}, device, seconds=0.5)["mm"]
+        return 2 * size**3 / median_times({"mm": lambda: a @ b}, 0.5)["mm"]
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 

@@ -1,0 +1,156 @@
+"""Time this project beside its peers, taking turns, and print the ratios.
+
+  ops     LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and scaled_dot_product_attention
+  decode  one decoding step, and beam search from end to end
+  train   updates as fairseq-train makes them
+  memory  the most memory that forward and backward take
+  kernels each operator's kernels alone, beside the bandwidth of a copy
+
+A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds are
+the machine's; ratios are from turns taken in one process (CTranslate2 has one of its own) and hold better.
+"""
+
+import argparse
+import functools
+import importlib.util
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from scripts.common.command import argument_parser, positive, run_command
+from scripts.common.errors import UserError
+from scripts.common.files import write_json
+from scripts.common.terminal import StatusLine, aligned
+
+MODULES = {"ops": "operators", "decode": "decoding", "train": "training", "memory": "operators", "kernels": "kernels"}
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def numbers(text: str) -> list[int]:
+    """A list of whole numbers, as in 32,128."""
+    return [positive(part) for part in text.split(",")]
+
+
+def multiples(text: str, of: int) -> list[int]:
+    """A list of multiples of a number."""
+    if any(each % of for each in numbers(text)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected multiples of {of}")
+    return numbers(text)
+
+
+def device(text: str) -> str:
+    """The name of a device that this project runs on."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected cpu, cuda or cuda:N")
+    return text
+
+
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that ends with the default, where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default else action.help
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    commands = parser.add_subparsers(dest="what", required=True, metavar=f"{{{','.join(MODULES)}}}")
+    for name in MODULES:
+        add = commands.add_parser(name, formatter_class=Defaults).add_argument
+        add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
+        add("--threads", type=positive, help="threads on a CPU; torch chooses them unless given")
+        add("--seconds", type=float, default=1.0, help="about how long each case is timed")
+        add("--out", type=Path, metavar="FILE", help="write the records as JSON too")
+        if name == "kernels":
+            add("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
+            add("--channels", type=int, default=1024, help="C")
+            add("--length", type=positive, default=128, help="T")
+            add("--kernels", type=numbers, default="31,65", help="K, several by commas")
+            add("--heads", type=int, default=0, help="H (default: heads of 64 channels)")
+            add("--dropconnect", type=float, default=0.0, help="of the convolutions")
+            add("--only", default="", help="only what has this in its name: 'conv, K', float16")
+        if name in ("ops", "memory"):
+            several, more = (",dynamic module", "") if name == "ops" else ("", ",8192")
+            add("--operators", default=f"light,dynamic{several}", help="several by commas")
+            add("--lengths", type=numbers, default=f"32,128,512,2048{more}", help="T, several by commas")
+            add("--tokens", type=positive, default=4096, help="T * B")
+            add("--channels", type=positive, default=512, help="C")
+            add("--heads", type=positive, default=8, help="H")
+            add("--kernel", type=positive, default=31, help="K")
+            add("--causal", action="store_true", help="pad on the left only, as a decoder does")
+        if name == "ops":
+            add("--no-peers", action="store_true", help="without peers: time a token at each T")
+            add("--layouts", action="store_true", help="causal: batch first, with a state, packed")
+        if name in ("ops", "memory", "decode"):
+            add("--dtype", default="float32", choices=DTYPES, help="type of all tensors")
+        if name in ("train", "decode"):
+            add("--vocab-size", type=positive, default=10_000, help="words of the dictionary")
+            add("--precisions", help="of products on a CPU (default: fp32,bf16 if it has the units)")
+        if name == "decode":
+            rows, channels = (functools.partial(multiples, of=each) for each in (4, 64))
+            add("--sentences", type=numbers, default="32,1", help="a batch, several by commas")
+            add("--length", type=positive, default=30, help="words of a source and of a hypothesis")
+            add("--rows", type=rows, default="128,1024", help="hypotheses of a step alone")
+            add("--channels", type=channels, default="512,1024", help="C of a step alone")
+            add("--only", choices=("steps", "search"), help="steps alone, or whole searches")
+        if name == "train":
+            add("--tokens", type=positive, default=2048, help="words of a batch, padding included")
+            add("--flags", default="", help="more of fairseq-train's flags, for every model")
+            add("--widths", type=numbers, default="128", help="d, several by commas")
+            add("--layers", type=numbers, default="2,2", help="blocks of encoder and decoder")
+            add("--models", default="", help="only those whose name has one of these words: a,b")
+            add("--shapes", type=positive, default=1, help="how many batch lengths, taken in turns")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    import torch
+
+    from scripts.fairseq_io.models import load_plugin
+
+    if args.device.startswith("cuda"):
+        index, count = int(args.device.partition(":")[2] or 0), torch.cuda.device_count()
+        if index >= count:
+            raise UserError(
+                f"--device {args.device}: torch {torch.__version__} sees no CUDA device of that number, {count} in all"
+            )
+        torch.cuda.set_device(index)  # for whatever names no device: fairseq's trainer, events, memory
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+    load_plugin()  # before anything imports the operators alone
+    from lightconv_plugin.ops import library
+    from scripts.bench.timing import machine
+
+    missing = library.load()
+    if missing is not None:
+        raise UserError(f"there is nothing to measure: {missing}")
+    print(f"{args.what} on {machine(torch.device(args.device))}")
+    measured = importlib.import_module(f"scripts.bench.{MODULES[args.what]}")
+    records = []
+    for rows in measured.tables(args, torch.device(args.device)):
+        status, table = StatusLine(), []
+        for row in rows:
+            record = {key: value for _, key, _, value in row}
+            records.append(record)
+            table.append(row)
+            status.update("measured " + " ".join(str(value) for value in list(record.values())[:3]))
+        status.close()
+        if not table:
+            continue
+        cells = [["-" if value in (None, "") else form.format(value) for *_, form, value in row] for row in table]
+        left = len(list(takewhile(lambda cell: isinstance(cell[-1], str), table[0])))  # columns of words
+        print("\n".join(aligned([[heading for heading, *_ in table[0]], *cells], left=left, rule=True)) + "\n")
+    if args.what in ("ops", "memory") and args.device.startswith("cuda"):
+        absent = [name for name in ("lightconv_cuda", "dynamicconv_cuda") if importlib.util.find_spec(name) is None]
+        if absent:
+            print(f"not measured: fairseq's own CUDA kernels ({', '.join(absent)} not installed)")
+    if args.out:
+        arguments = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+        write_json(args.out, {"what": args.what, "arguments": arguments, "records": records})
+
+
+if __name__ == "__main__":
+    run_command(main)
