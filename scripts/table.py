@@ -15,8 +15,9 @@ from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
+from scripts.reproduce.record import read_record
 from scripts.tables import plot, records, render
-from scripts.tables.measured import Runs, baseline, cells, read_record
+from scripts.tables.measured import Runs, baseline, cells
 from scripts.tables.published import Table, read_tables
 
 WORK = CHECKOUT / "work"

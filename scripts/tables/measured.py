@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.files import read_json
 from scripts.pipeline.config import load_config
+from scripts.reproduce.record import diverged_after, lookup, read_record
 from scripts.tables.published import CONFIGS, Column, Figure, Row, Table
 
-NEEDED = frozenset({"model", "dataset", "config", "parameters", "seeds", "summary"})
 DIVERGED = "diverges"
 
 
@@ -68,22 +66,6 @@ class Runs:
         return [record for name in names if (record := self.record(name)) is not None]
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A run record."""
-    record = read_json(path)
-    if not isinstance(record, dict) or not record.keys() >= NEEDED:
-        raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")
-    return record
-
-
-def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
-    """Return what stands at a dotted path; None where there is nothing."""
-    value: Any = record
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def run_of(table: Table, row: Row, column: Column) -> str | None:
     """The configuration whose run measures a cell, <folder>/<model>."""
     config = table.config(row, column)
@@ -128,12 +110,6 @@ def _count(column: Column, record: Mapping[str, Any] | None) -> int | None:
     """Return how many seeds a figure is of; None if it is not one of seeds."""
     count: int | None = lookup(record, f"{column.value.rpartition('.')[0]}.n")
     return count
-
-
-def diverged_after(record: Mapping[str, Any] | None) -> int | None:
-    """After how many updates the training of a seed diverged; None if none did."""
-    updates = [lookup(seed, "training.diverged") for seed in (lookup(record, "seeds") or {}).values()]
-    return next((update for update in updates if update is not None), None)
 
 
 def _our_ratio(column: Column, record: Mapping[str, Any] | None, is_baseline: bool) -> float | None:
