@@ -1,9 +1,10 @@
 """The run record: one JSON file with everything that a figure in a table rests on."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from scripts.common.errors import UserError
 from scripts.common.files import read_json
 from scripts.common.provenance import git_state, machine, versions
 from scripts.pipeline.config import Config
@@ -12,6 +13,29 @@ from scripts.scoring.selection import numbers, summarise
 
 MADE_WITH = ("versions", "git", "machine")
 """The keys of a record that are of the moment when something last ran."""
+_NEEDED = {"model", "dataset", "config", "parameters", "seeds", "summary"}
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A run record."""
+    record = read_json(path)
+    if not isinstance(record, dict) or not record.keys() >= _NEEDED:
+        raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")
+    return record
+
+
+def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
+    """Return what stands at a dotted path; None where there is nothing."""
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def diverged_after(record: Mapping[str, Any] | None) -> int | None:
+    """After how many updates the training of a seed diverged; None if none did."""
+    updates = [lookup(seed, "training.diverged") for seed in (lookup(record, "seeds") or {}).values()]
+    return next((update for update in updates if update is not None), None)
 
 
 def seed_facts(root: Path, done: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,9 @@ trials, then all runs.
 import argparse
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +29,8 @@ from scripts.common.errors import UserError
 from scripts.common.process import child, python_module
 from scripts.common.terminal import aligned
 from scripts.suite import archive, page, speed
-from scripts.suite.keep import check_text, jobs_of, keep
-from scripts.suite.plan import Job, Runs, Suite, read_suite, run_jobs, trial_jobs
+from scripts.suite.plan import Runs, Suite, jobs_of, keep_all, read_suite, run_jobs, trial_jobs
+from scripts.suite.records import Job, check_text
 from scripts.suite.results import collect
 
 SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
@@ -51,45 +53,85 @@ def run_here(job: Job, options: Sequence[str]) -> None:
         KeyboardInterrupt: it was interrupted.
     """
     print(f"= {job.name}", flush=True)
+    job.write_config()
     with child(reproduce(job, options)) as process:
         if process.wait() in (INTERRUPTED, *range(-64, 0)):
             raise KeyboardInterrupt
 
 
-def run_by_snakemake(
-    jobs: Sequence[Job], sweep: str, raw: Path | None, devices: int | None, meanwhile: Callable[[], None]
-) -> None:
-    """Run jobs of one kind by the rules of scripts/sweep; call ``meanwhile`` every KEEP_SECONDS."""
-    settings = {"configs": " ".join(str(job.config.path) for job in jobs), "work": jobs[0].work, "to": jobs[0].last}
-    settings |= {key: value for key, value in (("raw", raw), ("gpus_per_seed", devices)) if value is not None}
-    skipped = [f"{job.name}.seed{seed}" for job in jobs for seed in job.config.seeds if seed not in job.missing]
-    settings |= {"skip": " ".join(skipped)} if skipped else {}
-    given = [f"{key}={value}" for key, value in settings.items()]
-    with child([*shlex.split(sweep), "--keep-going", "-s", str(SNAKEFILE), "--config", *given]) as process:
-        while True:
-            try:
+def run_by_snakemake(jobs: Sequence[Job], suite: Suite, arguments: argparse.Namespace) -> None:
+    """Run jobs of one kind by the rules of scripts/sweep; take what has ended into the records meanwhile."""
+    for job in jobs:
+        job.write_config()
+    settings = {"configs": " ".join(str(job.config.path) for job in jobs), "work": suite.work, "to": jobs[0].last}
+    settings |= {"raw": arguments.raw, "gpus_per_seed": arguments.devices}
+    settings["skip"] = " ".join(f"{job.name}.seed{seed}" for job in jobs for seed in job.seeds)
+    given = [f"{key}={value}" for key, value in settings.items() if value not in (None, "")]
+    command = [*shlex.split(arguments.sweep), "--keep-going", "-s", str(SNAKEFILE), "--config", *given]
+    with child(command) as process:
+        while process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(KEEP_SECONDS)
-                return
-            except subprocess.TimeoutExpired:
-                meanwhile()
+            keep_all(suite)
 
 
-def state(job: Job | None) -> str:
-    """Return how far a job has come."""
-    if job is None:
-        return "waits for the trials"
-    if job.diverged == job.config.seeds:
-        return "diverged"
-    if job.done:
-        return f"done, loss {job.loss():.3f}" if job.last == "train" else "done"
-    return f"to do, {len(job.scored)} of {len(job.config.seeds)} seeds done" if job.scored else "to do"
+def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
+    """Run what is missing; return what failed."""
+    given = {"--raw": arguments.raw, "--devices": arguments.devices, "--from": arguments.first}
+    options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
+
+    def prepare(dataset: str) -> None:
+        """Prepare a dataset, and see that its text is that of the records that there are."""
+        jobs = jobs_of(suite)[dataset]
+        run_here(replace(jobs[0], last="binarise"), options)
+        check_text(jobs)
+
+    def run_all(jobs: Sequence[Job]) -> list[str]:
+        to_do = [job for job in jobs if job.missing]
+        if to_do and arguments.sweep:
+            run_by_snakemake(to_do, suite, arguments)
+        else:
+            for job in to_do:
+                run_here(job, options)
+                keep_all(suite)
+        return [job.name for job in to_do if replace(job).missing]  # by its record as it is now
+
+    keep_all(suite)  # what another process has run, too
+    for dataset, jobs in jobs_of(suite).items():
+        if arguments.first is None and any(job.missing for job in jobs) and any(job.kept.exists() for job in jobs):
+            prepare(dataset)
+    failed, tried = [], set[str]()
+    # One sweep of all leaves no device idle while the last job of a few runs
+    for some in [suite.runs] if arguments.sweep else [(runs,) for runs in suite.runs]:
+        part = replace(suite, runs=some)
+        first = {suite.like.get(model, model) for model in part.models} - tried
+        failed += run_all([job for job in trial_jobs(part) if job.model in first])
+        failed += run_all([job for job in run_jobs(part) if not job.waits])
+        tried |= first
+    for each in collect(suite):
+        if speed.is_due(each):
+            prepare(each.name)
+            try:
+                speed.record(suite, each)
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                failed.append(f"the speed of {each.name}")
+    return failed
 
 
-def overview(suite: Suite, work: Path) -> list[str]:
-    """A line for each trial and run."""
-    trials = [[job.name, state(job)] for job, _ in trial_jobs(suite, work)]
-    runs = [[f"{dataset}/{Path(model).name}", state(job)] for dataset, model, job in run_jobs(suite, work)]
-    return aligned([*trials, *runs], left=2)
+def overview(suite: Suite) -> list[str]:
+    """A line for each trial and run: how far it has come."""
+
+    def state(job: Job) -> str:
+        if job.waits:
+            return "waits for the trials"
+        if job.diverged == job.config.seeds:
+            return "diverged"
+        if not job.missing:
+            return f"done, loss {job.loss:.3f}" if job.last == "train" else "done"
+        return f"to do, {len(job.scored)} of {len(job.config.seeds)} seeds done" if job.scored else "to do"
+
+    return aligned([[job.name, state(job)] for job in [*trial_jobs(suite), *run_jobs(suite)]], left=2)
 
 
 def only(suite: Suite, words: Sequence[str]) -> Suite:
@@ -142,75 +184,24 @@ def main() -> None:
     if arguments.first and arguments.sweep:
         raise UserError("--from is for runs one after the other; leave out --sweep")
     work = arguments.work or CHECKOUT / "work" / arguments.suite.stem
-    out = arguments.out or work / "RESULTS.md"
-    suite = read_suite(arguments.suite, out.with_suffix(""))
+    suite = read_suite(arguments.suite, work, arguments.out or work / "RESULTS.md")
     here = only(suite, arguments.only.split(",")) if arguments.only else suite
     if arguments.dry_run:
-        print("\n".join(overview(here, work)))
+        print("\n".join(overview(here)))
         return
     files = [path for kind in ("*.json", "*/*.json", "*.svg") for path in suite.records.glob(kind)]
     if any(path.suffix == ".json" for path in files):  # a page without records could not be made again
-        ownership.adopt(*files, *([out] if page.is_page(out) else []))
-    ownership.check_writable(out, *files, *([arguments.archive] if arguments.archive else []))
-    failed = [] if arguments.page_only else run(here, work, arguments)
-    keep(suite, work)
-    page.write(suite, work, out)
-    print(f"the page: {out}")
+        ownership.adopt(*files, *([suite.page] if page.is_page(suite.page) else []))
+    ownership.check_writable(suite.page, *files, *([arguments.archive] if arguments.archive else []))
+    failed = [] if arguments.page_only else run(here, arguments)
+    keep_all(suite)
+    page.write(suite)
+    print(f"the page: {suite.page}")
     if arguments.archive:
-        archive.write(suite, work, out, arguments.archive)
+        archive.write(suite, arguments.archive)
         print(f"the archive: {arguments.archive}")
     if failed:
         raise UserError(f"failed: {', '.join(failed)}; each has said why above. The same command goes on from there")
-
-
-def prepare(suite: Suite, work: Path, dataset: str, options: Sequence[str]) -> None:
-    """Prepare a dataset, and see that its text is that of the records that there are."""
-    job = jobs_of(suite, work, dataset)[0]
-    job.write_config()
-    run_here(replace(job, last="binarise"), options)
-    check_text(suite, work, dataset)
-
-
-def run(suite: Suite, work: Path, arguments: argparse.Namespace) -> list[str]:
-    """Run what is missing; return what failed."""
-    given = {"--raw": arguments.raw, "--devices": arguments.devices, "--from": arguments.first}
-    options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
-
-    def all_of(jobs: Sequence[Job]) -> list[str]:
-        to_do = [job for job in jobs if not job.done]
-        for job in to_do:
-            job.write_config()
-        if to_do and arguments.sweep:
-            try:
-                run_by_snakemake(to_do, arguments.sweep, arguments.raw, arguments.devices, lambda: keep(suite, work))
-            finally:
-                keep(suite, work)
-        else:
-            for job in to_do:
-                run_here(job, options)
-                keep(suite, work)
-        return [job.name for job in jobs if not job.done]
-
-    for dataset in suite.datasets:
-        jobs = jobs_of(suite, work, dataset)
-        if arguments.first is None and any(not job.done for job in jobs) and any(job.kept.exists() for job in jobs):
-            prepare(suite, work, dataset, options)
-    failed, tried = [], set[str]()
-    # One sweep of all leaves no device idle while the last job of a few runs
-    for some in [suite.runs] if arguments.sweep else [[runs] for runs in suite.runs]:
-        first = {suite.like.get(model, model) for runs in some for model in runs.models} - tried
-        failed += all_of([job for job, _ in trial_jobs(suite, work) if job.model in first])
-        failed += all_of([job for _, _, job in run_jobs(suite, work, some) if job])
-        tried |= first
-    keep(suite, work)  # what another process has run, too
-    for each in collect(suite, work):
-        if speed.is_due(each):
-            prepare(suite, work, each.name, options)
-            command = [*python_module("scripts.suite.speed"), str(suite.file), "--work", str(work)]
-            with child([*command, "--dataset", each.name, "--records", str(suite.records)]) as process:
-                if process.wait():
-                    failed.append(f"the speed of {each.name}")
-    return failed
 
 
 if __name__ == "__main__":

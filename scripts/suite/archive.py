@@ -11,7 +11,7 @@ import hashlib
 import io
 import shlex
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
@@ -19,10 +19,11 @@ from data_prep.text.moses import moses_language
 from scripts.common import files
 from scripts.common.files import atomic_file
 from scripts.reproduce.layout import model_file, seed_root
+from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import tokeniser
-from scripts.suite.keep import hypotheses_file
-from scripts.suite.plan import Job, Suite, trial_jobs
-from scripts.suite.results import Dataset, Model, collect
+from scripts.suite.plan import Suite, trial_jobs
+from scripts.suite.records import Job
+from scripts.suite.results import Dataset, collect
 
 SUMS, CHECK = "SHA256SUMS", "CHECK.md"
 HOW = ("-m", "bleu", "chrf", "-w", "2", "-f", "text")  # as JSON sacreBLEU 2.6 stops at the chrF of a paired test
@@ -40,41 +41,27 @@ OF_SEED = (
 )
 
 
-def _joined(dataset: Dataset, model: str, seeds: Sequence[int]) -> str:
-    """The name of a model's hypotheses of some seeds, one after another."""
-    return f"{dataset.name}/tests/{model}.seeds{'-'.join(map(str, seeds))}.txt"
-
-
-def _here(model: Model) -> list[int]:
+def _here(job: Job) -> list[int]:
     """The seeds of a model whose hypotheses are on this machine."""
-    return [seed for seed in model.seeds if hypotheses_file(model.job, seed).exists()]
+    return [seed for seed in job.scored if job.hypotheses(seed).exists()]
 
 
-def _pairs(dataset: Dataset) -> Iterator[tuple[Model, Model, list[int]]]:
-    """Each model and the baseline, with the seeds that both have, if all of these are on this machine."""
+def _tests(dataset: Dataset) -> Iterator[dict[str, bytes]]:
+    """Yield the references, the baseline's hypotheses and a model's, by name, for each that is compared with it.
+
+    They are of the seeds that both have, one after another, if all of these are on this machine.
+    """
     base = dataset.models.get(dataset.baseline)
-    for model in dataset.models.values():
-        both = [seed for seed in model.seeds if base and seed in base.seeds]
-        if base and model != base and both and {*both} <= {*_here(model)} & {*_here(base)}:
-            yield model, base, both
-
-
-def _of_dataset(dataset: Dataset, root: Path) -> Iterator[tuple[str, Path | bytes]]:
-    for language in load_dataset(dataset.name).languages:
-        yield f"{dataset.name}/test.{language}", root / "prepared" / "raw" / f"test.{language}"
-        yield f"{dataset.name}/dict.{language}.txt", root / "binarised" / f"dict.{language}.txt"
-    for codes in sorted((root / "prepared").glob("codes*")):
-        yield f"{dataset.name}/{codes.name}", codes
-    whole = root / "prepared" / "raw" / f"test.{dataset.target}"
-    if dataset.measures and whole.exists():
-        references = whole.read_bytes()
-        for *models, both in _pairs(dataset):
-            for each in models:
-                yield (
-                    _joined(dataset, each.name, both),
-                    b"".join(hypotheses_file(each.job, s).read_bytes() for s in both),
-                )
-            yield _joined(dataset, "references", both), references * len(both)
+    for model in dataset.models.values() if dataset.measures else ():
+        both = [seed for seed in model.scored if base and seed in base.scored]
+        if not base or model is base or not both or not model.references.exists():
+            continue
+        if {*both} <= {*_here(model)} & {*_here(base)}:
+            found = {"references": model.references.read_bytes() * len(both)}
+            for each in (base, model):
+                found[each.config.name] = b"".join(each.hypotheses(seed).read_bytes() for seed in both)
+            seeds = f"seeds{'-'.join(map(str, both))}"
+            yield {f"{dataset.name}/tests/{name}.{seeds}.txt": text for name, text in found.items()}
 
 
 def commands(dataset: Dataset) -> list[str]:
@@ -82,70 +69,59 @@ def commands(dataset: Dataset) -> list[str]:
 
     rouge-score's own command knows English letters alone, so summaries in other languages have none.
     """
-    if not dataset.measures:
+    about = load_dataset(dataset.name)
+    target, references = about.target or "", f"{dataset.name}/test.{about.target}"
+    if not dataset.measures or (dataset.kind == "rouge" and moses_language(target) != "en"):
         return []
-    how = [*HOW, "-tok", tokeniser(dataset.target or ""), *(LOWERCASE if dataset.lowercase else ())]
     alone = [
-        f"{model.job.name}/seed{seed}/scores/test/hypotheses.detok"
+        f"{model.name}/seed{seed}/scores/test/hypotheses.detok"
         for model in dataset.models.values()
         for seed in _here(model)
     ]
     if dataset.kind == "rouge":
-        if moses_language(dataset.target or "") != "en":
-            return []
-        return [ROUGE.format(references=f"{dataset.name}/test.{dataset.target}", hypotheses=each) for each in alone]
-    found = [shlex.join(["sacrebleu", f"{dataset.name}/test.{dataset.target}", "-i", each, *how]) for each in alone]
-    for *models, both in _pairs(dataset):
-        texts = [_joined(dataset, name, both) for name in ("references", models[1].name, models[0].name)]
-        tests = ["sacrebleu", texts[0], "-i", *texts[1:], *how]
+        return [ROUGE.format(references=references, hypotheses=each) for each in alone]
+    how = [*HOW, "-tok", tokeniser(target), *(LOWERCASE if lowercases(about, target) else ())]
+    found = [shlex.join(["sacrebleu", references, "-i", each, *how]) for each in alone]
+    for of_both, *hypotheses in _tests(dataset):
+        tests = ["sacrebleu", of_both, "-i", *hypotheses, *how]
         found += [shlex.join([*tests, f"--paired-{kind}"]) for kind in ("bs", "ar")]
     return found
 
 
-def _of_job(job: Job) -> Iterator[tuple[str, Path | bytes]]:
-    yield f"{job.name}/record.json", job.folder / "record.json"
-    yield f"configs/{job.name}.yaml", job.text.encode()
-    for seed in job.config.seeds:
-        root, model = seed_root(job.folder, seed), model_file(job.config, seed_root(job.folder, seed))
-        names = [*(root / name for name in OF_SEED), *([model] if job.last == "table" else [])]
-        for path in names:
-            yield f"{job.name}/{root.name}/{path.relative_to(root)}", path
-
-
-def members(suite: Suite, work: Path) -> dict[str, Path | bytes]:
+def members(suite: Suite) -> dict[str, Path | bytes]:
     """The archive's files that are there, by their names in it, in order."""
     found: dict[str, Path | bytes] = {f"configs/{suite.file.name}": suite.file}
-    datasets = collect(suite, work)
+    datasets, jobs, check = collect(suite), trial_jobs(suite), [f"sha256sum --check {SUMS}"]
     for dataset in datasets:
-        found |= dict(_of_dataset(dataset, work / dataset.name))
-        for _, job in dataset.jobs:
-            found |= dict(_of_job(job)) if job else {}
-    for job, _ in trial_jobs(suite, work):
-        found |= dict(_of_job(job))
+        root = suite.work / dataset.name
+        for language in load_dataset(dataset.name).languages:
+            found[f"{dataset.name}/test.{language}"] = root / "prepared" / "raw" / f"test.{language}"
+            found[f"{dataset.name}/dict.{language}.txt"] = root / "binarised" / f"dict.{language}.txt"
+        found |= {f"{dataset.name}/{path.name}": path for path in (root / "prepared").glob("codes*")}
+        for texts in _tests(dataset):
+            found |= texts
+        check += commands(dataset)
+        jobs += [job for job in dataset.jobs if not job.waits]
+    for job in jobs:
+        found |= {f"{job.name}/record.json": job.folder / "record.json", f"configs/{job.name}.yaml": job.text.encode()}
+        for seed in job.config.seeds:
+            root = seed_root(job.folder, seed)
+            names = [*OF_SEED, *([str(model_file(job.config, root).relative_to(root))] if job.last == "table" else [])]
+            found |= {f"{job.name}/{root.name}/{name}": root / name for name in names}
     found |= {f"records/{path.relative_to(suite.records)}": path for path in suite.records.rglob("*.json")}
-    check = [f"sha256sum --check {SUMS}", *(command for dataset in datasets for command in commands(dataset))]
     text = "These commands give the figures of the page:\n\n```\n" + "\n".join(check) + "\n```\n"
     there = {name: given for name, given in sorted(found.items()) if isinstance(given, bytes) or given.is_file()}
     return {CHECK: text.encode(), **there}
 
 
-def digest(given: Path | bytes) -> str:
-    """The SHA-256 of a file, or of the content of one."""
-    return hashlib.sha256(given).hexdigest() if isinstance(given, bytes) else files.digest([given])
-
-
-def checksums(found: dict[str, Path | bytes]) -> bytes:
-    """The content of SHA256SUMS, for ``sha256sum --check``."""
-    return "".join(f"{digest(given)}  {name}\n" for name, given in found.items()).encode()
-
-
-def write(suite: Suite, work: Path, page: Path, out: Path) -> None:
+def write(suite: Suite, out: Path) -> None:
     """Write the archive, the page, its pictures and SHA256SUMS in front; nothing in it says when or by whom."""
-    found = members(suite, work)
+    found, page = members(suite), suite.page
     text = page.read_text(encoding="utf-8")
-    pictures = [path for path in sorted(page.with_suffix("").glob("*.svg")) if f"/{path.name})" in text]
+    pictures = [path for path in sorted(suite.records.glob("*.svg")) if f"/{path.name})" in text]
     first: dict[str, Path | bytes] = {page.name: page, **{f"{page.stem}/{path.name}": path for path in pictures}}
-    first[SUMS] = checksums(found)
+    sums = [f"{digest(given)}  {name}\n" for name, given in found.items()]
+    first[SUMS] = "".join(sums).encode()
     with (
         atomic_file(out, "wb") as f,
         gzip.GzipFile(filename="", mode="wb", fileobj=f, mtime=0, compresslevel=6) as zipped,
@@ -157,3 +133,8 @@ def write(suite: Suite, work: Path, page: Path, out: Path) -> None:
             info.mode = 0o644
             with io.BytesIO(given) if isinstance(given, bytes) else open(given, "rb") as content:
                 tar.addfile(info, content)
+
+
+def digest(given: Path | bytes) -> str:
+    """The SHA-256 of a file, or of the content of one."""
+    return hashlib.sha256(given).hexdigest() if isinstance(given, bytes) else files.digest([given])

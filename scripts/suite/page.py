@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 from scripts.common.figure import open_figure
@@ -15,7 +15,8 @@ from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.suite import overlap
 from scripts.suite.plan import Suite, chosen, trial_jobs
-from scripts.suite.results import ABSENT, SHOWN, Dataset, Finding, Interval, collect, findings, overall
+from scripts.suite.records import SCORES
+from scripts.suite.results import ABSENT, Dataset, Interval, collect, findings, overall
 from scripts.tables.records import EMPTY, spread
 
 FILES = ("keep-last-epochs", "no-epoch-checkpoints")  # settings that change no training
@@ -24,17 +25,17 @@ FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": ("
 """The form of a claim's figure, and its unit."""
 
 
-def write(suite: Suite, work: Path, out: Path) -> None:
+def write(suite: Suite) -> None:
     """Write the page and, in a folder of its name, its pictures."""
-    datasets = collect(suite, work)
-    pictures = {each.name: draw(each, out.with_suffix("")) for each in datasets}
-    parts = [f"# {suite.about}", introduction(suite, out), *(["## The claims"] if suite.claims else [])]
+    datasets = collect(suite)
+    pictures = {each.name: draw(each, suite.records) for each in datasets}
+    parts = [f"# {suite.about}", introduction(suite), *(["## The claims"] if suite.claims else [])]
     parts += claims(suite, datasets)
     for dataset in datasets:
-        shown = [f"![{name}]({out.stem}/{path.name})" for name, path in pictures[dataset.name].items()]
+        shown = [f"![{name}]({suite.page.stem}/{path.name})" for name, path in pictures[dataset.name].items()]
         parts += [f"## {dataset.name}", *of_dataset(dataset), *shown]
-    parts += [*trials(suite, work), *provenance(datasets), *checks(suite, out)]
-    with atomic_file(out) as f:
+    parts += [*trials(suite), *provenance(datasets), *checks(suite)]
+    with atomic_file(suite.page) as f:
         f.write("\n\n".join(parts) + "\n")
 
 
@@ -43,12 +44,12 @@ def is_page(path: Path) -> bool:
     return path.is_file() and BEGIN in path.read_text(encoding="utf-8", errors="replace")
 
 
-def introduction(suite: Suite, out: Path) -> str:
+def introduction(suite: Suite) -> str:
     """The sentences that a reader of the tables needs."""
     name = Path(suite.baseline).name
     return (
-        f"{BEGIN}{_short(suite.file)} --out {_short(out)}` from the records of its runs; with `--page-only` from what "
-        "there is, without running anything.\n\n"
+        f"{BEGIN}{_short(suite.file)} --out {_short(suite.page)}` from the records of its runs; with `--page-only` "
+        "from what there is, without running anything.\n\n"
         "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, "
         "with a 95% interval. It covers the choice of the test set (paired bootstrap over its sentences) and of the "
         "seeds (one deviation, pooled over all models of several seeds); for a perplexity, the seeds only. p is "
@@ -66,21 +67,18 @@ def _short(path: Path) -> str:
 
 
 def claims(suite: Suite, datasets: Sequence[Dataset]) -> list[str]:
-    """A paragraph for each claim."""
+    """A paragraph for each claim: its verdict, and of each dataset the figure with its interval and verdict."""
     found = []
     for claim in suite.claims:
         results = findings(claim, datasets)
         model, than, (form, unit) = Path(claim.model).name, Path(claim.than).name, FORMS[claim.of]
         what = f"{model} {'minus' if claim.of == 'score' else 'to'} {than}, at least {claim.at_least:g}{unit}"
-        figures = "; ".join(f"{each.dataset}: {finding(each, form)}" for each in results)
-        found.append(f"**{claim.says}**: {overall(results)}. {what}; {figures or ABSENT}.")
+        figures = []
+        for each in results:
+            words = [interval(each.figure, form) if each.figure else "", each.note, each.verdict]
+            figures.append(f"{each.dataset}: {', '.join(filter(None, words))}")
+        found.append(f"**{claim.says}**: {overall(results)}. {what}; {'; '.join(figures) or ABSENT}.")
     return found
-
-
-def finding(found: Finding, form: str) -> str:
-    """A figure with its interval and verdict."""
-    words = [interval(found.figure, form)] if found.figure else []
-    return ", ".join([*words, *([found.note] if found.note else []), found.verdict])
 
 
 def interval(figure: Interval, form: str = FORMS["score"][0]) -> str:
@@ -100,21 +98,20 @@ def of_dataset(dataset: Dataset) -> list[str]:
             parts += overlaps(dataset)
     if dataset.diverged:
         parts.append(f"Diverged: {', '.join(map(''.join, dataset.diverged.items()))}.")
-    open_ = [name for name, job in dataset.jobs if job is None or not job.done]
-    if open_:
-        parts.append(f"Not run, or not to the end: {', '.join(open_)}.")
+    if left := [job.config.name for job in dataset.jobs if job.waits or job.missing]:
+        parts.append(f"Not run, or not to the end: {', '.join(left)}.")
     return parts
 
 
 def scores(dataset: Dataset) -> str:
     """The table of scores and of what each model gains over the baseline."""
-    keys, baseline = SHOWN[dataset.kind], dataset.baseline
+    keys, baseline = SCORES[dataset.kind], dataset.baseline
     head = [f"{NAMES[key]}{' (lower is better)' if key in LOWER_IS_BETTER else ''}" for key in keys]
     brief = ["length", "sacreBLEU at any length"] if "sacrebleu" in dataset.measures else []
     header = ["model", "parameters", "seeds", *head, *brief, f"gain over {baseline}", "p, bootstrap", "p, randomised"]
     rows = []
     for name, model in dataset.models.items():
-        row = [name, f"{model.parameters:,}", ", ".join(map(str, model.seeds))]
+        row = [name, f"{model.record['parameters']:,}", ", ".join(map(str, model.scored))]
         row += [spread(over(model.scores(key))) for key in keys]
         row += [spread(over(list(each))) for each in zip(*dataset.brevity(name), strict=True)] if brief else []
         if name == baseline or baseline not in dataset.models:
@@ -134,17 +131,17 @@ def costs(dataset: Dataset) -> str:
     for name, model in dataset.models.items():
         losses = [list(log.valid_loss.values()) for log in model.logs().values() if log.valid_loss]
         changes = [each[-1] - each[-2] for each in losses if len(each) > 1]
-        tuned = [model.known[seed]["tuned"] or {} for seed in model.seeds]
+        tuned = [model.seeds[seed]["tuned"] or {} for seed in model.scored]
         rows.append(
             [
                 name,
-                _mean(model.facts("training", "updates"), ",.0f"),
+                _mean(model.costs("training", "updates"), ",.0f"),
                 _mean(list(map(min, losses)), ".3f"),
                 _mean(changes, "+.3f"),
-                "; ".join(map(clock, model.facts("training", "seconds"))) or EMPTY,
-                "; ".join(f"{rate:,.0f}" for rate in model.facts("training", "tokens_per_second")) or EMPTY,
-                _mean(model.facts("training", "peak_mb"), ",.0f"),
-                _mean(model.facts("generation", "peak_mb"), ",.0f"),
+                "; ".join(map(clock, model.costs("training", "seconds"))) or EMPTY,
+                "; ".join(f"{rate:,.0f}" for rate in model.costs("training", "tokens_per_second")) or EMPTY,
+                _mean(model.costs("training", "peak_mb"), ",.0f"),
+                _mean(model.costs("generation", "peak_mb"), ",.0f"),
                 "; ".join(dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in tuned)) or EMPTY,
             ]
         )
@@ -155,22 +152,17 @@ def _mean(values: Sequence[float], form: str) -> str:
     return format(fmean(values), form) if values else EMPTY
 
 
-def _rate(dataset: Dataset, name: str, least: str) -> float:
-    found: Mapping[str, Any] = dataset.speeds or {}
-    return float(found["lines"][least] / median(found["seconds"][name][least]))
-
-
 def speeds(dataset: Dataset) -> str:
     """The table of sentences a second by length, and their ratio to the baseline's."""
-    found: Mapping[str, Any] = dataset.speeds or {}
+    found = dataset.speeds
     header = ["sentences/s (times the baseline), source tokens:", *(f"from {least}" for least in found["lines"])]
     rows = []
-    for name in found["seconds"]:
-        cells = []
-        for least in found["lines"]:
+    for name, seconds in found["seconds"].items():
+        row = [name]
+        for least, lines in found["lines"].items():
             ratio = dataset.speed(name, dataset.baseline, least)
-            cells.append(f"{_rate(dataset, name, least):.1f}" + (f" ({median(ratio):.2f})" if ratio else ""))
-        rows.append([name, *cells])
+            row.append(f"{lines / median(seconds[least]):.1f}" + (f" ({median(ratio):.2f})" if ratio else ""))
+        rows.append(row)
     made = found["made_from"]["conditions"]
     how = ", ".join(f"{key} {value}" for key, value in made["settings"].items())
     below = (
@@ -197,23 +189,23 @@ def overlaps(dataset: Dataset) -> list[str]:
         return [text + "."]
     header = ["model", *(f"{NAMES[key]}, the {apart:,} lines apart" for key in dataset.measures)]
     rows = [
-        [name, *(spread(over([model.known[seed]["apart"][key] for seed in model.seeds])) for key in dataset.measures)]
+        [name, *(spread(over(model.costs("apart", key))) for key in dataset.measures)]
         for name, model in dataset.models.items()
     ]
     return [text + ".", markdown_table(header, rows)]
 
 
-def trials(suite: Suite, work: Path) -> list[str]:
+def trials(suite: Suite) -> list[str]:
     """The tables of the trials: the least loss on validation of each."""
-    best = chosen(suite, work)
+    best = chosen(suite)
     parts = ["## The trials"] if suite.trials else []
     for each in suite.trials:
         losses: dict[str, list[str]] = {}
         machines: dict[str, None] = {}
-        for job, choice in trial_jobs(replace(suite, trials=(each,)), work):
-            loss = job.loss()
+        for job in trial_jobs(replace(suite, trials=(each,))):
+            loss = job.loss
             machines |= dict.fromkeys(_words(facts["machine"]) for facts in job.seeds.values())
-            mark = "**" if loss is not None and best.get(job.model) == choice else ""
+            mark = "**" if loss is not None and best.get(job.model) == job.choice else ""
             losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
         choices = combinations(each.grid)
         header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
@@ -229,7 +221,7 @@ def trials(suite: Suite, work: Path) -> list[str]:
 def provenance(datasets: Sequence[Dataset]) -> list[str]:
     """Machines, versions, precisions and commits of all runs that have scores, and which runs are not of the usual."""
     models = [model for dataset in datasets for model in dataset.models.values()]
-    runs = [(Path(model.name).name, model.known[seed]) for model in models for seed in model.seeds]
+    runs = [(model.config.name, model.seeds[seed]) for model in models for seed in model.scored]
     lines = []
     for title in ("Machine", "Versions", "Precision"):
         lines += _counted(title, [(name, _words(facts[title.lower()])) for name, facts in runs])
@@ -257,16 +249,17 @@ def _counted(title: str, values: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{title} ({len(of)}{whose[value]}): {value}" for value, of in names.items()]
 
 
-def checks(suite: Suite, out: Path) -> list[str]:
+def checks(suite: Suite) -> list[str]:
     """Say what the page rests on, and how to doubt it."""
     command = f"python -m scripts.suite {_short(suite.file)}"
     return [
         "## To check it",
-        f"`{command} --page-only --out {_short(out)}` makes this page again from the records in `{out.stem}/`. They "
-        "have each run's configuration, its scores, losses and costs, the counts of each line that sacreBLEU makes its "
-        "score of, and the SHA-256 of hypotheses and averaged model. With `--archive FILE.tar.gz` the hypotheses, logs "
-        "and models that are on the machine go into an archive, with commands that give the figures above. With "
-        "another `--out` and another `--work` the command runs everything again.",
+        f"`{command} --page-only --out {_short(suite.page)}` makes this page again from the records in "
+        f"`{suite.page.stem}/`. They have each run's configuration, its scores, losses and costs, the counts of each "
+        "line that sacreBLEU makes its score of, and the SHA-256 of hypotheses and averaged model. With "
+        "`--archive FILE.tar.gz` the hypotheses, logs and models that are on the machine go into an archive, with "
+        "commands that give the figures above. With another `--out` and another `--work` the command runs everything "
+        "again.",
     ]
 
 
@@ -288,17 +281,16 @@ def draw(dataset: Dataset, folder: Path) -> dict[str, Path]:
 
 def draw_speeds(dataset: Dataset, out: Path) -> None:
     """The score of each model against its sentences a second over all lengths."""
-    found: Mapping[str, Any] = dataset.speeds or {}
+    found = dataset.speeds
     with open_figure(out, width=7, height=4.5) as figure:
         axes = figure.subplots()
         for number, (name, model) in enumerate(dataset.models.items()):
             if name in found["seconds"]:
                 taken = sum(median(rounds) for rounds in found["seconds"][name].values())
-                values = model.scores(dataset.key)
-                deviation = stdev(values) if len(values) > 1 else 0.0
-                rate = sum(found["lines"].values()) / taken
-                axes.errorbar(rate, fmean(values), yerr=deviation, fmt="o", color=f"C{number % 10}", markersize=5)
-                axes.annotate(name, (rate, fmean(values)), (4, 4), textcoords="offset points", fontsize=7)
+                scores = over(model.scores(dataset.key))
+                at = sum(found["lines"].values()) / taken, scores["mean"]
+                axes.errorbar(*at, yerr=scores["std"] or 0.0, fmt="o", color=f"C{number % 10}", markersize=5)
+                axes.annotate(name, at, (4, 4), textcoords="offset points", fontsize=7)
         axes.set_xlabel("sentences/s, all lengths together")
         axes.set_ylabel(NAMES[dataset.key])
         axes.grid(alpha=0.3)

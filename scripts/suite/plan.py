@@ -24,7 +24,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,12 @@ import yaml
 
 from data_prep.dataset import load_dataset
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
-from scripts.pipeline.config import Config, build_config, combinations, load_config, merge
-from scripts.suite.records import read_kept, read_run
+from scripts.pipeline.config import build_config, combinations, load_config, merge
+from scripts.suite.records import Job, keep
 
 QUANTITIES = ("score", "speed", "growth")
-
-
-def _named(model: str, choice: Mapping[str, Any]) -> str:
-    """Return a model's name with its choice of values, as a file may be called: model-lr0.002-softmax."""
-    values = (value if isinstance(value, str) else f"{key}{value}" for key, value in choice.items())
-    return "-".join([Path(model).name, *(re.sub(r"[^\w.-]+", "-", value).strip("-") for value in values)])
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Trials:
 
     dataset: str
     models: tuple[str, ...]
-    grid: dict[str, Any]
+    grid: dict[str, tuple[Any, ...]]
     seed: int = 1
     train: dict[str, Any] = field(default_factory=dict)
     like: dict[str, str] = field(default_factory=dict)
@@ -66,13 +59,8 @@ class Runs:
     dataset: str
     models: tuple[str, ...]
     seeds: tuple[int, ...]
-    grid: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     over: dict[str, Any] = field(default_factory=dict)
-
-    def each(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield the name of each run, its model and its choice of the grid."""
-        for model, choice in itertools.product(self.models, combinations(self.grid)):
-            yield _named(model, choice) if choice else model, model, choice
 
 
 @dataclass(frozen=True)
@@ -89,15 +77,21 @@ class Claim:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite file."""
+    """A suite file; ``work`` is where its results go, and the records are in a folder beside ``page``, of its name."""
 
     file: Path
-    records: Path  # the folder of the page's records
+    work: Path
+    page: Path
     about: str
     baseline: str
     runs: tuple[Runs, ...]
     trials: tuple[Trials, ...] = ()
     claims: tuple[Claim, ...] = ()
+
+    @property
+    def records(self) -> Path:
+        """The folder of the page's records and pictures."""
+        return self.page.with_suffix("")
 
     @property
     def models(self) -> list[str]:
@@ -115,164 +109,136 @@ class Suite:
         return {model: other for trials in self.trials for model, other in trials.like.items()}
 
 
-def read_suite(path: Path, records: Path) -> Suite:
-    """Read a suite file; ``records`` is the folder beside its page.
+def read_suite(path: Path, work: Path, page: Path) -> Suite:
+    """Read a suite file.
 
     Raises:
         UserError: a key is unknown or of another type, or something is named that is not there.
     """
-    suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path, "records": records})
-    known = set(suite.models)
-    names = {name for runs in suite.runs for name, _, _ in runs.each()}
+    suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path, "work": work, "page": page})
     for dataset in suite.datasets:
         load_dataset(dataset)
         require(path, "/" not in dataset, "runs.dataset", dataset, "a name, which its folder in work/ has too")
-    require(path, len(known) == len({Path(model).name for model in known}), "runs", sorted(known), "different names")
-    claimed = [name for claim in suite.claims for name in (claim.model, claim.than)]
-    named = [("baseline", suite.baseline, known), *(("claims", name, names) for name in claimed)]
-    for trials in suite.trials:
-        require(path, trials.dataset in suite.datasets, "trials.dataset", trials.dataset, "a dataset of `runs`")
-        named += [("trials", name, known) for name in (*trials.models, *trials.like, *trials.like.values())]
-        for model, other in trials.like.items():
-            require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
-    tried = Counter(model for trials in suite.trials for model in (*trials.models, *trials.like))
-    twice = [model for model, count in tried.items() if count > 1]
-    require(path, not twice, "trials", ", ".join(twice), "each model once")
-    grids = [("trials.grid", trials.grid) for trials in suite.trials]
-    for where, grid in [*grids, *(("runs.grid", runs.grid) for runs in suite.runs)]:
-        for key, values in grid.items():
-            require(path, isinstance(values, list) and values, f"{where}.{key}", values, "a list of values")
-    runs_of = Counter(f"{runs.dataset}/{Path(name).name}" for runs in suite.runs for name, _, _ in runs.each())
-    twice = [name for name, count in runs_of.items() if count > 1]
-    require(path, not twice, "runs", ", ".join(twice), "each model of a dataset once")
-    for key, name, of in named:
-        require(path, name in of, key, name, f"one of `runs`: {', '.join(sorted(of))}")
+    for where, all_of in (("trials", suite.trials), ("runs", suite.runs)):
+        for each in all_of:
+            for key, values in each.grid.items():
+                require(path, values, f"{where}.grid.{key}", [], "a list of values")
+
+    def once(key: str, names: Sequence[str], expected: str) -> None:
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        require(path, not twice, key, ", ".join(twice), expected)
+
+    models, runs = suite.models, [(runs.dataset, name) for runs in suite.runs for name, _, _ in _each(runs)]
+    once("runs", [Path(model).name for model in models], "different names")
+    once("runs", [f"{dataset}/{Path(name).name}" for dataset, name in runs], "each model of a dataset once")
+    once("trials", [model for trials in suite.trials for model in (*trials.models, *trials.like)], "each model once")
+    named = [("baseline", suite.baseline, models)]
     for claim in suite.claims:
         require(path, claim.of in QUANTITIES, "claims.of", claim.of, f"one of {', '.join(QUANTITIES)}")
+        named += [("claims", name, [name for _, name in runs]) for name in (claim.model, claim.than)]
+    for trials in suite.trials:
+        require(path, trials.dataset in suite.datasets, "trials.dataset", trials.dataset, "a dataset of `runs`")
+        named += [("trials", name, models) for name in (*trials.models, *trials.like)]
+        for model, other in trials.like.items():
+            require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")
+    for key, name, of in named:
+        require(path, name in of, key, name, f"one of `runs`: {', '.join(sorted(of))}")
     return suite
 
 
-@dataclass(frozen=True)
-class Job:
-    """A call of scripts.reproduce: a configuration, up to a stage."""
-
-    config: Config
-    model: str
-    work: Path
-    text: str  # of its configuration
-    kept: Path  # its record beside the page
-    last: str = "table"
-
-    def write_config(self) -> None:
-        """Write its configuration, unless it is there."""
-        path = self.config.path
-        if not path.exists() or path.read_text(encoding="utf-8") != self.text:
-            with atomic_file(path) as f:
-                f.write(self.text)
-
-    @property
-    def folder(self) -> Path:
-        """The folder of its run."""
-        return self.work / self.config.dataset / self.config.name
-
-    @property
-    def name(self) -> str:
-        """Dataset and run."""
-        return f"{self.config.dataset}/{self.config.name}"
-
-    @property
-    def seeds(self) -> dict[int, dict[str, Any]]:
-        """Facts of each seed that has come to its end: from its record, or else from the run's folder."""
-        here, kept = read_run(self.folder, self.config), read_kept(self.kept, self.config)
-        found = {seed: facts for seed, facts in here.get("seeds", {}).items() if self._ended(facts)}
-        found |= kept.get("seeds", {})
-        return {seed: found[str(seed)] for seed in self.config.seeds if str(seed) in found}
-
-    def _ended(self, facts: Mapping[str, Any]) -> bool:
-        """Return True if a seed diverged, which is a result, has its scores, or, of a trial, a loss on validation."""
-        return bool("diverged" in facts["training"] or facts["valid_loss" if self.last == "train" else "test"])
-
-    @property
-    def scored(self) -> list[int]:
-        """The seeds that have their scores."""
-        return [seed for seed, facts in self.seeds.items() if facts["test"]]
-
-    @property
-    def diverged(self) -> list[int]:
-        """The seeds whose training diverged."""
-        return [seed for seed, facts in self.seeds.items() if "diverged" in facts["training"]]
-
-    @property
-    def missing(self) -> list[int]:
-        """The seeds that are left to run."""
-        known = self.seeds
-        return [seed for seed in self.config.seeds if seed not in known]
-
-    @property
-    def done(self) -> bool:
-        """Return True if there is nothing left to run."""
-        return not self.missing
-
-    def loss(self) -> float | None:
-        """The least loss on validation of the first seed; None before it has come to its end."""
-        facts = self.seeds.get(self.config.seeds[0])
-        if facts is None:
-            return None
-        return float("inf") if "diverged" in facts["training"] else min(facts["valid_loss"].values(), default=None)
+def _each(some: Trials | Runs) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield a name that says model and choice, such as model-lr0.002-softmax, the model and its choice of the grid."""
+    for model, choice in itertools.product(some.models, combinations(some.grid)):
+        values = (value if isinstance(value, str) else f"{key}{value}" for key, value in choice.items())
+        words = [re.sub(r"[^\w.-]+", "-", value).strip("-") for value in values]
+        yield "-".join([Path(model).name, *words]) if words else model, model, choice
 
 
-def trial_jobs(suite: Suite, work: Path) -> list[tuple[Job, dict[str, Any]]]:
-    """The trainings of the trials, each with its choice of values."""
-    found = []
-    for trials in suite.trials:
-        for model, choice in itertools.product(trials.models, combinations(trials.grid)):
-            name = f"trial-{_named(model, choice)}"
-            over = {"train": trials.train | choice, "average": None, "tune": None, "speed": None}
-            found.append((_job(suite, work, model, trials.dataset, (trials.seed,), over, name, "train"), choice))
-    return found
+def trial_jobs(suite: Suite) -> list[Job]:
+    """The trainings of the trials."""
+    return [
+        _job(
+            suite,
+            model,
+            choice,
+            f"trial-{Path(name).name}",
+            trials.dataset,
+            {"train": trials.train | choice, "average": None, "tune": None, "speed": None, "seeds": [trials.seed]},
+            last="train",
+        )
+        for trials in suite.trials
+        for name, model, choice in _each(trials)
+    ]
 
 
-def chosen(suite: Suite, work: Path) -> dict[str, dict[str, Any]]:
+def chosen(suite: Suite) -> dict[str, dict[str, Any]]:
     """The values that the trials give each model, by model; a model is left out until all of its trials have ended."""
-    losses: dict[str, list[tuple[float | None, dict[str, Any]]]] = {}
-    for job, choice in trial_jobs(suite, work):
-        losses.setdefault(job.model, []).append((job.loss(), choice))
-    best = {}
-    for model, tried in losses.items():
-        if all(loss is not None for loss, _ in tried):
-            best[model] = min(tried, key=lambda one: one[0] or 0.0)[1]
+    tried: dict[str, list[Job]] = {}
+    for job in trial_jobs(suite):
+        tried.setdefault(job.model, []).append(job)
+    best = {
+        model: min(jobs, key=lambda job: job.loss or 0.0).choice
+        for model, jobs in tried.items()
+        if all(job.loss is not None for job in jobs)
+    }
     return best | {model: best[other] for model, other in suite.like.items() if other in best}
 
 
-def run_jobs(suite: Suite, work: Path, some: Sequence[Runs] = ()) -> Iterator[tuple[str, str, Job | None]]:
-    """Yield dataset, model and job of every run, or of ``some``; no job where its trials have still to end."""
-    values = chosen(suite, work)
-    waiting = {model for trials in suite.trials for model in (*trials.models, *trials.like)} - values.keys()
-    for runs in some or suite.runs:
-        for name, model, choice in runs.each():
-            if model in waiting:
-                yield runs.dataset, name, None
-                continue
+def run_jobs(suite: Suite) -> list[Job]:
+    """All runs in their order; those whose trials have still to end are marked."""
+    values = chosen(suite)
+    tried = {model for trials in suite.trials for model in (*trials.models, *trials.like)}
+    jobs = []
+    for runs in suite.runs:
+        for name, model, choice in _each(runs):
             over = merge({"train": values.get(model, {})}, runs.over)
-            over = merge(over, {"train": choice, "speed": None})  # scripts.suite.speed times all together
-            yield runs.dataset, name, _job(suite, work, model, runs.dataset, runs.seeds, over, Path(name).name)
+            # the suite times all models together
+            over = merge(over, {"train": choice, "speed": None, "seeds": list(runs.seeds)})
+            job = _job(suite, model, choice, Path(name).name, runs.dataset, over)
+            jobs.append(replace(job, waits=model in tried - values.keys()))
+    return jobs
+
+
+def jobs_of(suite: Suite) -> dict[str, list[Job]]:
+    """The trials and runs that can be run, by dataset."""
+    found: dict[str, list[Job]] = {}
+    for job in [*trial_jobs(suite), *run_jobs(suite)]:
+        if not job.waits:
+            found.setdefault(job.config.dataset, []).append(job)
+    return found
+
+
+def keep_all(suite: Suite) -> None:
+    """Take what has come to its end into the records, each dataset's by itself.
+
+    Raises:
+        UserError: the text of a dataset is not that of its records; those of the others are written.
+    """
+    errors = []
+    for last in ("train", "table"):  # trials first: they decide the configurations of runs
+        for jobs in jobs_of(suite).values():
+            try:
+                keep(jobs, last)
+            except UserError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _job(
     suite: Suite,
-    work: Path,
     model: str,
-    dataset: str,
-    seeds: tuple[int, ...],
-    over: Mapping[str, Any],
+    choice: dict[str, Any],
     name: str,
+    dataset: str,
+    over: Mapping[str, Any],
     last: str = "table",
 ) -> Job:
     source = suite.file.parent / f"{model}.yaml"
     if not source.is_file():
         raise UserError(f"{suite.file}: there is no {source}; expected a configuration for the model {model}")
     given = {key: value for key, value in load_config(source, dataset).merged().items() if value}
-    content = merge(given, {**over, "seeds": list(seeds)})
+    content = merge(given, over)
     text = f"# {model}.yaml as {suite.file.name} trains it\n" + yaml.safe_dump(content, sort_keys=False)
-    config = build_config(work / "configs" / dataset / f"{name}.yaml", content)
-    return Job(config, model, work, text, suite.records / dataset / f"{name}.json", last)
+    config = build_config(suite.work / "configs" / dataset / f"{name}.yaml", content)
+    return Job(config, model, choice, text, suite.work, suite.records, last)

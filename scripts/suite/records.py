@@ -5,81 +5,268 @@
                                line that sacreBLEU makes the first score of
   <page>/<dataset>.json        how test and training text overlap; the speeds
 
-<page> is the page's name without .md. A seed that has its record with the same configuration is not run again, wherever
-the page goes. What a run's folder says of it later changes nothing: to run it again, remove the record.
+<page> is the page's name without .md. They alone say what has been run: a seed that has its record with the same
+configuration is not run again, wherever the page goes. What a run's folder says of it later changes nothing: to run it
+again, remove the record.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from scripts.common.files import read_json
-from scripts.fairseq_io.trainlog import read_log_file
+from data_prep.dataset import load_dataset
+from scripts.common.errors import UserError
+from scripts.common.files import atomic_file, digest, read_json, read_lines, write_json
+from scripts.fairseq_io.trainlog import TrainLog, read_log_file
 from scripts.pipeline.config import Config
-from scripts.pipeline.stamp import digest_data
-from scripts.reproduce.layout import is_tuned, seed_root
+from scripts.pipeline.stamp import digest_data, fingerprint
+from scripts.reproduce.layout import is_tuned, model_file, seed_root
+from scripts.reproduce.record import read_record
+from scripts.scoring.detokenise import lowercases
+from scripts.scoring.metrics import Measure, measures
+from scripts.scoring.score_names import FAMILY
 from scripts.scoring.selection import numbers
-from scripts.tables.measured import read_record
+from scripts.scoring.significance import counts
+from scripts.suite import overlap
 
-SHOWN = {"training": ("diverged", "updates", "seconds", "tokens_per_second", "peak_mb"), "generation": ("peak_mb",)}
-"""The facts of a training and of a generation that a page shows."""
-
-
-def read_kept(path: Path, config: Config) -> dict[str, Any]:
-    """The record of a run beside the page; empty if there is none with this configuration, its list of seeds aside."""
-    found: dict[str, Any] = read_json(path) if path.exists() else {}
-    return found if found and _same(found["config"], config) else {}
+SCORES = {"bleu": ("sacrebleu", "chrf"), "rouge": ("rouge1", "rouge2", "rougeL"), "perplexity": ("perplexity",)}
+"""The scores of a page by the kind of a dataset's score; models are compared by the first."""
+COSTS = {"training": ("diverged", "updates", "seconds", "tokens_per_second", "peak_mb"), "generation": ("peak_mb",)}
 
 
-def _same(known: Mapping[str, Any], config: Config) -> bool:
-    """Return True if two configurations do the same for a seed."""
-    judged = is_tuned(replace(config, seeds=known["seeds"])) == is_tuned(config)  # a seed alone needs no validation
-    return judged and {**known, "seeds": None} == {**config.merged(), "seeds": None}
+@dataclass(frozen=True)
+class Job:
+    """A trial or a run of a suite: a configuration for scripts.reproduce, and its record, read once."""
+
+    config: Config
+    model: str
+    choice: dict[str, Any]  # its values of the grid
+    text: str  # of its configuration
+    work: Path
+    records: Path
+    last: str = "table"  # the stage that it ends with; of a trial, train
+    waits: bool = False  # for the trials that choose its values
+
+    @property
+    def name(self) -> str:
+        """Dataset and run."""
+        return f"{self.config.dataset}/{self.config.name}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its run."""
+        return self.work / self.name
+
+    @property
+    def kept(self) -> Path:
+        """Its record beside the page."""
+        return self.records / f"{self.name}.json"
+
+    @property
+    def kind(self) -> str:
+        """The kind of its scores: bleu, rouge or perplexity."""
+        return FAMILY[self.config.metric]
+
+    @property
+    def architecture(self) -> str:
+        """The identity of its model's flags, on which its speed depends."""
+        return fingerprint(self.config.train)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Its record beside the page."""
+        return self._read(self.kept, read_json)
+
+    @cached_property
+    def run(self) -> dict[str, Any]:
+        """The record that scripts.reproduce keeps in its folder."""
+        return self._read(self.folder / "record.json", read_record)
+
+    def _read(self, path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        """Read a record; one without seeds if there is none with this configuration, whatever its list of seeds."""
+        found = read(path) if path.exists() else None
+        if found:
+            known, now = found["config"], self.config
+            judged = is_tuned(replace(now, seeds=known["seeds"])) == is_tuned(now)  # a seed alone needs no validation
+            if judged and {**known, "seeds": None} == {**now.merged(), "seeds": None}:
+                return found
+        return {"parameters": None, "seeds": {}}
+
+    @cached_property
+    def seeds(self) -> dict[int, dict[str, Any]]:
+        """The facts of each seed that has come to its end: it has its scores, a trial's losses, or it diverged."""
+        known = self.record["seeds"]
+        return {seed: known[str(seed)] for seed in self.config.seeds if str(seed) in known}
+
+    @property
+    def missing(self) -> list[int]:
+        """The seeds that are left to run."""
+        return [seed for seed in self.config.seeds if seed not in self.seeds]
+
+    @property
+    def diverged(self) -> list[int]:
+        """The seeds whose training diverged."""
+        return [seed for seed, facts in self.seeds.items() if "diverged" in facts["training"]]
+
+    @cached_property
+    def scored(self) -> list[int]:
+        """The seeds that have their scores."""
+        return [seed for seed, facts in self.seeds.items() if facts["test"]]
+
+    @property
+    def loss(self) -> float | None:
+        """The least loss on validation of the first seed; None before it has come to its end."""
+        first = self.config.seeds[0]
+        found = self.seeds[first]["valid_loss"].values() if first in self.seeds else []
+        return math.inf if first in self.diverged else min(found, default=None)
+
+    def scores(self, key: str) -> list[float]:
+        """The score of each seed on test."""
+        return [self.seeds[seed]["test"][key] for seed in self.scored]
+
+    def costs(self, part: str, key: str) -> list[float]:
+        """A figure of each seed's ``training`` or ``generation`` that has it."""
+        return [self.seeds[seed][part][key] for seed in self.scored if key in self.seeds[seed][part]]
+
+    def lines(self, seed: int) -> list[str]:
+        """Of each line of the test set, what the first score of a seed is made of (``MetricOfCounts``)."""
+        return str(self.seeds[seed]["lines"]).split("; ")
+
+    def logs(self) -> dict[int, TrainLog]:
+        """The losses of each seed."""
+
+        def losses(seed: int, kind: str) -> dict[int, float]:
+            return {int(update): loss for update, loss in self.seeds[seed][kind].items()}
+
+        return {
+            seed: TrainLog(train_loss=losses(seed, "train_loss"), valid_loss=losses(seed, "valid_loss"))
+            for seed in self.scored
+        }
+
+    @property
+    def references(self) -> Path:
+        """The references of the test set, as people write."""
+        target = load_dataset(self.config.dataset).target
+        return self.work / self.config.dataset / "prepared" / "raw" / f"test.{target}"
+
+    def hypotheses(self, seed: int) -> Path:
+        """The file of a seed's hypotheses of the test set, as people write."""
+        return seed_root(self.folder, seed) / "scores" / "test" / "hypotheses.detok"
+
+    def write_config(self) -> None:
+        """Write its configuration, unless it is there."""
+        path = self.config.path
+        if not path.exists() or path.read_text(encoding="utf-8") != self.text:
+            with atomic_file(path) as f:
+                f.write(self.text)
 
 
-def text_of(binarised: Path) -> str | None:
-    """The identity of a dataset's binarised text; None if it is not there."""
-    return _digest(binarised, binarised.stat().st_mtime_ns) if binarised.is_dir() else None
-
-
-@lru_cache
-def _digest(binarised: Path, changed: int) -> str:
-    return digest_data(binarised)
-
-
-def read_run(folder: Path, config: Config) -> dict[str, Any]:
-    """The same from a run's own folder, without the lines, of the seeds that were trained on the text that is there."""
-    path = folder / "record.json"
-    record = read_record(path) if path.exists() else {}
-    if not record or not _same(record["config"], config):
+def text_measures(dataset: str, kind: str) -> dict[str, Measure]:
+    """The measures of a page on text as people write, by key; none of a language model."""
+    about = load_dataset(dataset)
+    if kind == "perplexity" or about.target is None:
         return {}
-    trained = sorted(int(seed) for seed, facts in record["seeds"].items() if facts["training"])
-    found = {seed: _of_seed(record, seed, seed_root(folder, seed)) for seed in trained}
-    text = text_of(folder.parent / "binarised")
-    seeds = {str(seed): facts for seed, facts in found.items() if facts["text"] == text is not None}
-    return {"config": config.merged(), "parameters": record["parameters"], "seeds": seeds}
+    found = measures({"metric": kind}, about.target, lowercase=lowercases(about, about.target))
+    return {key: found[key] for key in SCORES[kind]}
 
 
-def _of_seed(record: Mapping[str, Any], seed: int, root: Path) -> dict[str, Any]:
-    facts = record["seeds"][str(seed)]
-    log, started = (root / "checkpoints" / name for name in ("train.log", "started.json"))
-    losses = read_log_file(log) if log.exists() else None
-    return {
-        **{key: record.get(key) for key in ("machine", "versions", "precision")},
-        "git": record["stages"].get(f"train:{seed}", {}).get("git"),
-        "text": read_json(started)["data"] if started.exists() else None,
-        **{part: _some(facts.get(part) or {}, keys) for part, keys in SHOWN.items()},
-        "tuned": facts.get("tuned"),
-        "test": numbers(facts["test"] or {}),
-        "train_loss": _finite(losses.train_loss if losses else {}),
-        "valid_loss": _finite(losses.valid_loss if losses else {}),
-    }
+def _text(job: Job) -> str | None:
+    """The identity of the binarised text of a job's dataset; None if it is not there."""
+    binarised = job.work / job.config.dataset / "binarised"
+    return digest_data(binarised) if binarised.is_dir() else None
 
 
-def _some(facts: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def check_text(jobs: Sequence[Job]) -> None:
+    """Refuse to go on with a dataset's records on another text.
+
+    Raises:
+        UserError: the binarised text is not that of a record.
+    """
+    text = _text(jobs[0])
+    for job in jobs:
+        if text and {facts.get("text") for facts in job.record["seeds"].values()} - {None, text}:
+            raise UserError(
+                f"{job.work / job.config.dataset / 'binarised'} is not the text that {job.kept} is a record of (Debian "
+                "may have new descriptions): scores on it do not compare. Give the old text by --raw and another "
+                "--work, or begin a page of its own by another --out and another --work"
+            )
+
+
+def keep(jobs: Sequence[Job], last: str) -> None:
+    """Add to the records of a dataset's trials, or runs, the seeds that have come to their end in their folders.
+
+    Raises:
+        UserError: the text of the dataset is not that of its records.
+    """
+    dataset, kind, text = jobs[0].config.dataset, jobs[0].kind, _text(jobs[0])
+    root, path, found = jobs[0].work / dataset, jobs[0].records / f"{dataset}.json", text_measures(dataset, kind)
+    new = [(job, seeds) for job in jobs if job.last == last and (seeds := dict(_ended(job, text, of_text=bool(found))))]
+    if not new:
+        return
+    check_text(jobs)
+    apart = list[int]()
+    if kind == "bleu" and any(facts["test"] for _, seeds in new for facts in seeds.values()):
+        shared = overlap.measure(dataset, root)
+        apart, before = shared.apart, read_json(path) if path.exists() else {}
+        shown = {"lines": shared.lines, "apart": len(apart), "in_families": shared.in_families}
+        if before.get("overlap") != shown:
+            write_json(path, before | {"overlap": shown})
+    for job, seeds in new:
+        for seed, facts in seeds.items():
+            if facts["test"]:
+                facts |= _of_lines(job, seed, found, apart)
+        seeds |= {int(seed): facts for seed, facts in job.record["seeds"].items()}
+        parameters = job.record["parameters"] or job.run["parameters"]
+        by_seed = {str(seed): seeds[seed] for seed in sorted(seeds)}
+        write_json(job.kept, {"config": job.config.merged(), "parameters": parameters, "seeds": by_seed})
+
+
+def _of_lines(job: Job, seed: int, found: Mapping[str, Measure], apart: Sequence[int]) -> dict[str, Any]:
+    """Facts of a seed's hypotheses and model, which are not kept themselves."""
+    files = {"hypotheses": job.hypotheses(seed), "model": model_file(job.config, seed_root(job.folder, seed))}
+    facts: dict[str, Any] = {"sha256": {name: digest([path]) for name, path in files.items() if path.exists()}}
+    if found:
+        lines, references = read_lines(files["hypotheses"]), read_lines(job.references)
+        if apart:
+            some, of = ([side[number] for number in apart] for side in (lines, references))
+            facts["apart"] = {key: each.metric.corpus_score(some, [of]).score for key, each in found.items()}
+        facts["lines"] = "; ".join(counts(found[SCORES[job.kind][0]].metric, lines, references))
+    return facts
+
+
+def _ended(job: Job, text: str | None, *, of_text: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the facts of each seed that has come to its end in a job's folder, on this text, and has no record."""
+    for seed in job.missing:
+        facts, root = job.run["seeds"].get(str(seed), {}), seed_root(job.folder, seed)
+        log, started = (root / "checkpoints" / name for name in ("train.log", "started.json"))
+        if not facts.get("training") or text is None or not started.exists() or read_json(started)["data"] != text:
+            continue
+        losses = read_log_file(log) if log.exists() else TrainLog()
+        valid_loss = _finite(losses.valid_loss)
+        if not ("diverged" in facts["training"] or (valid_loss if job.last == "train" else facts["test"])):
+            continue
+        if facts["test"] and of_text and not job.hypotheses(seed).exists():
+            print(f"note: {job.name}, seed {seed}, is left out: there is no {job.hypotheses(seed)}", flush=True)
+            continue
+        yield (
+            seed,
+            {
+                **{key: job.run.get(key) for key in ("machine", "versions", "precision")},
+                "git": job.run["stages"].get(f"train:{seed}", {}).get("git"),
+                "text": text,
+                **{part: _some(facts.get(part) or {}, keys) for part, keys in COSTS.items()},
+                "tuned": facts.get("tuned"),
+                "test": numbers(facts["test"] or {}),
+                "train_loss": _finite(losses.train_loss),
+                "valid_loss": valid_loss,
+            },
+        )
+
+
+def _some(facts: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: facts[key] for key in keys if facts.get(key) is not None}
 
 

@@ -7,7 +7,7 @@ the interval is Student's, with Satterthwaite's degrees of freedom.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, variance
@@ -15,20 +15,12 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from data_prep.dataset import load_dataset
 from scripts.common.files import read_json
-from scripts.fairseq_io.trainlog import TrainLog
-from scripts.pipeline.config import Config
-from scripts.pipeline.stamp import fingerprint
-from scripts.scoring.detokenise import lowercases
-from scripts.scoring.metrics import Measure, measures
-from scripts.scoring.score_names import FAMILY
+from scripts.scoring.metrics import Measure
 from scripts.scoring.significance import MetricOfCounts, paired_test, standard_error
-from scripts.suite.plan import Claim, Job, Suite, run_jobs
-from scripts.suite.records import read_kept
+from scripts.suite.plan import Claim, Suite, run_jobs
+from scripts.suite.records import SCORES, Job, text_measures
 
-SHOWN = {"bleu": ("sacrebleu", "chrf"), "rouge": ("rouge1", "rouge2", "rougeL"), "perplexity": ("perplexity",)}
-"""The scores of a page by the kind of a dataset's score; claims are about the first of each."""
 HELD, FAILED, UNDECIDED, ABSENT = "held", "did not hold", "cannot be told at this size", "not run"
 
 
@@ -47,71 +39,41 @@ class Interval:
         return HELD if self.low >= at_least else FAILED
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model of a dataset with its record beside the page."""
-
-    name: str
-    job: Job
-    parameters: int
-    known: dict[int, dict[str, Any]]  # of each seed that was trained
-    seeds: list[int]  # those that have their scores
-
-    def scores(self, key: str) -> list[float]:
-        """The score of each seed on test."""
-        return [self.known[seed]["test"][key] for seed in self.seeds]
-
-    def lines(self, seed: int) -> list[str]:
-        """Of each line of the test set, what the first score of a seed is made of (``MetricOfCounts``)."""
-        return str(self.known[seed]["lines"]).split("; ")
-
-    def logs(self) -> dict[int, TrainLog]:
-        """The losses of each seed."""
-        losses = {seed: [self.known[seed][key] for key in ("train_loss", "valid_loss")] for seed in self.seeds}
-        by_update = {seed: [{int(n): loss for n, loss in one.items()} for one in two] for seed, two in losses.items()}
-        return {seed: TrainLog(train_loss=train, valid_loss=valid) for seed, (train, valid) in by_update.items()}
-
-    def facts(self, part: str, key: str) -> list[float]:
-        """A figure of each seed's ``training`` or ``generation`` that has it."""
-        return [self.known[seed][part][key] for seed in self.seeds if key in self.known[seed][part]]
-
-
 @dataclass
 class Dataset:
-    """All that there is of one dataset of a suite."""
+    """All runs of one dataset of a suite, and their statistics."""
 
     name: str
-    kind: str
+    kind: str  # of its scores
     baseline: str  # the suite's; where that is not trained, the first
-    facts: dict[str, Any]
-    """The content of <page>/<dataset>.json."""
-    jobs: list[tuple[str, Job | None]] = field(default_factory=list)
-    models: dict[str, Model] = field(default_factory=dict)
-    diverged: dict[str, str] = field(default_factory=dict)
-    """Names of what diverged, and with how many seeds."""
+    jobs: list[Job]
+    facts: dict[str, Any]  # the content of <page>/<dataset>.json
+
+    @cached_property
+    def models(self) -> dict[str, Job]:
+        """The runs that have scores, by name."""
+        return {job.config.name: job for job in self.jobs if job.scored}
+
+    @cached_property
+    def diverged(self) -> dict[str, str]:
+        """Names of what diverged, and with how many seeds."""
+        wild = {job.config.name: (len(job.diverged), len(job.config.seeds)) for job in self.jobs if job.diverged}
+        return {name: "" if some == of else f" with {some} of {of} seeds" for name, (some, of) in wild.items()}
 
     @property
     def key(self) -> str:
         """The score that models are compared by."""
-        return SHOWN[self.kind][0]
-
-    @property
-    def target(self) -> str | None:
-        """The language of the references."""
-        return load_dataset(self.name).target
-
-    @property
-    def lowercase(self) -> bool:
-        """Return True if its target has lost its case, so that scores take no account of it."""
-        return self.target is not None and lowercases(load_dataset(self.name), self.target)
+        return SCORES[self.kind][0]
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """The measures on text as people write, by key; none of a language model."""
-        if self.kind == "perplexity" or self.target is None:
-            return {}
-        found = measures({"metric": self.kind}, self.target, lowercase=self.lowercase)
-        return {key: found[key] for key in SHOWN[self.kind]}
+        return text_measures(self.name, self.kind)
+
+    @cached_property
+    def counted(self) -> MetricOfCounts | None:
+        """The measure that models are compared by, of the counts of their lines; None of a language model."""
+        return MetricOfCounts(self.measures[self.key].metric) if self.measures else None
 
     @cached_property
     def pooled(self) -> tuple[float, int] | None:
@@ -129,28 +91,26 @@ class Dataset:
         """The score of a model minus that of another; of perplexities, of which less is better, the other way round."""
         one, two = self.models[name], self.models[other]
         difference = fmean(one.scores(self.key)) - fmean(two.scores(self.key))
-        seeds = 1 / len(one.seeds) + 1 / len(two.seeds)
-        measure = self.measures.get(self.key)
-        if measure is None:
+        seeds = 1 / len(one.scored) + 1 / len(two.scored)
+        if self.counted is None:
             return self._interval(-difference, seeds, 0.0)
-        ours, theirs = ([model.lines(seed) for seed in model.seeds] for model in (one, two))
-        return self._interval(difference, seeds, standard_error(MetricOfCounts(measure.metric), ours, theirs) ** 2)
+        ours, theirs = ([model.lines(seed) for seed in model.scored] for model in (one, two))
+        return self._interval(difference, seeds, standard_error(self.counted, ours, theirs) ** 2)
 
     def brevity(self, name: str) -> list[tuple[float, float]]:
         """Of each seed the length of its hypotheses over the references', and BLEU without its penalty for brevity."""
-        model, metric = self.models[name], MetricOfCounts(self.measures["sacrebleu"].metric)
-        found = [metric.score(model.lines(seed)) for seed in model.seeds]
+        assert self.counted is not None
+        found = [self.counted.score(self.models[name].lines(seed)) for seed in self.models[name].scored]
         return [(each.ratio, each.score / each.bp if each.bp else 0.0) for each in found]
 
     def p_values(self, name: str, other: str) -> list[float | None]:
         """Return sacreBLEU's p by paired bootstrap and by approximate randomisation, over the seeds that both have."""
         one, two = self.models[name], self.models[other]
-        both = [seed for seed in one.seeds if seed in two.seeds]
-        measure = self.measures.get(self.key)
-        if measure is None or not both:
+        both = [seed for seed in one.scored if seed in two.scored]
+        if self.counted is None or not both:
             return [None, None]
         ours, theirs = ([line for seed in both for line in model.lines(seed)] for model in (one, two))
-        return [paired_test(MetricOfCounts(measure.metric), ours, theirs, (), kind)[1].p_value for kind in ("bs", "ar")]
+        return [paired_test(self.counted, ours, theirs, (), kind)[1].p_value for kind in ("bs", "ar")]
 
     def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
         """The interval of a difference.
@@ -165,50 +125,32 @@ class Dataset:
         return Interval(value, value - half, value + half)
 
     @cached_property
-    def speeds(self) -> dict[str, Any] | None:
-        """Return what scripts.suite.speed measured of the models that are as they were then; None if it has not."""
-        if "speed" not in self.facts:
-            return None
-        found = self.facts["speed"]
-        now = {name: architecture(model.job.config) for name, model in self.models.items()}
+    def speeds(self) -> dict[str, Any]:
+        """Return what scripts.suite.speed measured of the models that are as they were then; empty if it has not."""
+        found = self.facts.get("speed", {"seconds": {}})
+        now = {name: model.architecture for name, model in self.models.items()}
         seconds = {name: each for name, each in found["seconds"].items() if found["made_from"][name] == now.get(name)}
-        return {**found, "seconds": seconds} if seconds else None
+        return {**found, "seconds": seconds} if seconds else {}
 
     def speed(self, name: str, other: str, least: str) -> list[float]:
         """Return how many times as fast as another a model is, in each round."""
-        seconds = (self.speeds or {}).get("seconds", {})
+        seconds = self.speeds.get("seconds", {})
         if name not in seconds or other not in seconds:
             return []
         return [theirs / ours for ours, theirs in zip(seconds[name][least], seconds[other][least], strict=True)]
 
 
-def architecture(config: Config) -> str:
-    """Return the identity of a model's flags, on which its speed depends."""
-    return fingerprint(config.train)
-
-
-def collect(suite: Suite, work: Path) -> list[Dataset]:
+def collect(suite: Suite) -> list[Dataset]:
     """Read all records of a suite's page."""
-    found: dict[str, Dataset] = {}
-    for name, model, job in run_jobs(suite, work):
-        short, path = Path(model).name, suite.records / f"{name}.json"
-        if name not in found:
-            found[name] = Dataset(name, "bleu", short, read_json(path) if path.exists() else {})
-        dataset = found[name]
-        dataset.jobs.append((short, job))
-        if model == suite.baseline:
-            dataset.baseline = short
-        if job is None:
-            continue
-        dataset.kind = FAMILY[job.config.metric]
-        record = read_kept(job.kept, job.config)
-        known = {int(seed): facts for seed, facts in record.get("seeds", {}).items()}
-        if seeds := [seed for seed, facts in known.items() if facts["test"]]:
-            dataset.models[short] = Model(short, job, record["parameters"], known, seeds)
-        if wild := sum("diverged" in facts["training"] for facts in known.values()):
-            all_of = len(job.config.seeds)
-            dataset.diverged[short] = "" if wild == all_of else f" with {wild} of {all_of} seeds"
-    return list(found.values())
+    jobs: dict[str, list[Job]] = {}
+    for job in run_jobs(suite):
+        jobs.setdefault(job.config.dataset, []).append(job)
+    datasets = []
+    for name, some in jobs.items():
+        path, names = suite.records / f"{name}.json", [Path(suite.baseline).name, some[0].config.name]
+        baseline = next(each for each in names if each in [job.config.name for job in some])
+        datasets.append(Dataset(name, some[0].kind, baseline, some, read_json(path) if path.exists() else {}))
+    return datasets
 
 
 @dataclass(frozen=True)
@@ -239,7 +181,7 @@ def judge(claim: Claim, dataset: Dataset) -> Finding:
 
 
 def _judge_speed(claim: Claim, dataset: Dataset, model: str, than: str) -> Finding:
-    lengths = list((dataset.speeds or {}).get("lines", {}))
+    lengths = list(dataset.speeds.get("lines", {}))
     if not lengths or not (ratios := dataset.speed(model, than, lengths[-1])):
         return Finding(dataset.name, ABSENT)
     if claim.of == "growth":
@@ -255,7 +197,7 @@ def findings(claim: Claim, datasets: Sequence[Dataset]) -> list[Finding]:
     return [
         judge(claim, each)
         for each in datasets
-        if (each.name in named if named else each.kind == "bleu") and both <= {name for name, _ in each.jobs}
+        if (each.name in named if named else each.kind == "bleu") and both <= {job.config.name for job in each.jobs}
     ]
 
 

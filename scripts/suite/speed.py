@@ -20,14 +20,12 @@ from statistics import fmean
 from typing import Any
 
 from data_prep.dataset import load_dataset
-from scripts.common import ownership
-from scripts.common.command import argument_parser, run_command
 from scripts.common.files import read_lines, write_json
 from scripts.common.provenance import available_cores, commit, machine, versions
 from scripts.fairseq_io.translator import Translator
 from scripts.speed import untrained_system
-from scripts.suite.plan import Suite, read_suite
-from scripts.suite.results import Dataset, architecture, collect
+from scripts.suite.plan import Suite
+from scripts.suite.results import Dataset
 
 LENGTHS = (1, 17, 33, 65)
 """The least tokens of each group of lines."""
@@ -39,10 +37,10 @@ HOW = {"settings": SETTINGS, "rounds": ROUNDS, "lines": LINES, "lengths": list(L
 
 def is_due(dataset: Dataset) -> bool:
     """Return True if a dataset's models translate, and some have no speed, or one by other settings."""
-    if dataset.target is None or not dataset.models:
+    if load_dataset(dataset.name).target is None or not dataset.models:
         return False
     known = dataset.speeds
-    if known is None or known["seconds"].keys() != dataset.models.keys():
+    if not known or known["seconds"].keys() != dataset.models.keys():
         return True
     return not HOW.items() <= known["made_from"]["conditions"].items()
 
@@ -94,37 +92,16 @@ def measure(
     return {"lines": {least: len(batch) for least, batch in batches.items()}, "tokens": tokens, "seconds": seconds}
 
 
-def record(suite: Suite, dataset: Dataset, work: Path) -> None:
+def record(suite: Suite, dataset: Dataset) -> None:
     """Measure the models of a dataset that have scores, and write the result into its record."""
-    path = suite.records / f"{dataset.name}.json"
-    ownership.check_writable(path)
-    root, about = work / dataset.name, load_dataset(dataset.name)
+    root, about = suite.work / dataset.name, load_dataset(dataset.name)
     languages = about.source, str(about.target)
     models = {}
     for name, model in dataset.models.items():
         print(f"speed: {name}, one update", flush=True)
-        models[name] = untrained_system(model.job.config, root / "binarised", root / "untrained" / name).model
+        models[name] = untrained_system(model.config, root / "binarised", root / "untrained" / name).model
     pairs = zip(*(read_lines(root / "prepared" / f"test.{language}") for language in languages), strict=True)
     found = measure(models, root / "binarised", list(pairs), languages)
-    of_models = {name: architecture(model.job.config) for name, model in dataset.models.items()}
+    of_models = {name: model.architecture for name, model in dataset.models.items()}
     found["made_from"] = {"conditions": conditions(), **of_models}
-    write_json(path, dataset.facts | {"speed": found})
-
-
-def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("suite", type=Path, metavar="FILE", help="a suite file")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where its results are")
-    parser.add_argument("--dataset", required=True, metavar="NAME", help="of which dataset")
-    parser.add_argument(
-        "--records", type=Path, required=True, metavar="DIR", help="the records beside the suite's page"
-    )
-    arguments = parser.parse_args()
-    suite = read_suite(arguments.suite, arguments.records)
-    for dataset in collect(suite, arguments.work):
-        if dataset.name == arguments.dataset:
-            record(suite, dataset, arguments.work)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    write_json(suite.records / f"{dataset.name}.json", dataset.facts | {"speed": found})

@@ -1,21 +1,25 @@
-"""The cells of a table: the published figure, and beside it what the run records of a work folder say."""
+"""A table of the paper beside what was measured here, as text, as Markdown and as CSV."""
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.files import read_json
+from scripts.common.terminal import aligned, markdown_table
 from scripts.pipeline.config import load_config
+from scripts.reproduce.record import diverged_after, lookup, read_record
 from scripts.tables.published import CONFIGS, Column, Figure, Row, Table
 
-NEEDED = frozenset({"model", "dataset", "config", "parameters", "seeds", "summary"})
+EMPTY = "-"
 DIVERGED = "diverges"
-
-
 RATIOS_OF = "speed.sentences_per_second.mean"
 """The column that ratios to the baseline are given for; a record has its own in speed.ratio."""
+CSV_HEADER = (
+    *("table", "row", "run", "column", "heading", "paper", "paper_std", "ours", "ours_std"),
+    *("seeds", "paper_ratio", "our_ratio", "state"),
+)
 
 
 @dataclass(frozen=True)
@@ -24,126 +28,164 @@ class Cell:
 
     column: Column
     published: Figure | None  # as printed; None where the paper has none
-    ours: Figure | None = None  # None where nothing was measured
-    # the configuration that measures it, <folder>/<model>; None for the literature's figures and empty cells
-    run: str | None = None
-    has_record: bool = False  # whether the run has been begun
-    # how many have the figure (were trained, where it is not one of seeds), and of how many; (0, 0) without a record
-    seeds: tuple[int, int] = (0, 0)
-    ratio: tuple[float | None, float | None] = (None, None)  # to the speed of the baseline, the paper's and ours
+    run: str | None  # the configuration that measures it, <folder>/<model>; None: it is the literature's, or empty
+    record: Mapping[str, Any] | None  # of the run; None: it has not been begun
+    row: Row
+    compared: Row | None  # that of the model that speeds are compared with
 
     @property
-    def missing(self) -> bool:
-        return self.run is not None and self.ours is None
+    def count(self) -> int | None:
+        """Number of seeds that have the figure; None if it is not one of seeds."""
+        found: int | None = lookup(self.record, f"{self.column.value.rpartition('.')[0]}.n")
+        return found
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """Number of seeds that have the figure, or else were trained, and of those that are to have it."""
+        return self.count or len(lookup(self.record, "seeds") or {}), len(lookup(self.record, "config.seeds") or [])
+
+    @property
+    def ours(self) -> Figure | None:
+        """The figure of the record; None where nothing was measured."""
+        value = lookup(self.record, self.column.value)
+        if value is None:
+            return None if diverged_after(self.record) is None else Figure(None, word=DIVERGED)
+        std = lookup(self.record, self.column.std or "") if self.count != 1 else None  # one has none
+        return Figure(value / self.column.scale, None if std is None else std / self.column.scale)
+
+    @property
+    def figures(self) -> tuple[Figure | None, Figure | None]:
+        """The paper's figure and ours."""
+        return self.published, self.ours
+
+    @property
+    def ratio(self) -> tuple[float | None, float | None]:
+        """The paper's speed and ours over that of the baseline."""
+        if self.column.value != RATIOS_OF:
+            return None, None
+        one, two = self.published, self.compared.figures.get(self.column.key) if self.compared else None
+        paper = one.value / two.value if one and one.value is not None and two and two.value else None
+        ours = 1.0 if self.row is self.compared else lookup(self.record, "speed.ratio")
+        return paper, None if lookup(self.record, RATIOS_OF) is None else ours
+
+    @property
+    def state(self) -> str:
+        if self.run is None:
+            return "literature"
+        return "measured" if self.ours else "not run" if self.record is None else "not yet"
 
 
-class Runs:
-    """The run records of a work folder, each read once."""
+def read_runs(table: Table, work: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The records of a table's runs, in the order of its rows, and those of other settings than there are now.
 
-    def __init__(self, work: Path) -> None:
-        self.work = work
-        self.outdated: list[str] = []
-        """The runs read whose record is of other settings than their configuration has now, precision aside."""
-        self._records: dict[str, dict[str, Any] | None] = {}
-
-    def record(self, run: str) -> dict[str, Any] | None:
-        """The record of the run of configs/``run``.yaml; None where it has not been begun.
-
-        Raises:
-            UserError: the file is there and is not a record.
-        """
-        if run not in self._records:
+    Raises:
+        UserError: a file is there and is not a record.
+    """
+    records, outdated = {}, []
+    for run in dict.fromkeys(_run(table, row, column) for row in table.rows for column in table.columns):
+        if run is not None:
             config = load_config(CONFIGS / f"{run}.yaml")
-            path = self.work / config.dataset / config.name / "record.json"
-            found = self._records[run] = read_record(path) if path.exists() else None
-            if found and found["config"] | {"precision": None} != config.merged() | {"precision": None}:
-                self.outdated.append(run)
-        return self._records[run]
-
-    def of(self, table: Table) -> list[dict[str, Any]]:
-        """The records of a table's runs that there are, in the order of its rows."""
-        names = dict.fromkeys(
-            name for row in table.rows for column in table.columns if (name := run_of(table, row, column))
-        )
-        return [record for name in names if (record := self.record(name)) is not None]
+            path = work / config.dataset / config.name / "record.json"
+            if path.exists():
+                records[run] = read_record(path)
+                if records[run]["config"] | {"precision": None} != config.merged() | {"precision": None}:
+                    outdated.append(run)
+    return records, outdated
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A run record."""
-    record = read_json(path)
-    if not isinstance(record, dict) or not record.keys() >= NEEDED:
-        raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")
-    return record
-
-
-def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
-    """Return what stands at a dotted path; None where there is nothing."""
-    value: Any = record
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def run_of(table: Table, row: Row, column: Column) -> str | None:
-    """The configuration whose run measures a cell, <folder>/<model>."""
+def _run(table: Table, row: Row, column: Column) -> str | None:
     config = table.config(row, column)
     return None if config is None else f"{config.parent.name}/{config.stem}"
 
 
-def baseline(table: Table, runs: Runs) -> str | None:
+def baseline(records: Mapping[str, Any]) -> str | None:
     """The model whose speed those of a table's runs were compared with; None if none was."""
-    return next((model for record in runs.of(table) if (model := lookup(record, "speed.baseline.model"))), None)
+    return next((model for each in records.values() if (model := lookup(each, "speed.baseline.model"))), None)
 
 
-def cells(table: Table, runs: Runs) -> list[list[Cell]]:
+def cells(table: Table, records: Mapping[str, Any]) -> list[list[Cell]]:
     """Row by row, the cells of a table in the order of its columns."""
-    model = baseline(table, runs)
+    model = baseline(records)
     compared = next((row for row in table.rows if model is not None and row.config == model), None)
-    return [[_cell(table, row, column, runs, compared) for column in table.columns] for row in table.rows]
+
+    def cell(row: Row, column: Column) -> Cell:
+        run = _run(table, row, column)
+        return Cell(column, row.figures.get(column.key), run, records.get(run or ""), row, compared)
+
+    return [[cell(row, column) for column in table.columns] for row in table.rows]
 
 
-def _cell(table: Table, row: Row, column: Column, runs: Runs, compared: Row | None) -> Cell:
-    published, run = row.figures.get(column.key), run_of(table, row, column)
-    record = runs.record(run) if run else None
-    return Cell(
-        column,
-        published,
-        ours=_ours(column, record),
-        run=run,
-        has_record=record is not None,
-        seeds=(_count(column, record) or len(lookup(record, "seeds") or {}), len(lookup(record, "config.seeds") or [])),
-        ratio=(_published_ratio(published, column, compared), _our_ratio(column, record, row is compared)),
-    )
+def grid(table: Table, content: Sequence[Sequence[Cell]]) -> list[list[str]]:
+    """Header and rows: under each heading the paper's figure and ours, and their ratios where there is a baseline."""
+    header, notes = ["Model"], _notes(table)
+    for column in table.columns:
+        header += [f"{column.heading}: paper", "ours", *(["ratio: paper", "ours"] if column.value == RATIOS_OF else [])]
+    lines = [header]
+    for row, line in zip(table.rows, content, strict=True):
+        texts = [row.name + (f" [{notes.index(row.note) + 1}]" if row.note else "")]
+        for cell in line:
+            digits, (done, wanted) = cell.column.digits, cell.seeds
+            ours = cell.state if cell.run and not cell.ours else _figure(cell.ours, max(digits, min(digits + 1, 2)))
+            if cell.ours and cell.column.value.startswith("summary.") and done < wanted:
+                ours += f" ({done} of {wanted} seeds)"
+            texts += [_figure(cell.published, digits), ours]
+            if cell.column.value == RATIOS_OF:
+                texts += [EMPTY if ratio is None else f"{ratio:.2f}" for ratio in cell.ratio]
+        lines.append(texts)
+    return lines
 
 
-def _ours(column: Column, record: Mapping[str, Any] | None) -> Figure | None:
-    value = lookup(record, column.value)
-    if value is not None:
-        std = lookup(record, column.std) if column.std and _count(column, record) != 1 else None  # one has none
-        return Figure(value / column.scale, None if std is None else std / column.scale)
-    return None if diverged_after(record) is None else Figure(None, word=DIVERGED)
+def remarks(table: Table, content: Sequence[Sequence[Cell]], compared: str | None, options: str) -> list[str]:
+    """The rows' notes, the model that speeds are ``compared`` with, how much has been run, and the commands of what is
+    missing, with ``options`` beside the configuration.
+    """
+    notes = [f"[{number}] {note}" for number, note in enumerate(_notes(table), 1)]
+    if compared and any(column.value == RATIOS_OF for column in table.columns):
+        notes.append(f"Ratios are to the speed of {compared}; ours to its speed in the same run, on the same machine.")
+    wanted = [cell for line in content for cell in line if cell.run is not None]
+    missing = [cell.run for cell in wanted if cell.ours is None]
+    if not missing:
+        return [*notes, f"All {len(wanted)} figures that are trained here are measured."]
+    done = f"{len(wanted) - len(missing)} of the {len(wanted)} figures that are trained here are measured. The others:"
+    commands = (f"python -m scripts.reproduce configs/{run}.yaml{options}" for run in dict.fromkeys(missing))
+    return [*notes, done, *commands]
 
 
-def _count(column: Column, record: Mapping[str, Any] | None) -> int | None:
-    """Return how many seeds a figure is of; None if it is not one of seeds."""
-    count: int | None = lookup(record, f"{column.value.rpartition('.')[0]}.n")
-    return count
+def as_text(table: Table, content: Sequence[Sequence[Cell]], below: Sequence[str]) -> str:
+    """The table for a terminal; ``below`` it the remarks and signatures."""
+    title = f"Table {table.number}: {table.title}"
+    return "\n".join([title, "", *aligned(grid(table, content), left=1, rule=True), "", *below])
 
 
-def diverged_after(record: Mapping[str, Any] | None) -> int | None:
-    """After how many updates the training of a seed diverged; None if none did."""
-    updates = [lookup(seed, "training.diverged") for seed in (lookup(record, "seeds") or {}).values()]
-    return next((update for update in updates if update is not None), None)
+def as_markdown(table: Table, content: Sequence[Sequence[Cell]], below: Sequence[str], picture: str) -> str:
+    """The table as a Markdown page with its picture."""
+    header, *rows = grid(table, content)
+    lines = [f"# Table {table.number}", "", f"{table.title}.", "", markdown_table(header, rows)]
+    lines += ["", f"![Table {table.number}]({picture})", "", "```", *below, "```"]
+    return "\n".join(lines) + "\n"
 
 
-def _our_ratio(column: Column, record: Mapping[str, Any] | None, is_baseline: bool) -> float | None:
-    if column.value != RATIOS_OF or lookup(record, RATIOS_OF) is None:
-        return None
-    return 1.0 if is_baseline else lookup(record, "speed.ratio")
+def as_csv(table: Table, content: Sequence[Sequence[Cell]]) -> str:
+    """A line for each figure that the paper has, with everything known of it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for row, line in zip(table.rows, content, strict=True):
+        for cell in line:
+            if cell.published is not None:
+                seeds = "" if cell.record is None else f"{cell.seeds[0]}/{cell.seeds[1]}"
+                line_of = [table.number, row.name, cell.run, cell.column.key, cell.column.heading]
+                for figure in cell.figures:
+                    line_of += [figure.word or figure.value, figure.std] if figure else [None, None]
+                writer.writerow([*line_of, seeds, *cell.ratio, cell.state])
+    return out.getvalue()
 
 
-def _published_ratio(published: Figure | None, column: Column, compared: Row | None) -> float | None:
-    if column.value != RATIOS_OF or published is None or published.value is None or compared is None:
-        return None
-    other = compared.figures.get(column.key)
-    return published.value / other.value if other and other.value else None
+def _figure(figure: Figure | None, digits: int) -> str:
+    if figure is None or figure.value is None:
+        return EMPTY if figure is None else str(figure.word)
+    return f"{figure.value:.{digits}f}" + ("" if figure.std is None else f" ± {figure.std:.{digits}f}")
+
+
+def _notes(table: Table) -> list[str]:
+    return [row.note for row in table.rows if row.note]

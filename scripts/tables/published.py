@@ -1,7 +1,6 @@
 """The paper's tables as objects, from configs/tables.yaml, whose header says what it holds."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,8 @@ class Table:
 
     number: int
     title: str
-    columns: list[Column] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    columns: list[Column]
+    rows: list[Row]
 
     def config(self, row: Row, column: Column) -> Path | None:
         """The configuration whose run gives the figure of a cell; None if it is of the literature, or empty."""
@@ -78,27 +77,21 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
     Raises:
         UserError: the file cannot be read, or holds something unknown; the message names the place.
     """
-    tables = read_yaml(path)
-    return {number: _table(f"{path}: table {number}", number, content) for number, content in tables.items()}
-
-
-def _table(place: str, number: int, content: Mapping[str, Any]) -> Table:
-    require_known(place, content, ("title", "columns", "rows"))
-    columns = [_column(f"{place}, column {key}", key, given) for key, given in content["columns"].items()]
-    keys = [column.key for column in columns]
-    return Table(number, content["title"], columns, [_row(place, given, keys) for given in content["rows"]])
-
-
-def _column(place: str, key: str, given: Mapping[str, Any]) -> Column:
-    column: Column = build(Column, given, file=place, given={"key": key})
-    require(place, column.better in BETTER, "better", column.better, f"one of {', '.join(BETTER)}")
-    return column
-
-
-def _row(place: str, given: Mapping[str, Any], columns: list[str]) -> Row:
-    require_known(f"{place}, row {given.get('name')}", given, ("name", "config", "note", *columns))
-    figures = {key: _figure(given[key]) for key in columns if key in given}
-    return Row(given["name"], figures, given.get("config"), given.get("note"))
+    tables = {}
+    for number, content in read_yaml(path).items():
+        place = f"{path}: table {number}"
+        require_known(place, content, ("title", "columns", "rows"))
+        columns, rows = list[Column](), []
+        for key, given in content["columns"].items():
+            columns.append(build(Column, given, file=f"{place}, column {key}", given={"key": key}))
+            better = columns[-1].better
+            require(f"{place}, column {key}", better in BETTER, "better", better, f"one of {', '.join(BETTER)}")
+        for given in content["rows"]:
+            require_known(f"{place}, row {given.get('name')}", given, ("name", "config", "note", *content["columns"]))
+            figures = {key: _figure(given[key]) for key in content["columns"] if key in given}
+            rows.append(Row(given["name"], figures, given.get("config"), given.get("note")))
+        tables[number] = Table(number, content["title"], columns, rows)
+    return tables
 
 
 def _figure(given: Any) -> Figure:

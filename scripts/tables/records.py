@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.common.terminal import aligned
+from scripts.reproduce.record import diverged_after, lookup
 from scripts.scoring.score_names import FAMILY, KEYS, NAMES
-from scripts.tables.measured import diverged_after, lookup
 
 EMPTY = "-"
 

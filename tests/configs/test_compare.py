@@ -59,18 +59,17 @@ def test_a_contender_differs_from_self_attention_in_its_model_alone(path):
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_a_suite_file_has_configurations_for_all_of_its_jobs(path, tmp_path):
-    suite: Suite = read_suite(path, tmp_path)
+    suite: Suite = read_suite(path, tmp_path, tmp_path / "RESULTS.md")
     for model in suite.models:
         load_config(path.parent / f"{model}.yaml")
-    jobs = trial_jobs(suite, tmp_path)
+    jobs = trial_jobs(suite)
     assert len(jobs) == sum(len(trials.models) * len(combinations(trials.grid)) for trials in suite.trials)
     assert not suite.trials or len(jobs) >= 3 * 4
-    assert len({job.config.name for job, _ in jobs}) == len(jobs)
-    runs = list(run_jobs(suite, tmp_path))
-    waiting = {Path(name).name.partition("-")[0] for _, name, job in runs if job is None}
+    assert len({job.config.name for job in jobs}) == len(jobs)
+    waiting = {Path(job.model).name for job in run_jobs(suite) if job.waits}
     tried = (model for trials in suite.trials for model in (*trials.models, *trials.like))
     assert waiting == {Path(model).name for model in tried}
 
 
 def test_every_contender_is_in_the_suite_of_two_cores():
-    assert {path.stem for path in CONTENDERS} <= set(read_suite(SUITES[0], FOLDER).models)
+    assert {path.stem for path in CONTENDERS} <= set(read_suite(SUITES[0], FOLDER, FOLDER).models)

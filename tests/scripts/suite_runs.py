@@ -12,8 +12,8 @@ from scripts.fairseq_io.trainlog import read_log_file
 from scripts.pipeline.stamp import Stamp, digest_data, write_stamp
 from scripts.scoring.selection import summarise
 from scripts.suite import results, speed
-from scripts.suite.keep import keep
-from scripts.suite.plan import Job, Suite, read_suite, run_jobs, trial_jobs
+from scripts.suite.plan import Suite, keep_all, read_suite, run_jobs, trial_jobs
+from scripts.suite.records import Job
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
 SUITE: dict[str, Any] = {
@@ -137,33 +137,43 @@ def build(folder: Path) -> Path:
         write(work / name / "binarised" / "dict.en.txt", [f"{word} 1" for word in WORDS])
     references = (data / "prepared" / "raw" / "test.de").read_text().splitlines()
     suite = suite_of(folder)
-    for job, choice in trial_jobs(suite, work):
-        train(job, 1, LOSSES[job.model, choice["lr"]], later=4.0 if choice["lr"] == 0.2 else 0.0)
+    for job in trial_jobs(suite):
+        rate = job.choice["lr"]
+        train(job, 1, LOSSES[job.model, rate], later=4.0 if rate == 0.2 else 0.0)
         record(job, {"1": {"training": {"updates": 2}, "valid": {}, "test": None}}, ["train:1"])
-    for dataset, name, run_job in run_jobs(suite, work):
-        assert run_job is not None
-        if dataset == "debian_en_de" and name == "wild":
-            train(run_job, 1, 9.0)
-            with open(run_job.folder / "seed1" / "checkpoints" / "train.log", "a") as log:
+    keep_all(suite)
+    for job in run_jobs(suite):
+        name = job.config.name
+        if name == "wild":
+            train(job, 1, 9.0)
+            with open(job.folder / "seed1" / "checkpoints" / "train.log", "a") as log:
                 log.write(LOG.format("train_inner", "", 7, "nan") + "\n")
-            record(run_job, {"1": {"training": {"diverged": 7}, "valid": {}, "test": None}}, [])
-        elif dataset == "debian_lm":
+            record(job, {"1": {"training": {"diverged": 7}, "valid": {}, "test": None}}, [])
+        elif name in PERPLEXITY:
             tests = {str(seed): {"perplexity": value} for seed, value in enumerate(PERPLEXITY[name], 1)}
             for seed in (1, 2):
-                train(run_job, seed, 2.0)
+                train(job, seed, 2.0)
             facts = {seed: {"training": {"updates": 2}, "valid": {}, "test": each} for seed, each in tests.items()}
-            record(run_job, facts, ["train:1", "score:1", "train:2", "score:2"])
+            record(job, facts, ["train:1", "score:1", "train:2", "score:2"])
         elif name != "late":
-            run(run_job, name, references)
+            run(job, name, references)
     seconds = {"base": {"1": [1.0, 1.1], "65": [4.0, 4.4]}, "good": {"1": [0.5, 0.5], "65": [1.0, 1.0]}}
     timed = {"lines": {"1": 4, "65": 4}, "tokens": {"1": 8, "65": 70}, "seconds": seconds}
-    keep(suite, work)
-    (translation, _) = results.collect(suite, work)
-    of_models = {name: results.architecture(translation.models[name].job.config) for name in seconds}
+    keep_all(suite)
+    (translation, _) = results.collect(suite)
+    of_models = {name: translation.models[name].architecture for name in seconds}
     timed["made_from"] = {"conditions": speed.conditions(), **of_models}
     write_json(suite.records / "debian_en_de.json", translation.facts | {"speed": timed})
     return folder
 
 
-def suite_of(folder: Path) -> Suite:
-    return read_suite(folder / "small.yaml", folder / "RESULTS")
+def jobs_by_name(suite: Suite) -> dict[str, Job]:
+    """The runs that wait for no trials."""
+    return {job.config.name: job for job in run_jobs(suite) if not job.waits}
+
+
+def suite_of(folder: Path, file: str = "small.yaml", content: dict[str, Any] | None = None) -> Suite:
+    """The suite file of a place; with ``content``, another, which is written first."""
+    if content is not None:
+        (folder / file).write_text(yaml.safe_dump(content))
+    return read_suite(folder / file, folder / "work", folder / "RESULTS.md")

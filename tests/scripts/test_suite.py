@@ -22,9 +22,9 @@ from scripts.scoring.significance import counts
 from scripts.speed import System
 from scripts.suite import archive, overlap, page, results, speed
 from scripts.suite.__main__ import overview
-from scripts.suite.plan import Claim, chosen, read_suite, run_jobs, trial_jobs
+from scripts.suite.plan import Claim, chosen, read_suite, trial_jobs
 from scripts.suite.results import ABSENT, FAILED, HELD, UNDECIDED, Finding, Interval, collect, judge, overall
-from tests.scripts.suite_runs import SUITE, build, suite_of, write
+from tests.scripts.suite_runs import SUITE, build, jobs_by_name, suite_of, write
 
 ON_LM = {"dataset": "debian_lm", "models": ["lm_base"], "grid": {"lr": [0.3]}}
 
@@ -36,72 +36,64 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def dataset(place) -> results.Dataset:
-    return collect(suite_of(place), place / "work")[0]
+    return collect(suite_of(place))[0]
 
 
 @pytest.fixture(scope="module")
 def written(place) -> str:
-    out = place / "RESULTS.md"
-    page.write(suite_of(place), place / "work", out)
-    archive.write(suite_of(place), place / "work", out, place / "small.tar.gz")
-    return out.read_text()
+    page.write(suite_of(place))
+    archive.write(suite_of(place), place / "small.tar.gz")
+    return (place / "RESULTS.md").read_text()
 
 
 def test_the_least_loss_on_validation_chooses(place):
-    suite, work = suite_of(place), place / "work"
-    assert chosen(suite, work) == {"base": {"lr": 0.2}, "good": {"lr": 0.1}, "bad": {"lr": 0.1}}
-    rates = {name: job.config.train["lr"] for dataset, name, job in run_jobs(suite, work) if job and "en" in dataset}
+    suite = suite_of(place)
+    assert chosen(suite) == {"base": {"lr": 0.2}, "good": {"lr": 0.1}, "bad": {"lr": 0.1}}
+    rates = {name: job.config.train["lr"] for name, job in jobs_by_name(suite).items() if "lm" not in name}
     assert rates == {"base": 0.2, "good": 0.1, "bad": 0.1, "wild": 0.3, "late": 0.3}
-    trial = trial_jobs(suite, work)[0][0].config
+    trial = trial_jobs(suite)[0].config
     assert (trial.train["max-update"], trial.average, trial.tune, trial.seeds) == (2, {}, {}, [1])
 
 
 def test_a_run_waits_for_its_trials_and_a_changed_configuration_is_not_done(place, tmp_path):
-    suite = suite_of(place)
-    elsewhere = read_suite(place / "small.yaml", tmp_path / "RESULTS")
-    jobs = {name: job for dataset, name, job in run_jobs(elsewhere, tmp_path) if dataset == "debian_en_de"}
-    assert (jobs["base"], jobs["good"], jobs["bad"]) == (None, None, None)
-    assert jobs["wild"] is not None
-    states = dict(line.split(maxsplit=1) for line in overview(suite, place / "work"))
+    elsewhere = read_suite(place / "small.yaml", tmp_path, tmp_path / "RESULTS.md")
+    assert set(jobs_by_name(elsewhere)) == {"wild", "late", "lm_base", "lm_good"}
+    states = dict(line.split(maxsplit=1) for line in overview(suite_of(place)))
     assert states["debian_en_de/trial-base-lr0.1"] == "done, loss 3.000"
     assert states["debian_en_de/good"] == "done"
     assert (states["debian_en_de/wild"], states["debian_en_de/late"]) == ("diverged", "to do")
     (place / "good.yaml").write_text((place / "good.yaml").read_text() + "generate: {beam: 9}\n")
     try:
-        trial = trial_jobs(suite, place / "work")[2][0]
-        assert (trial.model, trial.done) == ("good", False)
+        trial = trial_jobs(suite_of(place))[2]
+        assert (trial.model, trial.missing) == ("good", [1])
     finally:
         (place / "good.yaml").write_text((place / "late.yaml").read_text())
 
 
-def test_each_dataset_may_have_its_trials(place, tmp_path):
-    (place / "two.yaml").write_text(yaml.safe_dump({**SUITE, "trials": [*SUITE["trials"], ON_LM]}))
-    suite = read_suite(place / "two.yaml", place / "RESULTS")
-    assert [job.name for job, _ in trial_jobs(suite, tmp_path)][4:] == ["debian_lm/trial-lm_base-lr0.3"]
-    jobs = {name: job for _, name, job in run_jobs(suite, place / "work") if job}
+def test_each_dataset_may_have_its_trials(place):
+    suite = suite_of(place, "two.yaml", {**SUITE, "trials": [*SUITE["trials"], ON_LM]})
+    assert [job.name for job in trial_jobs(suite)][4:] == ["debian_lm/trial-lm_base-lr0.3"]
+    jobs = jobs_by_name(suite)
     assert "lm_base" not in jobs
     assert jobs["good"].config.train["lr"] == 0.1
-    assert "| lm_base | not run |" in "\n".join(page.trials(suite, place / "work")).splitlines()
+    assert "| lm_base | not run |" in "\n".join(page.trials(suite)).splitlines()
 
 
 def test_the_settings_of_runs_go_over_the_values_of_their_trials(place):
     runs = [{**SUITE["runs"][0], "over": {"train": {"lr": 0.7}}}, *SUITE["runs"][1:]]
-    (place / "over.yaml").write_text(yaml.safe_dump({**SUITE, "runs": runs}))
-    suite = read_suite(place / "over.yaml", place / "RESULTS")
-    jobs = {name: job for _, name, job in run_jobs(suite, place / "work") if job}
+    jobs = jobs_by_name(suite_of(place, "over.yaml", {**SUITE, "runs": runs}))
     assert (jobs["good"].config.train["lr"], jobs["bad"].config.train["lr"]) == (0.7, 0.1)
 
 
-def test_a_run_has_a_name_of_its_own_for_each_choice_of_its_grid(place, tmp_path):
+def test_a_run_has_a_name_of_its_own_for_each_choice_of_its_grid(place):
     runs = {"dataset": "debian_en_de", "models": ["wild"], "seeds": [1], "over": {"tune": {"lenpen": [2.0]}}}
     runs["grid"] = {"arch": ["b", "c"], "lr": [0.5], "sizes": [[3, "7 x"]]}
     names = {"model": "wild-b-lr0.5-sizes-3-7-x", "than": "wild-c-lr0.5-sizes-3-7-x"}
     claim = {"says": "b beats c", **names, "at_least": 0}
-    path = place / "grid.yaml"
-    path.write_text(yaml.safe_dump({"about": "A grid", "baseline": "wild", "runs": [runs], "claims": [claim]}))
-    configs = {name: job.config for _, name, job in run_jobs(read_suite(path, tmp_path), tmp_path) if job}
-    assert [(name, config.name) for name, config in configs.items()] == [(claim[key],) * 2 for key in ("model", "than")]
-    one = configs[names["model"]]
+    content = {"about": "A grid", "baseline": "wild", "runs": [runs], "claims": [claim]}
+    jobs = jobs_by_name(suite_of(place, "grid.yaml", content))
+    assert list(jobs) == list(names.values())
+    one = jobs[names["model"]].config
     assert one.train["sizes"] == [3, "7 x"]
     assert (one.train["arch"], one.train["lr"], one.train["max-update"], one.tune["lenpen"]) == ("b", 0.5, 9, [2.0])
 
@@ -135,7 +127,7 @@ def test_the_seeds_widen_an_interval(place, dataset):
     """By their deviation over all models of several seeds, and the more so the fewer there are."""
 
     def compare(pooled) -> Interval:
-        (dataset, _) = collect(suite_of(place), place / "work")
+        (dataset, _) = collect(suite_of(place))
         if pooled != "measured":
             dataset.__dict__["pooled"] = pooled
         return dataset.difference("bad", "base")
@@ -152,12 +144,12 @@ def test_the_seeds_widen_an_interval(place, dataset):
 
 
 def test_the_length_and_the_score_at_any_length_are_those_of_sacrebleu(place, dataset, written):
-    folder = dataset.models["bad"].job.folder
+    folder = dataset.models["bad"].folder
     references = (place / "work" / "debian_en_de" / "prepared" / "raw" / "test.de").read_text().splitlines()
     lines = (folder / "seed1" / "scores" / "test" / "hypotheses.detok").read_text().splitlines()
     lines = [" ".join(line.split()[:-2]) for line in lines]  # shorter than the references
     metric: Any = dataset.measures["sacrebleu"].metric
-    dataset.models["bad"].known[1]["lines"] = "; ".join(counts(metric, lines, references))
+    dataset.models["bad"].seeds[1]["lines"] = "; ".join(counts(metric, lines, references))
     ((ratio, score),) = dataset.brevity("bad")
     found = BLEU().corpus_score(lines, [references])
     assert found.bp < 0.9
@@ -166,7 +158,8 @@ def test_the_length_and_the_score_at_any_length_are_those_of_sacrebleu(place, da
 
 
 def test_models_without_a_seed_in_common_have_no_tests(dataset):
-    dataset.models |= {name: replace(dataset.models[name], seeds=[seed]) for name, seed in (("good", 1), ("base", 2))}
+    for name, seed in (("good", 1), ("base", 2)):
+        dataset.models[name].__dict__["scored"] = [seed]
     assert dataset.p_values("good", "base") == [None, None]
 
 
@@ -181,7 +174,7 @@ def test_a_model_of_which_a_seed_diverged_is_said_to(dataset):
 
 def test_data_in_lower_case_are_compared_in_lower_case(dataset):
     for name, lower in (("iwslt14_de_en", True), ("debian_en_de", False)):
-        metric: Any = results.Dataset(name, "bleu", "base", {}).measures["sacrebleu"].metric
+        metric: Any = results.Dataset(name, "bleu", "base", [], {}).measures["sacrebleu"].metric
         assert metric.lowercase is lower
         commands = archive.commands(replace(dataset, name=name))
         assert [("-lc" in shlex.split(command)) for command in commands] == [lower] * len(commands) != []
@@ -203,7 +196,7 @@ def test_speed_is_of_scored_models_on_the_test_set_and_measured_where_one_has_no
     measured: list[Any] = []
 
     def due() -> list[bool]:
-        return [speed.is_due(each) for each in collect(suite_of(folder), folder / "work")]
+        return [speed.is_due(each) for each in collect(suite_of(folder))]
 
     def measure(*given: Any) -> dict:
         measured.append(given)
@@ -211,16 +204,14 @@ def test_speed_is_of_scored_models_on_the_test_set_and_measured_where_one_has_no
 
     monkeypatch.setattr(speed, "measure", measure)
     monkeypatch.setattr(speed, "untrained_system", lambda config, data, out: System(config, out, {}))
-    given = [f"--work={folder / 'work'}", "--dataset=debian_en_de", f"--records={folder / 'RESULTS'}"]
-    monkeypatch.setattr(sys, "argv", ["speed", str(folder / "small.yaml"), *given])
     assert due() == [True, False]  # no speed of bad; no translation
-    speed.main()
+    speed.record(suite_of(folder), collect(suite_of(folder))[0])
     root = folder / "work" / "debian_en_de"
     sides = (read_lines(root / "prepared" / f"test.{side}") for side in ("en", "de"))
     models = {name: root / "untrained" / name for name in ("base", "good", "bad")}
     assert measured == [(models, root / "binarised", list(zip(*sides, strict=True)), ("en", "de"))]
     assert due() == [False, False]
-    assert "overlap" in collect(suite_of(folder), folder / "work")[0].facts
+    assert "overlap" in collect(suite_of(folder))[0].facts
     monkeypatch.setitem(speed.HOW, "rounds", 7)
     assert due() == [True, False]
 
@@ -257,9 +248,8 @@ def test_the_same_records_give_the_same_bytes(place, written):
     pictures = sorted((place / "RESULTS").glob("*.svg"))
     before = [path.read_bytes() for path in (*pictures, place / "small.tar.gz")]
     assert [path.stem for path in pictures] == ["debian_en_de.losses", "debian_en_de.speed", "debian_lm.losses"]
-    suite = suite_of(place)
-    page.write(suite, place / "work", place / "RESULTS.md")
-    archive.write(suite, place / "work", place / "RESULTS.md", place / "small.tar.gz")
+    page.write(suite_of(place))
+    archive.write(suite_of(place), place / "small.tar.gz")
     assert (place / "RESULTS.md").read_text() == written
     assert [path.read_bytes() for path in (*pictures, place / "small.tar.gz")] == before
 
@@ -332,7 +322,7 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
     [
         ({"baseline": "nobody"}, "`baseline` is 'nobody', expected one of `runs`"),
         ({"claims": [{**SUITE["claims"][0], "than": "good-lr3"}]}, "`claims` is 'good-lr3', expected one of `runs`"),
-        ({"trials": [{**SUITE["trials"][0], "grid": {"lr": 0.1}}]}, "`trials.grid.lr` is 0.1, expected a list"),
+        ({"trials": [{**SUITE["trials"][0], "grid": {"lr": 0.1}}]}, "`trials[0].grid.lr` is 0.1, expected a list"),
         ({"trials": [*SUITE["trials"], ON_LM, ON_LM]}, "`trials` is 'lm_base', expected each model once"),
         ({"claims": [{**SUITE["claims"][0], "of": "luck"}]}, "`claims.of` is 'luck', expected one of score, speed"),
         ({"extra": 1}, "unknown key `extra`"),
@@ -343,4 +333,4 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
 def test_a_wrong_suite_file_is_refused(tmp_path, change, message):
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SUITE | change))
     with pytest.raises(UserError, match=re.escape(message)):
-        read_suite(tmp_path / "small.yaml", tmp_path)
+        suite_of(tmp_path)

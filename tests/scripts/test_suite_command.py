@@ -50,15 +50,14 @@ log = '2026-01-01 00:00:00 | INFO | valid | {"valid_num_updates": "5", "valid_lo
 write_lines(out / "train.log", [log])
 write_json(out / "train.json", {"parameters": 1000, "backend": None})
 """
-PAGE = "def is_page(path):\n    return False\n\n\ndef write(suite, work, out):\n    out.parent.mkdir(exist_ok=True)\n"
+PAGE = "def is_page(path):\n    return False\n\n\ndef write(suite):\n    suite.page.parent.mkdir(exist_ok=True)\n"
 SPEED = """
-import os, sys
+import os
 def is_due(dataset):
     return bool(dataset.models)
-
-
-if __name__ == "__main__":
-    open(os.environ["RAN"], "a").write("speed of " + sys.argv[sys.argv.index("--dataset") + 1] + "\\n")
+def record(suite, dataset):
+    with open(os.environ["RAN"], "a") as f:
+        f.write(f"speed of {dataset.name}\\n")
 """
 OVERLAP = """
 from types import SimpleNamespace

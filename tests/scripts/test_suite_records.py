@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU
@@ -19,11 +20,9 @@ from scripts.pipeline.stamp import digest_data
 from scripts.suite import __main__ as command_line
 from scripts.suite import overlap, page
 from scripts.suite.__main__ import overview, reproduce
-from scripts.suite.keep import jobs_of, keep
-from scripts.suite.plan import chosen, read_suite, run_jobs
-from scripts.suite.records import read_kept
+from scripts.suite.plan import Suite, chosen, keep_all
 from tests.data_prep.samples import block
-from tests.scripts.suite_runs import build, suite_of, write
+from tests.scripts.suite_runs import build, jobs_by_name, suite_of, write
 
 
 @pytest.fixture(scope="module")
@@ -33,63 +32,66 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(place) -> str:
-    page.write(suite_of(place), place / "work", place / "RESULTS.md")
+    page.write(suite_of(place))
     return (place / "RESULTS.md").read_text()
 
 
-def test_the_records_stand_in_for_the_runs_on_another_machine(place, written, tmp_path):
-    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS", ignore=shutil.ignore_patterns("*.svg"))
-    suite = read_suite(place / "small.yaml", tmp_path / "RESULTS")
-    work = tmp_path / "work"
-    here = overview(suite_of(place), place / "work")
-    assert [line.replace(str(tmp_path), "") for line in overview(suite, work)] == here
-    assert [name for _, name, job in run_jobs(suite, work) if job and not job.done] == ["late"]
-    assert chosen(suite, work) == chosen(suite_of(place), place / "work")
-    keep(suite, work)  # of nothing
-    page.write(suite, work, tmp_path / "RESULTS.md")
-    assert (tmp_path / "RESULTS.md").read_text() == written
-    for picture in (place / "RESULTS").glob("*.svg"):
-        assert (tmp_path / "RESULTS" / picture.name).read_bytes() == picture.read_bytes()
+@pytest.fixture
+def copy(place, tmp_path) -> Path:
+    """A copy of a place, of runs and records."""
+    return Path(shutil.copytree(place, tmp_path / "place", ignore=shutil.ignore_patterns("*.svg", "*.md")))
 
 
-def test_a_seed_of_another_machine_is_added_to_a_record(place, written, tmp_path):
-    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS", ignore=shutil.ignore_patterns("*.svg"))
-    kept = tmp_path / "RESULTS" / "debian_en_de" / "good.json"
+def change(suite: Suite, name: str, **over: Any) -> None:
+    """Change facts of a run's second seed in its record."""
+    path = suite.records / f"{name}.json"
+    content = json.loads(path.read_text())
+    content["seeds"]["2"] |= over
+    path.write_text(json.dumps(content))
+
+
+def test_the_records_stand_in_for_the_runs_on_another_machine(place, written, copy):
+    here = suite_of(place)
+    shutil.rmtree(copy / "work")
+    suite = suite_of(copy)
+    assert overview(suite) == overview(here)
+    assert [name for name, job in jobs_by_name(suite).items() if job.missing] == ["late"]
+    assert chosen(suite) == chosen(here)
+    keep_all(suite)  # of nothing
+    page.write(suite)
+    assert suite.page.read_text() == written
+    for picture in here.records.glob("*.svg"):
+        assert (suite.records / picture.name).read_bytes() == picture.read_bytes()
+
+
+def test_a_seed_of_another_machine_is_added_to_a_record(written, copy):
+    suite = suite_of(copy)
+    kept = suite.records / "debian_en_de" / "good.json"
     content = json.loads(kept.read_text())
     del content["seeds"]["2"]
     kept.write_text(json.dumps(content))
-    suite = read_suite(place / "small.yaml", tmp_path / "RESULTS")
-    (job,) = [job for dataset, name, job in run_jobs(suite, tmp_path / "none") if name == "good"]
-    assert job is not None
+    job = jobs_by_name(suite)["good"]
     assert (job.scored, job.missing) == ([1], [2])
     assert "--seeds=2" in reproduce(job, [])
-    one = content | {
-        "config": content["config"] | {"seeds": [1], "tune": {}}
-    }  # it was not judged on validation, and two seeds are
-    kept.write_text(json.dumps(one))
-    untuned = replace(job.config, tune={})
-    assert read_kept(kept, replace(untuned, seeds=[1]))
-    assert not read_kept(kept, untuned)
+    # it was not judged on validation, and two seeds are
+    kept.write_text(json.dumps(content | {"config": content["config"] | {"seeds": [1], "tune": {}}}))
+    for seeds, known in (([1], [1]), ([1, 2], [])):
+        assert list(replace(job, config=replace(job.config, tune={}, seeds=seeds)).seeds) == known
     kept.write_text(json.dumps(content))
-    work = tmp_path / "work"
-    shutil.copytree(place / "work", work)
-    (job,) = [job for dataset, name, job in run_jobs(suite, work) if job and name == "good"]
-    record = json.loads((job.folder / "record.json").read_text())
+    run = job.folder / "record.json"
+    record = json.loads(run.read_text())
     del record["seeds"]["1"]
-    (job.folder / "record.json").write_text(json.dumps(record))
-    keep(suite, work)
-    page.write(suite, work, tmp_path / "RESULTS.md")
-    assert (tmp_path / "RESULTS.md").read_text() == written
+    run.write_text(json.dumps(record))
+    keep_all(suite)
+    page.write(suite)
+    assert suite.page.read_text() == written
 
 
-def test_a_run_of_another_precision_is_named(place, tmp_path):
-    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS")
-    kept = tmp_path / "RESULTS" / "debian_en_de" / "good.json"
-    content = json.loads(kept.read_text())
-    content["seeds"]["2"]["precision"] = "bf16"
-    kept.write_text(json.dumps(content))
-    page.write(read_suite(place / "small.yaml", tmp_path / "RESULTS"), tmp_path / "work", tmp_path / "RESULTS.md")
-    lines = (tmp_path / "RESULTS.md").read_text().splitlines()
+def test_a_run_of_another_precision_is_named(copy):
+    suite = suite_of(copy)
+    change(suite, "debian_en_de/good", precision="bf16")
+    page.write(suite)
+    lines = suite.page.read_text().splitlines()
     assert "- Precision (8): fp32" in lines
     assert "- Precision (1 of good): bf16" in lines
     assert "- Machine (9): cpu a processor" in lines
@@ -110,67 +112,58 @@ def test_a_page_that_git_has_as_it_is_may_be_made_anew(written, tmp_path):
         ownership.check_writable(tmp_path / "edited.md")
 
 
-def test_records_of_another_text_are_refused_and_so_are_runs(place, tmp_path):
-    folder = tmp_path / "place"
-    shutil.copytree(place, folder)
-    binarised = folder / "work" / "debian_en_de" / "binarised"
+def test_records_of_another_text_are_refused_and_so_are_runs(copy):
+    suite = suite_of(copy)
+    binarised = copy / "work" / "debian_en_de" / "binarised"
     shutil.rmtree(binarised)
     write(binarised / "dict.en.txt", ["another 1"])
     for name in ("debian_lm/lm_good", "debian_en_de/bad"):
-        (folder / "RESULTS" / f"{name}.json").unlink()
-    suite = suite_of(folder)
-    (bad,) = [job for _, name, job in run_jobs(suite, folder / "work") if job and name == "bad"]
+        (suite.records / f"{name}.json").unlink()
+    bad = jobs_by_name(suite)["bad"]
     started = bad.folder / "seed1" / "checkpoints" / "started.json"
     started.write_text(json.dumps({"data": digest_data(binarised)}))
     with pytest.raises(UserError, match=r"binarised is not the text that .*\.json is a record of"):
-        keep(suite, folder / "work")
-    assert (folder / "RESULTS" / "debian_lm" / "lm_good.json").exists()  # the other dataset's are kept
-    without = read_suite(folder / "small.yaml", tmp_path / "new")
-    assert [job.done for job in jobs_of(without, folder / "work", "debian_lm")] == [True, True]
-    assert not any(job.done for job in jobs_of(without, folder / "work", "debian_en_de"))
+        keep_all(suite)
+    assert (suite.records / "debian_lm" / "lm_good.json").exists()  # the other dataset's are kept
+    without = replace(suite, page=copy / "new.md")
+    keep_all(without)
+    jobs = jobs_by_name(without)
+    assert [jobs[name].missing for name in ("lm_base", "lm_good", "wild")] == [[], [], [1]]
 
 
-def test_a_record_is_not_replaced_by_a_run_of_the_same(place, written, tmp_path):
+def test_a_record_is_not_replaced_by_a_run_of_the_same(copy):
     """Be it unfinished or another. Removed, it is taken from the run's folder anew."""
-    folder = tmp_path / "place"
-    shutil.copytree(place, folder)
-    suite, work = suite_of(folder), folder / "work"
-    (job,) = [job for _, name, job in run_jobs(suite, work) if job and name == "bad"]
+    suite = suite_of(copy)
+    job = jobs_by_name(suite)["bad"]
     record = json.loads((job.folder / "record.json").read_text())
     record["seeds"]["1"] |= {"test": None, "training": {"updates": 1}}
     (job.folder / "record.json").write_text(json.dumps(record))
     before = job.kept.read_text()
-    keep(suite, work)
-    assert (job.done, job.kept.read_text()) == (True, before)
+    keep_all(suite)
+    assert (job.missing, job.kept.read_text()) == ([], before)
     job.kept.unlink()
-    keep(suite, work)
-    assert (job.done, job.kept.exists()) == (False, False)
+    keep_all(suite)
+    assert (replace(job).missing, job.kept.exists()) == ([1], False)
 
 
 def test_a_record_has_the_checksums_and_the_score_of_the_lines_apart(place):
-    suite, work = suite_of(place), place / "work"
-    (job,) = [job for _, name, job in run_jobs(suite, work) if job and name == "good"]
-    facts, root = job.seeds[2], job.folder / "seed2"
-    files = {"hypotheses": root / "scores" / "test" / "hypotheses.detok", "model": root / "tuned" / "model.pt"}
+    job = jobs_by_name(suite_of(place))["good"]
+    facts, model = job.seeds[2], job.folder / "seed2" / "tuned" / "model.pt"
+    files = {"hypotheses": job.hypotheses(2), "model": model}
     assert facts["sha256"] == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-    apart = overlap.measure("debian_en_de", work / "debian_en_de").apart
-    lines, references = (
-        read_lines(path) for path in (files["hypotheses"], work / "debian_en_de" / "prepared" / "raw" / "test.de")
-    )
+    apart = overlap.measure("debian_en_de", job.folder.parent).apart
+    lines, references = read_lines(job.hypotheses(2)), read_lines(job.references)
     assert 0 < len(apart) < len(lines)
     expected = BLEU().corpus_score([lines[n] for n in apart], [[references[n] for n in apart]]).score
     assert facts["apart"]["sacrebleu"] == pytest.approx(expected)
     assert list(facts["train_loss"].values()) == [3.0]
 
 
-def test_without_its_hypotheses_a_run_has_no_record(place, tmp_path, capsys):
-    folder = tmp_path / "place"
-    shutil.copytree(place, folder)
-    suite = suite_of(folder)
-    (job,) = [job for _, name, job in run_jobs(suite, folder / "work") if job and name == "bad"]
+def test_without_its_hypotheses_a_run_has_no_record(copy, capsys):
+    job = jobs_by_name(suite_of(copy))["bad"]
     job.kept.unlink()
-    (job.folder / "seed1" / "scores" / "test" / "hypotheses.detok").unlink()
-    keep(suite, folder / "work")
+    job.hypotheses(1).unlink()
+    keep_all(suite_of(copy))
     assert "note: debian_en_de/bad, seed 1, is left out: there is no " in capsys.readouterr().out
     assert not job.kept.exists()
 

@@ -11,9 +11,8 @@ import pytest
 from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.pipeline.config import load_config
-from scripts.table import choose, main, paper_table
-from scripts.tables import render
-from scripts.tables.measured import Runs, cells
+from scripts.table import main, paper_table
+from scripts.tables.measured import as_csv, cells, read_runs
 from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
@@ -100,7 +99,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="not a run record"):
         run(monkeypatch, path)
     with pytest.raises(UserError, match="no Table 8"):
-        choose(["8"])
+        run(monkeypatch, 8)
     with pytest.raises(UserError, match="--out goes with"):
         run(monkeypatch, path, "--out", tmp_path)
 
@@ -116,14 +115,16 @@ def test_a_locale_without_letters_is_enough(tmp_path):
 @pytest.mark.parametrize("number", range(1, 8))
 def test_nothing_run_is_said_with_the_command_of_each_run(number, tmp_path):
     table = TABLES[number]
-    text = paper_table(table, Runs(tmp_path), "", None)
+    text = paper_table(table, tmp_path, None)
     trained = [(row, column) for row in table.rows for column in table.columns if table.config(row, column)]
     assert f"0 of the {len(trained)} figures that are trained here are measured" in text
     assert text.count("not run") == len(trained) > 0
     for row in table.rows:
         assert row.name in text
     for row, column in trained:
-        assert f"python -m scripts.reproduce configs/{column.dataset}/{row.config}.yaml\n" in text + "\n"
+        assert (
+            f"python -m scripts.reproduce configs/{column.dataset}/{row.config}.yaml --work {tmp_path}\n" in text + "\n"
+        )
 
 
 def ablation(work):
@@ -144,7 +145,7 @@ def row_of(text: str, name: str) -> str:
 
 def test_our_figures_stand_beside_the_papers(tmp_path):
     ablation(tmp_path)
-    text = paper_table(TABLES[3], Runs(tmp_path), f" --work {tmp_path}", None)
+    text = paper_table(TABLES[3], tmp_path, None)
     baseline = " ".join(row_of(text, "Self-attention baseline (k=inf").split())
     assert baseline.endswith("210 209.9 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 1.00")
     assert row_of(text, "+ Dynamic weights").endswith("123.00 ± 0.40          1.20  1.23")
@@ -166,7 +167,7 @@ def test_figures_of_other_settings_are_said_to_be(tmp_path):
     now = load_config(CONFIGS / "wmt16_en_de" / f"{name}.yaml").merged()
     for settings, outdated in ((now, False), (now | {"precision": "bf16"}, False), (now | {"tune": {}}, True)):
         write(tmp_path, record(name, dataset, valid=scores, config=settings))
-        text = paper_table(TABLES[3], Runs(tmp_path), "", None)
+        text = paper_table(TABLES[3], tmp_path, None)
         assert (f"wmt16_en_de/{name} was made with other settings than configs/" in text) == outdated
 
 
@@ -175,14 +176,14 @@ def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_dig
     write(
         tmp_path, record("dynamicconv", "gbw", metric="perplexity", valid=scores, test=scores, parameters=339_100_000)
     )
-    line = row_of(paper_table(TABLES[4], Runs(tmp_path), "", None), "DynamicConv")
+    line = row_of(paper_table(TABLES[4], tmp_path, None), "DynamicConv")
     assert line.split() == ["DynamicConv", "339", "339.1", "26.60", "26.60", "26.67", "26.60"]
 
 
 def test_the_csv_has_every_figure_once(tmp_path):
     ablation(tmp_path)
     table = TABLES[3]
-    lines = list(csv.DictReader(io.StringIO(render.as_csv(table, cells(table, Runs(tmp_path))))))
+    lines = list(csv.DictReader(io.StringIO(as_csv(table, cells(table, read_runs(table, tmp_path)[0])))))
     assert len(lines) == sum(len(row.figures) for row in table.rows)
     found = {(line["run"], line["column"]): line for line in lines}
     dynamic = found["wmt16_en_de/dynamicconv_noglu", "speed"]
