@@ -32,8 +32,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGI
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from lightconv_plugin.compat.checkpoints import refusing, write_state
 from lightconv_plugin.compat.safetensors import SUFFIX, settings_of, write_safetensors
-from lightconv_plugin.compat.saving import refusing, write_state
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel

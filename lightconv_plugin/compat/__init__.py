@@ -1,24 +1,27 @@
-"""Shims that fairseq (ve-fairseq 0.12.3) needs on today's torch, numpy and Python, and nothing else.
+"""Shims that fairseq (ve-fairseq 0.12.3) needs on today's torch, numpy and Python, or would be silently wrong without.
 
 `apply()` runs once, when `--user-dir` loads the plugin. Every shim says which version of what needs it and does nothing
 where it is not needed. A fairseq function is wrapped: same signature; the original is called, except to write files.
 """
 
-from lightconv_plugin.compat import checkpoints, commands, safetensors, saving, training
+import functools
+
+from lightconv_plugin.compat import checkpoints, commands, safetensors, training
 from lightconv_plugin.compat.checkpoints import CheckpointError
 from lightconv_plugin.compat.training import SetupError
 
 __all__ = ["CheckpointError", "SetupError", "apply"]
 
 
+@functools.cache
 def apply() -> None:
     """Apply every shim; calling it again changes nothing."""
     checkpoints.allow_checkpoint_types()
     checkpoints.allow_broadcast_types()
     safetensors.load_safetensors()
-    checkpoints.explain_checkpoint_errors()
-    saving.save_checkpoints_whole()
-    saving.keep_updates_at_epoch_ends()
+    checkpoints.refuse_damaged_checkpoints()
+    checkpoints.save_checkpoints_whole()
+    checkpoints.keep_updates_at_epoch_ends()
     training.restore_numpy_compat()
     training.embed_positions_of_empty_batches()
     training.train_in_bfloat16_without_xla()
@@ -28,7 +31,3 @@ def apply() -> None:
     commands.help_with_model_options()
     commands.keep_groups_of_beams_apart()
     commands.block_ngrams_that_were_written()
-    commands.count_steps_of_beam_search()
-    commands.name_the_sentence_that_fits_no_batch()
-    commands.end_lines_at_line_feeds()
-    commands.refuse_to_replace_unknown_words()

@@ -1,50 +1,31 @@
-"""Checkpoints as they are read: which types may be in them, that they are whole, and errors that say what to do."""
+"""Checkpoints: which types may be in them, that they are whole when read and when written, and when they are due."""
 
 from __future__ import annotations
 
-import importlib
+import argparse
+import collections
+import errno
 import os
 import pickle
 import re
+import shutil
+import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from lightconv_plugin.compat.shim import Original, shim
+from lightconv_plugin.ops.files import whole_file
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that removing files mends
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message says which file, what was found and what to do."""
-
-
-# Spelled as they stand in checkpoint files. numpy 2 moved `numpy.core` to `numpy._core`; fairseq moved its meters.
-# Number types only: a dtype that can hold objects must never be added, its unpickling trusts the file.
-_PLAIN_TYPES = ("argparse.Namespace", "numpy.ndarray", "numpy.dtype")
-_NUMPY_NUMBERS = ("bool", "int32", "int64", "float32", "float64")
-_NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
-_METERS = ("AverageMeter", "TimeMeter", "StopwatchMeter")
-_METER_MODULES = ("fairseq.meters", "fairseq.logging.meters")
-
-# What rank 0 sends to the other processes when data-parallel training resumes.
-_BROADCAST_TYPES = (
-    "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig",
-    "omegaconf.base.ContainerMetadata",
-    "omegaconf.base.Metadata",
-    "omegaconf.nodes.AnyNode",
-    "typing.Any",
-    "collections.defaultdict",
-    "builtins.dict",
-    "builtins.list",
-    "builtins.int",
-    "fairseq.distributed.utils._TensorPlaceholder",
-)
-
-
-def _named(path: str) -> tuple[Any, str]:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name), path
 
 
 def allow_checkpoint_types() -> None:
@@ -52,14 +33,19 @@ def allow_checkpoint_types() -> None:
 
     The check stays on; this only adds the types that such checkpoints hold: the options (`argparse.Namespace`), numpy
     arrays and numbers (`--eval-bleu`, old scores) in the spellings of numpy 1 and 2, and the meters of old checkpoints.
+    Number types only: a dtype that can hold objects must never be added, its unpickling trusts the file.
     """
-    numpy = importlib.import_module("numpy")
-    multiarray = importlib.import_module("numpy._core.multiarray" if hasattr(numpy, "_core") else _NUMPY_MODULES[1])
-    allowed: list[Any] = [_named(path) for path in _PLAIN_TYPES]
-    allowed += [type(numpy.dtype(number)) for number in _NUMPY_NUMBERS]
-    for module in _NUMPY_MODULES:
-        allowed += [(getattr(multiarray, name), f"{module}.{name}") for name in ("_reconstruct", "scalar")]
-    allowed += [_named(f"{module}.{name}") for module in _METER_MODULES for name in _METERS]
+    import numpy
+    from fairseq.logging import meters
+
+    multiarray = getattr(numpy, "_core", None) or numpy.core
+    numbers = [type(numpy.dtype(number)) for number in ("bool", "int32", "int64", "float32", "float64")]
+    allowed: list[Any] = [argparse.Namespace, numpy.ndarray, numpy.dtype, *numbers]
+    for module in ("numpy._core.multiarray", "numpy.core.multiarray"):
+        allowed += [(getattr(multiarray.multiarray, name), f"{module}.{name}") for name in ("_reconstruct", "scalar")]
+    for module in ("fairseq.logging.meters", "fairseq.meters"):
+        names = ("AverageMeter", "TimeMeter", "StopwatchMeter")
+        allowed += [(getattr(meters, name), f"{module}.{name}") for name in names]
     torch.serialization.add_safe_globals(allowed)
 
 
@@ -68,22 +54,24 @@ def allow_broadcast_types() -> None:
 
     By then its configuration is omegaconf's. The extra types are allowed for that message only, never for a file.
     """
-    from fairseq.distributed import utils as distributed_utils
+    from fairseq.distributed import utils
+    from omegaconf import DictConfig, ListConfig, base, nodes
 
-    @shim(distributed_utils, "_broadcast_object_slow")
+    allowed: list[Any] = [DictConfig, ListConfig, base.ContainerMetadata, base.Metadata, nodes.AnyNode, Any]
+    allowed += [collections.defaultdict, dict, list, int, utils._TensorPlaceholder]
+
+    @shim(utils, "_broadcast_object_slow")
     def broadcast_types(original: Original, *args: Any, **kwargs: Any) -> Any:
-        allowed: list[Any] = [_named(path) for path in _BROADCAST_TYPES]
         with torch.serialization.safe_globals(allowed):
             return original(*args, **kwargs)
 
 
-def explain_checkpoint_errors() -> None:
-    """All versions: say which file, what was found and what to do, and refuse a file that is damaged.
+def refuse_damaged_checkpoints() -> None:
+    """All versions: refuse a file that is damaged, and say which file, what was found and what to do.
 
     torch's own error is not shown beside: for a refused file it advises to switch the check off.
     """
     from fairseq import checkpoint_utils
-    from fairseq.trainer import Trainer
 
     @shim(checkpoint_utils, "load_checkpoint_to_cpu")
     def unreadable(original: Original, path: str, *args: Any, **kwargs: Any) -> Any:
@@ -94,34 +82,6 @@ def explain_checkpoint_errors() -> None:
             if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
                 raise
             raise CheckpointError(_why_unreadable(path, error)) from None
-
-    @shim(checkpoint_utils, "load_model_ensemble_and_task")
-    def other_model(original: Original, filenames: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(filenames, *args, **kwargs)
-        except RuntimeError as error:
-            if "loading state_dict" not in str(error):
-                raise
-            advice = "Use the dictionaries and the version of the model's code that it was trained with."
-            raise CheckpointError(_why_not_this_model(", ".join(filenames), error, advice)) from error
-
-    @shim(Trainer, "load_checkpoint")
-    def other_training(original: Original, self: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, filename, *args, **kwargs)
-        except Exception as error:
-            cause = error.__context__
-            if cause is None or "loading state_dict" not in str(cause):
-                raise
-            advice = "Give the --arch, sizes and dictionaries that it was trained with, or another "
-            if os.path.dirname(os.path.abspath(filename)) == os.path.abspath(self.cfg.checkpoint.save_dir):
-                advice += "--save-dir: this one holds another training."
-            else:
-                advice += (
-                    "--restore-file. Data for this model are binarised with its own dictionaries "
-                    "(fairseq-preprocess --srcdict --tgtdict)."
-                )
-            raise CheckpointError(_why_not_this_model(filename, cause, advice)) from error
 
 
 def _check_archive(path: str) -> None:
@@ -151,29 +111,27 @@ def _check_archive(path: str) -> None:
         raise zipfile.BadZipFile(f"its part {folder} is marked as a folder")
 
 
+_REFUSED = re.compile(  # in torch's words
+    r"[Uu]nsupported (?:global: )?GLOBAL (\S+)"
+    r"|(?:reduce for unrecognized function|allowlisted via `add_safe_globals` but got) (.{1,200})"
+)
+
+
 def _why_unreadable(path: str, error: Exception) -> str:
-    size = os.path.getsize(path) if os.path.exists(path) else 0
-    refused = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
-    if refused:
+    if refused := _REFUSED.search(str(error)):
         return (
-            f"{path}: refused, because it asks for {refused[1]}, which is not among the types that a fairseq "
-            "checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a source you "
-            "trust, written by fairseq-train."
-        )
-    called = re.search(
-        r"(?:reduce for unrecognized function|allowlisted via `add_safe_globals` but got) (.+)", str(error)
-    )
-    if called:
-        return (
-            f"{path}: refused, because it asks to call something that is not among the types that a fairseq "
-            f"checkpoint holds ({called[1][:200]}). Use a checkpoint from a source you trust."
+            f"{path}: refused, because it asks for {refused[1] or refused[2]}, which is not among the types that a "
+            "fairseq checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a "
+            "source you trust, written by fairseq-train."
         )
     if isinstance(error, zipfile.BadZipFile):
         found = str(error)
     elif isinstance(error, pickle.UnpicklingError | LookupError | EOFError):
         found = "it does not hold what a checkpoint holds"  # torch's text is advice to read it without the check
     else:
-        found = f"{type(error).__name__}: {_first_line(error)}"
+        lines = str(error).strip().splitlines() or ["no message"]
+        found = f"{type(error).__name__}: {lines[0][:200]}"
+    size = os.path.getsize(path) if os.path.exists(path) else 0
     return (
         f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {found}). The file is damaged, truncated or "
         "something else: copy it again, or go back to an earlier checkpoint of the same folder (to resume: "
@@ -181,27 +139,100 @@ def _why_unreadable(path: str, error: Exception) -> str:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else "no message"
+def write_state(state: Any, path: Path) -> None:
+    """Save with torch; the file is under its name when it is whole and on the disk.
+
+    Raises:
+        OSError: it cannot be written; ``path`` is as it was.
+    """
+    try:
+        with whole_file(path) as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
+            cause = error.__context__
+            raise OSError(cause.errno, cause.strerror, str(path)) from None
+        raise
 
 
-def _why_not_this_model(what: str, error: BaseException, advice: str) -> str:
-    text = str(error)
-    found = []
-    for pattern, label in (
-        (r"Missing key\(s\) in state_dict: (.*)", "not in the file"),
-        (r"Unexpected key\(s\) in state_dict: (.*)", "only in the file"),
-    ):
-        match = re.search(pattern, text)
-        if match:
-            names = re.findall(r'"([^"]+)"', match[1])
-            found.append(f"{len(names)} {label} (first: {names[0]})")
-    shapes = re.findall(
-        r"size mismatch for (\S+): .* torch\.Size\((.*?)\) from checkpoint, .* torch\.Size\((.*?)\)", text
-    )
-    if shapes:
-        name, theirs, ours = shapes[0]
-        found.append(f"{len(shapes)} of another shape (first: {name}, {theirs} in the file, {ours} here)")
-    differences = "; ".join(found) or _first_line(error)
-    return f"{what}: its parameters are not those of this model: {differences}. {advice}"
+@contextmanager
+def refusing(what: str, refusal: type[Exception], out: Path) -> Iterator[None]:
+    """End the process with a sentence and status 1 where a command that is to write ``out`` cannot do ``what``."""
+    try:
+        yield
+    except refusal as error:
+        sys.exit(f"error: cannot {what}: {error}. Nothing was written")
+    except CheckpointError as error:
+        sys.exit(f"error: {error} Nothing was written.")
+    except OSError as error:
+        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"
+        said = f"{error.filename or out}: {error.strerror}; nothing was written"
+        sys.exit(f"error: {said}{advice if error.errno in FULL else ''}")
+
+
+def save_checkpoints_whole() -> None:
+    """All versions: every checkpoint is there whole, or as it was before.
+
+    fairseq writes the copies of a checkpoint (last, best) in place: a full disk or a kill leaves a last checkpoint that
+    is cut short. On a full disk it tries three times, and may append the second to the rest of the first.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.file_io import PathManager
+
+    @contextmanager
+    def explained(path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise CheckpointError(
+                f"{path}: cannot be written: {error.strerror}; nothing of it was left behind. Remove what is not "
+                "needed from its disk; then the same command goes on from checkpoint_last.pt, if that is there."
+            ) from None
+
+    @shim(checkpoint_utils, "torch_persistent_save")
+    def saved_whole(original: Original, obj: Any, filename: str, async_write: bool = False) -> Any:
+        if async_write or not PathManager.supports_rename(filename):
+            return original(obj, filename, async_write=async_write)
+        with explained(filename):
+            write_state(obj, Path(filename))
+
+    @shim(PathManager, "copy")
+    def copied_whole(original: Original, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if not overwrite or not PathManager.supports_rename(dst_path):
+            return original(src_path, dst_path, overwrite=overwrite)
+        with explained(dst_path), open(src_path, "rb") as source, whole_file(Path(dst_path)) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        return dst_path
+
+
+class _Overlay:
+    """An object as it is, but for some attributes."""
+
+    def __init__(self, whole: Any, **changed: Any) -> None:
+        self._whole = whole
+        vars(self).update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+
+def keep_updates_at_epoch_ends() -> None:
+    """All versions: `checkpoint_E_U.pt` is written after every --save-interval-updates.
+
+    fairseq leaves it out where the update ends an epoch, and prunes none of them there: the mean of the last ones then
+    misses some, the final one among them, or finds none at all.
+    """
+    from fairseq import checkpoint_utils
+
+    @shim(checkpoint_utils, "save_checkpoint")
+    def every_interval(original: Original, cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
+        interval = cfg.save_interval_updates
+        due = epoch_itr.end_of_epoch() and interval > 0 and trainer.get_num_updates() % interval == 0
+        if not due or cfg.no_save:
+            return original(cfg, trainer, epoch_itr, val_loss)
+        # fairseq goes on from checkpoint_last.pt: a kill before it is written makes both of the others again
+        if not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0:
+            original(_Overlay(cfg, no_last_checkpoints=True), trainer, epoch_itr, val_loss)
+        return original(cfg, trainer, _Overlay(epoch_itr, end_of_epoch=lambda: False), val_loss)

@@ -1,12 +1,10 @@
-"""fairseq's commands: help that is whole, and options of generation that fairseq offers and stumbles over."""
+"""fairseq's commands: help that is whole, diverse beams, and n-grams that are not to be repeated."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
@@ -51,35 +49,12 @@ def keep_groups_of_beams_apart() -> None:
 
     @shim(DiverseBeamSearch, "step")
     def by_place(
-        original: Original,
-        self: Any,
-        step: int,
-        lprobs: Tensor,
-        scores: Tensor,
-        prev_output_tokens: Tensor | None = None,
-        original_batch_idxs: Tensor | None = None,
+        original: Original, self: Any, step: int, lprobs: Any, scores: Any, tokens: Any = None, numbers: Any = None
     ) -> Any:
-        if original_batch_idxs is not None:
-            if step == 0:
-                self.sentences = original_batch_idxs
-            original_batch_idxs = (original_batch_idxs[:, None] == self.sentences).int().argmax(dim=1)
-        return original(self, step, lprobs, scores, prev_output_tokens, original_batch_idxs)
-
-
-def count_steps_of_beam_search() -> None:
-    """All versions: `--print-step` with a model that writes one token after the other.
-
-    fairseq prints what its non-autoregressive models note. Of a beam search's hypothesis each token took a step.
-    """
-    from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
-
-    @shim(SequenceGeneratorWithAlignment, "generate")
-    @shim(SequenceGenerator, "generate")
-    def with_steps(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, *args, **kwargs)
-        for hypothesis in (hypothesis for sentence in found for hypothesis in sentence):
-            hypothesis["steps"] = len(hypothesis["tokens"])
-        return found
+        if numbers is not None:
+            self.sentences = numbers if step == 0 else self.sentences
+            numbers = (numbers[:, None] == self.sentences).int().argmax(dim=1)
+        return original(self, step, lprobs, scores, tokens, numbers)
 
 
 def block_ngrams_that_were_written() -> None:
@@ -98,81 +73,3 @@ def block_ngrams_that_were_written() -> None:
             # the first token begins the hypothesis, often with the end, which stays allowed
             return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)
         return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
-
-
-def name_the_sentence_that_fits_no_batch() -> None:
-    """All versions: a sentence longer than `--max-tokens` is named. fairseq asserts, without its number."""
-    from fairseq.data import data_utils
-
-    @shim(data_utils, "batch_by_size")
-    def explained(
-        original: Original,
-        indices: Any,
-        num_tokens_fn: Any,
-        num_tokens_vec: Any = None,
-        max_tokens: int | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        try:
-            return original(indices, num_tokens_fn, num_tokens_vec, max_tokens, *args, **kwargs)
-        except AssertionError:
-            if not max_tokens:
-                raise
-            lengths = map(num_tokens_fn, indices) if num_tokens_vec is None else num_tokens_vec
-            length, number = max(zip(map(int, lengths), map(int, indices), strict=True))
-            if length <= max_tokens:
-                raise
-            raise ValueError(
-                f"line {number + 1} of the data has {length} tokens (the longer of its two sides), and a batch holds "
-                f"{max_tokens}. Give --max-tokens {length} or more; or leave longer sentences out, with "
-                f"--max-source-positions {max_tokens} --max-target-positions {max_tokens} "
-                "--skip-invalid-size-inputs-valid-test"
-            ) from None
-
-
-def end_lines_at_line_feeds() -> None:
-    """All versions: `fairseq-interactive` answers as many lines as there are line feeds.
-
-    fairseq reads with universal newlines, and so takes a carriage return within a line for its end.
-    """
-    from fairseq import options
-
-    @shim(options, "parse_args_and_arch")
-    def then_read(original: Original, *args: Any, **kwargs: Any) -> Any:
-        # this module is not imported for it: it sets up logging; and run by `python -m` it has another name
-        for module in map(sys.modules.get, ("__main__", "fairseq_cli.interactive")):
-            if module is not None and hasattr(module, "buffered_read") and hasattr(module, "make_batches"):
-                vars(module)["buffered_read"] = read_lines
-        return original(*args, **kwargs)
-
-
-def read_lines(input: str, buffer_size: int) -> Iterator[list[str]]:
-    """The lines of a file, or of standard input for "-", in lists of ``buffer_size``, as fairseq's function has it."""
-    with ExitStack() as opened:
-        lines: Iterable[str] = sys.stdin  # which Python parts at line feeds
-        if input != "-":
-            lines = opened.enter_context(open(input, encoding="utf-8", newline="\n"))
-        rest = iter(lines)
-        while buffer := [line.strip() for line in itertools.islice(rest, buffer_size)]:
-            yield buffer
-            if len(buffer) < buffer_size:  # a terminal's end is not asked for twice
-                break
-
-
-def refuse_to_replace_unknown_words() -> None:
-    """All versions: `--replace-unk` is refused before the search. fairseq fails at the first unknown word.
-
-    It looks the word up by an alignment of another form than the one that its generators give; and without a file, it
-    opens one named "@@ ".
-    """
-    from fairseq import utils
-
-    @shim(utils, "load_align_dict")
-    def refused(original: Original, replace_unk: Any) -> Any:
-        if replace_unk is not None:
-            raise ValueError(
-                "--replace-unk fails in this fairseq at the first unknown word: no generator gives the alignments that "
-                "it needs. Leave it out; text in units of BPE or SentencePiece has next to no unknown words"
-            )
-        return original(replace_unk)

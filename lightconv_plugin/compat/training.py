@@ -79,9 +79,8 @@ def _on_cpu(cfg: Any) -> bool:
 
 def _launched_processes() -> int:
     """Return how many processes torchrun started; 1 where it did not start this one."""
-    if not all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")):
-        return 1
-    return int(os.environ["WORLD_SIZE"])
+    launched = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
+    return int(os.environ["WORLD_SIZE"]) if launched else 1
 
 
 def train_data_parallel_on_cpu() -> None:
@@ -116,9 +115,9 @@ def _use_launched_processes(cfg: Any) -> None:
         cfg.distributed_rank = int(os.environ["RANK"])
         cfg.device_id = 0
         cfg.distributed_no_spawn = True
-    asked = cfg.distributed_init_method is not None or cfg.distributed_world_size > 1
+    count = cfg.distributed_world_size
+    asked = cfg.distributed_init_method is not None or count > 1
     if asked and not cfg.distributed_no_spawn and "SLURM_JOB_ID" not in os.environ:
-        count = cfg.distributed_world_size
         raise SetupError(
             f"--distributed-world-size is {count} (its default is the number of GPUs), but on CPUs fairseq-train does "
             f"not start processes itself. Start them with: torchrun --nproc_per_node {max(count, 2)} -m "

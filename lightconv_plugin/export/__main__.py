@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from lightconv_plugin.compat.saving import refusing
+from lightconv_plugin.compat.checkpoints import refusing
 from lightconv_plugin.export.write import PACKAGES, ExportError, export, load
 
 

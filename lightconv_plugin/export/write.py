@@ -55,15 +55,18 @@ class Graph:
     outputs: list[Port]
 
 
-class Program(decode.Model):
-    """An export by --format torch, with the methods of ``decode.Model``."""
+def load_programs(folder: Path, manifest: dict[str, Any]) -> decode.Model:
+    """An export by --format torch, as ``decode.load`` gives one to ONNX."""
+    graphs = {}
+    for name, graph in manifest["graphs"].items():
+        run = torch.export.load(folder / graph["file"]).module()
+        graphs[name] = called_by_names(run, [port["name"] for port in graph["inputs"]])
+    return decode.Model(manifest, graphs)
 
-    format = "torch"
 
-    def _open(self, path: Path, inputs: list[str], threads: int) -> Callable[[list[str], dict[str, Any]], list[Any]]:
-        self._value = torch.from_numpy
-        run = torch.export.load(path).module()
-        return lambda _outputs, given: list(run(*(given[name] for name in inputs)))
+def called_by_names(module: Callable[..., Any], inputs: list[str]) -> Callable[[decode.Arrays], list[np.ndarray]]:
+    """A module on tensors as a function of arrays that have names."""
+    return lambda given: [out.numpy() for out in module(*(torch.from_numpy(given[name]) for name in inputs))]
 
 
 def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
@@ -132,17 +135,18 @@ def export(model: Any, task: Any, out: Path, *, form: str, checkpoint: str) -> d
     with whole_folder(out) as folder, _definition():
         graphs = graphs_of(model)
         for name, graph in graphs.items():
-            _write_graph(graph, folder / f"{name}.{SUFFIX[form]}", form)
+            save(program_of(graph), graph, folder / f"{name}.{SUFFIX[form]}", form)
         dictionaries = {"target": task.target_dictionary}
         if "encoder" in graphs:
             dictionaries["source"] = task.source_dictionary
         for side, words in dictionaries.items():
             (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in words.symbols), encoding="utf-8")
-        shutil.copyfile(decode.__file__, folder / "decode.py")
+        if form == "onnx":
+            shutil.copyfile(decode.__file__, folder / "decode.py")
         manifest = _manifest(model, task, graphs, form, checkpoint)
         manifest["files"] = {file.name: decode.digest(file) for file in sorted(folder.iterdir())}
-        (folder / decode.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        compare(model, (decode.Model if form == "onnx" else Program)(folder))
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        compare(model, decode.load(folder) if form == "onnx" else load_programs(folder, manifest))
     return manifest
 
 
@@ -176,16 +180,12 @@ def save(program: torch.export.ExportedProgram, graph: Graph, path: Path, form: 
     written.save(path)
 
 
-def _write_graph(graph: Graph, path: Path, form: str) -> None:
-    save(program_of(graph), graph, path, form)
-
-
 def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkpoint: str) -> dict[str, Any]:
     target = task.target_dictionary
     starts_with_bos = bool(getattr(getattr(task, "args", None), "add_bos_token", False))
     step: Any = graphs["step"].module
     return {
-        "version": decode.FORMAT,
+        "version": 1,
         "format": form,
         "model": type(model).__name__,
         "checkpoint": checkpoint,

@@ -4,8 +4,7 @@ from lightconv_plugin.modules.average_attention import AverageAttention
 from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
 from lightconv_plugin.modules.conv_module import ConvModule
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import apply_linear, linear, pack_weights, packed_weight
-from lightconv_plugin.modules.plain import is_plain
+from lightconv_plugin.modules.linear import apply_linear, is_plain, linear, pack_weights, packed_weight
 from lightconv_plugin.modules.self_attention import SelfAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
 from lightconv_plugin.modules.window import IncrementalState, InputWindow, OwnEntry, StepByStep

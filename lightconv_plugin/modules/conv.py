@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import apply_linear
-from lightconv_plugin.modules.plain import is_plain
+from lightconv_plugin.modules.linear import apply_linear, is_plain
 from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_width
 
 DROPCONNECT_PER = ("position", "kernel")

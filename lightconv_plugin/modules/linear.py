@@ -1,4 +1,4 @@
-"""Linear maps, started as everywhere in these models, and their few rows in decoding."""
+"""Linear maps, started as everywhere in these models, and the rule for doing a module's work without calling it."""
 
 import functools
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from torch.nn.modules.module import _has_any_global_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules.plain import is_plain
 
 _PACKED = "_lightconv_packed"  # the attribute of a layer
 
@@ -32,6 +32,29 @@ def apply_linear(layer: Any, x: Any) -> Tensor:
     if torch.compiler.is_exporting() or not is_plain(layer, nn.Linear):
         return layer(x)
     return ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return True if a call of ``module`` is ``kind.forward`` on tensors of its own, and nothing else.
+
+    It is no subclass, wrapper or parametrised module, has no ``forward`` of its own, is not compiled in place, and has
+    no hooks; nor has torch hooks for all modules. Its parameters are not quantised, sparse or spread over machines.
+    Only such a module's work may be done elsewhere from its parameters.
+    """
+    own = vars(module)
+    return (
+        type(module) is kind
+        and "forward" not in own
+        and module._compiled_call_impl is None
+        and not (own["_forward_hooks"] or own["_forward_pre_hooks"])
+        and not (own["_backward_hooks"] or own["_backward_pre_hooks"])
+        and not _has_any_global_hook()
+        and all(map(_is_plain_tensor, own["_parameters"].values()))
+    )
+
+
+def _is_plain_tensor(parameter: Tensor | None) -> bool:
+    return parameter is None or (type(parameter) in (nn.Parameter, Tensor) and parameter.layout is torch.strided)
 
 
 def pack_weights(model: nn.Module) -> None:

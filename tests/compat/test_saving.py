@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import subprocess
@@ -83,17 +82,11 @@ def test_without_the_shim_a_copy_that_dies_cuts_it_short(monkeypatch: pytest.Mon
 
 
 def test_a_checkpoint_that_does_not_fit_is_a_sentence_and_leaves_nothing(folder: Path) -> None:
-    for age, name in enumerate(("checkpoint_1_8.pt", "checkpoint7.pt", "checkpoint_2_12.pt")):
-        (folder / name).write_bytes(b"old" * 50_000)
-        os.utime(folder / name, (age, age))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with file_sizes_up_to(100_000), pytest.raises(compat.CheckpointError) as caught:
         SAVE({"model": torch.zeros(100_000)}, str(folder / "checkpoint_2_16.pt"))
     message = str(caught.value)
     assert message.startswith(f"{folder / 'checkpoint_2_16.pt'}: cannot be written: File too large; nothing of it was")
-    assert "can be removed: checkpoint_1_8.pt, checkpoint7.pt (together 0.3 MB)" in message, (
-        "the newest is not among them"
-    )
     assert "checkpoint_last.pt" in message
     assert caught.value.__suppress_context__
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -118,7 +111,7 @@ def test_without_the_shim_its_part_stays(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_training_ends_with_the_sentence_and_nothing_half_written(train: Train, tmp_path: Path) -> None:
-    refused = pytest.raises(compat.CheckpointError, match=r"cannot be written: File too large.*no older checkpoint")
+    refused = pytest.raises(compat.CheckpointError, match=r"cannot be written: File too large")
     with file_sizes_up_to(20_000), refused:
         train(tmp_path, "--max-update", "2", "--save-interval-updates", "2")
     assert names(tmp_path) == []

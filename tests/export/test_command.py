@@ -62,11 +62,11 @@ def test_refusals_name_what_was_found(checkpoint, tmp_path, monkeypatch):
     ids=["full disk", "differs"],
 )
 def test_nothing_is_left_of_an_export_that_fails(checkpoint, tmp_path, monkeypatch, error, sentence):
-    def fail(graph, path, form):
+    def fail(program, graph, path, form):
         path.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(write, "_write_graph", fail)
+    monkeypatch.setattr(write, "save", fail)
     assert sentence.format(checkpoint=checkpoint) in refused(checkpoint, tmp_path / "OUT", "--format", "torch")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,7 +1,6 @@
 """The graphs of every kind of model, before they are written, against the model: no step is left out, none is wrong."""
 
 from argparse import Namespace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from lightconv_plugin.export import write
+from lightconv_plugin.export import decode, write
 from lightconv_plugin.export.graphs import ExportError
 from tests.models import common
 
@@ -59,21 +58,16 @@ def build(arch: str, options: dict[str, Any]) -> tuple[Any, Any]:
     return model, task
 
 
-class Unwritten(write.Program):
+class Unwritten(decode.Model):
     """The graphs of a model, called as those of an export are."""
 
     def __init__(self, model: Any, task: Any) -> None:
         graphs = write.graphs_of(model)
-        self.manifest = write._manifest(model, task, graphs, "torch", "nowhere")
-        self._value = torch.from_numpy
-        self._runs = {
-            name: partial(self._run, graph.module, [port.name for port in graph.inputs])
+        runs = {
+            name: write.called_by_names(graph.module, [port.name for port in graph.inputs])
             for name, graph in graphs.items()
         }
-
-    @staticmethod
-    def _run(module: Any, inputs: list[str], _outputs: list[str], given: dict[str, Any]) -> list[Any]:
-        return list(module(*(given[name] for name in inputs)))
+        super().__init__(write._manifest(model, task, graphs, "torch", "nowhere"), runs)
 
 
 @pytest.fixture

@@ -88,6 +88,13 @@ def test_a_dynamic_kernel_for_each_channel(width, dtype, normalization):
         check("dynamic_conv", x, weight, grad, padding_l=padding_l, normalization=normalization)
 
 
+@pytest.mark.parametrize(("heads", "time"), [(21, 5), (35, 20), (35, 300)])
+def test_units_of_fewer_heads(heads, time):
+    """The last heads of a row fill whole vectors, the others do not: none writes beyond its own."""
+    for width in (3, 7):
+        check("light_conv", *draw("light_conv", time, 2, heads, 4, width, torch.float32), padding_l=width // 2)
+
+
 @pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
 @pytest.mark.parametrize("time", [512, 700])
 @pytest.mark.parametrize("ratio", [3, 64, 80])

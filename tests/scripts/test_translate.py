@@ -19,7 +19,6 @@ from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.lines import line_steps
 from data_prep.text import bpe, sentencepiece
 from lightconv_plugin.export import __main__ as export
-from lightconv_plugin.export import decode
 from lightconv_plugin.models import LightConvModel
 from scripts import translate
 from scripts.common.errors import UserError
@@ -269,10 +268,9 @@ def test_every_door_gives_one_text(parted, tmp_path):
     assert [line.split("\t")[2] for line in printed.split("\n") if line.startswith("H-")] == output
 
     export.main([str(checkpoint), str(tmp_path / "onnx")])
-    options = decode.Options(beam=3, max_len_b=20)
-    model = decode.Model(tmp_path / "onnx", 1)
-    found = decode.translate(model, units.splitlines(), options, 4)
-    assert [joined(model.text_of(best.tokens)) for best, *_ in found] == output
+    example = [sys.executable, str(tmp_path / "onnx" / "decode.py"), "--beam", "3", "--max-len-b", "20"]
+    printed = subprocess.run(example, input=units.encode(), capture_output=True, check=True).stdout.decode()
+    assert [joined(line) for line in printed.split("\n")[:-1]] == output
     data = {"data_name_or_path": str(root / "binarised"), "source_lang": "en", "target_lang": "de"}
     hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data)
     assert [joined(line) for line in hub.translate(units.splitlines(), beam=3, max_len_b=20)] == output
