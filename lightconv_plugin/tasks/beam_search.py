@@ -184,9 +184,8 @@ class BeamSearchGenerator(SequenceGenerator):
                 for model, source, state in zip(models, sources, states, strict=True)
             ]
             forced = prefix[:, step] if step < prefix.shape[1] else None
-            logits, totals = restrict(
+            logits = restrict(
                 joint_logits(decoded, self.temperature),
-                scores[:, step - 1],  # zeros before the first token
                 tokens[:, self.ngram == 1 : step + 1],  # fairseq lets the first token be repeated by itself
                 forced,
                 ngram=self.ngram,
@@ -195,7 +194,7 @@ class BeamSearchGenerator(SequenceGenerator):
             )
             candidates = ops.beam_candidates(
                 logits,
-                totals,
+                scores[:, step - 1] if step > 0 else None,
                 beams=beams,
                 count=2 * self.beam_size,  # half of them may end
                 temperature=self.temperature,
