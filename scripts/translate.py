@@ -16,6 +16,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any
@@ -124,11 +125,19 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
     if sys.stdin.isatty():
         print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
-    for batch in answers(lines, steps, model, arguments.batch_size, parted):
+
+    def write(batch: Sequence[str]) -> None:
         for each in batch:
             text = as_written(each.replace(SENTENCE_SEPARATOR, " ") if summaries else each)
             out.write(" ".join(text.split()).encode() + b"\n")
         out.flush()
+
+    with ThreadPoolExecutor(max_workers=1) as beside:  # the next batch is searched meanwhile
+        written = beside.submit(write, [])
+        for batch in answers(lines, steps, model, arguments.batch_size, parted):
+            written.result()  # an error is raised here
+            written = beside.submit(write, batch)
+        written.result()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

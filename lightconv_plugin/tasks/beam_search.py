@@ -3,6 +3,7 @@
 import logging
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -184,9 +185,8 @@ class BeamSearchGenerator(SequenceGenerator):
                 for model, source, state in zip(models, sources, states, strict=True)
             ]
             forced = prefix[:, step] if step < prefix.shape[1] else None
-            logits, totals = restrict(
+            logits = restrict(
                 joint_logits(decoded, self.temperature),
-                scores[:, step - 1],  # zeros before the first token
                 tokens[:, self.ngram == 1 : step + 1],  # fairseq lets the first token be repeated by itself
                 forced,
                 ngram=self.ngram,
@@ -195,7 +195,7 @@ class BeamSearchGenerator(SequenceGenerator):
             )
             candidates = ops.beam_candidates(
                 logits,
-                totals,
+                scores[:, step - 1] if step > 0 else None,
                 beams=beams,
                 count=2 * self.beam_size,  # half of them may end
                 temperature=self.temperature,
@@ -278,26 +278,14 @@ class BeamSearchGenerator(SequenceGenerator):
         words.scatter_(2, last, self.eos)
         sums.scatter_(2, last, found.totals.unsqueeze(2))
         sums[:, :, 1:] = sums[:, :, 1:] - sums[:, :, :-1]
-        scores, sizes = found.totals, lengths.tolist()
+        sizes, scores = lengths.flatten().tolist(), found.totals.flatten()
         if self.normalize_scores:
             # as a number of Python's each, which len_penalty may ask for
-            divisors = [[max(size, 1) ** self.len_penalty for size in row] for row in sizes]
-            scores = scores / torch.tensor(divisors, dtype=scores.dtype)
-        none = torch.empty(0)
-        return [
-            [
-                {
-                    "tokens": words[row, place, :size],
-                    "score": scores[row, place],
-                    "attention": none,
-                    "alignment": none,
-                    "positional_scores": sums[row, place, :size],
-                }
-                for place, size in enumerate(own)
-                if size > 0
-            ]
-            for row, own in enumerate(sizes)
-        ]
+            scores = scores / torch.tensor([max(size, 1) ** self.len_penalty for size in sizes], dtype=scores.dtype)
+        written = torch.arange(words.shape[2]) < lengths.unsqueeze(2)
+        every = _hypotheses(words[written].split(sizes), scores, sums[written].split(sizes))
+        beams = zip(*[iter(every)] * self.beam_size, strict=True)
+        return [[hypothesis for hypothesis in beam if len(hypothesis["tokens"])] for beam in beams]
 
     def _divide(self, values: list[list[float]], words: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Return which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.
@@ -326,17 +314,16 @@ class BeamSearchGenerator(SequenceGenerator):
         positional[:, 1:] = positional[:, 1:] - positional[:, :-1]
         if self.normalize_scores:
             totals = totals / (step + 1) ** self.len_penalty
-        none = torch.empty(0)
-        return [
-            {
-                "tokens": ended[i],
-                "score": totals[i],
-                "attention": none,
-                "alignment": none,
-                "positional_scores": positional[i],
-            }
-            for i in range(len(rows))
-        ]
+        return _hypotheses(ended, totals, positional)
+
+
+def _hypotheses(tokens: Iterable[Tensor], scores: Tensor, positional: Iterable[Tensor]) -> list[Hypothesis]:
+    """Hypotheses in fairseq's form."""
+    none = torch.empty(0)
+    return [
+        {"tokens": own, "score": score, "attention": none, "alignment": none, "positional_scores": each}
+        for own, score, each in zip(tokens, scores, positional, strict=True)
+    ]
 
 
 def _has_graph(model: Any) -> bool:

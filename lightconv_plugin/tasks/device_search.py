@@ -205,18 +205,11 @@ class DeviceSearch:
             forced = self.prefix.index_select(0, self.step_number).squeeze(0)
             # as in fairseq no hypothesis of the batch is too short to end while there is a prefix
             self.limits[1:2].copy_(torch.where(self.step_number < self.prefix_length, 0, self.min_len))
-        logits, scores = restrict(
-            self._decode(),
-            self.scores,
-            self.history,
-            forced,
-            ngram=rules.ngram,
-            temperature=rules.temperature,
-            pad=rules.pad,
-        )
         candidates = ops.step_candidates(
-            logits,
-            scores,
+            restrict(
+                self._decode(), self.history, forced, ngram=rules.ngram, temperature=rules.temperature, pad=rules.pad
+            ),
+            self.scores,
             self.limits,
             beams=beam,
             count=2 * beam,

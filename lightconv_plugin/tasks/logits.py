@@ -15,50 +15,46 @@ def joint_logits(logits: list[Tensor], temperature: float) -> Tensor:
     return temperature * torch.stack(logs).logsumexp(dim=0)
 
 
-def repeating(tokens: Tensor, ngram: int, pad: int) -> Tensor:
+def restrict(
+    logits: Tensor, tokens: Tensor, forced: Tensor | None, *, ngram: int, temperature: float, pad: int
+) -> Tensor:
+    """Leave no probability to tokens that may not follow, and the others theirs.
+
+    The softmax is over all logits. So pad, which is never taken, gets the probability that others lose.
+
+    Args:
+        logits: (N, V).
+        tokens: (N, T), those so far.
+        forced: (sentences,), the one token that may follow in a sentence's rows, or pad for any; None for any in all.
+        ngram: the length of n-grams that no row may repeat; 0 for none.
+        temperature: of the softmax.
+    """
+
+    def joint(parts: Tensor) -> Tensor:  # the logit of as much probability as these logits have together
+        return temperature * (parts / temperature).logsumexp(dim=1, keepdim=True)
+
+    if forced is not None:
+        logits = logits.float()
+        only = forced.repeat_interleave(len(logits) // max(len(forced), 1)).unsqueeze(1)
+        left = torch.full_like(logits, -math.inf).scatter(1, only, logits.gather(1, only))
+        left[:, pad : pad + 1] = joint(logits.scatter(1, only, -math.inf))
+        logits = torch.where(only == pad, logits, left)
+    if ngram:
+        logits = logits.float()
+        lost = _repeating(tokens, ngram, pad).sort(dim=1).values
+        counted = F.pad(lost[:, 1:] == lost[:, :-1], (1, 0)) | (lost == pad)
+        parts = logits.gather(1, lost).masked_fill(counted, -math.inf)
+        left = logits.scatter(1, lost, -math.inf)
+        left[:, pad : pad + 1] = joint(torch.cat([logits[:, pad : pad + 1], parts], dim=1))
+        logits = left
+    return logits
+
+
+def _repeating(tokens: Tensor, ngram: int, pad: int) -> Tensor:
     """Tokens (N, windows) by which rows of tokens (N, T) would repeat an n-gram of theirs; pad where they would not."""
     tokens = F.pad(tokens, (ngram, 0), value=pad)  # at least one window
     windows, newest = tokens.unfold(1, ngram, 1), tokens[:, tokens.shape[1] - ngram + 1 :]
     return windows[:, :, -1].masked_fill((windows[:, :, :-1] != newest.unsqueeze(1)).any(dim=2), pad)
-
-
-def restrict(
-    logits: Tensor,
-    scores: Tensor,
-    tokens: Tensor,
-    forced: Tensor | None,
-    *,
-    ngram: int,
-    temperature: float,
-    pad: int,
-) -> tuple[Tensor, Tensor]:
-    """Take their probability from tokens that may not follow, and leave the others' as it is.
-
-    Candidates' log-probabilities are a softmax over all logits. So a hypothesis' score is lowered by as much as those
-    of the tokens that are left would rise.
-
-    Args:
-        logits: (N, V).
-        scores: (N,), log-probabilities so far.
-        tokens: (N, T), those so far.
-        forced: (sentences,), the one token that may follow in a sentence's rows, or pad for any; None for any in all.
-        ngram: the length of n-grams that no row may repeat; 0 for none.
-        temperature: of the candidates.
-
-    Returns:
-        logits and scores, for a choice of candidates that never takes pad.
-    """
-    if forced is None and not ngram:
-        return logits, scores
-    blocked = torch.zeros_like(logits, dtype=torch.bool)
-    if ngram:
-        blocked.scatter_(1, repeating(tokens, ngram, pad), True)
-    if forced is not None:
-        only = forced.repeat_interleave(len(logits) // max(len(forced), 1)).unsqueeze(1)
-        blocked |= only.ne(pad) & only.ne(torch.arange(logits.shape[1], device=only.device))
-    left = logits.masked_fill(blocked, -math.inf)
-    before, after = ((each.float() / temperature).logsumexp(dim=1) for each in (logits, left))
-    return left, scores + (after - before).nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
 def end_together(forced: Tensor | None, eos: int, *candidates: Tensor) -> tuple[Tensor, ...]:

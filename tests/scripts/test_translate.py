@@ -145,6 +145,14 @@ def test_a_line_is_answered_before_the_next_one_is_there(work):
 
 
 @pytest.mark.slow
+def test_an_answer_that_cannot_be_written_ends_it(work):
+    with open("/dev/full", "wb") as full:
+        command = [*python_module("scripts.translate"), work]
+        done = subprocess.run(command, input=b"one.\ntwo.\n", stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    assert (done.returncode, b"No space left on device" in done.stderr) == (1, True)
+
+
+@pytest.mark.slow
 def test_batches_give_what_single_lines_give_in_their_order(work):
     model = Translator(*model_of(work))
     lines = [" ".join(words) + " ." for words in [["one"], *sentences(9), ["one", "two"] * 5]]

@@ -1,0 +1,62 @@
+"""The task's dictionary gives what fairseq's gives."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightconv_plugin.tasks.translation import FastDictionary, FastTranslationTask
+from tests.models import common
+from tests.waits import waits
+
+
+def dictionaries(tmp_path_factory):
+    path = tmp_path_factory.mktemp("dictionary") / "dict.txt"
+    theirs = common.dictionary(20)
+    theirs.save(str(path))
+    return theirs, FastTranslationTask.load_dictionary(str(path))
+
+
+@given(
+    tokens=st.lists(st.integers(0, 25), max_size=8),
+    rows=st.sampled_from([None, 1, 2]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "bpe_symbol": st.just("@@ "),
+            "escape_unk": st.booleans(),
+            "extra_symbols_to_ignore": st.just({5, 6}),
+            "include_eos": st.booleans(),
+            "separator": st.just("_"),
+        },
+    ),
+)
+def test_texts_of_tokens(tmp_path_factory, tokens, rows, options):
+    theirs, ours = dictionaries(tmp_path_factory)
+    tensor = torch.tensor(tokens, dtype=torch.long)
+    for each in (tokens, tensor) if rows is None else (tensor.expand(rows, -1),):
+        assert ours.string(each, **options) == theirs.string(each, **options)
+
+
+@given(
+    words=st.lists(st.sampled_from(["w1", "w2", "other", "<unk>"]), max_size=6),
+    options=st.fixed_dictionaries(
+        {}, optional={name: st.booleans() for name in ("add_if_not_exist", "append_eos", "reverse_order")}
+    ),
+)
+def test_tokens_of_a_line(tmp_path_factory, words, options):
+    results = []
+    for dictionary in dictionaries(tmp_path_factory):
+        seen: list = []
+        found = dictionary.encode_line(" ".join(words), consumer=lambda *pair, seen=seen: seen.append(pair), **options)
+        results.append((found.dtype, found.tolist(), seen, dictionary.symbols, dictionary.count))
+    assert results[0] == results[1]
+    assert type(dictionary) is FastDictionary
+
+
+@pytest.mark.parametrize("length", [1, 30])
+def test_a_text_waits_for_the_device_once(tmp_path_factory, length):
+    _, ours = dictionaries(tmp_path_factory)
+    with waits("cpu") as met:
+        ours.string(torch.arange(4, 4 + length))
+    assert [wait.partition(" ")[0] for wait in met] == ["tolist"]
