@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_prep.dataset import Dataset, Step
-from data_prep.steps.plan import plan
-from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE, INNER, LINE, STEPS
+from data_prep.steps.plan import LINE, STEPS, plan
+from data_prep.steps.units import APPLY_BPE, APPLY_SENTENCEPIECE
 from scripts.common.errors import UserError
 
 
@@ -22,7 +22,7 @@ def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], 
     """
     if language not in dataset.languages:
         raise UserError(f"{dataset.name} has no language {language!r}; expected {' or '.join(dataset.languages)}")
-    steps = [step for each in plan(dataset, codes.parent) if not each.corpus for step in each.steps]
+    steps = [step for each in plan(dataset, codes.parent) if not each.whole for step in each.steps]
     functions = [_function(step, language, codes) for step in steps if _takes_part(step, language)]
     if not functions:
         raise UserError(
@@ -39,10 +39,10 @@ def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], 
 
 
 def _takes_part(step: Step, language: str) -> bool:
-    on_lines = (STEPS | INNER)[step.name].kind == LINE
+    on_lines = STEPS[step.name].kind == LINE
     return on_lines and language in (step.languages or (language,)) and "test" in (step.splits or ("test",))
 
 
 def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:
     learnt = {"codes": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
-    return (STEPS | INNER)[step.name].build(language, step.parameters | learnt)
+    return STEPS[step.name].build(language, step.parameters | learnt)

@@ -11,7 +11,7 @@ from typing import Any
 
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
-from data_prep.steps.finish import LONGEST
+from data_prep.steps.engine import LONGEST
 from scripts.common.figure import open_figure
 from scripts.common.files import read_json, write_lines
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from data_prep.dataset import Dataset
 from data_prep.sources import archives, cnn_dm, debian, debian_docs, text
-from data_prep.steps.extract import Piece
+from data_prep.steps.read import Piece
 from scripts.common.schema import require
 
 Rows = Iterator[tuple[str, Sequence[str]]]  # the split, and a line a language

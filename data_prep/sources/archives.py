@@ -6,7 +6,7 @@ from typing import Any
 from data_prep.dataset import Dataset
 from data_prep.fetch import RemoteFile
 from data_prep.fetch import fetch as fetch_file
-from data_prep.steps.extract import Piece
+from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
 
 LEDGER = "ledger.json"

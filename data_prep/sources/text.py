@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources.corpus import SUFFIXES, require_folder
 from data_prep.sources.supplied import EMPTY, SuppliedText
-from data_prep.steps.extract import Piece
+from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 

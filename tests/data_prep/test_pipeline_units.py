@@ -11,7 +11,8 @@ import pytest
 from data_prep import binarise
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import shards, units
+from data_prep.steps import corpus, units
+from data_prep.steps.pool import Pool
 from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of, pairs, text
 
@@ -65,7 +66,7 @@ def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, m
 
 @pytest.mark.parametrize("joint", ["true", "false"])
 def test_sentencepiece(raw: Path, joint: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "_SMALL", 70)
+    monkeypatch.setattr(corpus, "CHUNK", 70)
     monkeypatch.setattr(units, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
     out = prepared(raw, f"sentencepiece: {{units: 90, joint: {joint}}}")
     for split, rows in PARTS.items():
@@ -94,14 +95,13 @@ def test_more_units_than_a_text_has(raw: Path):
     assert [entry["units"] for entry in steps if "units" in entry] == [int(allowed)]
 
 
-def test_the_sample_is_taken_all_over_train(tmp_path: Path):
-    found = [shards.Shard("train", number, "x", 3) for number in range(3)]
-    (tmp_path / "x").mkdir()
-    for shard in found:
-        for language in LANGUAGES:
-            shard.path(tmp_path, language).write_text("".join(f"{language}{shard.number * 3 + n}\n" for n in range(3)))
-    context = units.Context(tmp_path, "y", LANGUAGES, None, False)  # type: ignore[arg-type]
-    taken = list(units._sample(context, found, LANGUAGES, 2))
+def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(corpus, "CHUNK", 3)
+    for language in LANGUAGES:
+        (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
+    found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
+    with Pool(1) as pool:
+        taken = list(units._sample(corpus.Context(tmp_path, "y", LANGUAGES, pool), found, LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
 
 
