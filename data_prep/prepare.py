@@ -17,10 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli import add_prepare_options, command_parser
+from data_prep.cli import add_prepare_options, command_parser, require_folder
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from data_prep.sources.corpus import listing
 from data_prep.steps.engine import Engine
 from data_prep.steps.pool import Pool
 from scripts.common import ownership, scratch
@@ -39,8 +38,11 @@ def prepare(
 ) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
     ownership.check_replaceable(out)
-    files = listing(raw)
-    # not the notes and NAME.bad, which other runs of download may change
+    require_folder(raw)
+    # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
+    # were fetched. Not the notes and NAME.bad, which other runs of download may change
+    paths = sorted(path for path in raw.iterdir() if path.is_file() and not path.name.startswith("."))
+    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
     files = {name: files[name] for name in dataset.files or files if name in files}
     kind = kind_of(dataset)
     # Python's version without its last number: a mended Python makes the same text
