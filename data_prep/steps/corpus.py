@@ -91,17 +91,17 @@ class Context:
     ) -> Iterator[Block]:
         """Yield a split ``lines`` at a time (CHUNK), and show the progress under the name ``what``."""
         progress = self.pool.progress(what, text.lines[split])
-        with ExitStack() as stack:
 
-            def lines_of(language: str) -> Iterator[bytes]:
-                for file in text.files[f"{split}.{language}"]:
-                    yield from stack.enter_context(open(self.work / file, "rb"))
+        def lines_of(language: str) -> Iterator[bytes]:
+            for file in text.files[f"{split}.{language}"]:
+                with open(self.work / file, "rb") as f:
+                    yield from f
 
-            sides = [lines_of(language) for language in languages or self.languages]
-            while first := list(islice(sides[0], lines or CHUNK)):
-                others = (b"".join(islice(side, len(first))) for side in sides[1:])
-                yield (b"".join(first), *others)
-                progress(len(first))
+        sides = [lines_of(language) for language in languages or self.languages]
+        while first := list(islice(sides[0], lines or CHUNK)):
+            others = (b"".join(islice(side, len(first))) for side in sides[1:])
+            yield (b"".join(first), *others)
+            progress(len(first))
 
     def route(
         self, text: Text, split: str, what: str, choose: Callable[[list[list[bytes]]], list[str | None]]

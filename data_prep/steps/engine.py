@@ -95,7 +95,7 @@ class Engine:
         context = Context(self._work, each.folder, self.dataset.languages, self._pool)
         text, log, words, found = before.text, list[dict[str, Any]](), before.words, dict[str, Any]()
         if each is self._passes[0]:
-            text = (read_pieces if isinstance(source, Sequence) else write_rows)(source, context)  # type: ignore[arg-type]
+            text = read_pieces(source, context) if isinstance(source, Sequence) else write_rows(source, context)
             log, found = [{"step": "read", "split": split, "out": lines} for split, lines in text.lines.items()], report
         else:
             for step in each.steps:
