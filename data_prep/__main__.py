@@ -5,7 +5,7 @@
   DIR/binarised  what fairseq-train reads, with dictionaries
   DIR/report.md  where it comes from, what every step dropped and why, lengths, vocabulary, examples, checksums
 
-The same command again goes on where it was interrupted, down to the byte of a download and the shard of a step, and
+The same command again goes on where it was interrupted, at the byte of a download or after the last complete step, and
 does nothing that is done. Put files that no server has any more, or that need a registration, into a folder, and give
 it with --raw.
 

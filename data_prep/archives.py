@@ -10,18 +10,20 @@ import gzip
 import io
 import lzma
 import re
+import shutil
 import stat
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, cast
 
 from scripts.common.errors import UserError
+from scripts.common.files import open_own
 
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -35,7 +37,7 @@ _FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, 
 _DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
 # name, size by its header, what it is if it is no file, and how it is opened, before the next one is asked for
-_Member = tuple[str, int, str | None, Callable[[], IO[bytes] | None]]
+_Member = tuple[str, int, str | None, Callable[[], Any]]
 
 
 def iterate_members(
@@ -161,17 +163,20 @@ def _plain(name: str) -> str:
     return re.sub(r"^(\./+)+", "", name)
 
 
-def _content(archive: Path, member: str, opened: Callable[[], IO[bytes] | None], packing: str) -> BinaryIO:
+def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str) -> BinaryIO:
     what = f"{archive}, member {member}" if member != archive.name else str(archive)
     with damage_told(what):
         stream = opened()
-        assert stream is not None  # tarfile opens no folders and devices, which do not come here
         return told(OPENERS[packing](stream) if packing else stream, what)
 
 
-def open_unpacked(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed by its name; damage in it raises a UserError."""
-    return _content(path, path.name, lambda: path.open("rb"), packed_suffix(path.name))
+def join_unpacked(paths: Iterable[Path], out: Path) -> None:
+    """Join files, each decompressed by its name, an empty line after each."""
+    with open_own(out, "wb") as f:
+        for path in paths:
+            with _content(path, path.name, partial(open, path, "rb"), packed_suffix(path.name)) as stream:
+                shutil.copyfileobj(stream, f, BUFFER)
+            f.write(b"\n")
 
 
 def packed_suffix(name: str) -> str:

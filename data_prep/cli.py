@@ -5,6 +5,7 @@ from pathlib import Path
 
 from data_prep.dataset import INVALID, Dataset
 from scripts.common.command import argument_parser, positive
+from scripts.common.errors import UserError
 from scripts.common.provenance import available_cores
 
 
@@ -33,6 +34,12 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on where a step leaves another number of lines than the dataset expects; the report says so",
     )
+
+
+def require_folder(raw: Path | None) -> None:
+    """Refuse what is given as --raw if it is not a folder."""
+    if raw is not None and not raw.is_dir():
+        raise UserError(f"--raw {raw} is not a folder; give the folder that holds the raw files")
 
 
 def accepting(dataset: Dataset, root: Path) -> str:

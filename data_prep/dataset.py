@@ -60,7 +60,7 @@ class Source:
     file: str
     members: dict[str, str]
     """Language to member. With ``numbers``, ``{n}`` (or ``{n:05}``) in them stands for each number in turn."""
-    reader: str = "plain"  # the reader that finds lines in the members; all are in steps/registry.py
+    reader: str = "plain"  # the reader that finds lines in the members; all are in text/readers.py
     numbers: tuple[int, ...] = ()  # first and last of the numbers: as many sources, one after the other
     invalid: str = "error"
     """The treatment of lines that are not UTF-8: ``error``, ``replace`` (with U+FFFD) or ``drop`` (the pair)."""
@@ -76,7 +76,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of preparation: its name in steps/registry.py and its parameters."""
+    """A step of preparation: its name in steps/plan.py and its parameters."""
 
     name: str
     splits: tuple[str, ...] = ()  # the splits it applies to; none named: all there are when it runs
@@ -168,7 +168,7 @@ class Dataset:
             if step.name in ("hold_out", "split_by_hash", "deduplicate") or "test" not in (step.splits or ("test",)):
                 continue
             if step.name == "bpe" and codes:
-                options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
+                options = {key: value for key, value in step.parameters.items() if key == "glossaries"}
                 steps += [
                     Step(
                         name="apply_bpe",

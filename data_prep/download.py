@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli import add_invalid_option, command_parser
+from data_prep.cli import add_invalid_option, command_parser, require_folder
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.sources.archives import LEDGER
@@ -21,6 +21,7 @@ MANY = 20  # files, each of which is named with its size; of more the sum is pri
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
+    require_folder(raw)
     kind = kind_of(dataset)
     # a kind that resumes adds files and replaces none
     with output_lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:

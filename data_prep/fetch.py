@@ -52,8 +52,6 @@ def fetch(
         UserError: the file cannot be had, or is not what it should be; the message says what was got, what was expected
             and how to put the file there by hand. Nothing wrong ever has the final name.
     """
-    if raw is not None and not raw.is_dir():
-        raise UserError(f"--raw {raw} is not a folder; give the folder that holds the raw files")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file.name
     there = raw / file.name if raw is not None and (raw / file.name).exists() else path

@@ -3,12 +3,13 @@
 Steps that drop pairs, split or count have no part in it.
 """
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from data_prep.dataset import Dataset, Step
-from data_prep.steps.plan import plan
-from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE, INNER, LINE, STEPS
+from data_prep.dataset import Dataset
+from data_prep.steps.plan import LINE, STEPS, plan
+from data_prep.steps.units import APPLY_BPE, APPLY_SENTENCEPIECE
 from scripts.common.errors import UserError
 
 
@@ -22,27 +23,14 @@ def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], 
     """
     if language not in dataset.languages:
         raise UserError(f"{dataset.name} has no language {language!r}; expected {' or '.join(dataset.languages)}")
-    steps = [step for each in plan(dataset, codes.parent) if not each.corpus for step in each.steps]
-    functions = [_function(step, language, codes) for step in steps if _takes_part(step, language)]
+    functions: list[Callable[[str], str]] = []
+    for step in (step for each in plan(dataset, codes.parent) for step in each.steps if STEPS[step.name].kind == LINE):
+        if language in (step.languages or (language,)) and "test" in (step.splits or ("test",)):
+            learnt = {"codes": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
+            functions.append(STEPS[step.name].build(language, step.parameters | learnt))
     if not functions:
         raise UserError(
             f"{dataset.name} does nothing to lines of {language}: its text comes prepared. Give a dataset that makes "
             "the same text from the original (wmt16_en_de for wmt16_en_de_google)"
         )
-
-    def apply(line: str) -> str:
-        for function in functions:
-            line = function(line)
-        return line
-
-    return apply
-
-
-def _takes_part(step: Step, language: str) -> bool:
-    on_lines = (STEPS | INNER)[step.name].kind == LINE
-    return on_lines and language in (step.languages or (language,)) and "test" in (step.splits or ("test",))
-
-
-def _function(step: Step, language: str, codes: Path) -> Callable[[str], str]:
-    learnt = {"codes": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
-    return (STEPS | INNER)[step.name].build(language, step.parameters | learnt)
+    return lambda line: functools.reduce(lambda text, function: function(text), functions, line)

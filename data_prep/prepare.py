@@ -8,7 +8,7 @@ The folder written holds
   counts.json                    lines after every step, what was dropped why, words, digests
   timings.json                   how long each step took
 
-A run that was interrupted goes on from its last complete shard, in the hidden folder beside --out (.NAME.*.work).
+A run that was interrupted goes on from its last complete step, in the hidden folder beside --out (.NAME.*.work).
 
 example: python -m data_prep.prepare debian_en_de --raw work/debian/raw --out work/debian/prepared
 """
@@ -17,12 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli import add_prepare_options, command_parser
+from data_prep.cli import add_prepare_options, command_parser, require_folder
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from data_prep.sources.corpus import listing
 from data_prep.steps.engine import Engine
-from data_prep.steps.finish import finish
 from data_prep.steps.pool import Pool
 from scripts.common import ownership, scratch
 from scripts.common.command import run_command
@@ -40,8 +38,11 @@ def prepare(
 ) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
     ownership.check_replaceable(out)
-    files = listing(raw)
-    # not the notes and NAME.bad, which other runs of download may change
+    require_folder(raw)
+    # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
+    # were fetched. Not the notes and NAME.bad, which other runs of download may change
+    paths = sorted(path for path in raw.iterdir() if path.is_file() and not path.name.startswith("."))
+    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
     files = {name: files[name] for name in dataset.files or files if name in files}
     kind = kind_of(dataset)
     # Python's version without its last number: a mended Python makes the same text
@@ -54,9 +55,9 @@ def prepare(
             pool.say(f"note: the raw files, the dataset or the code have changed since; this begins {out} anew")
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
         report: dict[str, Any] = {}
-        states = engine.run(engine.read(kind.read(dataset, raw, report), report))
+        states = engine.run(kind.read(dataset, raw, report), report)
         with atomic_folder(out) as folder:
-            counts = finish(engine, states, folder=folder, versions=used)
+            counts = engine.finish(states, folder=folder, versions=used)
         if keep:
             pool.say(f"{work} has what every step made")
         else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
-from data_prep.steps.finish import LONGEST
+from data_prep.steps.engine import LONGEST
 from scripts.common.figure import open_figure
 from scripts.common.files import read_json, write_lines
 
@@ -39,14 +39,10 @@ def write_report(dataset: Dataset, out: Path) -> Path:
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """A Markdown table and an empty line; numbers with thousands marked, to the right."""
     body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    rule = ["---:" if body and row_is_number(column) else "---" for column in zip(*body, strict=True)] if body else []
-    rows_of_text = [list(header), rule or ["---"] * len(header), *body]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows_of_text] + [""]
-
-
-def row_is_number(column: Sequence[str]) -> bool:
-    """Return True if the cells of a column are figures, those that are not empty."""
-    return any(column) and all(re.fullmatch(r"[\d,.%-]*", cell) for cell in column)
+    columns = zip(*body, strict=True) if body else [[""]] * len(header)
+    figures = [any(column) and all(re.fullmatch(r"[\d,.%-]*", cell) for cell in column) for column in columns]
+    rule = ["---:" if right else "---" for right in figures]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, rule, *body)] + [""]
 
 
 def _sources(out: Path, counts: dict[str, Any]) -> list[str]:
@@ -103,17 +99,12 @@ def _sizes(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     return ["## Sizes, as binarised", "", *table(header, rows)]
 
 
-def _histogram(path: Path) -> Counter[int]:
-    with open(path, "rb") as f:
-        return Counter(len(line.split()) for line in f)
-
-
 def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
-    histograms = {
-        (split, language): _histogram(out / "prepared" / f"{split}.{language}")
-        for split in SPLITS
-        for language in dataset.languages
-    }
+    histograms: dict[tuple[str, str], Counter[int]] = {}
+    for split in SPLITS:
+        for language in dataset.languages:
+            with open(out / "prepared" / f"{split}.{language}", "rb") as f:
+                histograms[split, language] = Counter(len(line.split()) for line in f)
     drawn = _draw(histograms, dataset.languages, out / "lengths.png")
     rows = [
         (
@@ -127,13 +118,13 @@ def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
         for (split, language), lengths in histograms.items()
     ]
     header = ("split", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
-    longer = f"Lines of more than {drawn:,} tokens, at most 1% of a split, are not drawn."
-    long = [
-        f"{name}: {found['lines']:,} lines are longer than the {LONGEST:,} tokens that fairseq's models take unless "
-        f"told, the first is line {found['first'][0][0]:,}, the longest has {found['longest']:,} with its end."
-        for name, found in counts.get("long", {}).items()
-    ]
-    said = [line for sentence in (longer, *long) for line in (sentence, "")]
+    said = [f"Lines of more than {drawn:,} tokens, at most 1% of a split, are not drawn.", ""]
+    for name, found in counts.get("long", {}).items():
+        said += [
+            f"{name}: {found['lines']:,} lines are longer than the {LONGEST:,} tokens that fairseq's models take unless"
+            f" told, the first is line {found['first'][0][0]:,}, the longest has {found['longest']:,} with its end.",
+            "",
+        ]
     return ["## Lengths in tokens", "", *table(header, rows), "![lengths](lengths.png)", "", *said]
 
 
@@ -184,17 +175,14 @@ def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     for split in ("train", "test"):
         total = counts["files"][f"{split}.{dataset.source}"]["lines"]
         chosen = sorted(random.Random(SEED).sample(range(total), min(EXAMPLES, total)))
-        sides = [_lines_at(out / "prepared" / f"{split}.{language}", chosen) for language in dataset.languages]
-        for place, number in enumerate(chosen):
-            said += [f"{split}, line {number + 1:,}", "```"]
-            said += [f"{name}: {side[place]}" for name, side in zip(dataset.languages, sides, strict=True)]
-            said += ["```"]
+        sides = []
+        for language in dataset.languages:
+            with open(out / "prepared" / f"{split}.{language}", "rb") as f:
+                lines = (line.decode().rstrip("\n")[:1000] for number, line in enumerate(f) if number in chosen)
+                sides.append([f"{language}: {line}" for line in lines])
+        for number, *row in zip(chosen, *sides, strict=True):
+            said += [f"{split}, line {number + 1:,}", "```", *row, "```"]
     return [*said, ""]
-
-
-def _lines_at(path: Path, numbers: Sequence[int]) -> list[str]:
-    with open(path, "rb") as f:
-        return [line.decode().rstrip("\n")[:1000] for number, line in enumerate(f) if number in numbers]
 
 
 def _digests(counts: dict[str, Any]) -> list[str]:

@@ -125,7 +125,9 @@ class Transfer:
             # without a validator only a checksum can show that what comes belongs to what is here
             start = before if ("validator" in self._notes or self._file.published) and not restart else 0
             try:
-                self._attempt(url, start)
+                with closing(_curl(start, self._notes.get("validator"))) as curl:
+                    if (behind := self._attempt(curl, url, start)) and self._attempt(curl, behind, start):
+                        raise Refused("Google Drive asked for a confirmation again and again")
                 return
             except _Dropped as dropped:
                 restart = dropped.restart  # the bytes that are here stay until others come
@@ -140,36 +142,33 @@ class Transfer:
                 self._status.line(f"{self._file.name}: {dropped}; {here}; next attempt in {delay:.0f} s")
                 time.sleep(delay)
 
-    def _attempt(self, url: str, start: int) -> None:
-        """Ask for the file from byte ``start`` on, and append what comes to the bytes that are here, or begin anew."""
-        file = self._file
-        with closing(_curl(start, self._notes.get("validator"))) as curl:
-            for _ in range(2):  # Google Drive's page, and the file behind it
-                curl.setopt(pycurl.URL, url)
-                headers: dict[str, str] = {}
-                with closing(_chunks(curl, headers, start, self._patience.timeout)) as chunks:
-                    head, page = next(chunks, b""), None
-                    if (curl.getinfo(pycurl.CONTENT_TYPE) or "").startswith("text/html"):
-                        page, url = head, curl.getinfo(pycurl.EFFECTIVE_URL)
-                        while len(page) < _PAGE and (more := next(chunks, b"")):
-                            page += more
-                        if (behind := confirmation(page, url)) is not None:
-                            url = behind
-                            continue
-                        head = page
-                    begins = _first_byte(curl, headers, start, refusal(page, url) if page else None)
-                    if page and (what := page_instead(file.name, page)) is not None:
-                        raise Refused(f"what it sent is {what}")
-                    length = curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD_T)
-                    told = {"validator": _validator(curl, headers), "bytes": None if length < 0 else begins + length}
-                    known = self._notes if begins else {"url": self._notes["url"]}  # it may not tell it once more
-                    notes = known | {key: value for key, value in told.items() if value is not None}
-                    if not known.items() <= notes.items():
-                        message = "what it sent does not go on from what is here; from the start, then"
-                        raise _Dropped(message, restart=True)
-                    self._receive(notes, begins, itertools.chain([head], chunks))
-                return
-        raise Refused("Google Drive asked for a confirmation again and again")
+    def _attempt(self, curl: pycurl.Curl, url: str, start: int) -> str | None:
+        """Ask for the file from byte ``start`` on, and append what comes to the bytes that are here, or begin anew.
+
+        Returns:
+            the address behind Google Drive's page, if that came in place of the file.
+        """
+        curl.setopt(pycurl.URL, url)
+        headers: dict[str, str] = {}
+        with closing(_chunks(curl, headers, start, self._patience.timeout)) as chunks:
+            head, page = next(chunks, b""), (curl.getinfo(pycurl.CONTENT_TYPE) or "").startswith("text/html")
+            while page and len(head) < _PAGE and (more := next(chunks, b"")):
+                head += more
+            came_from = curl.getinfo(pycurl.EFFECTIVE_URL)
+            if page and (behind := confirmation(head, came_from)) is not None:
+                return behind
+            begins = _first_byte(curl, headers, start, refusal(head, came_from) if page else None)
+            if page and (what := page_instead(self._file.name, head)) is not None:
+                raise Refused(f"what it sent is {what}")
+            length = curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD_T)
+            told = {"validator": _validator(curl, headers), "bytes": None if length < 0 else begins + length}
+            known = self._notes if begins else {"url": self._notes["url"]}  # it may not tell it once more
+            notes = known | {key: value for key, value in told.items() if value is not None}
+            if not known.items() <= notes.items():
+                message = "what it sent does not go on from what is here; from the start, then"
+                raise _Dropped(message, restart=True)
+            self._receive(notes, begins, itertools.chain([head], chunks))
+        return None
 
     def _receive(self, notes: dict[str, Any], start: int, chunks: Iterator[bytes]) -> None:
         file, size, total = self._file, start, notes.get("bytes", self._file.bytes)

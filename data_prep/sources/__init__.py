@@ -7,7 +7,7 @@ from typing import Any
 
 from data_prep.dataset import Dataset
 from data_prep.sources import archives, cnn_dm, debian, debian_docs, text
-from data_prep.steps.extract import Piece
+from data_prep.steps.read import Piece
 from scripts.common.schema import require
 
 Rows = Iterator[tuple[str, Sequence[str]]]  # the split, and a line a language
@@ -27,8 +27,8 @@ class Kind:
 
 KINDS = {
     "archives": Kind(fetch=archives.fetch, read=archives.pieces, resumes=True),
-    "cnn_dm": Kind(fetch=archives.fetch_files, read=cnn_dm.anonymised_rows, resumes=True),
-    "cnn_dm_plain": Kind(fetch=archives.fetch_files, read=cnn_dm.plain_rows, resumes=True),
+    "cnn_dm": Kind(fetch=archives.fetch, read=cnn_dm.anonymised_rows, resumes=True),
+    "cnn_dm_plain": Kind(fetch=archives.fetch, read=cnn_dm.plain_rows, resumes=True),
     "debian": Kind(fetch=debian.fetch, read=debian.rows),
     "debian_docs": Kind(fetch=debian_docs.fetch, read=debian_docs.rows),
     "text": Kind(fetch=text.fetch, read=text.pieces),
@@ -39,6 +39,8 @@ def kind_of(dataset: Dataset) -> Kind:
     """The functions for a dataset."""
     require(dataset.file, dataset.kind in KINDS, "kind", dataset.kind, f"one of {', '.join(KINDS)}")
     kind = KINDS[dataset.kind]
+    if dataset.kind == "archives":
+        archives.check(dataset)
     # the text of the others is looked for under names of their own
     require(dataset.file, kind.resumes or not dataset.files, "files", [*dataset.files], "none for this kind")
     return kind

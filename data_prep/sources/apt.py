@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data_prep.sources.corpus import join_plain
+from data_prep.archives import join_unpacked
 from scripts.common.errors import UserError
 
 _WITHOUT = "copy the files (Translation-*, or packages: *.deb) into a folder and give it with --raw DIR"
@@ -59,7 +59,7 @@ def fetch_translations(
             ]
             if not chosen:
                 raise UserError(_nothing_came(language, targets, origins, components, log))
-            join_plain([Path(target[4]) for target in chosen], out / f"Translation-{language}")
+            join_unpacked([Path(target[4]) for target in chosen], out / f"Translation-{language}")
             notes[language] = [" ".join(target[1:4]) for target in chosen]
     return {"archives": notes}
 

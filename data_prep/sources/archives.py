@@ -6,7 +6,7 @@ from typing import Any
 from data_prep.dataset import Dataset
 from data_prep.fetch import RemoteFile
 from data_prep.fetch import fetch as fetch_file
-from data_prep.steps.extract import Piece
+from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
 
 LEDGER = "ledger.json"
@@ -14,23 +14,14 @@ LEDGER = "ledger.json"
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fetch all files into ``out``, each checked; those that are there and right already stay."""
-    _check(dataset)
-    return fetch_files(dataset, raw, out)
-
-
-def fetch_files(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
-    """``fetch`` for kinds that find the text in the files in a way of their own."""
     for name, file in dataset.files.items():
-        remote = RemoteFile(
-            name=name, urls=file.urls, bytes=file.bytes, sha256=file.sha256, md5=file.md5, by_hand=file.by_hand
-        )
+        remote = RemoteFile(name, **{key: value for key, value in vars(file).items() if key != "member_md5"})
         fetch_file(remote, out, raw=raw, ledger=out / LEDGER)
     return {"licence": dataset.licence}
 
 
 def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     """The members that the dataset's splits name."""
-    _check(dataset)
     md5: dict[str, dict[str, str]] = {}
     for name, file in dataset.files.items():
         if not (raw / name).is_file():
@@ -66,7 +57,8 @@ def _member_md5(dataset: Dataset, name: str) -> dict[str, str]:
     return {end: checksum for checksum, end in lines}
 
 
-def _check(dataset: Dataset) -> None:
+def check(dataset: Dataset) -> None:
+    """Refuse a dataset of kind archives without files or splits."""
     for key, value in (("files", dataset.files), ("splits", dataset.splits)):
         if not value:
             raise UserError(f"{dataset.file}: the key {key} is missing; a dataset of kind archives has it")

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.archives import OPENERS, join_unpacked
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources import apt
-from data_prep.sources.corpus import SUFFIXES, join_plain, require_folder
 from data_prep.text.debian import Description, pair, parse, summary
 from data_prep.text.split import split_by_group
 from scripts.common.errors import UserError
@@ -25,11 +25,10 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
         return apt.fetch_translations(
             languages, origins=dataset.debian.origins, components=dataset.debian.components, out=out
         )
-    require_folder(raw)
     taken = {}
     for language in languages:
         files = _find(raw, language)
-        join_plain(files, out / f"Translation-{language}")
+        join_unpacked(files, out / f"Translation-{language}")
         taken[language] = [path.name for path in files]
     return {"taken from the folder given with --raw": taken}
 
@@ -112,7 +111,7 @@ def _find(raw: Path, language: str) -> list[Path]:
     """The files for a language, under their own names or those apt's lists give them (..._i18n_Translation-de.xz)."""
     wanted = re.compile(rf"(.*_)?Translation-{re.escape(language)}(\.\w+)?")
     named = sorted(path for path in raw.iterdir() if wanted.fullmatch(path.name) and path.is_file())
-    usable = [path for path in named if path.suffix in SUFFIXES]
+    usable = [path for path in named if path.suffix in ("", *OPENERS)]
     if not usable:
         got = f"only {named[0].name}, whose compression Python cannot read" if named else "none"
         raise UserError(

@@ -18,7 +18,6 @@ from typing import Any
 
 from data_prep.dataset import Dataset
 from data_prep.sources import apt
-from data_prep.sources.corpus import require_folder
 from data_prep.text import messages
 from data_prep.text.documents import html, xml
 from data_prep.text.man import man
@@ -50,7 +49,6 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     require(dataset.file, packages, "debian.packages", list(packages), "the packages to read")
     if raw is None:
         return apt.fetch_packages(packages, out=out)
-    require_folder(raw)
     found = {path.name.partition("_")[0]: path for path in sorted(raw.glob("*_*.deb"))}
     if not found.keys() & set(packages):
         raise UserError(f"{raw} has none of the packages (NAME_VERSION_ARCHITECTURE.deb) that {dataset.file} names")

@@ -5,10 +5,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from data_prep.archives import OPENERS
 from data_prep.dataset import SPLITS, Dataset
-from data_prep.sources.corpus import SUFFIXES, require_folder
 from data_prep.sources.supplied import EMPTY, SuppliedText
-from data_prep.steps.extract import Piece
+from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 
@@ -22,7 +22,6 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """
     if raw is None:
         raise UserError(f"the text of {dataset.name} is your own; say with --raw DIR where it lies")
-    require_folder(raw)
     taken: dict[str, str] = {}
     changes: Changes = {}
     dropped: dict[str, int] = {}
@@ -35,7 +34,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
             near = ", ".join(sorted(path.name for path in raw.glob(f"{missing[0]}*")))
             raise UserError(
                 f"{raw} has no {' and no '.join(missing)}{f' (but {near})' if near else ''}; "
-                f"put both sides of {split} there, as plain text or compressed as {', '.join(filter(None, SUFFIXES))}"
+                f"put both sides of {split} there, as plain text or compressed as {', '.join(OPENERS)}"
             )
         texts = {
             f"{split}.{language}": SuppliedText(path, invalid=dataset.invalid)
@@ -133,7 +132,7 @@ def _splits(raw: Path, present: set[str]) -> list[str]:
 
 def _find(raw: Path, name: str) -> Path | None:
     """The file of that name, or of that name and a suffix of compression in either case."""
-    found = [raw / (name + suffix) for suffix in dict.fromkeys((*SUFFIXES, *map(str.upper, SUFFIXES)))]
+    found = [raw / (name + suffix) for suffix in ("", *OPENERS, *map(str.upper, OPENERS))]
     found = [path for path in found if path.is_file()]
     if len(found) > 1:
         raise UserError(f"{raw} has {' and '.join(path.name for path in found)}; leave the one there that is meant")

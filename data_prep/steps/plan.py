@@ -1,23 +1,66 @@
-"""From the steps a dataset lists to passes over its text, every mistake in them found before work begins."""
+"""The steps that a dataset's YAML may name, and the passes that they make, every mistake found before work begins."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import deduplicate, hold_out, raw, registry, units
-from data_prep.steps.registry import CORPUS, STEPS, Registered, without_parameters
+from data_prep.steps import units, whole
+from data_prep.text import bpe, characters, chinese, clean, moses, punctuation, readers, sentencepiece, tokenise
 from scripts.common.errors import UserError
 from scripts.common.schema import check_fields, require
 
-CORPUS_STEPS: dict[str, Registered] = {
-    "hold_out": Registered(CORPUS, hold_out.hold_out),
-    "split_by_hash": Registered(CORPUS, hold_out.split_by_hash),
-    "deduplicate": without_parameters(CORPUS, deduplicate.deduplicate),
-    "save_raw": without_parameters(CORPUS, raw.save),
-    "bpe": Registered(CORPUS, units.learn_bpe, then=units.apply_steps),
-    "sentencepiece": Registered(CORPUS, units.learn_sentencepiece, then=units.apply_steps),
+LINE, PAIR, WHOLE = "line", "pair", "whole"
+
+
+class Registered(NamedTuple):
+    """A step. ``make`` makes its function from the parameters the YAML gives, and refuses what these cannot be."""
+
+    kind: str
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``corpus.WholeStep``."""
+    make: Callable[..., Any]
+
+    def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
+        """The function for a language (of a line) or for pairs."""
+        if "language" in inspect.signature(self.make).parameters:
+            return self.make(language=language, **parameters)
+        return self.make(**parameters)
+
+
+def _always(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    """Make a function that has no parameters."""
+    return lambda: function
+
+
+_DECODE, _CLEAN_CORPUS, _SQUEEZE = "decode", "clean_corpus", "squeeze"
+STEPS: dict[str, Registered] = {
+    "normalise_space": Registered(LINE, _always(clean.normalise_space)),
+    "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
+    "remove_non_printing": Registered(LINE, _always(characters.remove_non_printing)),
+    "strip_control": Registered(LINE, _always(chinese.strip_control)),
+    "straighten_apostrophes": Registered(LINE, _always(clean.straighten_apostrophes)),
+    "tokenise": Registered(LINE, tokenise.tokeniser),
+    "segment_chinese": Registered(LINE, chinese.segmenter),
+    "lowercase": Registered(LINE, _always(characters.lowercase)),
+    "truncate": Registered(LINE, clean.truncater),
+    units.APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+    "clean": Registered(PAIR, clean.pair_filter),
+    _CLEAN_CORPUS: Registered(PAIR, moses.moses_filter),
+    "clean_scripts": Registered(PAIR, chinese.script_filter),
+    "hold_out": Registered(WHOLE, whole.hold_out),
+    "split_by_hash": Registered(WHOLE, whole.split_by_hash),
+    "deduplicate": Registered(WHOLE, _always(whole.deduplicate)),
+    "save_raw": Registered(WHOLE, _always(whole.save_raw)),
+    "bpe": Registered(WHOLE, units.learn_bpe),
+    "sentencepiece": Registered(WHOLE, units.learn_sentencepiece),
+}
+_NAMED = sorted(STEPS)
+STEPS |= {  # parts of others, which have no name in a YAML
+    _DECODE: Registered(LINE, _always(str)),
+    _SQUEEZE: Registered(LINE, _always(moses.clean_line)),
+    units.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }
 _ON_TRAIN = ("split_by_hash", "bpe", "sentencepiece")  # what they split, or learn from
 
@@ -28,47 +71,41 @@ class Pass:
 
     folder: str
     steps: tuple[Step, ...]
-    corpus: bool
+
+    @property
+    def whole(self) -> bool:
+        """Return True of a step of the whole corpus."""
+        return STEPS[self.steps[0].name].kind == WHOLE
 
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
     """The passes, in order."""
-    _check_readers(dataset)
-    groups: list[tuple[bool, list[Step]]] = []
-
-    def add(step: Step, *, corpus: bool) -> None:
-        if corpus or not groups or groups[-1][0]:
-            groups.append((corpus, []))
-        groups[-1][1].append(step)
-
-    if any(source.invalid == "drop" for sources in dataset.splits.values() for source in sources):
-        add(Step(name=registry.DECODE), corpus=False)
+    sources = [(split, place, each) for split, found in dataset.splits.items() for place, each in enumerate(found)]
+    for split, place, source in sources:
+        known = ["plain", *sorted(readers.READERS)]
+        key = f"splits.{split}[{place}].reader"
+        require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
+    steps = [Step(name=_DECODE)] if any(source.invalid == "drop" for _, _, source in sources) else []
     for place, step in enumerate(dataset.steps):
-        known = {**STEPS, **CORPUS_STEPS}
         key = f"{dataset.file}: steps[{place}]"
-        if step.name not in known:
-            raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(sorted(known))}")
-        _check_step(key, step, known[step.name], dataset)
-        if step.name == registry.CLEAN_CORPUS:  # it changes text, too: one space between tokens, and no |
-            add(Step(name=registry.SQUEEZE, splits=step.splits), corpus=False)
-        add(step, corpus=step.name in CORPUS_STEPS)
-        if (then := known[step.name].then) is not None:
-            for apply in then(step, dataset.languages, work):
-                add(apply, corpus=False)
-    return [
-        Pass(f"{place:02}-{steps[0].name}", tuple(steps), corpus) for place, (corpus, steps) in enumerate(groups, 1)
-    ]
+        if step.name not in _NAMED:
+            raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(_NAMED)}")
+        _check_step(key, step, dataset)
+        if step.name == _CLEAN_CORPUS:  # it changes text, too: one space between tokens, and no |
+            steps.append(Step(name=_SQUEEZE, splits=step.splits))
+        steps.append(step)
+        if step.name in units.FILES:
+            steps += units.apply_steps(step, dataset.languages, work)
+    groups: list[list[Step]] = []
+    for step in steps:
+        if not groups or WHOLE in (STEPS[step.name].kind, STEPS[groups[-1][0].name].kind):
+            groups.append([])
+        groups[-1].append(step)
+    return [Pass(f"{place:02}-{group[0].name}", tuple(group)) for place, group in enumerate(groups, 1)]
 
 
-def _check_readers(dataset: Dataset) -> None:
-    for split, sources in dataset.splits.items():
-        for place, source in enumerate(sources):
-            known = ["plain", *sorted(registry.READERS)]
-            key = f"splits.{split}[{place}].reader"
-            require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
-
-
-def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) -> None:
+def _check_step(key: str, step: Step, dataset: Dataset) -> None:
+    registered = STEPS[step.name]
     # a language is that of the lines, not of the YAML
     takes = {k: p for k, p in inspect.signature(registered.make).parameters.items() if k != "language"}
     needed = [name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty]
@@ -81,9 +118,9 @@ def _check_step(key: str, step: Step, registered: Registered, dataset: Dataset) 
     for split in step.splits:
         expected = f"some of {', '.join(sorted(splits))}"
         require(key, split in splits, f"{step.name}.splits", split, expected)
-    if step.languages and registered.kind != registry.LINE:
+    if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
-    if registered.kind == registry.PAIR and dataset.target is None:
+    if registered.kind == PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
     by, one = step.parameters.get("by"), step.name != "hold_out" or len(step.splits) == 1
     there = by is None or by in dataset.languages

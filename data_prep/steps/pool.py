@@ -1,14 +1,14 @@
-"""Worker processes for tasks of known size, with progress, throughput and time left; they end when we end."""
+"""Worker processes that end when we end, and the progress of what they do."""
 
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from scripts.common.errors import UserError
 from scripts.common.process import end_with_parent
@@ -18,40 +18,23 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _SECONDS_BETWEEN_UPDATES = 0.5
-
-_lines_done: Any = None  # lines of the tasks now running: shared with the workers
-_on_tick: Callable[[], None] | None = None  # where the work is done in this very process
+_AHEAD = 3  # tasks a worker that are in memory
 
 
-def tick(lines: int) -> None:
-    """Called by a task now and then: so many lines more are done."""
-    with _lines_done.get_lock():
-        _lines_done.value += lines
-    if _on_tick is not None:
-        _on_tick()
-
-
-def _start_worker(counter: Any, parent: int) -> None:
-    global _lines_done, _on_tick
+def _start_worker(parent: int) -> None:
     end_with_parent(parent, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _lines_done, _on_tick = counter, None
 
 
 class Pool:
     """``workers`` processes; with one, the work is done in this process. To be used in a ``with`` block."""
 
     def __init__(self, workers: int) -> None:
-        global _lines_done
-        self._status = StatusLine()
+        self._status, self.workers = StatusLine(), workers
         # fork: workers start in milliseconds and have the modules; nothing here has threads at this point
         context = multiprocessing.get_context("fork")
-        self._counter = _lines_done = context.Value("q", 0)
-        self._executor = (
-            ProcessPoolExecutor(workers, context, _start_worker, (self._counter, os.getpid())) if workers > 1 else None
-        )
-        self.workers = workers
+        self._executor = ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(),)) if workers > 1 else None
 
     def __enter__(self) -> "Pool":
         return self
@@ -60,7 +43,7 @@ class Pool:
         self._status.close()
         if self._executor is None:
             return
-        if kind is not None:  # nobody waits for a shard that will be thrown away
+        if kind is not None:  # nobody waits for what will be thrown away
             for process in multiprocessing.active_children():
                 process.kill()
         self._executor.shutdown(cancel_futures=True)
@@ -69,68 +52,44 @@ class Pool:
         """A line that stays."""
         self._status.line(text)
 
-    def run(
-        self,
-        function: Callable[[Task], Result],
-        tasks: Sequence[Task],
-        *,
-        what: str,
-        lines: int | None = None,
-        done: int = 0,
-    ) -> Iterator[tuple[Task, Result]]:
-        """Each task with its result, as they are completed.
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task], *, what: str) -> Iterator[Result]:
+        """Yield the results in the order of the tasks, of which few are in memory at a time.
 
         Args:
-            function: what to do with a task, in a worker; importable by name.
-            what: the step, for the progress line.
-            lines: how many lines there are in all, if known; ``done`` of them by an earlier run.
+            function: what to do with a task, in a worker; importable by name, or a ``partial`` of such a function.
+            what: the step, for the error message.
         """
-        global _on_tick
-        with self._counter.get_lock():
-            self._counter.value = 0
-        progress = self._progress(what, lines, done)
         if self._executor is None:
-            _on_tick = progress
-            try:
-                for task in tasks:
-                    yield task, function(task)
-            finally:
-                _on_tick = None
+            yield from map(function, tasks)
             return
-        pending: dict[Future[Result], Task] = {self._executor.submit(function, task): task for task in tasks}
+        waiting: deque[Future[Result]] = deque()
         try:
-            while pending:
-                finished, _ = wait(pending, timeout=_SECONDS_BETWEEN_UPDATES, return_when=FIRST_COMPLETED)
-                progress()
-                for future in finished:
-                    yield pending.pop(future), future.result()
+            for task in tasks:
+                waiting.append(self._executor.submit(function, task))
+                if len(waiting) > _AHEAD * self.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         except BrokenProcessPool as error:
             raise UserError(
                 f"{what}: a worker process was killed, most often because memory ran out; give fewer --workers (now "
-                f"{self.workers}) and run the same command again, it goes on from the last complete shard"
+                f"{self.workers}) and run the same command again, it goes on from the last complete step"
             ) from error
-        finally:
-            for future in pending:
-                with suppress(Exception):
-                    future.cancel()
 
-    def _progress(self, what: str, lines: int | None, done: int) -> Callable[[], None]:
-        """A function that shows how far the lines of the tasks are, twice a second at most."""
+    def progress(self, what: str, lines: int | None = None) -> Callable[[int], None]:
+        """A function to be told that so many lines more are done, which it shows twice a second at most."""
         start = last = time.monotonic()
+        done = 0
 
-        def update() -> None:
-            nonlocal last
+        def update(more: int) -> None:
+            nonlocal last, done
+            done += more
             now = time.monotonic()
             if now - last < _SECONDS_BETWEEN_UPDATES:
                 return
-            last = now
-            count = self._counter.value
-            rate = count / (now - start)
-            text = f"{what}: {done + count:,}"
-            text += " lines" if lines is None else f" of {lines:,} lines"
+            last, rate = now, done / (now - start)
+            text = f"{what}: {done:,} lines" if lines is None else f"{what}: {done:,} of {lines:,} lines"
             text += f", {rate:,.0f} a second"
-            if lines is not None and rate > 0:
-                text += f", {clock((lines - done - count) / rate)} left"
-            self._status.update(text)
+            self._status.update(text if lines is None else f"{text}, {clock((lines - done) / rate)} left")
 
         return update

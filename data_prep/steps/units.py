@@ -1,6 +1,6 @@
 """Learn how to cut words into units on train, by BPE or SentencePiece; then segment every split with what was learnt.
 
-The words of train are counted on all cores, a few shards at a time. Learning BPE holds every word type in memory.
+The words of train are counted on all cores. Learning BPE holds every word type in memory.
 """
 
 from collections import Counter
@@ -10,33 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Step
-from data_prep.steps.context import Context, CorpusStep
-from data_prep.steps.pool import tick
-from data_prep.steps.registry import APPLY_BPE, APPLY_SENTENCEPIECE
-from data_prep.steps.shards import Shard, Text, read_chunks
+from data_prep.steps.corpus import Block, Context, Text, WholeStep, columns_of
 from data_prep.text import bpe, sentencepiece
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 
-CODES, MODEL = "codes", "sentencepiece.model"
+APPLY_BPE, APPLY_SENTENCEPIECE = "apply_bpe", "apply_sentencepiece"
+FILES = {"bpe": "codes", "sentencepiece": "sentencepiece.model"}
 """Files of what is learnt, in the work folder; a language's own has its name at the end, as in ``codes.en``."""
-_GROUP = 16  # shards counted together
+_COUNTED = 20_000  # lines whose words are counted together
 _SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all in memory
 
 
-def learn_bpe(
-    *, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]
-) -> CorpusStep:
+def learn_bpe(*, merges: int, joint: bool = True, glossaries: Sequence[str] = ()) -> WholeStep:
     """Learn ``merges`` merges on train: of all languages together, or of each (not ``joint``).
 
-    What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges.
+    What one of ``glossaries``, regular expressions, matches stays whole.
     """
     if merges < 1:
         raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
-    bpe.check_options(glossaries=glossaries, engine=engine)
+    bpe.check_glossaries(glossaries)
 
-    def learn(context: Context, shards: Sequence[Shard], languages: Sequence[str]) -> bytes:
-        words = _count_words(context, shards, languages)
+    def learn(context: Context, text: Text, languages: Sequence[str]) -> bytes:
+        words = _count_words(context, text, languages)
         context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
         counts = ((word.decode(), count) for word, count in words.items())
         return bpe.learn_from_counts(bpe.without_glossaries(counts, glossaries), merges=merges).encode()
@@ -44,7 +40,7 @@ def learn_bpe(
     return partial(_learn, joint=joint, learn=learn, found=lambda codes: {"merges": bpe.count_merges(codes.decode())})
 
 
-def learn_sentencepiece(*, units: int, joint: bool = True, fewer: bool = False) -> CorpusStep:
+def learn_sentencepiece(*, units: int, joint: bool = True, fewer: bool = False) -> WholeStep:
     """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``).
 
     With ``fewer``, a small text that has no room for so many gets as many as it has room for.
@@ -53,16 +49,16 @@ def learn_sentencepiece(*, units: int, joint: bool = True, fewer: bool = False) 
         raise UserError(f"sentencepiece: units: got {units}, expected a number above 0")
     sentencepiece.package()
 
-    def learn(context: Context, shards: Sequence[Shard], languages: Sequence[str]) -> bytes:
+    def learn(context: Context, text: Text, languages: Sequence[str]) -> bytes:
         context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
-        every = -(-sum(shard.lines for shard in shards) * len(languages) // _SAMPLE)
+        every = -(-text.lines["train"] * len(languages) // _SAMPLE)
         try:
-            return sentencepiece.learn(_sample(context, shards, languages, every), units=units)
+            return sentencepiece.learn(_sample(context, text, languages, every), units=units)
         except sentencepiece.TooManyUnits as error:
             if not fewer:
                 raise
             context.pool.say(f"this text has room for {error.limit:,} units: so many are learnt, and not {units:,}")
-            return sentencepiece.learn(_sample(context, shards, languages, every), units=error.limit)
+            return sentencepiece.learn(_sample(context, text, languages, every), units=error.limit)
 
     return partial(_learn, joint=joint, learn=learn, found=lambda model: {"units": sentencepiece.count_units(model)})
 
@@ -73,7 +69,7 @@ def _learn(
     step: Step,
     *,
     joint: bool,
-    learn: Callable[[Context, Sequence[Shard], Sequence[str]], bytes],
+    learn: Callable[[Context, Text, Sequence[str]], bytes],
     found: Callable[[bytes], dict[str, int]],
 ) -> tuple[Text, list[dict[str, Any]]]:
     """Learn each file that is not there yet; the log has what is ``found`` in it."""
@@ -81,7 +77,7 @@ def _learn(
     for file, languages in _files(step.name, context.languages, joint=joint).items():
         out = context.work / file
         if not out.exists():
-            learnt = learn(context, text.splits["train"], languages)
+            learnt = learn(context, text, languages)
             with atomic_file(out, "wb") as f:
                 f.write(learnt)
         entry = {"step": step.name, "split": "train", "codes": file, "languages": list(languages)}
@@ -91,9 +87,9 @@ def _learn(
 
 def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     """The line-wise steps that segment with what ``step`` learns."""
-    options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
+    options = {key: value for key, value in step.parameters.items() if key == "glossaries"}
     files = _files(step.name, languages, joint=step.parameters.get("joint", True))
-    apply = {"bpe": APPLY_BPE, "sentencepiece": APPLY_SENTENCEPIECE}[step.name]
+    apply = APPLY_BPE if step.name == "bpe" else APPLY_SENTENCEPIECE
     return [
         Step(name=apply, splits=step.splits, languages=of, parameters={"codes": str(work / file), **options})
         for file, of in files.items()
@@ -102,41 +98,39 @@ def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
 
 def _files(step: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
     """The files of what a step learns, with the languages that each is for."""
-    name = {"bpe": CODES, "sentencepiece": MODEL}[step]
+    name = FILES[step]
     return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}
 
 
-def _count_words(context: Context, shards: Sequence[Shard], languages: Sequence[str]) -> Counter[bytes]:
-    paths = [shard.path(context.work, language) for shard in shards for language in languages]
-    groups = [paths[start : start + _GROUP] for start in range(0, len(paths), _GROUP)]
+def _count_words(context: Context, text: Text, languages: Sequence[str]) -> Counter[bytes]:
     words: Counter[bytes] = Counter()
-    for _, counts in context.pool.run(count_group, groups, what=f"counting words of {', '.join(languages)}"):
-        words.update(counts)
+    for language in languages:
+        what = f"counting words of {language}"
+        blocks = context.blocks(text, "train", what, languages=(language,), lines=_COUNTED)
+        for counts in context.pool.map(partial(count_words, name=f"train.{language}"), blocks, what=what):
+            words.update(counts)
     return words
 
 
-def count_group(paths: Sequence[Path]) -> Counter[bytes]:
-    """The words of some shards."""
-    counts: Counter[bytes] = Counter()
-    for path in paths:
-        for chunk in read_chunks(path):
-            for line in chunk:
-                if b"\r" in line:  # fairseq would break it, and subword-nmt take the word without it for another
-                    raise UserError(
-                        f"bpe: {'.'.join(path.name.split('.')[:2])}: a carriage return within a line, {line[:80]!r}: "
-                        "put the step normalise_space before bpe in the dataset's YAML"
-                    )
-                counts.update(line.split(b" "))
-            tick(len(chunk))
+def count_words(block: Block, *, name: str) -> Counter[bytes]:
+    """The words of some lines of the file ``name``."""
+    (lines,) = block
+    if b"\r" in lines:  # fairseq would break it, and subword-nmt take the word without it for another
+        line = next(line for line in lines.split(b"\n") if b"\r" in line)
+        raise UserError(
+            f"bpe: {name}: a carriage return within a line, {line[:80]!r}: put the step normalise_space before bpe in "
+            "the dataset's YAML"
+        )
+    counts = Counter(lines.replace(b"\n", b" ").split(b" "))
     del counts[b""]
     return counts
 
 
-def _sample(context: Context, shards: Sequence[Shard], languages: Sequence[str], every: int) -> Iterator[str]:
+def _sample(context: Context, text: Text, languages: Sequence[str], every: int) -> Iterator[str]:
     """Every ``every``-th line, all over train."""
     for language in languages:
         number = 0
-        for shard in shards:
-            for chunk in read_chunks(shard.path(context.work, language)):
-                yield from (line.decode() for line in chunk[-number % every :: every])
-                number += len(chunk)
+        for block in context.blocks(text, "train", f"reading {language}", languages=(language,)):
+            (lines,) = columns_of(block)
+            yield from (line.decode() for line in lines[-number % every :: every])
+            number += len(lines)

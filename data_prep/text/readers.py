@@ -4,7 +4,7 @@ Readers take and give lines without their ends; they split nowhere else than the
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from scripts.common.errors import UserError
 
@@ -65,3 +65,11 @@ def iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
                 for tag in _TAGS:
                     line = line.replace(tag, "")
             yield line
+
+
+READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
+    "sgm": sgm,
+    "iwslt_tags": iwslt_tags,
+    "iwslt_xml": iwslt_xml,
+}
+"""From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""

@@ -33,7 +33,6 @@ _ESCAPES = str.maketrans(
         "]": "&#93;",
     }
 )
-_UNESCAPED = re.compile(r"""[&|<>'"\[\]]""")
 _DOTS = re.compile(r"\.{2,}")
 _DOTS_MARK = re.compile(r"((?:DOT)+)MULTI")
 _FINAL_DOT_APOSTROPHE = re.compile(r"\.' ?\Z")
@@ -73,28 +72,28 @@ class Rules:
         self._separate_16_bits = _Separation(Classes.up_to(SIXTEEN_BITS), language, aggressive)
         self._options = language, aggressive
 
-    def __call__(self, line: str) -> str:
-        text = _CONTROL.sub("", _SPACES.sub(" ", line))
-        text = " ".join(word for word in text.split(" ") if word)
-        words = self.separate(text).rstrip(" ").split(" ")
-        last = len(words) - 1
-        words = [
-            self.with_dot(word, words[place + 1] if place < last else None) if word.endswith(".") else word
-            for place, word in enumerate(words)
-        ]
-        return self.finish(self.end(" ".join(word for word in words if word)))
-
-    def separate(self, text: str) -> str:
-        """Put spaces between tokens, but before final dots; ``text`` has single spaces between words."""
-        if text.isascii():
-            return self._separate_ascii(text)
-        return self._separate_16_bits(text) if BEYOND.search(text) is None else self._separate_any(text)
-
     @cached_property
     def _separate_any(self) -> "_Separation":
         return _Separation(Classes.up_to(UNICODE), *self._options)
 
-    def with_dot(self, word: str, following: str | None) -> str:
+    def __call__(self, line: str) -> str:
+        text = " ".join(_words(line))
+        if text.isascii():
+            text = self._separate_ascii(text)
+        else:
+            text = self._separate_16_bits(text) if BEYOND.search(text) is None else self._separate_any(text)
+        words = text.rstrip(" ").split(" ")
+        split = (
+            self._with_dot(word, following) if word.endswith(".") else word
+            for word, following in zip(words, [*words[1:], None], strict=True)
+        )
+        # at the end of a line Moses parts a dot before an apostrophe, and leaves a space after the two
+        text = _FINAL_DOT_APOSTROPHE.sub(" . ' ", " ".join(word for word in split if word))
+        if "MULTI" in text:
+            text = _DOTS_MARK.sub(lambda mark: "." * (len(mark[1]) // 3), text)
+        return text.translate(_ESCAPES) if self._escape else text
+
+    def _with_dot(self, word: str, following: str | None) -> str:
         """A word that ends in a dot as it is or as two tokens, given the next word of the line (None: it has none)."""
         before = word[:-1]
         if before == "":
@@ -109,15 +108,12 @@ class Rules:
             return word
         return f"{before} ."
 
-    def end(self, text: str) -> str:
-        """Treat the end of a line as Moses does: a dot before a final apostrophe, and a space is left after the two."""
-        return _FINAL_DOT_APOSTROPHE.sub(" . ' ", text)
 
-    def finish(self, text: str) -> str:
-        """Put dots back and escape."""
-        if "MULTI" in text:
-            text = _DOTS_MARK.sub(lambda mark: "." * (len(mark[1]) // 3), text)
-        return text.translate(_ESCAPES) if self._escape and _UNESCAPED.search(text) else text
+def _words(line: str) -> list[str]:
+    """The words of a line, without control characters."""
+    if line.isprintable():  # the only space in it is U+0020
+        return line.split()
+    return [word for word in _CONTROL.sub("", _SPACES.sub(" ", line)).split(" ") if word]
 
 
 class _Separation:
@@ -128,37 +124,25 @@ class _Separation:
         self._of_hyphens: list[Rule] = []
         if aggressive:
             self._of_hyphens.append((re.compile(f"([{alnum}])-(?=[{alnum}])"), r"\1 @-@ "))
-        if language in ("fi", "sv"):  # USA:n, 20:een
-            self._of_specials = [
-                (re.compile(f"([^{alnum} .'`,\\-:])"), r" \1 "),
-                (re.compile(f"(:)(?=\\Z|[^{classes.lowercase_letter}])"), r" \1 "),
-            ]
-        else:
-            self._of_specials = [(re.compile(f"([^{alnum} .'`,\\-])"), r" \1 ")]
+        kept = ":" if language in ("fi", "sv") else ""  # USA:n, 20:een
+        self._of_specials = [(re.compile(f"([^{alnum} .'`,\\-{kept}])"), r" \1 ")]
+        if kept:
+            self._of_specials.append((re.compile(f"(:)(?=\\Z|[^{classes.lowercase_letter}])"), r" \1 "))
         self._of_commas = [  # all but those within numbers
             (re.compile(f"([^{number}]),"), r"\1 , "),
             (re.compile(f",([^{number}])"), r" , \1"),
             (re.compile(f"([{number}]),\\Z"), r"\1 ,"),
         ]
-        letter, other = f"([{alpha}])", f"([^{alpha}])"
+        letter, other = f"[{alpha}]", f"[^{alpha}]"
+        rules = [("", "", " ' ")]
         if language == "en":
-            self._of_apostrophes = [
-                (re.compile(f"{other}'{other}"), r"\1 ' \2"),
-                (re.compile(f"([^{alpha}{number}])'{letter}"), r"\1 ' \2"),
-                (re.compile(f"{letter}'{other}"), r"\1 ' \2"),
-                (re.compile(f"{letter}'{letter}"), r"\1 '\2"),
-                (re.compile(f"([{number}])'(s)"), r"\1 '\2"),
-            ]
+            rules = [(other, other, r"\1 ' \2"), (f"[^{alpha}{number}]", letter, r"\1 ' \2")]
+            rules += [(letter, other, r"\1 ' \2"), (letter, letter, r"\1 '\2"), (f"[{number}]", "s", r"\1 '\2")]
         elif language in ("fr", "it", "ga", "so"):
-            self._of_apostrophes = [
-                (re.compile(f"{other}'{other}"), r"\1 ' \2"),
-                (re.compile(f"{other}'{letter}"), r"\1 ' \2"),
-                (re.compile(f"{letter}'{other}"), r"\1 ' \2"),
-            ]
+            rules = [(other, other, r"\1 ' \2"), (other, letter, r"\1 ' \2"), (letter, other, r"\1 ' \2")]
             if language != "so":  # there it is a glottal stop
-                self._of_apostrophes.append((re.compile(f"{letter}'{letter}"), r"\1' \2"))
-        else:
-            self._of_apostrophes = [(re.compile("'"), " ' ")]
+                rules.append((letter, letter, r"\1' \2"))
+        self._of_apostrophes = [(re.compile(f"({before})'({after})"), text) for before, after, text in rules]
 
     def __call__(self, text: str) -> str:
         text = _apply(self._of_specials, text)
@@ -177,64 +161,42 @@ def _apply(rules: Sequence[Rule], text: str) -> str:
 
 
 class Tokeniser:
-    """A function of a line that applies ``rules``, by applying them to its words."""
+    """A function of a line that applies ``rules`` to its words one by one, and remembers what becomes of each.
+
+    A word is tokenised between two others, ``a`` and ``A``, which no rule changes, and these are cut off again.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._first, self._inner, self._last, self._only = (
-            WordCache(partial(self._tokens, first=first, last=last), words=_REMEMBERED)
-            for first, last in ((True, False), (False, False), (False, True), (True, True))
-        )
+        self._inner = WordCache(partial(self._tokens, before="a "), words=_REMEMBERED)
+        self._last = WordCache(lambda word: rules(f"a {word}").removeprefix("a "), words=_REMEMBERED)
 
     def __call__(self, line: str) -> str:
-        if line.isprintable():  # the only space in it is U+0020
-            words = line.split()
-            if "  " in line:
-                line = " ".join(words)
-        else:
-            words = [word for word in _CONTROL.sub("", _SPACES.sub(" ", line)).split(" ") if word]
-            line = " ".join(words)
-        if "' '" in line:  # two matches of a rule would need the space between
+        words = _words(line)
+        if len(words) < 2 or ("'" in line and "' '" in " ".join(words)):  # two matches would need the space between
             return self._rules(line)
-        if len(words) < 2:
-            return self._only[words[0]] if words else ""  # type: ignore[return-value]
-        end = words.pop()
-        pieces = list(map(self._inner.__getitem__, words))
-        if words[0][0] in ",'":  # what else it begins with, nothing looks before it
-            pieces[0] = self._first[words[0]]
-        pieces.append(self._last[end] if end[-1] in ".,'" else self._inner[end])
-        words.append(end)
-        if ". " in line:
-            for place, piece in enumerate(pieces):
-                if type(piece) is not str:
-                    pieces[place] = piece[_kind(words[place + 1])]
-        return " ".join(pieces)  # type: ignore[arg-type]
+        *inner, last = words
+        if "." in line[:-1]:  # whether a dot at the end of a word stays there depends on the next word
+            inner = [f"{word} {_like(after)}" if word[-1] == "." else word for word, after in pairwise(words)]
+        tokens = list(map(self._inner.__getitem__, inner))
+        if words[0][0] in ",'":  # of nothing else that it begins with is it asked what stands before
+            tokens[0] = self._tokens(inner[0], before="")
+        tokens.append(self._last[last] if last[-1] in ".,'" else self._inner[last])
+        return " ".join(tokens)
 
-    def _tokens(self, word: str, *, first: bool, last: bool) -> str | Sequence[str]:
-        """The tokens of a word; three versions where the next word decides between them: see _kind."""
-        if word.isascii() and word.isalnum() and "MULTI" not in word:
-            return word
-        rules = self._rules
-        text = rules.separate(f"{'' if first else ' '}{word}{'' if last else ' '}")
-        text = text[0 if first else 1 : None if last else -1]
-        words = (text.rstrip(" ") if last else text).split(" ")
-        parts = [rules.with_dot(part, following) if part.endswith(".") else part for part, following in pairwise(words)]
-        endings = [words[-1]]
-        if words[-1].endswith("."):
-            endings = [rules.with_dot(words[-1], each) for each in ([None] if last else _KINDS)]
-        texts = [" ".join(part for part in (*parts, ending) if part) for ending in endings]
-        texts = [rules.finish(rules.end(text) if last else text) for text in texts]
-        return texts[0] if len(set(texts)) == 1 else texts
+    def _tokens(self, key: str, *, before: str) -> str:
+        """The tokens of a word that is not the last. ``key``: the word, or the word and one that is like the next."""
+        if key.isascii() and key.isalnum() and "MULTI" not in key:
+            return key
+        word, _, after = key.partition(" ")
+        return self._rules(f"{before}{word} {after or 'A'}")[len(before) : -2]
 
 
-_KINDS = (".", "a", "0")  # a word that begins in lower case, one that begins with a digit, and any other before these
-
-
-def _kind(following: str) -> int:
-    """Return where in _KINDS a word belongs."""
-    if _any_lower().match(following):
-        return 1
-    return 2 if _DIGIT.match(following) else 0
+def _like(word: str) -> str:
+    """Return a word that begins as ``word`` does, as far as a dot before it is concerned."""
+    if _any_lower().match(word):
+        return "a"
+    return "0" if _DIGIT.match(word) else "A"
 
 
 @cache

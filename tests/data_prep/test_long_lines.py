@@ -8,7 +8,7 @@ import pytest
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.prepare import prepare
 from data_prep.report import _lengths
-from data_prep.steps.finish import long_lines
+from data_prep.steps.engine import long_lines
 
 LENGTHS = {"train": [5, 5000], "valid": [1023, 1024, 1500], "test": [7, *range(2000, 2012)]}
 

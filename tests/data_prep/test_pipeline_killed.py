@@ -33,11 +33,10 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 def kind_of_file(path: Path, out: Path) -> str:
     """Return where a file is and what it is for, without its number, process and, of what was fetched, its name.
 
-    The splits and languages of one step are one kind: the same lines of code write each.
+    The splits and languages are one kind: the same lines of code write each.
     """
-    name = re.sub(r"\.\d{8}(?![0-9a-f])|\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
-    name = re.sub(r"/(train|valid|test|sampled)\.(?!json)\w+$", "/split.language", name)
-    name = re.sub(r"/(train|valid|test|sampled)\.json$", "/split.json", name)
+    name = re.sub(r"\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
+    name = re.sub(r"/(train|valid|test)\.\w+$", "/split.language", name)
     return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
 
 

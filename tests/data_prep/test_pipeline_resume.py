@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import deduplicate, shards
+from data_prep.steps import corpus
 from scripts.common.errors import UserError
 from tests.data_prep.corpora import numbers, pack, pairs, text
 from tests.data_prep.samples import contents
@@ -43,10 +43,9 @@ steps:
 
 
 @pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several shards of a few lines, and several ranges of hashes."""
-    monkeypatch.setattr(shards, "_SMALL", 8)
-    monkeypatch.setattr(deduplicate, "_IN_MEMORY", 10)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks of a few lines."""
+    monkeypatch.setattr(corpus, "CHUNK", 8)
 
 
 @pytest.fixture
@@ -90,8 +89,8 @@ def test_killed_again_and_again(dataset: Dataset, tmp_path: Path, moment: Moment
 
     out = tmp_path / "killed"
     kills = 0
-    # a shard is three renames (two sides and the marker), the finished folder ten: fewer in a run would never get on
-    while (code := run_until_commit(dataset, tmp_path, out, 4 + kills % 10, moment)) == -signal.SIGKILL:
+    # later and later: a pass is a rename or three, the finished folder ten, and fewer in a run would never get on
+    while (code := run_until_commit(dataset, tmp_path, out, 1 + kills // 2, moment)) == -signal.SIGKILL:
         kills += 1
         assert kills < 100
     assert code == 0
@@ -100,10 +99,10 @@ def test_killed_again_and_again(dataset: Dataset, tmp_path: Path, moment: Moment
     assert sorted(path.name for path in tmp_path.glob(".killed*")) == []
 
 
-def test_workers_and_shard_sizes_change_nothing(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     outs = []
     for workers, size in ((1, 8), (3, 8), (2, 4), (1, 5_000)):
-        monkeypatch.setattr(shards, "_SMALL", size)
+        monkeypatch.setattr(corpus, "CHUNK", size)
         outs.append(tmp_path / f"out{workers}.{size}")
         prepare(dataset, raw=tmp_path / "raw", out=outs[-1], workers=workers)
     first = contents(outs[0])
@@ -111,7 +110,7 @@ def test_workers_and_shard_sizes_change_nothing(dataset: Dataset, tmp_path: Path
         assert contents(out) == first
 
 
-def killing_worker(task: object, steps: object) -> None:
+def killing_worker(block: object, **_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -135,7 +134,7 @@ def test_keep_keeps_every_step_and_its_absence_nothing(dataset: Dataset, tmp_pat
     (work,) = tmp_path.glob(".out.*.work")
     kept = {path.name for path in work.iterdir() if path.is_dir()}
     assert kept >= {"00-read", "02-normalise_space", "03-deduplicate", "04-hold_out", "05-tokenise", "07-apply_bpe"}
-    assert (work / "00-read" / "train.en.00000000").exists()
+    assert (work / "00-read" / "train.en.0").exists()
 
 
 def test_other_raw_files_begin_anew(dataset: Dataset, tmp_path: Path):
@@ -198,6 +197,6 @@ def waiting_run(dataset: Dataset, folder: Path, started: Path, go_on: Path, patc
         started.touch()
         assert wait_until(go_on.exists)
 
-    patch.setattr("data_prep.prepare.finish", wait)
+    patch.setattr("data_prep.steps.engine.Engine.finish", wait)
     patch.setattr("data_prep.prepare.main", lambda: None)
     prepare(dataset, raw=folder / "raw", out=folder / "out", workers=1)

@@ -1,4 +1,4 @@
-"""The steps between shards: splits by number and by hash, duplicates, word counts."""
+"""The steps that see the whole corpus: splits by number and by hash, duplicates, word counts."""
 
 import random
 from collections import Counter
@@ -9,17 +9,16 @@ import pytest
 
 from data_prep.dataset import SPLITS, load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import deduplicate, shards, units
+from data_prep.steps import corpus, units
 from data_prep.text.split import split_of
 from tests.data_prep.corpora import Pair, lines_of
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many shards, several ranges of hashes, several groups of shards whose words are counted."""
-    monkeypatch.setattr(shards, "_SMALL", 60)
-    monkeypatch.setattr(deduplicate, "_IN_MEMORY", 300)
-    monkeypatch.setattr(units, "_GROUP", 2)
+    """Many blocks."""
+    monkeypatch.setattr(corpus, "CHUNK", 60)
+    monkeypatch.setattr(units, "_COUNTED", 70)
 
 
 def made(folder: Path, rows: list[Pair], steps: str, *, sides: int = 2) -> tuple[dict[str, list[tuple[str, ...]]], Any]:
@@ -89,7 +88,7 @@ def test_sides_are_no_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("every", [2, 7, 60, 1333])
-def test_every_nth_line_counts_over_all_shards(tmp_path: Path, every: int):
+def test_every_nth_line_counts_over_all_blocks(tmp_path: Path, every: int):
     rows = [(f"{n}", f"{n}") for n in range(1, 2001)]
     splits, _ = made(tmp_path, rows, f"{{hold_out: {{splits: [train], into: rest, every: {every}}}}}")
     assert splits["rest"] == [row for row in rows if int(row[0]) % every == 0]

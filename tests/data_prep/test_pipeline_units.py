@@ -1,8 +1,7 @@
-"""The ways to cut words into units that a dataset's YAML can choose: either engine of BPE, or SentencePiece."""
+"""The ways to cut words into units that a dataset's YAML can choose: BPE, or SentencePiece."""
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from data_prep import binarise
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import shards, units
+from data_prep.steps import corpus, units
+from data_prep.steps.pool import Pool
 from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of, pairs, text
 
@@ -40,15 +40,6 @@ def prepared(raw: Path, step: str, *, workers: int = 1) -> Path:
     return out
 
 
-def test_the_engine_of_bpe_changes_nothing(raw: Path):
-    files = [prepared(raw, f"bpe: {{merges: 90, engine: {engine}}}") for engine in ("subword-nmt", "fastBPE")]
-    for split in PARTS:
-        for language in LANGUAGES:
-            slow, fast = (lines_of(folder / f"{split}.{language}") for folder in files)
-            assert slow == fast
-            assert any("@@" in line for line in slow)
-
-
 @pytest.mark.parametrize("step", ["bpe: {merges: 30, splits: [train]}", "sentencepiece: {units: 90, splits: [train]}"])
 def test_other_splits_stay_whole(raw: Path, step: str):
     out = prepared(raw, step)
@@ -57,15 +48,9 @@ def test_other_splits_stay_whole(raw: Path, step: str):
         assert (out / f"train.{language}").read_bytes() != (raw / f"train.{language}").read_bytes()
 
 
-def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "fastBPE", None)
-    with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):
-        prepared(raw, "bpe: {merges: 90, engine: fastBPE}")
-
-
 @pytest.mark.parametrize("joint", ["true", "false"])
 def test_sentencepiece(raw: Path, joint: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "_SMALL", 70)
+    monkeypatch.setattr(corpus, "CHUNK", 70)
     monkeypatch.setattr(units, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
     out = prepared(raw, f"sentencepiece: {{units: 90, joint: {joint}}}")
     for split, rows in PARTS.items():
@@ -94,14 +79,13 @@ def test_more_units_than_a_text_has(raw: Path):
     assert [entry["units"] for entry in steps if "units" in entry] == [int(allowed)]
 
 
-def test_the_sample_is_taken_all_over_train(tmp_path: Path):
-    found = [shards.Shard("train", number, "x", 3) for number in range(3)]
-    (tmp_path / "x").mkdir()
-    for shard in found:
-        for language in LANGUAGES:
-            shard.path(tmp_path, language).write_text("".join(f"{language}{shard.number * 3 + n}\n" for n in range(3)))
-    context = units.Context(tmp_path, "y", LANGUAGES, None, False)  # type: ignore[arg-type]
-    taken = list(units._sample(context, found, LANGUAGES, 2))
+def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(corpus, "CHUNK", 3)
+    for language in LANGUAGES:
+        (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
+    found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
+    with Pool(1) as pool:
+        taken = list(units._sample(corpus.Context(tmp_path, "y", LANGUAGES, pool), found, LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
 
 

@@ -161,4 +161,4 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
     small = Tokeniser(Rules(language="en", moses="2018-10", aggressive=False, escape=True))
     assert [small(f"w{n}. X{n}, y") for n in range(100)] == [f"w{n} . X{n} , y" for n in range(100)]
     assert len(small._inner) <= 10
-    assert len(small._first) + len(small._last) <= 20
+    assert len(small._last) <= 10

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
-from data_prep.steps import shards
 from scripts import average, evaluate, generate, score, table, train
 from scripts.common import ownership
 from scripts.common.command import run_command
@@ -200,7 +199,6 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
         os.setsid()
         sink = os.open(root / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(sink, 1), os.dup2(sink, 2)
-        shards._SMALL = 20
         train.check_first = lambda *_: None  # of an architecture that there is not
         # to ask torch takes seconds
         devices._installed = lambda: ((), False)  # type: ignore[assignment]

@@ -1,0 +1,133 @@
+"""From a source to the first pass's files: pieces of archives, or rows that a kind of dataset makes.
+
+There is one pass over each archive, and nothing is unpacked to disk. Sources follow one another in the YAML's order
+whatever the order in the archives: each has files of its own.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from data_prep.archives import named_members
+from data_prep.dataset import SPLITS
+from data_prep.steps.corpus import CHUNK, Context, Text
+from data_prep.text.readers import READERS
+from scripts.common.errors import UserError
+from scripts.common.files import open_own
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One language of one source: a member of an archive; of a file that is no archive, the file by its own name."""
+
+    split: str
+    source: int
+    language: str
+    archive: Path
+    member: str
+    reader: str = "plain"
+    invalid: str = "error"
+    md5: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As messages name it."""
+        return f"{self.archive.name}, {self.member}" if self.member != self.archive.name else str(self.archive)
+
+
+def read_pieces(pieces: Sequence[Piece], context: Context) -> Text:
+    """The lines of all pieces.
+
+    Raises:
+        UserError: an archive is damaged or lacks a member, a member has another checksum or bytes that are not UTF-8,
+            or the sides of a source have unequal numbers of lines.
+    """
+    by_archive: dict[Path, dict[str, Piece]] = defaultdict(dict)
+    for piece in pieces:
+        by_archive[piece.archive][piece.member] = piece
+    counts: dict[Piece, int] = {}
+    for archive, by_member in by_archive.items():
+        with closing(named_members(archive, list(by_member))) as members:
+            for member, stream in members:
+                counts[by_member[member]] = _write(by_member[member], stream, context)
+        context.pool.say(f"read {archive.name}: {sum(counts[piece] for piece in by_member.values()):,} lines")
+    return _text(pieces, counts, context.folder)
+
+
+def _text(pieces: Sequence[Piece], counts: Mapping[Piece, int], folder: str) -> Text:
+    sources: dict[tuple[str, int], list[Piece]] = defaultdict(list)
+    for piece in sorted(pieces, key=lambda piece: piece.source):
+        sources[piece.split, piece.source].append(piece)
+    lines = dict.fromkeys((piece.split for piece in pieces), 0)
+    files: dict[str, list[str]] = defaultdict(list)
+    for (split, _), sides in sources.items():
+        if len({counts[side] for side in sides}) != 1:
+            said = " but ".join(f"{side.name} has {counts[side]:,} lines" for side in sides)
+            raise UserError(f"{said}; line n of one must translate line n of the other: mend or fetch the files again")
+        if counts[sides[0]] == 0:
+            raise UserError(f"{sides[0].name} has no lines; fetch the file again")
+        lines[split] += counts[sides[0]]
+        for side in sides:
+            files[f"{split}.{side.language}"].append(f"{folder}/{_file(side)}")
+    return Text(lines, dict(files))
+
+
+def _file(piece: Piece) -> str:
+    return f"{piece.split}.{piece.language}.{piece.source}"
+
+
+def _write(piece: Piece, stream: BinaryIO, context: Context) -> int:
+    """Write the lines of a piece to its file; returns how many."""
+    bad = first_bad = 0  # lines that are not UTF-8, and the number of the first
+    md5 = hashlib.md5(usedforsecurity=False)
+
+    def read() -> Iterator[bytes]:
+        """The lines without their LF; those that are not UTF-8 are counted, and replaced where the piece says so."""
+        nonlocal bad, first_bad
+        for number, line in enumerate(stream, 1):
+            if piece.md5 is not None:
+                md5.update(line)
+            line = line.removesuffix(b"\n")
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                bad, first_bad = bad + 1, first_bad or number
+                if piece.invalid == "replace":
+                    line = line.decode(errors="replace").encode()
+            yield line
+
+    lines = read()
+    if piece.reader != "plain":
+        # bytes that are not UTF-8 pass: the check below fails, or a later pass drops the pair
+        text = (line.decode(errors="surrogateescape") for line in lines)
+        lines = (line.encode(errors="surrogateescape") for line in READERS[piece.reader](text))
+    count, progress = 0, context.pool.progress("reading")
+    with open_own(context.work / context.folder / _file(piece), "wb") as f:
+        while chunk := list(islice(lines, CHUNK)):
+            f.write(b"\n".join(chunk) + b"\n")
+            count += len(chunk)
+            progress(len(chunk))
+    if bad and piece.invalid == "error":
+        raise UserError(
+            f"{piece.name}: {bad:,} lines are not UTF-8, the first is line {first_bad:,}; mend the file, "
+            "or say `invalid: replace` or `invalid: drop` of it in the dataset's YAML"
+        )
+    if piece.md5 is not None and md5.hexdigest() != piece.md5:
+        raise UserError(
+            f"{piece.name}: got MD5 {md5.hexdigest()}, expected {piece.md5}; delete {piece.archive} and fetch it again"
+        )
+    return count
+
+
+def write_rows(rows: Iterable[tuple[str, Sequence[str]]], context: Context) -> Text:
+    """Rows (the split, and a line a language), splits in any order; line breaks in them become spaces."""
+    with context.writer() as writer:
+        for split, row in rows:
+            writer.write(split, [line.replace("\n", " ").encode() + b"\n" for line in row], 1)
+    order = sorted(writer.lines, key=lambda split: SPLITS.index(split) if split in SPLITS else len(SPLITS))
+    return Text({split: writer.lines[split] for split in order}, writer.files())

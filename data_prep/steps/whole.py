@@ -1,0 +1,153 @@
+"""Steps that see the whole corpus: hold lines out, split by a hash, drop duplicates, save lines untokenised."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from data_prep.dataset import SPLITS, Step
+from data_prep.steps.corpus import Block, Context, Text, WholeStep, columns_of
+from data_prep.text.clean import normalise_space
+from data_prep.text.split import split_of
+from scripts.common.errors import UserError
+from scripts.common.files import open_own
+
+RAW = "raw"
+RAW_PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``
+_PARTS = 16  # of the hashes
+
+
+def hold_out(*, into: str, every: int) -> WholeStep:
+    """Move lines ``every``, 2 * ``every``, ... of a split (counted from 1, over all its sources) to the split ``into``.
+
+    As awk's ``NR % every == 0`` does in the published scripts.
+    """
+    if every < 2:
+        raise UserError(f"hold_out: every: got {every}, expected a number above 1")
+
+    def run(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
+        (split,) = step.splits
+        if into in text.lines:
+            raise UserError(f"{step.name}: the split {into} is there already; give `into` another name")
+        numbers, lines = count(1), text.lines[split]
+        new, _ = context.route(
+            text,
+            split,
+            f"{step.name} {split}",
+            lambda columns: [into if next(numbers) % every == 0 else split for _ in columns[0]],
+        )
+        moved = {name: new.lines[name] for name in (split, into) if name in new.lines}
+        return new, [{"step": step.name, "split": split, "in": lines, "out": lines, "moved": moved}]
+
+    return run
+
+
+def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeStep:
+    """Split ``train`` into train, valid and test by the MD5 of each pair's lower-cased line of the language ``by``.
+
+    No sentence, whatever its case, is in two splits: the hash sees to that for one side. Of the other side, where two
+    sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes for each
+    line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
+    """
+    if not (min(valid_percent, test_percent) > 0 and valid_percent + test_percent < 100):
+        raise UserError(
+            f"split_by_hash: valid_percent and test_percent: got {valid_percent} and {test_percent}, expected numbers "
+            "above 0 whose sum is below 100"
+        )
+    split_by = partial(split_of, valid_percent=valid_percent, test_percent=test_percent)
+
+    def run(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
+        if set(SPLITS) <= set(text.lines):
+            return text, []
+        side = context.languages.index(by)
+        held_out: dict[str, set[bytes]] = {"valid": set(), "test": set()}  # hashes of the other side
+        dropped: Counter[str] = Counter()
+
+        def choose(columns: list[list[bytes]]) -> list[str | None]:
+            chosen: list[str | None] = [split_by(line.decode()) for line in columns[side]]
+            for place, line in enumerate(columns[1 - side] if len(columns) > 1 else ()):
+                split, key = chosen[place], _key(line.decode().lower().encode())
+                if split != "test" and (key in held_out["test"] or (split == "train" and key in held_out["valid"])):
+                    chosen[place] = None
+                    dropped[f"{split}: its translation is in another split"] += 1
+            return chosen
+
+        if len(context.languages) > 1:
+            for block in context.blocks(text, "train", step.name):
+                columns = columns_of(block)
+                for line, other in zip(columns[side], columns[1 - side], strict=True):
+                    if (split := split_by(line.decode())) != "train":
+                        held_out[split].add(_key(other.decode().lower().encode()))
+        new, _ = context.route(text, "train", step.name, choose)
+        moved = {split: new.lines.get(split, 0) for split in SPLITS}
+        new = text.replace(moved, {f"{s}.{name}": [] for s in SPLITS for name in context.languages} | new.files)
+        entry = {"step": step.name, "split": "train", "in": text.lines["train"], "out": sum(moved.values())}
+        return new, [{**entry, "dropped": dict(sorted(dropped.items(), reverse=True)), "moved": moved}]
+
+    return run
+
+
+def deduplicate(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
+    """Drop all but the first of equal pairs within each split; order stays.
+
+    Pairs with one 128-bit hash are one pair: that two different ones meet is as likely as one in 10^23 for 40 million.
+    """
+    log = []
+    for split in step.splits or tuple(text.lines):
+        lines = text.lines[split]
+        stays = iter(_first_of_equals(context, text, split, f"{step.name} {split}").tolist())
+
+        def choose(columns: list[list[bytes]], split: str = split, stays: Iterator[bool] = stays) -> list[str | None]:
+            return [split if next(stays) else None for _ in columns[0]]
+
+        text, examples = context.route(text, split, f"{step.name} {split}", choose)
+        gone = lines - text.lines[split]
+        entry = {"step": step.name, "split": split, "in": lines, "out": text.lines[split]}
+        log.append({**entry, "dropped": {"duplicate": gone} if gone else {}, "examples": examples})
+    return text, log
+
+
+def _first_of_equals(context: Context, text: Text, split: str, what: str) -> np.ndarray:
+    """For each line of a split True, unless it occurred before."""
+    hashes, done = np.empty(text.lines[split], "S16"), 0
+    for found in context.pool.map(_hashes, context.blocks(text, split, f"{what}: hashing"), what=what):
+        here = np.frombuffer(found, "S16")
+        hashes[done : done + len(here)] = here
+        done += len(here)
+    first = np.zeros(len(hashes), np.bool_)
+    for part in range(_PARTS):  # sorted one after the other, to take less memory
+        places = np.flatnonzero(hashes.view(np.uint8)[::16] % _PARTS == part)
+        first[places[np.unique(hashes[places], return_index=True)[1]]] = True
+    return first
+
+
+def _hashes(block: Block) -> bytes:
+    return b"".join(_key(b"\n".join(row)) for row in zip(*columns_of(block), strict=True))
+
+
+def _key(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def save_raw(context: Context, text: Text, step: Step) -> tuple[Text, list[dict[str, Any]]]:
+    """Copy splits (none named: valid and test) to ``raw/<split>.<language>`` of what preparation writes.
+
+    Spaces of all kinds become single plain ones, and nothing else changes: what an SGM file writes ``&amp;`` stays so.
+    That is what sacreBLEU makes of the published test sets; its tokeniser 13a undoes it on both sides.
+
+    No later step may drop lines of them, or line n would no longer be line n; that is checked at the end.
+    """
+    log = []
+    for split in step.splits or ("valid", "test"):
+        if split not in text.lines:
+            raise UserError(f"{step.name}: there are no lines of {split}; give more text, or {split} itself")
+        for language in context.languages:
+            with open_own(context.work / RAW / f"{split}.{language}", "wb") as f:
+                for block in context.blocks(text, split, step.name, languages=(language,)):
+                    f.writelines(normalise_space(line.decode()).encode() + b"\n" for line in columns_of(block)[0])
+        log.append({"step": step.name, "split": split, "in": text.lines[split], "out": text.lines[split]})
+    return text, log
