@@ -10,7 +10,6 @@ with which it predicts the next token. OUT.npz beside the picture has the same a
 (H, K); <side>.<layer>.offsets; <side>.tokens.
 """
 
-import io
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -47,6 +46,12 @@ class Kernels:
     def predicted(self) -> bool:
         return self.weights.ndim == 3
 
+    def favourites(self) -> str:
+        """A line on the offset to which each head gives most weight, in the mean over the positions."""
+        mean = self.weights.mean(0) if self.predicted else self.weights
+        found = (f"{self.offsets[int(head.argmax())]:+d} ({float(head.max()):.2f})" for head in mean)
+        return f"{self.side} {self.layer}: {', '.join(found)}"
+
 
 class Reader:
     """A trained model, its task and its dictionaries, from a checkpoint and the binarised data.
@@ -71,12 +76,14 @@ class Reader:
 
     def sentence(self, source: str, target: str | None = None) -> dict[str, Any]:
         """A sentence given as text. Without ``target`` the decoder reads the model's own translation."""
-        first, *_ = self.sides
-        numbers = {first: self.dictionaries[first].encode_line(source, add_if_not_exist=False).long()}
-        if first == "encoder" and target is None:
+        texts = dict(zip(self.sides, (source, target), strict=False))
+        numbers = {
+            side: self.dictionaries[side].encode_line(text, add_if_not_exist=False).long()
+            for side, text in texts.items()
+            if text is not None
+        }
+        if "decoder" not in numbers:
             numbers["decoder"] = self._translate(numbers["encoder"])
-        elif first == "encoder":
-            numbers["decoder"] = self.dictionaries["decoder"].encode_line(target, add_if_not_exist=False).long()
         return self._checked(numbers)
 
     def line(self, number: int, subset: str) -> dict[str, Any]:
@@ -110,36 +117,31 @@ class Reader:
         import torch
 
         found: list[Kernels] = []
-
-        def note(name: str, module: Any, inputs: tuple, options: dict[str, Any]) -> None:
-            weights = module.kernels(inputs[0] if options.get("query") is None else options["query"])
-            weights = weights[:, 0] if weights.dim() == 4 else weights  # the one sentence of the batch
-            place = re.search(r"(encoder|decoder)\.layers\.(\d+)", name)
-            assert place, name
-            first = 1 - weights.shape[-1] if module.causal else -(weights.shape[-1] // 2)
-            offsets, normalization = (
-                range(first, first + weights.shape[-1]),
-                getattr(module, "normalization", "softmax"),
-            )
-            of = (weights.float().numpy(), offsets, normalization, type(module).__name__)
-            found.append(Kernels(place[1], int(place[2]) + 1, *of))
-
-        convolutions = [(name, m) for name, m in self.model.named_modules() if hasattr(m, "kernels")]
-        if not convolutions:
+        places = {module: name for name, module in self.model.named_modules() if hasattr(module, "kernels")}
+        if not places:
             raise UserError(
                 f"no kernels to show: this {type(self.model).__name__} has no LightConv, DynamicConv or self-attention "
                 "of the plugin's in it"
             )
-        for name, module in convolutions:
-            module.register_forward_hook(
-                lambda m, inputs, options, _out, name=name: note(name, m, inputs, options), with_kwargs=True
-            )
-        given = {"prev_output_tokens": sentence["decoder"][None]}
-        if "encoder" in sentence:
-            source = sentence["encoder"]
-            given |= {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}
-        else:
-            given = {"src_tokens": given["prev_output_tokens"]}
+
+        def note(module: Any, inputs: tuple, options: dict[str, Any], _out: object) -> None:
+            weights = module.kernels(inputs[0] if options.get("query") is None else options["query"])
+            weights = weights[:, 0] if weights.dim() == 4 else weights  # the one sentence of the batch
+            place = re.search(r"(encoder|decoder)\.layers\.(\d+)", places[module])
+            assert place, places[module]
+            width = weights.shape[-1]
+            first = 1 - width if module.causal else -(width // 2)
+            normalization = getattr(module, "normalization", "softmax")
+            of = (weights.float().numpy(), range(first, first + width), normalization, type(module).__name__)
+            found.append(Kernels(place[1], int(place[2]) + 1, *of))
+
+        for module in places:
+            module.register_forward_hook(note, with_kwargs=True)
+        target = sentence["decoder"][None]
+        given = {"src_tokens": target}
+        if (source := sentence.get("encoder")) is not None:
+            given = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}
+            given |= {"prev_output_tokens": target}
         with torch.no_grad():
             self.model(**given)
         return found
@@ -165,21 +167,17 @@ class Reader:
 
 def draw(kernels: Sequence[Kernels], words: Mapping[str, Sequence[str]], out: Path) -> None:
     """Draw the predicted kernels of each layer, a panel a head, and the learnt ones, a panel a layer."""
-    strips = []  # title, panels (title, weights, offsets), rows, predicted
+    strips: list[tuple[Kernels, list[tuple[str, Any]], list[str]]] = []  # panels are titles and weights; names of rows
     for layer in kernels:
-        size = f"K = {len(layer.offsets)}"
         if layer.predicted:
-            panels = [(f"head {h + 1}", layer.weights[:, h], layer.offsets) for h in range(layer.weights.shape[1])]
-            title = f"{layer.side}, layer {layer.layer}: {layer.kind}, {size}, {layer.normalization}"
             rows = [word if len(word) <= LONGEST else word[: LONGEST - 1] + "…" for word in words[layer.side]]
-            some = [panels[start : start + PANELS] for start in range(0, len(panels), PANELS)]
-            strips += [(title, few, rows, layer.weights, True) for few in some]
+            panels = [(f"head {h + 1}", layer.weights[:, h]) for h in range(layer.weights.shape[1])]
+            strips += [(layer, panels[start : start + PANELS], rows) for start in range(0, len(panels), PANELS)]
         else:
-            title = f"{layer.side}, layer {layer.layer}: LightConv, {size}, {layer.normalization}"
             rows = [f"head {h + 1}" for h in range(len(layer.weights))]
-            strips.append((title, [("every position", layer.weights, layer.offsets)], rows, layer.weights, False))
-    heights = [1.1 + 0.15 * len(rows) for _, _, rows, _, _ in strips]  # inches
-    width = 2.5 + 1.6 * max(len(panels) for _, panels, *_ in strips)
+            strips.append((layer, [("every position", layer.weights)], rows))
+    heights = [1.1 + 0.15 * len(rows) for *_, rows in strips]  # inches
+    width = 2.5 + 1.6 * max(len(panels) for _, panels, _ in strips)
     with open_figure(out, width=max(width, 5.0), height=sum(heights)) as figure:
         figure.set_layout_engine("constrained")
         parts = figure.subfigures(len(strips), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -187,21 +185,20 @@ def draw(kernels: Sequence[Kernels], words: Mapping[str, Sequence[str]], out: Pa
             _draw_strip(part, *strip)
 
 
-def _draw_strip(part: Any, title: str, panels: Sequence[tuple], rows: Sequence[str], all_: Any, moves: bool) -> None:
-    least, largest = float(all_.min()), float(all_.max())
-    most = max(-least, largest)
-    colours = (
-        {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if least < 0 else {"cmap": "viridis", "vmin": 0.0, "vmax": most}
-    )
+def _draw_strip(part: Any, layer: Kernels, panels: Sequence[tuple[str, Any]], rows: Sequence[str]) -> None:
+    offsets, least, most = layer.offsets, float(layer.weights.min()), float(abs(layer.weights).max())
+    colours = {"cmap": "RdBu_r", "vmin": -most} if least < 0 else {"cmap": "viridis", "vmin": 0.0}
+    kind = layer.kind if layer.predicted else "LightConv"
+    title = f"{layer.side}, layer {layer.layer}: {kind}, K = {len(offsets)}, {layer.normalization}"
     part.suptitle(title, fontsize=10, weight="bold")
     axes = part.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for place, (name, weights, offsets) in zip(axes, panels, strict=True):
-        extent = (offsets[0] - 0.5, offsets[-1] + 0.5, len(rows) - 0.5, -0.5)
-        image = place.imshow(weights, aspect="auto", interpolation="nearest", extent=extent, **colours)
+    extent = (offsets[0] - 0.5, offsets[-1] + 0.5, len(rows) - 0.5, -0.5)
+    for place, (name, weights) in zip(axes, panels, strict=True):
+        image = place.imshow(weights, aspect="auto", interpolation="nearest", extent=extent, vmax=most, **colours)
         place.set_title(name, fontsize=8)
         place.set_xticks(sorted({offsets[0], 0, offsets[-1]}))
         place.tick_params(labelsize=7, length=2)
-        if moves:  # beyond these lines an offset leaves the sentence
+        if layer.predicted:  # beyond these lines an offset leaves the sentence
             for edge in (-0.5, len(rows) - 0.5):
                 border = [edge - row for row in range(len(rows) + 1)]
                 lines = [row - 0.5 for row in range(len(rows) + 1)]
@@ -222,17 +219,8 @@ def write_numbers(kernels: Sequence[Kernels], words: Mapping[str, Sequence[str]]
     for layer in kernels:
         name = f"{layer.side}.{layer.layer}"
         arrays |= {name: layer.weights, f"{name}.offsets": numpy.array(layer.offsets)}
-    content = io.BytesIO()
-    numpy.savez(content, allow_pickle=False, **arrays)
     with atomic_file(path, "wb") as f:
-        f.write(content.getvalue())
-
-
-def favourites(layer: Kernels) -> str:
-    """A line on the offset to which each head of a layer gives most weight, in the mean over the positions."""
-    mean = layer.weights.mean(0) if layer.predicted else layer.weights
-    found = (f"{layer.offsets[int(head.argmax())]:+d} ({float(head.max()):.2f})" for head in mean)
-    return f"{layer.side} {layer.layer}: {', '.join(found)}"
+        numpy.savez(f, allow_pickle=False, **arrays)
 
 
 def choose(kernels: Sequence[Kernels], side: str | None, layers: Sequence[int] | None) -> list[Kernels]:
@@ -277,7 +265,7 @@ def main() -> None:
         print(f"{side}: {' '.join(tokens)}")
     print("the offset to which each head gives most weight, in the mean over the positions:")
     for layer in kernels:
-        print(favourites(layer))
+        print(layer.favourites())
     print(f"{len(kernels)} layers in {arguments.out}, as numbers in {numbers}")
 
 

@@ -35,6 +35,7 @@ from scripts.scoring.metrics import tokeniser
 _SAMPLE = 100_000  # pairs that are looked at closely; all are counted
 _LEAST = 600  # three checkpoints to average
 _MOST_BROKEN = 0.01  # of the lines are not UTF-8 by accident; more are in another encoding
+_UNITS = {20_000: 2000, 500_000: 8000, 5_000_000: 16_000, math.inf: 32_000}  # of SentencePiece, by the most pairs
 _BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
 _SCRIPTS = {
     **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
@@ -112,66 +113,30 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 1.0
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The choices made from the text and the machine."""
-
-    units: int
-    max_ratio: float
-    max_words: int
-    percents: tuple[int, int]
-    gpu: bool
-    arch: str
-    tokens: int
-    """Of an update."""
-    updates: int
+def most_words(sides: tuple[Side, Side]) -> int:
+    """Words of the longest line that is kept: 995 of 1,000 pairs have no longer one."""
+    longest = quantile([float(max(pair)) for pair in zip(sides[0].words, sides[1].words, strict=True)], 0.995)
+    return max(100, math.ceil(longest / 50) * 50)
 
 
-def choose(sides: tuple[Side, Side], *, gpu: bool) -> Choices:
-    """Decide on everything that the two files of settings say."""
-    pairs = sides[0].lines
-    both = list(zip(sides[0].words, sides[1].words, strict=True))
-    ratio = quantile([max(pair) / min(pair) for pair in both if min(pair)], 0.99)
-    longest = quantile([float(max(pair)) for pair in both], 0.995)
-    wanted = next(
-        units
-        for most, units in ((20_000, 2000), (500_000, 8000), (5_000_000, 16_000), (math.inf, 32_000))
-        if pairs <= most
-    )
-    # SentencePiece keeps the letters that make up 99.95% of the text, and needs a unit for each beside those of more
-    letters = len(set(sides[0].letters) | set(sides[1].letters))
-    units = max(wanted, -(-(letters + wanted // 2) // 500) * 500)
-    held_out = (2, 3) if pairs < 200_000 else (1, 1)
-    small = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
-    tokens = sum(sides[1].words) / max(1, len(sides[1].words)) * 1.4 * pairs
-    passes, most = _BUDGET[gpu]
-    max_words = max(100, math.ceil(longest / 50) * 50)
-    update = 4000 if gpu else max(1536, 8 * max_words)  # by two processes, each with room for the longest line
-    updates = int(min(max(passes * tokens / update, _LEAST), most))
-    return Choices(
-        units,
-        max(2.5, math.ceil(2.5 * ratio) / 2),
-        max_words,
-        held_out,
-        gpu,
-        small if gpu else "pla_dynamicconv_small",
-        update,
-        -(-updates // 100) * 100,
-    )
-
-
-def dataset_text(name: str, sides: tuple[Side, Side], chosen: Choices) -> str:
+def dataset_text(name: str, sides: tuple[Side, Side]) -> str:
     """Return the dataset's YAML."""
     source, target = sides
-    valid, test = chosen.percents
+    pairs = source.lines
+    both = [pair for pair in zip(source.words, target.words, strict=True) if min(pair)]
+    ratio = max(2.5, math.ceil(2.5 * quantile([max(pair) / min(pair) for pair in both], 0.99)) / 2)
+    wanted = next(units for most, units in _UNITS.items() if pairs <= most)
+    # SentencePiece keeps the letters that make up 99.95% of the text, and needs a unit for each beside those of more
     letters = len(set(source.letters) | set(target.letters))
+    units = max(wanted, -(-(letters + wanted // 2) // 500) * 500)
+    valid, test = (2, 3) if pairs < 200_000 else (1, 1)
     found = [
         f"{side.language} in {' and '.join(s.title() for s, _ in side.scripts().most_common(2))}" for side in sides
     ]
     broken = source.not_utf8 + target.not_utf8
     invalid = f"invalid: replace  # the bytes of {broken:,} lines that are not UTF-8, by U+FFFD\n" if broken else ""
     return f"""\
-# {name}: {source.lines:,} pairs of your own, {found[0]}, {found[1]} letters.
+# {name}: {pairs:,} pairs of your own, {found[0]}, {found[1]} letters.
 # Written by scripts.own_text; edit what you like: what is changed is prepared anew.
 kind: text
 source: "{source.language}"
@@ -180,32 +145,38 @@ target: "{target.language}"
 steps:
   - normalise_space
   # Words are counted by spaces, and by letters in scripts that have none. 99 of 100 pairs of this text have a ratio of
-  # lengths below {chosen.max_ratio:g} or less than 2.5; the others are rarely translations of each other.
-  - clean: {{splits: [train], min_words: 1, max_words: {chosen.max_words}, max_ratio: {chosen.max_ratio:g}}}
+  # lengths below {ratio:g} or less than 2.5; the others are rarely translations of each other.
+  - clean: {{splits: [train], min_words: 1, max_words: {most_words(sides)}, max_ratio: {ratio:g}}}
   - deduplicate: {{splits: [train]}}  # the same pair twice would stand in train and in test
   # {valid}% to validate and {test}% to test, chosen by the hash of the source; nothing where you give sets of your own
   - split_by_hash: {{by: "{source.language}", valid_percent: {valid}, test_percent: {test}}}
   - save_raw  # references as they were, for the scores
   # Units of both languages from text as written: no tokeniser is needed, whatever the script.
-  # {chosen.units:,}: for the size of the text, and enough for its {letters:,} different letters; if it has room for
+  # {units:,}: for the size of the text, and enough for its {letters:,} different letters; if it has room for
   # fewer, so many.
-  - sentencepiece: {{units: {chosen.units}, fewer: true}}
+  - sentencepiece: {{units: {units}, fewer: true}}
 binarise:
   joined_dictionary: true  # the model shares its embeddings between both languages
 """
 
 
-def config_text(name: str, target: str, chosen: Choices) -> str:
-    """Return the configuration's YAML."""
-    passes, most = _BUDGET[chosen.gpu]
-    if chosen.gpu:
+def config_text(name: str, sides: tuple[Side, Side], *, gpu: bool) -> str:
+    """Return the configuration's YAML, for the size of the text and the machine."""
+    pairs, target = sides[0].lines, sides[1]
+    language = target.language
+    passes, most = _BUDGET[gpu]
+    tokens = sum(target.words) / max(1, len(target.words)) * 1.4 * pairs
+    update = 4000 if gpu else max(1536, 8 * most_words(sides))  # by two processes, each with room for the longest line
+    updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
+    if gpu:
+        arch = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
         base, more, batch = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n", ""
         why = "the paper's recipe for IWSLT'14, on one GPU or more"
     else:
-        base = "../debian_en_de/base.yaml"
-        more = f"  lr-period-updates: {chosen.updates - 200}  # one cycle: max-update less warm-up\n"
-        each = chosen.tokens // 2
-        batch = f"batch: {{tokens: {chosen.tokens}, max-tokens: {each}}}  # each device has room for the longest line\n"
+        arch, base = "pla_dynamicconv_small", "../debian_en_de/base.yaml"
+        more = f"  lr-period-updates: {updates - 200}  # one cycle: max-update less warm-up\n"
+        each = update // 2
+        batch = f"batch: {{tokens: {update}, max-tokens: {each}}}  # each device has room for the longest line\n"
         why = "the recipe of the demo, for processors: a small model"
     return f"""\
 # DynamicConv for {name}. Written by scripts.own_text; edit what you like.
@@ -214,12 +185,12 @@ base: {base}  # {why}
 dataset: "{name}"
 seeds: [1]
 train:
-  arch: {chosen.arch}
-  max-update: {chosen.updates}  # some {passes} passes over the text, {_LEAST} to {most:,} updates; more is better
-  dropout: {0.3 if chosen.gpu else 0.1}
+  arch: {arch}
+  max-update: {updates}  # some {passes} passes over the text, {_LEAST} to {most:,} updates; more is better
+  dropout: {0.3 if gpu else 0.1}
 {more}{batch}generate:
   post-process: sentencepiece
-# Of text as written, by sacreBLEU's tokeniser for {target}: {tokeniser(target)}. Tokenised BLEU would count what
+# Of text as written, by sacreBLEU's tokeniser for {language}: {tokeniser(language)}. Tokenised BLEU would count what
 # stands between blanks, which in scripts without them is a whole sentence.
 score: {{metric: sacrebleu}}
 """
@@ -254,7 +225,6 @@ def main() -> None:
     sides = Side(arguments.src, arguments.source), Side(arguments.tgt, arguments.target)
     look(sides)
     devices = find_devices(cpu_processes=2)
-    chosen = choose(sides, gpu=devices.gpu)
     rows = [["", "lines", "words a line", "script", "different letters"]]
     for each in sides:
         mean = f"{sum(each.words) / len(each.words):.1f}"
@@ -264,10 +234,8 @@ def main() -> None:
     for each in sides:
         if each.not_utf8:
             print(f"note: {each.path}: {each.not_utf8:,} lines are not UTF-8; U+FFFD will stand for such bytes")
-    for path, text in (
-        (dataset, dataset_text(name, sides, chosen)),
-        (config, config_text(name, arguments.target, chosen)),
-    ):
+    texts = dataset_text(name, sides), config_text(name, sides, gpu=devices.gpu)
+    for path, text in zip((dataset, config), texts, strict=True):
         with atomic_file(path) as f:
             f.write(text)
     files = f"--src {shlex.quote(str(arguments.src))} --tgt {shlex.quote(str(arguments.tgt))}"

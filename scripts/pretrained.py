@@ -13,42 +13,123 @@ goes on where it stopped when the same command runs again. No checksums were pub
 records the SHA-256 of what came, and fetching into the same DIR again refuses anything else.
 """
 
+# work/pretrained/NAME                    the model
+# work/pretrained/test_sets/DATASET       the raw files of a test set, shared
+# work/pretrained/scores/NAME/{prepared,binarised,hypotheses,scores}, NAME.yaml
+
 import argparse
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from data_prep.archives import iterate_members
+from data_prep.binarise import SPECIAL_TYPES, vocab_size
+from data_prep.dataset import FOLDER, load_dataset
 from data_prep.fetch import RemoteFile, fetch
 from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json
+from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json, write_lines
+from scripts.common.lock import folder_lock
 from scripts.common.process import ask_python
+from scripts.common.strict_yaml import read_yaml
 from scripts.common.terminal import aligned
-from scripts.fairseq_io.published import FILE, Shelf, check_model, read_shelf
-from scripts.reproduce.published import score
+from scripts.fairseq_io import checkpoints
+from scripts.pipeline.pipeline import Pipeline, Stage
+from scripts.scoring.score_names import NAMES as SCORES
 
 WORK = CHECKOUT / "work" / "pretrained"
+FILE = CHECKOUT / "configs" / "published.yaml"  # its header says what it holds
+OPERATORS = {"lightconv": ("LightConv", "lightweight"), "dynamicconv": ("DynamicConv", "dynamic")}
+# what was learnt to cut words into units: ours, then those of the archives
+CODES = (
+    *("codes.{}", "codes", "sentencepiece.model.{}", "sentencepiece.model"),
+    *("code", "bpecodes", "bpecodes.{}", "code.{}"),
+)
+AS_PUBLISHED, NO_FIGURE = "as published", "the paper has no figure"  # the verdicts that are no failure
 # A small archive can hold what fills a disk. A checkpoint, dictionaries and codes are ten files; the published models
 # have fewer than 300 million parameters, 3.6 GB each with an optimiser's state.
 MOST_BYTES, MOST_MEMBERS = 20_000_000_000, 1_000
 
 
-def listing(shelf: Shelf) -> list[str]:
+@dataclass(frozen=True)
+class Published:
+    """One model; its name says its operator, whether it has GLUs, and what it translates."""
+
+    name: str
+    operator: str  # as the paper writes it
+    conv_type: str  # as the options name it
+    glu: bool
+    of: str  # what it translates
+    archive: str
+    config: Path
+    dataset: str
+    tested_on: str
+    generate: dict[str, Any]
+    measure: str
+    url: str  # the folder of the archive
+    table: Path
+    tolerance: float
+    figure: float | None = None
+    stands: str = ""
+
+
+def read_published(file: Path = FILE) -> dict[str, Published]:
+    """Read the table of the models. Paths of configurations and datasets in it start from its folder."""
+    content = read_yaml(file)
+    models = {}
+    try:
+        for name, given in content["models"].items():
+            kind, glu, of = name.split(".", 2)
+            test_set = dict(content["test_sets"][of])
+            tested_on, dataset = test_set.pop("name"), test_set.pop("dataset")
+            if not (FOLDER / f"{dataset}.yaml").is_file():
+                dataset = str(file.parent / dataset)
+            where = {"url": content["url"], "table": file, "tolerance": float(content["tolerance"])}
+            about = test_set | where | given | {"config": file.parent / given["config"]}
+            models[name] = Published(
+                name, *OPERATORS[kind], glu == "glu", of, dataset=dataset, tested_on=tested_on, **about
+            )
+            if models[name].measure not in SCORES:
+                raise UserError(f"{file}: {name}: unknown measure {models[name].measure}")
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: models and test_sets lack {error}; see configs/published.yaml") from error
+    return models
+
+
+def choose(models: Mapping[str, Published], name: str) -> Published:
+    """Return the model of that name."""
+    if name not in models:
+        raise UserError(f"there is no published model {name}; choose one of: {', '.join(models)}")
+    return models[name]
+
+
+def each_archive(models: Mapping[str, Published]) -> list[Published]:
+    """Return one model of each archive, which may have several names."""
+    return list({model.archive: model for model in reversed([*models.values()])}.values())[::-1]
+
+
+def listing(models: Iterable[Published]) -> list[str]:
     """The published models as lines of a table."""
     rows = [("name", "dataset", "operator", "GLU", "URL")]
-    for model in shelf.models.values():
-        rows.append((model.name, model.of, model.operator, "yes" if model.glu else "no", shelf.url + model.archive))
+    rows += [(m.name, m.of, m.operator, "yes" if m.glu else "no", m.url + m.archive) for m in models]
     return aligned(rows, left=5)
 
 
-def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
-    """Return the archive as a file here, and where it came from.
+def codes_file(folder: Path, language: str) -> Path:
+    """The BPE merges or the SentencePiece model of a language beside a model."""
+    for name in CODES:
+        if (path := folder / name.format(language)).is_file():
+            return path
+    raise UserError(f"no BPE codes for {language} in {folder} and no SentencePiece model; give it with --codes")
 
-    From an ``origin`` on the network it comes into ``folder``, where a later call goes on with what an earlier one got.
-    In an ``origin`` that is a folder it is used where it lies.
-    """
+
+def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
+    """Return the archive as a file, in ``folder`` if it was fetched, and where it came from, a folder or an address."""
     if re.match(r"(https?|ftp)://", origin):
         url = origin.rstrip("/") + "/" + archive
         file = RemoteFile(archive, (url,))
@@ -62,12 +143,7 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack into ``folder``; gives the checkpoint in it.
-
-    Raises:
-        UserError: a broken archive, one that is far too large, one that holds links or would write outside its folder,
-            or one without a single checkpoint.
-    """
+    """Unpack what has the size and the members of a published model into ``folder``; gives the checkpoint in it."""
     written = 0
     for number, (name, stream) in enumerate(iterate_members(archive, lambda name: True, most_bytes=MOST_BYTES), 1):
         if number > MOST_MEMBERS:
@@ -93,34 +169,52 @@ def convert(source: Path, out: Path) -> str:
     return "\n".join(said.splitlines()[:-1])
 
 
-def get(
-    name: str, *, out: Path, origin: str | None = None, shelf: Shelf | None = None, packed: bool = False
-) -> dict[str, Any]:
-    """Fetch, check, unpack and convert one model into ``out``; gives its manifest.
+def check_model(published: Published, folder: Path) -> None:
+    """Compare a converted model and its dictionaries with what its name says it is."""
+    state = checkpoints.load(folder / "model.pt")
+    found = state["cfg"]["model"]
+    dataset = load_dataset(published.dataset)
+    for side, language in zip(("encoder", "decoder"), dataset.languages, strict=True):
+        for key, value in ((f"{side}_conv_type", published.conv_type), (f"{side}_glu", published.glu)):
+            if found.get(key) != value:
+                raise UserError(
+                    f"{published.archive} is not the model {published.name}: its {key} is {found.get(key)}, expected "
+                    f"{value}; the file was exchanged or damaged on the way: fetch it again"
+                )
+        dictionary = folder / f"dict.{language}.txt"
+        if not dictionary.is_file():
+            held = ", ".join(sorted(path.name for path in folder.glob("[!.]*")))
+            raise UserError(f"{published.archive} holds no {dictionary.name} ({held}); it is not {published.name}")
+        types, rows = vocab_size(dictionary), len(state["model"][f"{side}.embed_tokens.weight"])
+        if types != rows:
+            raise UserError(
+                f"{published.archive}: {dictionary.name} has {types:,} types with fairseq's {SPECIAL_TYPES} own, and "
+                f"the {side} of {published.name} embeds {rows:,}: it is another model's dictionary; fetch it again"
+            )
+    sides = [(folder / f"dict.{language}.txt").read_bytes() for language in dataset.languages]
+    if found.get("share_all_embeddings") and sides[0] != sides[1]:
+        raise UserError(
+            f"{published.archive}: {published.name} shares its embeddings, but its two dictionaries differ: one "
+            "of them is another model's; fetch it again"
+        )
+
+
+def get(model: Published, out: Path, origin: str | None = None, *, packed: bool = False) -> dict[str, Any]:
+    """Fetch, check, unpack and convert a model into ``out``; gives its manifest.
 
     ``packed``: the model is there as model.safetensors with config.json, too.
-
-    Raises:
-        UserError: an unknown name, a folder of something else, another file than the last time, another model than
-            its name says, or as above.
     """
-    shelf = shelf or read_shelf()
-    model = shelf.model(name)
     ownership.check_replaceable(out)
-    before = read_json(out / "manifest.json") if (out / "manifest.json").exists() else {}
+    record = out / "manifest.json"
+    before = read_json(record) if record.exists() else {}
     fetched = scratch.work_path(out.with_name(f"{model.archive}.fetched"))
-    archive, url = fetch_archive(model.archive, origin or shelf.url, fetched)
-    manifest = {
-        "name": name,
-        "from": url,
-        "archive": model.archive,
-        "bytes": archive.stat().st_size,
-        "sha256": digest([archive]),
-    }
-    if before.get("archive") == manifest["archive"] and before["sha256"] != manifest["sha256"]:
+    archive, url = fetch_archive(model.archive, origin or model.url, fetched)
+    manifest: dict[str, Any] = {"name": model.name, "from": url, "archive": model.archive}
+    manifest |= {"bytes": archive.stat().st_size, "sha256": digest([archive])}
+    if before.get("archive") == model.archive and before["sha256"] != manifest["sha256"]:
         ownership.remove(fetched)
         raise UserError(
-            f"{url} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {out / 'manifest.json'}: "
+            f"{url} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {record}: "
             f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
         )
     try:
@@ -146,6 +240,123 @@ def get(
     return manifest
 
 
+def outcome(model: Published, score: float | None = None, signature: str = "", error: str = "") -> dict[str, Any]:
+    """A model's score beside the paper's, or the reason why it has none, as scores.json has it."""
+    difference = None if score is None or model.figure is None else round(round(score, 2) - model.figure, 2)
+    if score is None:
+        verdict = f"no score: {error}"
+    elif difference is None:
+        verdict = NO_FIGURE
+    else:
+        verdict = AS_PUBLISHED if abs(difference) <= model.tolerance else "differs"
+    return {
+        "test_set": model.tested_on,
+        "score": SCORES[model.measure],
+        "paper": model.figure,
+        "stands": model.stands,
+        "ours": score,
+        "difference": difference,
+        "tolerance": model.tolerance,
+        "verdict": verdict,
+        "signature": signature,
+    }
+
+
+def score(models: Sequence[Published], root: Path, origin: str | None = None) -> None:
+    """Score the models one after the other, whichever of them fail, and print the table."""
+    outcomes = {}
+    for model in models:
+        print(f"==== {model.name}", flush=True)
+        try:
+            outcomes[model.name] = _score(model, root, origin or model.url)
+        except UserError as error:
+            print(f"{model.name}: {error}", flush=True)
+            outcomes[model.name] = outcome(model, error=str(error).partition(";")[0].partition(":")[0])
+    path = root / "scores" / "scores.json"
+    with folder_lock(path.parent):  # the file keeps the outcomes of other models
+        write_json(path, (read_json(path) if path.exists() else {}) | outcomes)
+    print("\n".join(report(outcomes)), flush=True)
+    if failed := [name for name, each in outcomes.items() if each["verdict"] not in (AS_PUBLISHED, NO_FIGURE)]:
+        raise UserError(
+            f"{len(failed)} of {len(outcomes)} models are not within {models[0].tolerance} of the paper's figure: "
+            f"{', '.join(failed)}; what is said of each above is why"
+        )
+
+
+def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
+    folder = root / "scores" / model.name
+    with folder_lock(folder):
+        command = ("scripts.pretrained", "get", model.name, "--from", origin, "--models", model.table)
+        first = _stage("model", root / model.name, {"archive": model.archive, "from": origin}, (), *command)
+        Pipeline({first.key: first}).run([first.key])
+        config = folder / f"{model.name}.yaml"
+        write_lines(config, configuration(model).splitlines())
+        stages = {stage.key: stage for stage in (first, *score_stages(model, root, config))}
+        pipeline = Pipeline(stages)
+        with folder_lock(stages["download"].folder.parent):
+            pipeline.run(["download"])
+        pipeline.run([key for key in stages if key not in (first.key, "download")])
+        found = read_json(stages["score"].folder / "scores.json")
+    how = f"{found['details'][model.measure]['signature']} {found['signature']}"
+    result = outcome(model, found[model.measure], how)
+    print(f"==== {model.name}: {result['score']} {result['ours']:.2f}, {result['verdict']}\n", flush=True)
+    return result
+
+
+def configuration(model: Published) -> str:
+    """The model's configuration with the settings that its authors published, of the checkpoint as it is."""
+    content = {"base": str(model.config.resolve()), "average": None, "tune": None, "generate": model.generate}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _stage(name: str, out: Path, inputs: dict[str, Any], before: tuple[str, ...], *command: object) -> Stage:
+    words = ["-m", *map(str, command), "--out", str(out)]
+    return Stage(name, out, inputs, [words], before, replaces=name in ("model", "prepare", "binarise"))
+
+
+def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
+    """The stages from the test set to its scores, of a model that has been fetched."""
+    of, fetched = model.dataset, root / model.name
+    dataset = load_dataset(of).only_test()
+    raw = root / "test_sets" / dataset.name / "raw"
+    codes = [codes_file(fetched, language) for language in dataset.languages]
+    facts = dataset.facts("binarise")
+    names = ("prepared", "binarised", "hypotheses", "scores")
+    prepared, binarised, hypotheses, scores = (root / "scores" / model.name / name for name in names)
+    download = ("data_prep.download", of, "--test-only")
+    prepare = ("data_prep.prepare", of, "--raw", raw, "--codes", *codes)
+    binarise = ("data_prep.binarise", of, "--prepared", prepared, "--dictionaries", fetched)
+    generate = (
+        "scripts.generate",
+        config,
+        "--data",
+        binarised,
+        "--model",
+        fetched / "model.pt",
+        "--prepared",
+        prepared,
+    )
+    score = ("scripts.score", config, "--dataset", of, "--hypotheses", hypotheses, "--prepared", prepared)
+    return [
+        _stage("download", raw, {"files": facts["files"]}, (), *download),
+        _stage("prepare", prepared, facts, ("model", "download"), *prepare),
+        _stage("binarise", binarised, {}, ("prepare",), *binarise),
+        _stage("generate", hypotheses, model.generate, ("binarise",), *generate),
+        _stage("score", scores, {"measure": model.measure}, ("generate",), *score),
+    ]
+
+
+def report(outcomes: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The outcomes as lines of a table, and each score's signature."""
+    rows = [("model", "test set", "score", "paper", "ours", "difference", "tolerance", "verdict")]
+    for name, each in outcomes.items():
+        forms = {"paper": ".1f", "ours": ".2f", "difference": "+.2f"}
+        figures = ["-" if each[key] is None else format(each[key], form) for key, form in forms.items()]
+        rows.append((name, each["test_set"], each["score"], *figures, f"±{each['tolerance']}", each["verdict"]))
+    signatures = [f"{name}: {each['signature']}" for name, each in outcomes.items() if each["signature"]]
+    return [*aligned(rows, left=3, rule=True), *signatures]
+
+
 def main() -> None:
     parser = argument_parser(__doc__)
     every = argparse.ArgumentParser(add_help=False)
@@ -163,16 +374,17 @@ def main() -> None:
     scoring.add_argument("name", metavar="NAME", help="as `list` prints it, or all")
     scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
     arguments = parser.parse_args()
-    shelf = read_shelf(arguments.models)
+    models = read_published(arguments.models)
     if arguments.command == "list":
-        print("\n".join(listing(shelf)))
+        print("\n".join(listing(models.values())))
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
-        manifest = get(arguments.name, out=out, origin=arguments.origin, shelf=shelf, packed=arguments.packed)
+        manifest = get(choose(models, arguments.name), out, arguments.origin, packed=arguments.packed)
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
     else:
-        score(shelf, shelf.chosen(arguments.name), arguments.out.resolve(), arguments.origin or shelf.url)
+        chosen = each_archive(models) if arguments.name == "all" else [choose(models, arguments.name)]
+        score(chosen, arguments.out.resolve(), arguments.origin)
 
 
 if __name__ == "__main__":

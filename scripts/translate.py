@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,15 +27,81 @@ from data_prep.lines import line_steps
 from scripts.common.blanks import BLANK
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
+from scripts.common.files import read_json
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import PrecisionChoice, take_search_precision
-from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
+from scripts.pretrained import codes_file, read_published
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.rouge import SENTENCE_SEPARATOR
 
 _OPTIONS = {"beam": "a beam of 5", "lenpen": "a length penalty of 1"}  # fairseq's own
 _SIGNS = {"<s>", "<pad>", "</s>", "<unk>"}
+_MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt", "checkpoint_best.pt")
+# what stands beside the flags of generation
+_NOTES = ("seed", "subset", "averaged", "last", "precision", "precision_reason")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model and what it needs to be asked."""
+
+    model: Path
+    dictionaries: Path
+    dataset: str
+    codes_folder: Path
+    generate: dict[str, Any]  # fairseq-generate's flags as the run's test set is generated with, where that is known
+    train: dict[str, Any]
+    published: bool = False  # one of scripts.pretrained, which has no run
+
+
+def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
+    """Find what belongs to a run's folder in work/ or one of its seeds', one of scripts.pretrained, or a checkpoint.
+
+    Of a run's seeds the one that is best on validation is taken. ``dataset``, whose steps the text goes through, and
+    ``dictionaries``, the folder of dict.*.txt, are given where they do not follow from the path.
+    """
+    if not path.exists():
+        raise UserError(f"there is no {path}; give a run's folder in work/, a folder of pretrained.py, or a checkpoint")
+    root = path if path.is_dir() else path.parent
+    if (best := _facts(path / "record.json").get("best_seed")) is not None:
+        root = path / f"seed{best}"
+    model = next((root / name for name in _MODELS if (root / name).is_file()), None) if path.is_dir() else path
+    if model is None and (seeds := sorted(each.name for each in path.glob("seed*") if each.is_dir())):
+        raise UserError(f"{path} has no record.json that says its best seed; give one of its seeds: {', '.join(seeds)}")
+    if model is None:
+        raise UserError(f"{path} holds no trained model: none of {', '.join(_MODELS)}; train one, or give a checkpoint")
+    data = next((parent for parent in model.resolve().parents if (parent / "binarised").is_dir()), None)
+    beside = any(model.parent.glob("dict.*.txt"))
+    if dictionaries is None:
+        if not beside and data is None:
+            raise UserError(f"no dictionaries (dict.*.txt) beside {model}; give their folder with --dictionaries")
+        dictionaries = model.parent if beside or data is None else data / "binarised"
+    manifest = _facts(model.parent / "manifest.json")
+    if dataset is None:
+        published = read_published().get(manifest.get("name", ""))
+        dataset = published.dataset if published else data.name if data is not None else None
+        if dataset is None:
+            raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
+    codes = data / "prepared" if data is not None and not beside else dictionaries
+    if data is not None:  # wherever a link to the model lies, its records lie beside the model
+        root = _seed_folder(model.resolve().parent, data)
+    config = (_facts(root / "record.json") or _facts(root.parent / "record.json")).get("config", {})
+    settings = config.get("generate", {}) | _facts(root / "tuned" / "tune.json").get("chosen", {})
+    settings = _facts(root / "hypotheses" / "generation.json").get("settings") or settings
+    generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
+    return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}), bool(manifest))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _seed_folder(start: Path, data: Path) -> Path:
+    """Find the folder of a seed or run, whose records say how it generates, around a model in a dataset's folder."""
+    marks = ("hypotheses/generation.json", "tuned/tune.json", "../record.json")
+    around = (folder for folder in (start, *start.parents) if data in folder.parents)
+    return next((folder for folder in around if any((folder / mark).is_file() for mark in marks)), start)
 
 
 def post_process(dataset: Dataset) -> str | None:
@@ -104,7 +171,9 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     if target is None:
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
     parted = post_process(dataset)
-    codes = arguments.codes or (trained.codes(source) if parted or not dataset.steps else trained.codes_folder / "none")
+    codes = arguments.codes or trained.codes_folder / "none"
+    if not arguments.codes and (parted or not dataset.steps):
+        codes = codes_file(trained.codes_folder, source)
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     # where no record of the run says how units are joined, the dataset's steps do
     generate = (

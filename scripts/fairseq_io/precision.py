@@ -6,6 +6,7 @@ where the environment has LIGHTCONV_MATMUL=bf16; fairseq's own stay in float32.
 """
 
 import functools
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,12 +30,7 @@ class PrecisionChoice:
     reason: str | None = None
 
 
-def _is_ours(train: Mapping[str, Any]) -> bool:
-    # of a published model no flags are known: it was converted into one of the plugin's
-    return str(train.get("arch", OURS)).startswith(OURS)
-
-
-def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str) -> PrecisionChoice:
+def take_precision(asked: str, devices: Devices, train: Mapping[str, Any], *, auto_on_gpu: str) -> PrecisionChoice:
     """Choose the precision.
 
     The paper trains in fp16 (section 5.3), which is kept on every GPU: bf16, which needs no loss scaling, rounds to 8
@@ -43,7 +39,7 @@ def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str
     Args:
         asked: auto, fp32, bf16 or fp16.
         devices: where it runs.
-        ours: the model is the plugin's.
+        train: the flags that the model is trained with; of a published one, which is the plugin's, none are known.
         auto_on_gpu: the precision that auto is on a GPU.
 
     Raises:
@@ -58,7 +54,7 @@ def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str
         return PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     if asked == "fp32":
         return PrecisionChoice("fp32")
-    if not ours:
+    if not str(train.get("arch", OURS)).startswith(OURS):
         return PrecisionChoice("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
     if asked == "bf16":
         lacking = bf16_unsupported_reason()
@@ -74,9 +70,7 @@ def take_precision(asked: str, devices: Devices, *, ours: bool, auto_on_gpu: str
 
 def take_training_precision(config: Config, devices: Devices) -> PrecisionChoice:
     """Choose the precision that a configuration is trained in; see ``take_precision``."""
-    return take_precision(
-        config.precision, devices, ours=_is_ours(config.train), auto_on_gpu=config.published_precision
-    )
+    return take_precision(config.precision, devices, config.train, auto_on_gpu=config.published_precision)
 
 
 def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any]) -> PrecisionChoice:
@@ -88,7 +82,7 @@ def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any]
     check_precision(asked, gpu=devices.gpu)
     if asked == "bf16" and devices.gpu:
         raise UserError("--precision is bf16, and on a GPU fairseq generates in fp32 or fp16; take one of these")
-    return take_precision(asked, devices, ours=_is_ours(train), auto_on_gpu="fp32")
+    return take_precision(asked, devices, train, auto_on_gpu="fp32")
 
 
 def check_precision(given: str | None, *, gpu: bool) -> None:
@@ -103,18 +97,19 @@ def check_precision(given: str | None, *, gpu: bool) -> None:
 
 def bf16_unsupported_reason() -> str | None:
     """Return the reason why the plugin would multiply in float32 on this processor, or None."""
-    return _ask_plugin("lacking")
+    return _ask_plugin()["unsupported"]
 
 
 def bf16_slower_reason() -> str | None:
     """Return the reason why float32 is to be preferred to bfloat16 on this processor, or None."""
-    return _ask_plugin("slower")
+    return _ask_plugin()["slower"]
 
 
 @functools.cache
-def _ask_plugin(what: str) -> str | None:
-    code = f"from lightconv_plugin.ops.fused.linear import {what}; print({what}() or '')"
-    return ask_python("-c", code, failed="the processor's units cannot be found out")[0] or None
+def _ask_plugin() -> dict[str, str | None]:
+    """Have a process of its own ask: torch is heavy, and the plugin may have to be compiled."""
+    said, _ = ask_python("-m", __name__, failed="the processor's units cannot be found out")
+    return json.loads(said)
 
 
 def matmul_precision(precision: str, *, gpu: bool) -> list[str]:
@@ -122,3 +117,9 @@ def matmul_precision(precision: str, *, gpu: bool) -> list[str]:
     if gpu or (precision != "bf16" and VARIABLE not in os.environ):
         return []
     return ["env", f"{VARIABLE}={precision}"]
+
+
+if __name__ == "__main__":
+    from lightconv_plugin.ops.fused.linear import lacking, slower
+
+    print(json.dumps({"unsupported": lacking(), "slower": slower()}))

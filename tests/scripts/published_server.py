@@ -33,7 +33,7 @@ from subword_nmt.learn_bpe import get_vocabulary
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.text.bpe import learn_from_counts
-from scripts.fairseq_io.published import Published, read_shelf
+from scripts.pretrained import FILE, Published, choose, each_archive, read_published
 from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
@@ -260,9 +260,9 @@ def published(
 ) -> Iterator[Path]:
     """Serve the models ``names`` (none: all), trained for ``updates`` (0: not at all); yields their table."""
     damage = damage or {}
-    shelf = read_shelf()
-    chosen = [shelf.model(name) for name in names] or shelf.chosen("all")
-    content = yaml.safe_load(shelf.file.read_text())
+    known = read_published()
+    chosen = [choose(known, name) for name in names] or each_archive(known)
+    content = yaml.safe_load(FILE.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
     content["test_sets"] = {key: dict(value) for key, value in content["test_sets"].items()}
     datasets = {model.of: model.dataset for model in chosen}

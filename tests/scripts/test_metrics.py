@@ -8,9 +8,8 @@ from rouge_score.rouge_scorer import RougeScorer
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
 from scripts.score import unlikely
-from scripts.scoring.bleu import split_compounds, words
 from scripts.scoring.detokenise import detokenise, escapes, lowercases
-from scripts.scoring.metrics import Side, evaluate, measures, metric, tokeniser
+from scripts.scoring.metrics import Side, evaluate, measures, metric, split_compounds, tokeniser, words
 from scripts.scoring.score_names import KEYS, NAMES
 from tests.data_prep.samples import with_steps
 

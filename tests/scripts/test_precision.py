@@ -27,7 +27,7 @@ CPU, GPU, OLD_GPU = Devices(gpu=False, count=1), Devices(gpu=True, count=1, bf16
 
 
 def take(asked: str, devices: Devices) -> PrecisionChoice:
-    return take_precision(asked, devices, ours=True, auto_on_gpu="fp16")
+    return take_precision(asked, devices, {}, auto_on_gpu="fp16")
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_precisions_that_the_devices_do_not_have():
     with pytest.raises(UserError, match="bf16, which these GPUs do not compute in; take fp16 or fp32"):
         take("bf16", OLD_GPU)
     with pytest.raises(UserError, match="bf16, which these GPUs do not compute in; take fp16 or fp32"):
-        take_precision("auto", OLD_GPU, ours=True, auto_on_gpu="bf16")
+        take_precision("auto", OLD_GPU, {}, auto_on_gpu="bf16")
     assert take_search_precision("auto", GPU, {}) == PrecisionChoice("fp32", "auto is fp32 on a GPU")
     assert take("fp16", CPU) == PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     check_precision("fp16", gpu=True)

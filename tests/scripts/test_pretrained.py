@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import io
 import subprocess
-import sys
 import tarfile
 from argparse import Namespace
 from collections.abc import Iterator
@@ -20,15 +19,15 @@ import torch
 from data_prep.fetch import Patience
 from scripts import pretrained
 from scripts.common.errors import UserError
-from scripts.common.process import ask_python
-from scripts.fairseq_io.published import read_shelf
+from scripts.common.process import ask_python, environment, python_module
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
 
 NAME = "dynamicconv.glu.wmt17.zh-en"
-SHELF = read_shelf()
+MODELS = pretrained.read_published()
+MODEL = MODELS[NAME]
 CONVERT = pretrained.convert
-ARCHIVE = SHELF.models[NAME].archive
+ARCHIVE = MODEL.archive
 OTHER = "lightconv.no_glu.iwslt14.de-en"
 FILES = ["bpecodes", "dict.en.txt", "dict.zh.txt", "manifest.json", "model.pt"]
 
@@ -92,11 +91,11 @@ def quick(monkeypatch) -> None:
 
 
 def test_the_list():
-    lines = pretrained.listing(SHELF)
+    lines = pretrained.listing(MODELS.values())
     assert len(lines) == 13
-    assert len(SHELF.chosen("all")) == 10
+    assert len(pretrained.each_archive(MODELS)) == 10
     row = next(line.split() for line in lines if line.startswith(NAME))
-    assert row == [NAME, "wmt17.zh-en", "DynamicConv", "yes", SHELF.url + ARCHIVE]
+    assert row == [NAME, "wmt17.zh-en", "DynamicConv", "yes", MODEL.url + ARCHIVE]
     assert next(line.split() for line in lines if line.startswith(OTHER))[1:4] == ["iwslt14.de-en", "LightConv", "no"]
 
 
@@ -104,7 +103,7 @@ def test_the_list_is_fairseq_s():
     from fairseq.models.lightconv import LightConvModel
 
     theirs = {name: what["path"] for name, what in LightConvModel.hub_models().items()}
-    assert theirs == {name: SHELF.url + model.archive for name, model in SHELF.models.items()}
+    assert theirs == {name: model.url + model.archive for name, model in MODELS.items()}
 
 
 def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, monkeypatch):
@@ -112,9 +111,9 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
     site.pages[f"/{ARCHIVE}"].drop = [1000]
     monkeypatch.setattr("data_prep.fetch.Patience", lambda: Patience(attempts=1))
     with pytest.raises(UserError, match=r"bytes missing.*\n.*a folder that you give with --from"):
-        pretrained.get(NAME, out=out, origin=site.url)
+        pretrained.get(MODEL, out=out, origin=site.url)
     assert not out.exists()
-    manifest = pretrained.get(NAME, out=out, origin=site.url, packed=True)
+    manifest = pretrained.get(MODEL, out=out, origin=site.url, packed=True)
     assert site.ranges == [None, "bytes=1000-"]
     assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*FILES, "config.json", "model.safetensors"])
     assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
@@ -128,14 +127,14 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
 @pytest.mark.usefixtures("quick")
 def test_fetched_again_it_must_be_the_same(shelf, model, tmp_path):
     out = tmp_path / "model"
-    pretrained.get(NAME, out=out, origin=str(shelf))
-    pretrained.get(NAME, out=out, origin=str(shelf))
+    pretrained.get(MODEL, out=out, origin=str(shelf))
+    pretrained.get(MODEL, out=out, origin=str(shelf))
     before = (out / "manifest.json").read_bytes()
     other = tmp_path / "other"
     other.mkdir()
     pack(other / ARCHIVE, {"model.pt": model})
     with pytest.raises(UserError, match="is not what was fetched before: SHA-256"):
-        pretrained.get(NAME, out=out, origin=str(other))
+        pretrained.get(MODEL, out=out, origin=str(other))
     assert (out / "manifest.json").read_bytes() == before
     assert sorted(path.name for path in out.glob("[!.]*")) == FILES
     assert (other / ARCHIVE).exists()
@@ -156,7 +155,7 @@ def test_fetched_again_it_must_be_the_same(shelf, model, tmp_path):
 def test_archives_of_something_else(tmp_path, files, message):
     pack(tmp_path / ARCHIVE, files)
     with pytest.raises(UserError, match=message):
-        pretrained.get(NAME, out=tmp_path / "deep" / "model", origin=str(tmp_path))
+        pretrained.get(MODEL, out=tmp_path / "deep" / "model", origin=str(tmp_path))
     assert not (tmp_path / "deep" / "model").exists()
     assert not (tmp_path / "outside").exists()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == []
@@ -221,7 +220,7 @@ def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(tmp_path,
         file.writelines(bomb(kind))
     assert (tmp_path / ARCHIVE).stat().st_size < 20_000
     with pytest.raises(UserError, match=f"{ARCHIVE}{message}"):
-        pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
+        pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
 
 
@@ -230,7 +229,7 @@ def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(tmp_path,
 def test_broken_archives(shelf, tmp_path, cut):
     (tmp_path / ARCHIVE).write_bytes((shelf / ARCHIVE).read_bytes()[:cut])
     with pytest.raises(UserError, match=r"is damaged or cut short .*; delete the archive, fetch it again"):
-        pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
+        pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
     assert not (tmp_path / "model").exists()
 
 
@@ -239,21 +238,21 @@ def test_a_model_that_cannot_be_converted(tmp_path):
     with pytest.raises(
         UserError, match=r"the model in the archive cannot be converted: .*not a readable fairseq checkpoint"
     ):
-        pretrained.get(NAME, out=tmp_path / "model", origin=str(tmp_path))
+        pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
 
 
 def test_unknown_names_missing_files_and_other_folders(site, shelf, tmp_path):
     with pytest.raises(UserError, match=rf"no published model dynamic; choose one of: .*{NAME}"):
-        pretrained.get("dynamic", out=tmp_path / "model")
+        pretrained.choose(MODELS, "dynamic")
     with pytest.raises(UserError, match="answered 404"):
-        pretrained.get(OTHER, out=tmp_path / "model", origin=site.url)
+        pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=site.url)
     with pytest.raises(UserError, match=r"there is no .*; --from takes the folder"):
-        pretrained.get(OTHER, out=tmp_path / "model", origin=str(shelf))
+        pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=str(shelf))
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("x")
     with pytest.raises(UserError, match="which this project did not write there: chapter1"):
-        pretrained.get(NAME, out=tmp_path / "thesis", origin=str(shelf))
+        pretrained.get(MODEL, out=tmp_path / "thesis", origin=str(shelf))
     assert (tmp_path / "thesis" / "chapter1").exists()
 
 
@@ -273,17 +272,18 @@ def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, faul
             patch.setattr("shutil.disk_usage", lambda path: room)
             patch.setattr(pretrained, "open_own", fails)
         with pytest.raises(type(fault)):
-            pretrained.get(NAME, out=tmp_path / "model", origin=site.url)
+            pretrained.get(MODEL, out=tmp_path / "model", origin=site.url)
     assert not (tmp_path / "model").exists()
-    pretrained.get(NAME, out=tmp_path / "model", origin=site.url)
+    pretrained.get(MODEL, out=tmp_path / "model", origin=site.url)
     assert site.ranges == [None]  # the archive was there
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_as_a_command(tmp_path):
-    script = [sys.executable, pretrained.__file__]
-    listed = subprocess.run([*script, "list"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert listed.stdout.splitlines() == pretrained.listing(SHELF)
-    refused = subprocess.run([*script, "get", "nothing"], cwd=tmp_path, capture_output=True, text=True)
+    script = python_module("scripts.pretrained")
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
+    listed = subprocess.run([*script, "list"], check=True, **options)
+    assert listed.stdout.splitlines() == pretrained.listing(MODELS.values())
+    refused = subprocess.run([*script, "get", "nothing"], **options)
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: there is no published model nothing; choose one of: lightconv.no_glu.iws")

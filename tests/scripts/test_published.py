@@ -13,13 +13,12 @@ from data_prep.prepare import prepare
 from lightconv_plugin import convert
 from scripts import pretrained
 from scripts.common.errors import UserError
-from scripts.fairseq_io.published import check_model, read_shelf
 from scripts.pipeline.config import load_config
-from scripts.reproduce.published import Outcome, configuration, report, score
+from scripts.pretrained import check_model, configuration, each_archive, outcome, read_published, report, score
 from scripts.tables.published import CONFIGS, read_tables
 from tests.scripts.published_server import TEST_LINES, published
 
-SHELF = read_shelf()
+MODELS = read_published()
 JOINED = "dynamicconv.no_glu.wmt16.en-de"
 APART = "lightconv.no_glu.iwslt14.de-en"
 
@@ -33,15 +32,15 @@ def test_figures_are_those_of_the_tables():
             for column in table.columns:
                 if (config := table.config(row, column)) and ".test." in column.value:
                     printed[config] = (row.figures[column.key].value, f"Table {number}", column.value.split(".")[2])
-    for model in SHELF.models.values():
+    for model in MODELS.values():
         found = printed.get(model.config.resolve())
         assert found == ((model.figure, model.stands, model.measure) if model.figure else None), model.name
-    assert sum(model.figure is not None for model in SHELF.chosen("all")) == 8
+    assert sum(model.figure is not None for model in each_archive(MODELS)) == 8
 
 
 def test_settings_are_those_of_fairseq_s_page():
     page = {"iwslt14.de-en": (4, 1.0), "wmt16.en-de": (5, 0.5), "wmt14.en-fr": (5, 0.9), "wmt17.zh-en": (8, 1.0)}
-    for model in SHELF.chosen("all"):
+    for model in each_archive(MODELS):
         assert (model.generate["beam"], model.generate["lenpen"]) == page[model.of]
         assert model.generate["batch-size"] == 128
         assert set(load_dataset(model.dataset).languages) == set(model.of[-5:].split("-"))
@@ -51,16 +50,12 @@ def test_settings_are_those_of_fairseq_s_page():
 
 
 def test_the_configuration_is_of_the_checkpoint_as_it_is(tmp_path):
-    model = SHELF.models["lightconv.glu.wmt17.zh-en"]
+    model = MODELS["lightconv.glu.wmt17.zh-en"]
     path = tmp_path / f"{model.name}.yaml"
     path.write_text(configuration(model))
     config = load_config(path)
     assert (config.name, config.average, config.tune) == (model.name, {}, {})
     assert config.generate == {"beam": 8, "lenpen": 1.0, "post-process": "subword_nmt", "batch-size": 128}
-
-
-def outcome(score: float | None, figure: float | None = 28.9, **more: str) -> Outcome:
-    return Outcome(replace(SHELF.models[JOINED], figure=figure), 0.1, score, **more)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +68,17 @@ def outcome(score: float | None, figure: float | None = 28.9, **more: str) -> Ou
     ],
 )
 def test_a_score_is_judged_by_the_tolerance(score, difference, verdict):
-    found = outcome(score)
-    assert (found.difference, found.verdict, found.failed) == (difference, verdict, verdict == "differs")
+    found = outcome(replace(MODELS[JOINED], figure=28.9), score)
+    assert (found["difference"], found["verdict"]) == (difference, verdict)
 
 
 def test_the_table():
-    outcomes = [
-        outcome(28.79, signature="tok:none"),
-        outcome(27.0, None),
-        outcome(None, error="the stage model failed"),
-    ]
+    model = replace(MODELS[JOINED], figure=28.9)
+    outcomes = {
+        JOINED: outcome(model, 28.79, signature="tok:none"),
+        "without a figure": outcome(replace(model, figure=None), 27.0),
+        "failed": outcome(model, error="the stage model failed"),
+    }
     lines = report(outcomes)
     cells = [line.split("  ") for line in lines]
     assert [[cell.strip() for cell in line if cell][3:] for line in cells[2:5]] == [
@@ -91,7 +87,6 @@ def test_the_table():
         ["28.9", "-", "-", "±0.1", "no score: the stage model failed"],
     ]
     assert lines[5:] == [f"{JOINED}: tok:none"]
-    assert [each.failed for each in outcomes] == [True, False, True]
 
 
 @pytest.fixture
@@ -119,35 +114,35 @@ def test_a_wrong_archive_is_refused_by_name(tmp_path, name, how, message):
         published(tmp_path, [name], {name: how}, updates=0) as table,
         pytest.raises(UserError, match=message),
     ):
-        pretrained.get(name, out=tmp_path / "model", shelf=read_shelf(table))
+        pretrained.get(read_published(table)[name], out=tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.usefixtures("in_process")
 def test_dictionaries_of_shared_embeddings_are_the_same(tmp_path):
     with published(tmp_path, [JOINED], updates=0) as table:
-        shelf = read_shelf(table)
-        pretrained.get(JOINED, out=tmp_path / "model", shelf=shelf)
+        model = read_published(table)[JOINED]
+        pretrained.get(model, out=tmp_path / "model")
     path = tmp_path / "model" / "dict.de.txt"
     first, second, *rest = path.read_text().splitlines(keepends=True)
     path.write_text("".join([second, first, *rest]))
     with pytest.raises(UserError, match=f"{JOINED} shares its embeddings, but its two dictionaries differ"):
-        check_model(shelf.models[JOINED], tmp_path / "model")
+        check_model(model, tmp_path / "model")
     path.unlink()
     with pytest.raises(
         UserError, match=r"joined-dict.dynamicconv.tar.gz holds no dict.de.txt \(bpecodes, dict.en.txt, "
     ):
-        check_model(shelf.models[JOINED], tmp_path / "model")
+        check_model(model, tmp_path / "model")
 
 
 @pytest.mark.usefixtures("in_process")
 def test_a_wrong_test_set_and_a_dictionary_of_other_units_are_refused_by_name(tmp_path):
     """The test set alone is fetched and prepared; it has the size of the true one and the dictionary's units."""
     with published(tmp_path, [APART], {APART: "lines"}, updates=0) as table:
-        shelf = read_shelf(table)
-        pretrained.get(APART, out=tmp_path / "model", shelf=shelf)
+        model = read_published(table)[APART]
+        pretrained.get(model, out=tmp_path / "model")
         code = tmp_path / "model" / "code"
-        dataset = load_dataset(shelf.models[APART].dataset).only_test([code, code])
+        dataset = load_dataset(model.dataset).only_test([code, code])
         download(dataset, raw=None, out=tmp_path / "raw")
     with pytest.raises(UserError, match=rf"{TEST_LINES - 1} .*expected {TEST_LINES}"):
         prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "prepared", workers=1)
@@ -161,19 +156,19 @@ def test_a_wrong_test_set_and_a_dictionary_of_other_units_are_refused_by_name(tm
 
 def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd):
     """Two that are not there: both are tried, both are in the table, and the status tells."""
-    chosen = [SHELF.models[APART], SHELF.models[JOINED]]
+    chosen = [MODELS[APART], MODELS[JOINED]]
     with pytest.raises(UserError, match=f"2 of 2 models are not within 0.1 .*: {APART}, {JOINED}; "):
-        score(SHELF, chosen, tmp_path / "work", str(tmp_path))
+        score(chosen, tmp_path / "work", str(tmp_path))
     said = capfd.readouterr()
     assert said.out.count("no score: the stage model ended with status 1") == 2
     assert f"error: there is no {tmp_path}/iwslt14.de-en.lightconv.tar.gz" in said.err
 
 
 def test_what_the_table_lacks_is_said(tmp_path):
-    content = yaml.safe_load(SHELF.file.read_text())
+    content = yaml.safe_load(pretrained.FILE.read_text())
     del content["test_sets"]["wmt14.en-fr"]
     (tmp_path / "published.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(UserError, match=r"published.yaml: models and test_sets lack 'wmt14.en-fr'"):
-        read_shelf(tmp_path / "published.yaml")
+        read_published(tmp_path / "published.yaml")
     with pytest.raises(UserError, match="there is no published model nothing; choose one of: lightconv"):
-        SHELF.chosen("nothing")
+        pretrained.choose(MODELS, "nothing")

@@ -27,10 +27,11 @@ from scripts.fairseq_io import translator
 from scripts.fairseq_io.commands import generate_command
 from scripts.fairseq_io.generation import _JOINED, run_generation
 from scripts.fairseq_io.precision import VARIABLE
-from scripts.fairseq_io.trained import Trained, find_trained
 from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.config import Config
+from scripts.pretrained import codes_file
 from scripts.scoring.detokenise import detokeniser
+from scripts.translate import Trained, find_trained
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -211,7 +212,7 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
     found = find_trained(data / "m")
     assert found.model == data / "m/seed2/tuned/model.pt"
     assert (found.dictionaries, found.dataset) == (data / "binarised", "iwslt14_de_en")
-    assert found.codes("de") == data / "prepared/codes"
+    assert codes_file(found.codes_folder, "de") == data / "prepared/codes"
     assert found.generate == generate
 
     settings = {"seed": 2, "subset": "test", "averaged": "3 by update", "beam": 4, "lenpen": 0.4}
@@ -376,7 +377,7 @@ def test_a_published_model_says_its_dataset_by_its_name(tmp_path):
     (tmp_path / "manifest.json").write_text('{"name": "dynamicconv.glu.wmt16.en-de"}')
     found = find_trained(tmp_path)
     assert (found.model, found.dictionaries, found.dataset) == (tmp_path / "model.pt", tmp_path, "wmt16_en_de")
-    assert found.codes("en") == tmp_path / "code"
+    assert codes_file(found.codes_folder, "en") == tmp_path / "code"
     assert found.generate == {}
 
 
@@ -393,6 +394,6 @@ def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
         find_trained(tmp_path)
     found = find_trained(tmp_path, dataset="wmt16_en_de")
     with pytest.raises(UserError, match="--codes"):
-        found.codes("en")
+        codes_file(found.codes_folder, "en")
     with pytest.raises(UserError, match=r"there is no .*dict\.de\.txt"):
         Translator(found.model, found.dictionaries, ("en", "de"), {})
