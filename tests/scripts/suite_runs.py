@@ -9,7 +9,7 @@ import yaml
 
 from scripts.common.files import write_json
 from scripts.fairseq_io.trainlog import read_log_file
-from scripts.pipeline.stamp import Stamp, digest_data, write_stamp
+from scripts.pipeline.stamp import Stamp, digest_data, fingerprint, write_stamp
 from scripts.scoring.selection import summarise
 from scripts.suite import results, speed
 from scripts.suite.plan import Suite, keep_all, read_suite, run_jobs, trial_jobs
@@ -78,7 +78,7 @@ def train(job: Job, seed: int, loss: float, later: float = 0.0) -> None:
     write(folder / "train.log", [*lines, LOG.format("valid", "valid_", 2, later or loss)])
     log = read_log_file(folder / "train.log")
     assert (log.train_loss, log.valid_loss) == ({1: loss + 1}, {1: loss, 2: later or loss})
-    data = digest_data(job.work / job.config.dataset / "binarised")
+    data = digest_data(job.data / "binarised")
     (folder / "started.json").write_text(json.dumps({"data": data}))
     write_stamp(folder, Stamp("id", "made from", None, 1.0, "then", None, {}))
 
@@ -161,7 +161,7 @@ def build(folder: Path) -> Path:
     timed = {"lines": {"1": 4, "65": 4}, "tokens": {"1": 8, "65": 70}, "seconds": seconds}
     keep_all(suite)
     (translation, _) = results.collect(suite)
-    of_models = {name: translation.models[name].architecture for name in seconds}
+    of_models = {name: fingerprint(translation.models[name].config.train) for name in seconds}
     timed["made_from"] = {"conditions": speed.conditions(), **of_models}
     write_json(suite.records / "debian_en_de.json", translation.facts | {"speed": timed})
     return folder

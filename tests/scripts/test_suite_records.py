@@ -197,4 +197,4 @@ def test_test_lines_of_families_that_train_are_counted(tmp_path):
         blocks = [block(package, language, *lines) for package, lines in packages.items()]
         write(tmp_path / "raw" / f"Translation-{language}", "\n".join(blocks).split("\n"))
         write(tmp_path / "prepared" / "raw" / f"test.{language}", tested[:3])
-    assert overlap._in_families("debian_en_de", tmp_path) == 1
+    assert overlap.in_families("debian_en_de", tmp_path) == 1
