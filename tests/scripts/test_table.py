@@ -12,7 +12,7 @@ from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.pipeline.config import load_config
 from scripts.table import main, paper_table
-from scripts.tables.measured import as_csv, cells, read_runs
+from scripts.tables.measured import Measured
 from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
@@ -183,7 +183,7 @@ def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_dig
 def test_the_csv_has_every_figure_once(tmp_path):
     ablation(tmp_path)
     table = TABLES[3]
-    lines = list(csv.DictReader(io.StringIO(as_csv(table, cells(table, read_runs(table, tmp_path)[0])))))
+    lines = list(csv.DictReader(io.StringIO(Measured(table, tmp_path).as_csv())))
     assert len(lines) == sum(len(row.figures) for row in table.rows)
     found = {(line["run"], line["column"]): line for line in lines}
     dynamic = found["wmt16_en_de/dynamicconv_noglu", "speed"]

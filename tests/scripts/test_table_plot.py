@@ -6,7 +6,7 @@ import pytest
 
 from scripts.common.figure import open_figure
 from scripts.tables import plot
-from scripts.tables.measured import cells, read_runs
+from scripts.tables.measured import Measured
 from scripts.tables.published import read_tables
 from tests.scripts.run_records import record, speed, write
 
@@ -23,7 +23,7 @@ DRAWN = {  # quality, against what (None: row by row)
 
 
 def panels(number: int, work: Path) -> list[plot.Panel]:
-    return plot.panels(TABLES[number], cells(TABLES[number], read_runs(TABLES[number], work)[0]))
+    return plot.panels(Measured(TABLES[number], work))
 
 
 @pytest.mark.parametrize("number", DRAWN)
