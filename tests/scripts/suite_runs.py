@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from scripts.common.files import write_json
 from scripts.fairseq_io.trainlog import read_log_file
@@ -51,6 +53,7 @@ LOSSES = {("base", 0.1): 3.0, ("base", 0.2): 2.5, ("good", 0.1): 2.0, ("good", 0
 # how many of ten words are wrong, by model and seed
 WRONG = {("base", 1): 3, ("base", 2): 3, ("good", 1): 1, ("good", 2): 1, ("bad", 1): 7}
 PERPLEXITY = {"lm_base": [41.0, 42.0], "lm_good": [30.0, 29.0]}
+METRICS = {"sacrebleu": BLEU(), "chrf": CHRF()}
 LOG = '2026-01-01 00:00:00 | INFO | {0} | {{"{1}num_updates": "{2}", "{1}loss": "{3}"}}'
 
 
@@ -100,18 +103,10 @@ def run(job: Job, name: str, references: list[str]) -> None:
         write(root / "scores" / "test" / "hypotheses.detok", lines)
         (root / "tuned").mkdir()
         (root / "tuned" / "model.pt").write_bytes(b"weights")
-        found = collect_measures(job, lines, references)
+        found = {key: metric.corpus_score(lines, [references]).score for key, metric in METRICS.items()}
         facts = {"updates": 2, "seconds": 60.0 * seed, "tokens_per_second": 1000 / seed, "peak_mb": 300}
         seeds[str(seed)] = {"training": facts, "generation": None, "tuned": {"lenpen": 1.0}, "valid": {}, "test": found}
     record(job, seeds, [f"{stage}:{seed}" for seed in job.config.seeds for stage in ("train", "score")])
-
-
-def collect_measures(job: Job, lines: list[str], references: list[str]) -> dict[str, float]:
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    pairs = {"sacrebleu": BLEU(), "chrf": CHRF()}
-    return {key: metric.corpus_score(lines, [references]).score for key, metric in pairs.items()}
 
 
 def build(folder: Path) -> Path:
