@@ -56,43 +56,37 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def figures(runs: Sequence[Run]) -> list[list[str]]:
     """Return what the runs reached: a line for each quantity that any of them has, a column for each run."""
-    lines = [["", *(run.name for run in runs)]]
-
-    def line(title: str, cells: Sequence[str]) -> None:
-        if any(cell != EMPTY for cell in cells):
-            lines.append([title, *cells])
-
-    records = [run.record for run in runs]
-    line("data", [record["dataset"] for record in records])
-    line("parameters", [number(record, "parameters", ",d") for record in records])
-    line("seeds", [str(len(record["seeds"])) for record in records])
-    for key in dict.fromkeys(key for kind in KEYS for key in KEYS[kind] if any(metric(r) == kind for r in records)):
-        note = ", lower is better" if key in LOWER_IS_BETTER else ""
-        line(f"valid {NAMES[key]}{note}", [spread(lookup(record, f"summary.valid.{key}")) for record in records])
-        line(f"test {NAMES[key]}{note}", [tested(lookup(record, f"summary.test.{key}")) for record in records])
-    for rate in ("sentences", "tokens"):
-        path = f"{rate}_per_second"
-        line(f"speed, {rate}/s", [spread(lookup(record, f"speed.{path}"), ".1f") for record in records])
-        line(f"test set, {rate}/s", [number(best_seed(record), f"generation.{path}", ".1f") for record in records])
-    line("speed, x baseline", [number(record, "speed.ratio", ".2f") for record in records])
-    line("training, tokens/s", [number(best_seed(record), "training.tokens_per_second", ",.0f") for record in records])
-    seconds = [lookup(best_seed(record), "training.seconds") for record in records]
-    line("training, time", [EMPTY if value is None else clock(value) for value in seconds])
-    return lines
+    kinds = {metric(run.record) for run in runs}
+    columns = []
+    for run in runs:
+        record, best = run.record, best_seed(run.record)
+        seconds = lookup(best, "training.seconds")
+        column = {"": run.name, "data": record["dataset"], "parameters": number(record, "parameters", ",d")}
+        column["seeds"] = str(len(record["seeds"]))
+        for key in (key for kind in KEYS if kind in kinds for key in KEYS[kind]):
+            name = f"{NAMES[key]}{', lower is better' if key in LOWER_IS_BETTER else ''}"
+            column[f"valid {name}"] = spread(lookup(record, f"summary.valid.{key}"))
+            column[f"test {name}"] = tested(lookup(record, f"summary.test.{key}"))
+        for rate in ("sentences", "tokens"):
+            column[f"speed, {rate}/s"] = spread(lookup(record, f"speed.{rate}_per_second"), ".1f")
+            column[f"test set, {rate}/s"] = number(best, f"generation.{rate}_per_second", ".1f")
+        column["speed, x baseline"] = number(record, "speed.ratio", ".2f")
+        column["training, tokens/s"] = number(best, "training.tokens_per_second", ",.0f")
+        column["training, time"] = EMPTY if seconds is None else clock(seconds)
+        columns.append(column)
+    lines = [[title, *(column[title] for column in columns)] for title in columns[0]]
+    return [line for line in lines if any(cell != EMPTY for cell in line[1:])]
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
     """The settings and circumstances in which the runs differ, a column for each run; a dash where one has none."""
-    settings = [
-        {
-            **dict(_flat("", run.record["config"])),
-            **dict(_flat("tuned", lookup(best_seed(run.record), "tuned"))),
-            **{key: value for part in _CIRCUMSTANCES for key, value in _flat(part, lookup(run.record, part))},
-        }
-        for run in runs
-    ]
+    settings = []
+    for run in runs:
+        parts = [("", run.record["config"]), ("tuned", lookup(best_seed(run.record), "tuned"))]
+        parts += [(part, lookup(run.record, part)) for part in _CIRCUMSTANCES]
+        settings.append({key: _text(value) for part in parts for key, value in _flat(*part)})
     names = dict.fromkeys(name for each in settings for name in each)
-    rows = [[name, *(_text(each.get(name)) for each in settings)] for name in names]
+    rows = [[name, *(each.get(name, EMPTY) for each in settings)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
@@ -111,13 +105,10 @@ def _text(value: Any) -> str:
 
 def as_text(runs: Sequence[Run]) -> str:
     """All of it as aligned text."""
-    lines = aligned(figures(runs), left=1, rule=True)
-    different = differences(runs)
-    if not different:
-        return "\n".join([*lines, "", "They do not differ in any setting."])
-    return "\n".join(
-        [*lines, "", *aligned([["different in", *(run.name for run in runs)], *different], left=1, rule=True)]
-    )
+    different, lines = differences(runs), ["They do not differ in any setting."]
+    if different:
+        lines = aligned([["different in", *(run.name for run in runs)], *different], left=1, rule=True)
+    return "\n".join([*aligned(figures(runs), left=1, rule=True), "", *lines])
 
 
 def main() -> None:

@@ -19,8 +19,7 @@ from scripts.common.terminal import aligned
 from scripts.fairseq_io.models import StandInDictionary, load_plugin, training_arguments, without_memory
 from scripts.pipeline.config import flags, load_config
 from scripts.tables.published import CONFIGS, read_tables
-
-HEADER = ("table", "row", "configuration", "counted (M)", "paper (M)", "vocabulary", "count")
+from scripts.tables.records import rows_of
 
 
 @dataclass(frozen=True)
@@ -29,41 +28,30 @@ class Vocabulary:
 
     source: int
     target: int | None
-    known: bool  # known from the data; otherwise inferred from the paper's counts
     why: str
+    known: bool = True  # from the data; otherwise inferred from the paper's counts
 
 
-IWSLT = Vocabulary(
-    8_848, 6_632, True, "IWSLT: 8,848 and 6,632 types (public logs), three matrices; no count is printed"
+IWSLT = Vocabulary(8_848, 6_632, "IWSLT: 8,848 and 6,632 types (public logs), three matrices; no count is printed")
+ZH_EN = (
+    "Zh-En: 37,728 types a side are inferred from the three counts; source, target and output matrix have 115.9M. "
+    "By public steps, 50,080 and 33,080 types, each model would have 3.1M more"
 )
+EN_DE = "En-De: 32,768 types, where fairseq's command cuts the dictionary; one shared matrix (33.6M)"
+EN_FR = "En-Fr: 44,512 types of the published models (fairseq's issue 3207); no count is printed"
+CNN_DM = "CNN-DailyMail: 30,000 types (section 5.2), three matrices: source, target, output"
+GBW = "Billion Word: 793,471 types in the bands 60K x 1024, 100K x 256, 633K x 64 (section 5.3)"
 VOCABULARIES = {
-    "wmt16_en_de_google": Vocabulary(
-        32_768,
-        None,
-        True,
-        "En-De: 32,768 types, where fairseq's command cuts the dictionary; one shared matrix (33.6M)",
-    ),
-    "wmt14_en_fr": Vocabulary(
-        44_512, None, True, "En-Fr: 44,512 types of the published models (fairseq's issue 3207); no count is printed"
-    ),
-    "wmt17_zh_en": Vocabulary(
-        37_728,
-        37_728,
-        False,
-        "Zh-En: 37,728 types a side are inferred from the three counts; source, target and output matrix have 115.9M. "
-        "By public steps, 50,080 and 33,080 types, each model would have 3.1M more",
-    ),
+    "wmt16_en_de_google": Vocabulary(32_768, None, EN_DE),
+    "wmt14_en_fr": Vocabulary(44_512, None, EN_FR),
+    "wmt17_zh_en": Vocabulary(37_728, 37_728, ZH_EN, known=False),
     "iwslt14_de_en": IWSLT,
     "iwslt14_de_en_2018": IWSLT,
-    "cnn_dm": Vocabulary(
-        30_000, 30_000, True, "CNN-DailyMail: 30,000 types (section 5.2), three matrices: source, target, output"
-    ),
-    "gbw": Vocabulary(
-        793_471, None, True, "Billion Word: 793,471 types in the bands 60K x 1024, 100K x 256, 633K x 64 (section 5.3)"
-    ),
+    "cnn_dm": Vocabulary(30_000, 30_000, CNN_DM),
+    "gbw": Vocabulary(793_471, None, GBW),
 }
 # a published model with dictionaries of its own
-CONVS2S = {"fconv_wmt_en_fr": Vocabulary(44_206, 44_463, True, "ConvS2S, En-Fr: the published model's dictionaries")}
+CONVS2S = {"fconv_wmt_en_fr": Vocabulary(44_206, 44_463, "ConvS2S, En-Fr: the published model's dictionaries")}
 
 
 @dataclass(frozen=True)
@@ -138,16 +126,21 @@ def verdict(row: Row) -> str:
     return "met" if vocabulary(row.config).known else "met with inferred vocabulary"
 
 
-def cells(row: Row) -> list[str]:
-    """A row as it is printed."""
-    known = "known" if vocabulary(row.config).known else "inferred"
-    paper = "-" if row.paper is None else str(row.paper)
-    return [str(row.table), row.label, row.name, f"{millions(row.config):.1f}", paper, known, verdict(row)]
-
-
 def table(rows: Sequence[Row]) -> str:
     """The rows as aligned text."""
-    return "\n".join(aligned([HEADER, *(cells(row) for row in rows)], left=3, rule=True))
+    lines = [
+        {
+            "table": str(row.table),
+            "row": row.label,
+            "configuration": row.name,
+            "counted (M)": f"{millions(row.config):.1f}",
+            "paper (M)": "-" if row.paper is None else str(row.paper),
+            "vocabulary": "known" if vocabulary(row.config).known else "inferred",
+            "count": verdict(row),
+        }
+        for row in rows
+    ]
+    return "\n".join(aligned(rows_of(lines), left=3, rule=True))
 
 
 def lightconv_by_glu(dataset: str) -> dict[str, float]:
@@ -162,10 +155,10 @@ def lightconv_by_glu(dataset: str) -> dict[str, float]:
 
 def cnn_dm_by_width() -> dict[str, dict[int, float]]:
     """Millions of weights in Table 5's models, by label and width: the paper's text says 1024."""
-    rows = [row for row in read_rows() if row.table == 5]
     return {
         row.label: {d: count(row.config, encoder_embed_dim=d, decoder_embed_dim=d) / 1e6 for d in (512, 1024)}
-        for row in rows
+        for row in read_rows()
+        if row.table == 5
     }
 
 
@@ -184,14 +177,13 @@ def notes(rows: Sequence[Row]) -> list[str]:
                 f"By where the GLU is: {counts}."
             )
     if 1 in tables:
-        large = count(CONFIGS / "wmt16_en_de" / "fconv.yaml", Vocabulary(43_000, 43_000, False, "")) / 1e6
+        large = count(CONFIGS / "wmt16_en_de" / "fconv.yaml", Vocabulary(43_000, 43_000, "")) / 1e6
         result.append(
             f"ConvS2S, En-De, was published with dictionaries of its own: 43,000 types a side would make {large:.1f}M."
         )
     if 5 in tables:
-        counts = "; ".join(
-            f"{label} {by_width[512]:.1f}M, not {by_width[1024]:.1f}M" for label, by_width in cnn_dm_by_width().items()
-        )
+        by_label = cnn_dm_by_width().items()
+        counts = "; ".join(f"{label} {found[512]:.1f}M, not {found[1024]:.1f}M" for label, found in by_label)
         result.append(
             f"CNN-DailyMail against the text, which says d = 1024: the printed counts are those of d = 512: {counts}."
         )
@@ -208,10 +200,7 @@ def main() -> None:
         known = ", ".join(map(str, sorted({row.table for row in everything})))
         raise UserError(f"there is no Table {args.table}; choose one of {known}")
     load_plugin()
-    print(table(rows))
-    print()
-    for note in notes(rows):
-        print(note)
+    print("\n".join([table(rows), "", *notes(rows)]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.reproduce.record import read_record
-from scripts.tables import measured, plot, records
+from scripts.tables import plot, records
+from scripts.tables.measured import Measured
 from scripts.tables.published import Table, read_tables
 
 WORK = CHECKOUT / "work"
@@ -23,21 +24,15 @@ WORK = CHECKOUT / "work"
 
 def paper_table(table: Table, work: Path, out: Path | None) -> str:
     """A table of the paper as text; with ``out`` also as files in that folder."""
-    known, outdated = measured.read_runs(table, work)
-    content = measured.cells(table, known)
-    options = "" if work == WORK else f" --work {work}"
-    below = measured.remarks(table, content, measured.baseline(known), options)
-    below += [f"{run} was made with other settings than configs/{run}.yaml has now." for run in outdated]
-    for record in known.values():
-        below += ["", *records.signatures(record)]
+    measured, name = Measured(table, work), f"table{table.number}"
+    below = measured.remarks("" if work == WORK else f" --work {work}")
     if out is not None:
-        name = f"table{table.number}"
-        plot.draw(table, content, out / f"{name}.png")
-        page = measured.as_markdown(table, content, below, f"{name}.png")
-        for file, text in ((f"{name}.md", page), (f"{name}.csv", measured.as_csv(table, content))):
+        plot.draw(measured, out / f"{name}.png")
+        files = {f"{name}.md": measured.as_markdown(below, f"{name}.png"), f"{name}.csv": measured.as_csv()}
+        for file, text in files.items():
             with atomic_file(out / file) as f:
                 f.write(text)
-    return measured.as_text(table, content, below)
+    return measured.as_text(below)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from scripts.common.errors import UserError
 from scripts.common.process import child, python_module
 from scripts.common.terminal import aligned
 from scripts.suite import archive, page, speed
-from scripts.suite.plan import Runs, Suite, jobs_of, keep_all, read_suite, run_jobs, trial_jobs
+from scripts.suite.plan import Suite, jobs_of, keep_all, read_suite, run_jobs, trial_jobs
 from scripts.suite.records import Job, check_text
 from scripts.suite.results import collect
 
@@ -39,7 +39,7 @@ KEEP_SECONDS = 600  # a sweep may take days: what has ended is put beside the pa
 
 def reproduce(job: Job, options: Sequence[str]) -> list[str]:
     """The command of a job."""
-    command = [*python_module("scripts.reproduce"), str(job.config.path), "--work", str(job.work), *options]
+    command = [*python_module("scripts.reproduce"), str(job.config.path), *options]
     if job.missing in ([], job.config.seeds):
         return [*command, "--to", job.last]
     last = "score" if job.last == "table" else job.last  # the stages after all seeds would wait for those elsewhere
@@ -77,7 +77,7 @@ def run_by_snakemake(jobs: Sequence[Job], suite: Suite, arguments: argparse.Name
 
 def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
     """Run what is missing; return what failed."""
-    given = {"--raw": arguments.raw, "--devices": arguments.devices, "--from": arguments.first}
+    given = {"--work": suite.work, "--raw": arguments.raw, "--devices": arguments.devices, "--from": arguments.first}
     options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
     def prepare(dataset: str) -> None:
@@ -140,17 +140,14 @@ def only(suite: Suite, words: Sequence[str]) -> Suite:
     Raises:
         UserError: none is left.
     """
-
-    def named(runs: Runs) -> tuple[str, ...]:
-        return tuple(model for model in runs.models if any(word in f"{runs.dataset}/{model}" for word in words))
-
-    left = tuple(replace(runs, models=named(runs)) for runs in suite.runs if named(runs))
-    if not left:
-        known = ", ".join(f"{runs.dataset}/{model}" for runs in suite.runs for model in runs.models)
-        raise UserError(f"--only {','.join(words)}: no run has that in its name; the runs are {known}")
-    wanted = {suite.like.get(model, model) for runs in left for model in runs.models}
-    trials = (replace(t, models=tuple(model for model in t.models if model in wanted)) for t in suite.trials)
-    return replace(suite, runs=left, trials=tuple(t for t in trials if t.models))
+    names = [f"{runs.dataset}/{model}" for runs in suite.runs for model in runs.models]
+    wanted = {name for name in names if any(word in name for word in words)}
+    if not wanted:
+        raise UserError(f"--only {','.join(words)}: no run has that in its name; the runs are {', '.join(names)}")
+    runs = [replace(r, models=tuple(m for m in r.models if f"{r.dataset}/{m}" in wanted)) for r in suite.runs]
+    tried = {suite.like.get(model, model) for each in runs for model in each.models}
+    trials = [replace(t, models=tuple(m for m in t.models if m in tried)) for t in suite.trials]
+    return replace(suite, runs=tuple(r for r in runs if r.models), trials=tuple(t for t in trials if t.models))
 
 
 def main() -> None:

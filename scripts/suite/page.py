@@ -10,29 +10,25 @@ from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
 from scripts.common.terminal import clock, markdown_table
 from scripts.fairseq_io.loss_curve import draw_losses
-from scripts.pipeline.config import combinations
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.suite import overlap
-from scripts.suite.plan import Suite, chosen, trial_jobs
+from scripts.suite.plan import QUANTITIES, Suite, chosen, trial_jobs
 from scripts.suite.records import SCORES
 from scripts.suite.results import ABSENT, Dataset, Interval, collect, findings, overall
-from scripts.tables.records import EMPTY, spread
+from scripts.tables.records import EMPTY, rows_of, spread
 
 FILES = ("keep-last-epochs", "no-epoch-checkpoints")  # settings that change no training
 BEGIN = "Written by `python -m scripts.suite "
-FORMS = {"score": ("+.2f", ""), "speed": (".2f", " times as fast"), "growth": (".2f", " times that at the shortest")}
-"""The form of a claim's figure, and its unit."""
 
 
 def write(suite: Suite) -> None:
     """Write the page and, in a folder of its name, its pictures."""
     datasets = collect(suite)
-    pictures = {each.name: draw(each, suite.records) for each in datasets}
     parts = [f"# {suite.about}", introduction(suite), *(["## The claims"] if suite.claims else [])]
     parts += claims(suite, datasets)
     for dataset in datasets:
-        shown = [f"![{name}]({suite.page.stem}/{path.name})" for name, path in pictures[dataset.name].items()]
+        shown = [f"![{name}]({suite.page.stem}/{path.name})" for name, path in draw(dataset, suite.records).items()]
         parts += [f"## {dataset.name}", *of_dataset(dataset), *shown]
     parts += [*trials(suite), *provenance(datasets), *checks(suite)]
     with atomic_file(suite.page) as f:
@@ -71,7 +67,7 @@ def claims(suite: Suite, datasets: Sequence[Dataset]) -> list[str]:
     found = []
     for claim in suite.claims:
         results = findings(claim, datasets)
-        model, than, (form, unit) = Path(claim.model).name, Path(claim.than).name, FORMS[claim.of]
+        model, than, (form, unit) = Path(claim.model).name, Path(claim.than).name, QUANTITIES[claim.of]
         what = f"{model} {'minus' if claim.of == 'score' else 'to'} {than}, at least {claim.at_least:g}{unit}"
         figures = []
         for each in results:
@@ -81,21 +77,24 @@ def claims(suite: Suite, datasets: Sequence[Dataset]) -> list[str]:
     return found
 
 
-def interval(figure: Interval, form: str = FORMS["score"][0]) -> str:
+def interval(figure: Interval, form: str = QUANTITIES["score"][0]) -> str:
     """A figure with its interval in brackets."""
     about = "" if figure.low is None else f" [{figure.low:{form}}, {figure.high:{form}}]"
     return f"{figure.value:{form}}{about}"
+
+
+def table(lines: Sequence[Mapping[str, str]]) -> str:
+    """A table in Markdown of lines by heading."""
+    header, *rows = rows_of(lines)
+    return markdown_table(header, rows)
 
 
 def of_dataset(dataset: Dataset) -> list[str]:
     """The tables of a dataset and the sentences under them."""
     parts = []
     if dataset.models:
-        parts += [scores(dataset), costs(dataset)]
-        if dataset.speeds:
-            parts.append(speeds(dataset))
-        if dataset.measures and dataset.kind == "bleu":
-            parts += overlaps(dataset)
+        parts += [scores(dataset), costs(dataset), *(speeds(dataset) if dataset.speeds else [])]
+        parts += overlaps(dataset) if dataset.kind == "bleu" else []
     if dataset.diverged:
         parts.append(f"Diverged: {', '.join(map(''.join, dataset.diverged.items()))}.")
     if left := [job.config.name for job in dataset.jobs if job.waits or job.missing]:
@@ -105,74 +104,70 @@ def of_dataset(dataset: Dataset) -> list[str]:
 
 def scores(dataset: Dataset) -> str:
     """The table of scores and of what each model gains over the baseline."""
-    keys, baseline = SCORES[dataset.kind], dataset.baseline
-    head = [f"{NAMES[key]}{' (lower is better)' if key in LOWER_IS_BETTER else ''}" for key in keys]
-    brief = ["length", "sacreBLEU at any length"] if "sacrebleu" in dataset.measures else []
-    header = ["model", "parameters", "seeds", *head, *brief, f"gain over {baseline}", "p, bootstrap", "p, randomised"]
-    rows = []
+    lines, baseline = [], dataset.baseline
     for name, model in dataset.models.items():
-        row = [name, f"{model.record['parameters']:,}", ", ".join(map(str, model.scored))]
-        row += [spread(over(model.scores(key))) for key in keys]
-        row += [spread(over(list(each))) for each in zip(*dataset.brevity(name), strict=True)] if brief else []
-        if name == baseline or baseline not in dataset.models:
-            row += [EMPTY] * 3
-        else:
-            row.append(interval(dataset.difference(name, baseline)))
-            row += [EMPTY if p is None else f"{p:.4f}" for p in dataset.p_values(name, baseline)]
-        rows.append(row)
-    return markdown_table(header, rows)
+        line = {"model": name, "parameters": f"{model.record['parameters']:,}"}
+        line["seeds"] = ", ".join(map(str, model.scored))
+        for key in SCORES[dataset.kind]:
+            lower = " (lower is better)" if key in LOWER_IS_BETTER else ""
+            line[f"{NAMES[key]}{lower}"] = spread(over(model.scores(key)))
+        if dataset.kind == "bleu":
+            ratios, scores_ = zip(*dataset.brevity(name), strict=True)
+            line |= {"length": spread(over(list(ratios))), "sacreBLEU at any length": spread(over(list(scores_)))}
+        gain = [EMPTY] * 3
+        if name != baseline and baseline in dataset.models:
+            p_values = (EMPTY if p is None else f"{p:.4f}" for p in dataset.p_values(name, baseline))
+            gain = [interval(dataset.difference(name, baseline)), *p_values]
+        line |= zip((f"gain over {baseline}", "p, bootstrap", "p, randomised"), gain, strict=True)
+        lines.append(line)
+    return table(lines)
 
 
 def costs(dataset: Dataset) -> str:
     """The table of what training and generating took; times by seed, since each may be of another machine."""
-    header = ["model", "updates", "least loss on validation", "its last change", "training", "training tokens/s"]
-    header += ["MB in training", "MB in generating", "tuned"]
-    rows = []
+
+    def mean(values: Sequence[float], form: str) -> str:
+        return format(fmean(values), form) if values else EMPTY
+
+    lines = []
     for name, model in dataset.models.items():
         losses = [list(log.valid_loss.values()) for log in model.logs().values() if log.valid_loss]
-        changes = [each[-1] - each[-2] for each in losses if len(each) > 1]
         tuned = [model.seeds[seed]["tuned"] or {} for seed in model.scored]
-        rows.append(
-            [
-                name,
-                _mean(model.costs("training", "updates"), ",.0f"),
-                _mean(list(map(min, losses)), ".3f"),
-                _mean(changes, "+.3f"),
-                "; ".join(map(clock, model.costs("training", "seconds"))) or EMPTY,
-                "; ".join(f"{rate:,.0f}" for rate in model.costs("training", "tokens_per_second")) or EMPTY,
-                _mean(model.costs("training", "peak_mb"), ",.0f"),
-                _mean(model.costs("generation", "peak_mb"), ",.0f"),
-                "; ".join(dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in tuned)) or EMPTY,
-            ]
-        )
-    return markdown_table(header, rows)
+        rates = model.costs("training", "tokens_per_second")
+        line = {
+            "model": name,
+            "updates": mean(model.costs("training", "updates"), ",.0f"),
+            "least loss on validation": mean([min(each) for each in losses], ".3f"),
+            "its last change": mean([each[-1] - each[-2] for each in losses if len(each) > 1], "+.3f"),
+            "training": "; ".join(map(clock, model.costs("training", "seconds"))) or EMPTY,
+            "training tokens/s": "; ".join(f"{rate:,.0f}" for rate in rates) or EMPTY,
+            "MB in training": mean(model.costs("training", "peak_mb"), ",.0f"),
+            "MB in generating": mean(model.costs("generation", "peak_mb"), ",.0f"),
+            "tuned": "; ".join(dict.fromkeys(map(_settings, tuned))) or EMPTY,
+        }
+        lines.append(line)
+    return table(lines)
 
 
-def _mean(values: Sequence[float], form: str) -> str:
-    return format(fmean(values), form) if values else EMPTY
-
-
-def speeds(dataset: Dataset) -> str:
+def speeds(dataset: Dataset) -> list[str]:
     """The table of sentences a second by length, and their ratio to the baseline's."""
-    found = dataset.speeds
-    header = ["sentences/s (times the baseline), source tokens:", *(f"from {least}" for least in found["lines"])]
-    rows = []
+    found, lines = dataset.speeds, []
     for name, seconds in found["seconds"].items():
-        row = [name]
-        for least, lines in found["lines"].items():
+        line = {"sentences/s (times the baseline), source tokens:": name}
+        for least, count in found["lines"].items():
             ratio = dataset.speed(name, dataset.baseline, least)
-            row.append(f"{lines / median(seconds[least]):.1f}" + (f" ({median(ratio):.2f})" if ratio else ""))
-        rows.append(row)
+            beside = f" ({median(ratio):.2f})" if ratio else ""
+            line[f"from {least}"] = f"{count / median(seconds[least]):.1f}{beside}"
+        lines.append(line)
     made = found["made_from"]["conditions"]
-    how = ", ".join(f"{key} {value}" for key, value in made["settings"].items())
     below = (
-        f"Median of {made['rounds']} rounds, the models in turns, with weights {made['weights']}; {how}, at most "
-        f"{made['lines']} sentences a batch, "
+        f"Median of {made['rounds']} rounds, the models in turns, with weights {made['weights']}; "
+        f"{_settings(made['settings'])}, at most {made['lines']} sentences a batch, "
         f"hypotheses of {', '.join(map(str, found['tokens'].values()))} tokens, {made['threads']} threads of "
         f"{made['machine']['cores']} cores ({made['machine']['cpu']}), torch {made['versions']['torch']}, "
         f"commit {made['commit']}."
     )
-    return f"{markdown_table(header, rows)}\n\n{below}"
+    return [table(lines), below]
 
 
 def overlaps(dataset: Dataset) -> list[str]:
@@ -185,34 +180,28 @@ def overlaps(dataset: Dataset) -> list[str]:
     )
     if found["in_families"] is not None:
         text += f"; {found['in_families']:,} are of a family of packages of which other lines are trained on"
-    if not apart:
-        return [text + "."]
-    header = ["model", *(f"{NAMES[key]}, the {apart:,} lines apart" for key in dataset.measures)]
-    rows = [
-        [name, *(spread(over(model.costs("apart", key))) for key in dataset.measures)]
+    titles = {key: f"{NAMES[key]}, the {apart:,} lines apart" for key in dataset.measures}
+    shown = [
+        {"model": name, **{title: spread(over(model.costs("apart", key))) for key, title in titles.items()}}
         for name, model in dataset.models.items()
     ]
-    return [text + ".", markdown_table(header, rows)]
+    return [text + ".", *([table(shown)] if apart else [])]
 
 
 def trials(suite: Suite) -> list[str]:
     """The tables of the trials: the least loss on validation of each."""
-    best = chosen(suite)
-    parts = ["## The trials"] if suite.trials else []
+    best, parts = chosen(suite), ["## The trials"] if suite.trials else []
     for each in suite.trials:
-        losses: dict[str, list[str]] = {}
+        lines: dict[str, dict[str, str]] = {}
         machines: dict[str, None] = {}
         for job in trial_jobs(replace(suite, trials=(each,))):
-            loss = job.loss
             machines |= dict.fromkeys(_words(facts["machine"]) for facts in job.seeds.values())
-            mark = "**" if loss is not None and best.get(job.model) == job.choice else ""
-            losses.setdefault(job.model, []).append("not run" if loss is None else f"{mark}{loss:.3f}{mark}")
-        choices = combinations(each.grid)
-        header = ["model", *(", ".join(f"{key} {value}" for key, value in choice.items()) for choice in choices)]
-        given = [f", {key} {value}" for key, value in each.train.items() if key not in FILES]
-        how = f"Trained on {each.dataset} with seed {each.seed}{''.join(given)}"
-        parts.append(f"{how} ({'; '.join(machines) or 'nowhere yet'}); the least loss on validation:")
-        parts.append(markdown_table(header, [[Path(model).name, *cells] for model, cells in losses.items()]))
+            mark = "**" if best.get(job.model) == job.choice else ""
+            shown = "not run" if job.loss is None else f"{mark}{job.loss:.3f}{mark}"
+            lines.setdefault(job.model, {"model": Path(job.model).name})[_settings(job.choice)] = shown
+        given = "".join(f", {key} {value}" for key, value in each.train.items() if key not in FILES)
+        how = f"Trained on {each.dataset} with seed {each.seed}{given} ({'; '.join(machines) or 'nowhere yet'})"
+        parts += [f"{how}; the least loss on validation:", table(list(lines.values()))]
         like = [f"{Path(model).name} as {Path(other).name}" for model, other in each.like.items()]
         parts += [f"Trained with the values of another: {', '.join(like)}."] if like else []
     return parts
@@ -220,33 +209,31 @@ def trials(suite: Suite) -> list[str]:
 
 def provenance(datasets: Sequence[Dataset]) -> list[str]:
     """Machines, versions, precisions and commits of all runs that have scores, and which runs are not of the usual."""
-    models = [model for dataset in datasets for model in dataset.models.values()]
-    runs = [(model.config.name, model.seeds[seed]) for model in models for seed in model.scored]
     lines = []
-    for title in ("Machine", "Versions", "Precision"):
-        lines += _counted(title, [(name, _words(facts[title.lower()])) for name, facts in runs])
-    lines += _counted("Commit", [(name, _commit(facts["git"])) for name, facts in runs])
-    return ["## What it was run with", "\n".join(f"- {line}" for line in lines)] if lines else []
+    for title, key in (("Machine", "machine"), ("Versions", "versions"), ("Precision", "precision"), ("Commit", "git")):
+        names: dict[str, list[str]] = {}
+        for model in (model for dataset in datasets for model in dataset.models.values()):
+            for seed in model.scored:
+                found = model.seeds[seed][key]
+                value = _words(found) if key != "git" else "unknown"
+                if key == "git" and found is not None:
+                    value = found["commit"][:12] + (" with changes" if found["changed"] else "")
+                names.setdefault(value, []).append(model.config.name)
+        usual = max(names.values(), key=len, default=[])
+        for value, of in names.items():
+            whose = "" if of is usual else f" of {', '.join(dict.fromkeys(of))}"
+            lines.append(f"- {title} ({len(of)}{whose}): {value}")
+    return ["## What it was run with", "\n".join(lines)] if lines else []
 
 
-def _commit(git: Mapping[str, Any] | None) -> str:
-    return "unknown" if git is None else git["commit"][:12] + (" with changes" if git["changed"] else "")
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_words(item)}" for key, item in value.items() if item)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _counted(title: str, values: Sequence[tuple[str, str]]) -> list[str]:
-    """A line for each value, with the number of its runs and, but for the most frequent one, their names."""
-    names: dict[str, list[str]] = {}
-    for name, value in values:
-        names.setdefault(value, []).append(name)
-    usual = max(names, key=lambda value: len(names[value]), default=None)
-    whose = {value: "" if value == usual else f" of {', '.join(dict.fromkeys(of))}" for value, of in names.items()}
-    return [f"{title} ({len(of)}{whose[value]}): {value}" for value, of in names.items()]
 
 
 def checks(suite: Suite) -> list[str]:
@@ -265,17 +252,17 @@ def checks(suite: Suite) -> list[str]:
 
 def draw(dataset: Dataset, folder: Path) -> dict[str, Path]:
     """The pictures of a dataset, by what they show."""
+    pictures = {}
     logs = {
         name: {seed: log for seed, log in model.logs().items() if log.valid_loss}
         for name, model in dataset.models.items()
     }
-    pictures = {}
     if any(logs.values()):
-        pictures["losses of all runs"] = folder / f"{dataset.name}.losses.svg"
-        draw_losses(logs, folder / f"{dataset.name}.losses.svg")
+        pictures["losses of all runs"] = path = folder / f"{dataset.name}.losses.svg"
+        draw_losses(logs, path)
     if dataset.speeds and len(dataset.models) > 1:
-        pictures["speed against quality"] = folder / f"{dataset.name}.speed.svg"
-        draw_speeds(dataset, folder / f"{dataset.name}.speed.svg")
+        pictures["speed against quality"] = path = folder / f"{dataset.name}.speed.svg"
+        draw_speeds(dataset, path)
     return pictures
 
 

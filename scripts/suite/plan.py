@@ -23,8 +23,8 @@ It is written when its job is about to run, and not for a look at what there is:
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,12 @@ from scripts.common.strict_yaml import read_yaml
 from scripts.pipeline.config import build_config, combinations, load_config, merge
 from scripts.suite.records import Job, keep
 
-QUANTITIES = ("score", "speed", "growth")
+QUANTITIES = {
+    "score": ("+.2f", ""),
+    "speed": (".2f", " times as fast"),
+    "growth": (".2f", " times that at the shortest"),
+}
+"""Of a claim: the form of its figure, and its unit."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,10 @@ class Suite:
     def records(self) -> Path:
         """The folder of the page's records and pictures."""
         return self.page.with_suffix("")
+
+    def facts(self, dataset: str) -> Path:
+        """The record of what is of a dataset, and not of a run."""
+        return self.records / f"{dataset}.json"
 
     @property
     def models(self) -> list[str]:
@@ -156,19 +165,12 @@ def _each(some: Trials | Runs) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def trial_jobs(suite: Suite) -> list[Job]:
     """The trainings of the trials."""
-    return [
-        _job(
-            suite,
-            model,
-            choice,
-            f"trial-{Path(name).name}",
-            trials.dataset,
-            {"train": trials.train | choice, "average": None, "tune": None, "speed": None, "seeds": [trials.seed]},
-            last="train",
-        )
-        for trials in suite.trials
-        for name, model, choice in _each(trials)
-    ]
+    jobs = []
+    for trials in suite.trials:
+        for name, model, choice in _each(trials):
+            over = {"train": trials.train | choice, "average": None, "tune": None, "seeds": [trials.seed]}
+            jobs.append(_job(suite, model, choice, f"trial-{Path(name).name}", trials.dataset, over, last="train"))
+    return jobs
 
 
 def chosen(suite: Suite) -> dict[str, dict[str, Any]]:
@@ -186,26 +188,28 @@ def chosen(suite: Suite) -> dict[str, dict[str, Any]]:
 
 def run_jobs(suite: Suite) -> list[Job]:
     """All runs in their order; those whose trials have still to end are marked."""
-    values = chosen(suite)
+    values, jobs = chosen(suite), []
     tried = {model for trials in suite.trials for model in (*trials.models, *trials.like)}
-    jobs = []
     for runs in suite.runs:
         for name, model, choice in _each(runs):
             over = merge({"train": values.get(model, {})}, runs.over)
-            # the suite times all models together
-            over = merge(over, {"train": choice, "speed": None, "seeds": list(runs.seeds)})
-            job = _job(suite, model, choice, Path(name).name, runs.dataset, over)
-            jobs.append(replace(job, waits=model in tried - values.keys()))
+            over = merge(over, {"train": choice, "seeds": list(runs.seeds)})
+            waits = model in tried and model not in values
+            jobs.append(_job(suite, model, choice, Path(name).name, runs.dataset, over, waits=waits))
     return jobs
+
+
+def by_dataset(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    """Sort jobs by their dataset."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.config.dataset, []).append(job)
+    return found
 
 
 def jobs_of(suite: Suite) -> dict[str, list[Job]]:
     """The trials and runs that can be run, by dataset."""
-    found: dict[str, list[Job]] = {}
-    for job in [*trial_jobs(suite), *run_jobs(suite)]:
-        if not job.waits:
-            found.setdefault(job.config.dataset, []).append(job)
-    return found
+    return by_dataset(job for job in [*trial_jobs(suite), *run_jobs(suite)] if not job.waits)
 
 
 def keep_all(suite: Suite) -> None:
@@ -216,9 +220,9 @@ def keep_all(suite: Suite) -> None:
     """
     errors = []
     for last in ("train", "table"):  # trials first: they decide the configurations of runs
-        for jobs in jobs_of(suite).values():
+        for dataset, jobs in jobs_of(suite).items():
             try:
-                keep(jobs, last)
+                keep(jobs, last, suite.facts(dataset))
             except UserError as error:
                 errors.append(error)
     if errors:
@@ -226,19 +230,14 @@ def keep_all(suite: Suite) -> None:
 
 
 def _job(
-    suite: Suite,
-    model: str,
-    choice: dict[str, Any],
-    name: str,
-    dataset: str,
-    over: Mapping[str, Any],
-    last: str = "table",
+    suite: Suite, model: str, choice: dict[str, Any], name: str, dataset: str, over: Mapping[str, Any], **more: Any
 ) -> Job:
     source = suite.file.parent / f"{model}.yaml"
     if not source.is_file():
         raise UserError(f"{suite.file}: there is no {source}; expected a configuration for the model {model}")
     given = {key: value for key, value in load_config(source, dataset).merged().items() if value}
-    content = merge(given, over)
+    content = merge(given, {**over, "speed": None})  # the suite times all models together
     text = f"# {model}.yaml as {suite.file.name} trains it\n" + yaml.safe_dump(content, sort_keys=False)
     config = build_config(suite.work / "configs" / dataset / f"{name}.yaml", content)
-    return Job(config, model, choice, text, suite.work, suite.records, last)
+    kept = suite.records / dataset / f"{name}.json"
+    return Job(config, model, choice, text, suite.work / dataset / name, kept, **more)

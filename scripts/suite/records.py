@@ -22,7 +22,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, digest, read_json, read_lines, write_json
 from scripts.fairseq_io.trainlog import TrainLog, read_log_file
 from scripts.pipeline.config import Config
-from scripts.pipeline.stamp import digest_data, fingerprint
+from scripts.pipeline.stamp import digest_data
 from scripts.reproduce.layout import is_tuned, model_file, seed_root
 from scripts.reproduce.record import read_record
 from scripts.scoring.detokenise import lowercases
@@ -42,11 +42,11 @@ class Job:
     """A trial or a run of a suite: a configuration for scripts.reproduce, and its record, read once."""
 
     config: Config
-    model: str
+    model: str  # as the suite file names it
     choice: dict[str, Any]  # its values of the grid
     text: str  # of its configuration
-    work: Path
-    records: Path
+    folder: Path  # of its run
+    kept: Path  # its record beside the page
     last: str = "table"  # the stage that it ends with; of a trial, train
     waits: bool = False  # for the trials that choose its values
 
@@ -56,24 +56,14 @@ class Job:
         return f"{self.config.dataset}/{self.config.name}"
 
     @property
-    def folder(self) -> Path:
-        """The folder of its run."""
-        return self.work / self.name
-
-    @property
-    def kept(self) -> Path:
-        """Its record beside the page."""
-        return self.records / f"{self.name}.json"
+    def data(self) -> Path:
+        """The folder of its dataset."""
+        return self.folder.parent
 
     @property
     def kind(self) -> str:
         """The kind of its scores: bleu, rouge or perplexity."""
         return FAMILY[self.config.metric]
-
-    @property
-    def architecture(self) -> str:
-        """The identity of its model's flags, on which its speed depends."""
-        return fingerprint(self.config.train)
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -137,20 +127,19 @@ class Job:
 
     def logs(self) -> dict[int, TrainLog]:
         """The losses of each seed."""
-
-        def losses(seed: int, kind: str) -> dict[int, float]:
-            return {int(update): loss for update, loss in self.seeds[seed][kind].items()}
-
-        return {
-            seed: TrainLog(train_loss=losses(seed, "train_loss"), valid_loss=losses(seed, "valid_loss"))
-            for seed in self.scored
-        }
+        logs = {}
+        for seed in self.scored:
+            train, valid = (
+                {int(update): loss for update, loss in self.seeds[seed][kind].items()}
+                for kind in ("train_loss", "valid_loss")
+            )
+            logs[seed] = TrainLog(train_loss=train, valid_loss=valid)
+        return logs
 
     @property
     def references(self) -> Path:
         """The references of the test set, as people write."""
-        target = load_dataset(self.config.dataset).target
-        return self.work / self.config.dataset / "prepared" / "raw" / f"test.{target}"
+        return self.data / "prepared" / "raw" / f"test.{load_dataset(self.config.dataset).target}"
 
     def hypotheses(self, seed: int) -> Path:
         """The file of a seed's hypotheses of the test set, as people write."""
@@ -173,12 +162,6 @@ def text_measures(dataset: str, kind: str) -> dict[str, Measure]:
     return {key: found[key] for key in SCORES[kind]}
 
 
-def _text(job: Job) -> str | None:
-    """The identity of the binarised text of a job's dataset; None if it is not there."""
-    binarised = job.work / job.config.dataset / "binarised"
-    return digest_data(binarised) if binarised.is_dir() else None
-
-
 def check_text(jobs: Sequence[Job]) -> None:
     """Refuse to go on with a dataset's records on another text.
 
@@ -189,39 +172,80 @@ def check_text(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if text and {facts.get("text") for facts in job.record["seeds"].values()} - {None, text}:
             raise UserError(
-                f"{job.work / job.config.dataset / 'binarised'} is not the text that {job.kept} is a record of (Debian "
-                "may have new descriptions): scores on it do not compare. Give the old text by --raw and another "
-                "--work, or begin a page of its own by another --out and another --work"
+                f"{job.data / 'binarised'} is not the text that {job.kept} is a record of (Debian may have new "
+                "descriptions): scores on it do not compare. Give the old text by --raw and another --work, or begin a "
+                "page of its own by another --out and another --work"
             )
 
 
-def keep(jobs: Sequence[Job], last: str) -> None:
+def _text(job: Job) -> str | None:
+    """The identity of the binarised text of a job's dataset; None if it is not there."""
+    binarised = job.data / "binarised"
+    return digest_data(binarised) if binarised.is_dir() else None
+
+
+def keep(jobs: Sequence[Job], last: str, path: Path) -> None:
     """Add to the records of a dataset's trials, or runs, the seeds that have come to their end in their folders.
+
+    ``last`` says which, and ``path`` is the record of the dataset.
 
     Raises:
         UserError: the text of the dataset is not that of its records.
     """
-    dataset, kind, text = jobs[0].config.dataset, jobs[0].kind, _text(jobs[0])
-    root, path, found = jobs[0].work / dataset, jobs[0].records / f"{dataset}.json", text_measures(dataset, kind)
-    new = [(job, seeds) for job in jobs if job.last == last and (seeds := dict(_ended(job, text, of_text=bool(found))))]
+    text, found = _text(jobs[0]), text_measures(jobs[0].config.dataset, jobs[0].kind)
+    new = [(job, seeds) for job in jobs if job.last == last and (seeds := dict(_ended(job, text, found)))]
     if not new:
         return
     check_text(jobs)
     apart = list[int]()
-    if kind == "bleu" and any(facts["test"] for _, seeds in new for facts in seeds.values()):
-        shared = overlap.measure(dataset, root)
+    if "sacrebleu" in found and any(facts["test"] for _, seeds in new for facts in seeds.values()):
+        shared = overlap.measure(jobs[0].config.dataset, jobs[0].data)
         apart, before = shared.apart, read_json(path) if path.exists() else {}
         shown = {"lines": shared.lines, "apart": len(apart), "in_families": shared.in_families}
         if before.get("overlap") != shown:
             write_json(path, before | {"overlap": shown})
     for job, seeds in new:
         for seed, facts in seeds.items():
-            if facts["test"]:
-                facts |= _of_lines(job, seed, found, apart)
+            facts |= _of_lines(job, seed, found, apart) if facts["test"] else {}
         seeds |= {int(seed): facts for seed, facts in job.record["seeds"].items()}
         parameters = job.record["parameters"] or job.run["parameters"]
         by_seed = {str(seed): seeds[seed] for seed in sorted(seeds)}
         write_json(job.kept, {"config": job.config.merged(), "parameters": parameters, "seeds": by_seed})
+
+
+def _ended(job: Job, text: str | None, found: Mapping[str, Measure]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the facts of each seed that has come to its end in a job's folder, on this text, and has no record."""
+    for seed in job.missing:
+        facts, root = job.run["seeds"].get(str(seed), {}), seed_root(job.folder, seed)
+        log, started = (root / "checkpoints" / name for name in ("train.log", "started.json"))
+        if not facts.get("training") or text is None or not started.exists() or read_json(started)["data"] != text:
+            continue
+        read = read_log_file(log) if log.exists() else TrainLog()
+        losses = {
+            key: {str(update): loss for update, loss in getattr(read, key).items() if math.isfinite(loss)}
+            for key in ("train_loss", "valid_loss")
+        }
+        if not ("diverged" in facts["training"] or (losses["valid_loss"] if job.last == "train" else facts["test"])):
+            continue
+        if facts["test"] and found and not job.hypotheses(seed).exists():
+            print(f"note: {job.name}, seed {seed}, is left out: there is no {job.hypotheses(seed)}", flush=True)
+            continue
+        costs = {
+            part: {key: facts[part][key] for key in keys if facts.get(part) and facts[part].get(key) is not None}
+            for part, keys in COSTS.items()
+        }
+        yield (
+            seed,
+            {
+                **{key: job.run.get(key) for key in ("machine", "versions", "precision")},
+                "git": job.run["stages"].get(f"train:{seed}", {}).get("git"),
+                "text": text,
+                **costs,
+                "tuned": facts.get("tuned"),
+                "test": numbers(facts["test"] or {}),
+                **losses,
+            },
+        )
 
 
 def _of_lines(job: Job, seed: int, found: Mapping[str, Measure], apart: Sequence[int]) -> dict[str, Any]:
@@ -235,40 +259,3 @@ def _of_lines(job: Job, seed: int, found: Mapping[str, Measure], apart: Sequence
             facts["apart"] = {key: each.metric.corpus_score(some, [of]).score for key, each in found.items()}
         facts["lines"] = "; ".join(counts(found[SCORES[job.kind][0]].metric, lines, references))
     return facts
-
-
-def _ended(job: Job, text: str | None, *, of_text: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the facts of each seed that has come to its end in a job's folder, on this text, and has no record."""
-    for seed in job.missing:
-        facts, root = job.run["seeds"].get(str(seed), {}), seed_root(job.folder, seed)
-        log, started = (root / "checkpoints" / name for name in ("train.log", "started.json"))
-        if not facts.get("training") or text is None or not started.exists() or read_json(started)["data"] != text:
-            continue
-        losses = read_log_file(log) if log.exists() else TrainLog()
-        valid_loss = _finite(losses.valid_loss)
-        if not ("diverged" in facts["training"] or (valid_loss if job.last == "train" else facts["test"])):
-            continue
-        if facts["test"] and of_text and not job.hypotheses(seed).exists():
-            print(f"note: {job.name}, seed {seed}, is left out: there is no {job.hypotheses(seed)}", flush=True)
-            continue
-        yield (
-            seed,
-            {
-                **{key: job.run.get(key) for key in ("machine", "versions", "precision")},
-                "git": job.run["stages"].get(f"train:{seed}", {}).get("git"),
-                "text": text,
-                **{part: _some(facts.get(part) or {}, keys) for part, keys in COSTS.items()},
-                "tuned": facts.get("tuned"),
-                "test": numbers(facts["test"] or {}),
-                "train_loss": _finite(losses.train_loss),
-                "valid_loss": valid_loss,
-            },
-        )
-
-
-def _some(facts: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    return {key: facts[key] for key in keys if facts.get(key) is not None}
-
-
-def _finite(losses: Mapping[int, float]) -> dict[str, float]:
-    return {str(update): loss for update, loss in losses.items() if math.isfinite(loss)}

@@ -16,9 +16,10 @@ from typing import Any
 from scipy.stats import t as student
 
 from scripts.common.files import read_json
+from scripts.pipeline.stamp import fingerprint
 from scripts.scoring.metrics import Measure
 from scripts.scoring.significance import MetricOfCounts, paired_test, standard_error
-from scripts.suite.plan import Claim, Suite, run_jobs
+from scripts.suite.plan import Claim, Suite, by_dataset, run_jobs
 from scripts.suite.records import SCORES, Job, text_measures
 
 HELD, FAILED, UNDECIDED, ABSENT = "held", "did not hold", "cannot be told at this size", "not run"
@@ -90,12 +91,18 @@ class Dataset:
     def difference(self, name: str, other: str) -> Interval:
         """The score of a model minus that of another; of perplexities, of which less is better, the other way round."""
         one, two = self.models[name], self.models[other]
-        difference = fmean(one.scores(self.key)) - fmean(two.scores(self.key))
-        seeds = 1 / len(one.scored) + 1 / len(two.scored)
+        value, of_lines = fmean(one.scores(self.key)) - fmean(two.scores(self.key)), 0.0
         if self.counted is None:
-            return self._interval(-difference, seeds, 0.0)
-        ours, theirs = ([model.lines(seed) for seed in model.scored] for model in (one, two))
-        return self._interval(difference, seeds, standard_error(self.counted, ours, theirs) ** 2)
+            value = -value
+        else:
+            ours, theirs = ([model.lines(seed) for seed in model.scored] for model in (one, two))
+            of_lines = standard_error(self.counted, ours, theirs) ** 2
+        if self.pooled is None:
+            return Interval(value, None, None)
+        of_seeds = self.pooled[0] * (1 / len(one.scored) + 1 / len(two.scored))
+        freedom = self.pooled[1] * (1 + of_lines / of_seeds) ** 2 if of_seeds else math.inf
+        half = float(student.ppf(0.975, freedom)) * math.sqrt(of_seeds + of_lines)
+        return Interval(value, value - half, value + half)
 
     def brevity(self, name: str) -> list[tuple[float, float]]:
         """Of each seed the length of its hypotheses over the references', and BLEU without its penalty for brevity."""
@@ -112,23 +119,11 @@ class Dataset:
         ours, theirs = ([line for seed in both for line in model.lines(seed)] for model in (one, two))
         return [paired_test(self.counted, ours, theirs, (), kind)[1].p_value for kind in ("bs", "ar")]
 
-    def _interval(self, value: float, seeds: float, of_lines: float) -> Interval:
-        """The interval of a difference.
-
-        ``seeds``: how often the seeds' variance is in its variance; ``of_lines``: the test set's part of that.
-        """
-        if self.pooled is None:
-            return Interval(value, None, None)
-        of_seeds = self.pooled[0] * seeds
-        freedom = self.pooled[1] * (1 + of_lines / of_seeds) ** 2 if of_seeds else math.inf
-        half = float(student.ppf(0.975, freedom)) * math.sqrt(of_seeds + of_lines)
-        return Interval(value, value - half, value + half)
-
     @cached_property
     def speeds(self) -> dict[str, Any]:
         """Return what scripts.suite.speed measured of the models that are as they were then; empty if it has not."""
         found = self.facts.get("speed", {"seconds": {}})
-        now = {name: model.architecture for name, model in self.models.items()}
+        now = {name: fingerprint(model.config.train) for name, model in self.models.items()}
         seconds = {name: each for name, each in found["seconds"].items() if found["made_from"][name] == now.get(name)}
         return {**found, "seconds": seconds} if seconds else {}
 
@@ -142,14 +137,11 @@ class Dataset:
 
 def collect(suite: Suite) -> list[Dataset]:
     """Read all records of a suite's page."""
-    jobs: dict[str, list[Job]] = {}
-    for job in run_jobs(suite):
-        jobs.setdefault(job.config.dataset, []).append(job)
-    datasets = []
-    for name, some in jobs.items():
-        path, names = suite.records / f"{name}.json", [Path(suite.baseline).name, some[0].config.name]
-        baseline = next(each for each in names if each in [job.config.name for job in some])
-        datasets.append(Dataset(name, some[0].kind, baseline, some, read_json(path) if path.exists() else {}))
+    datasets, baseline = [], Path(suite.baseline).name
+    for name, jobs in by_dataset(run_jobs(suite)).items():
+        path, names = suite.facts(name), [job.config.name for job in jobs]
+        facts = read_json(path) if path.exists() else {}
+        datasets.append(Dataset(name, jobs[0].kind, baseline if baseline in names else names[0], jobs, facts))
     return datasets
 
 
@@ -165,30 +157,27 @@ class Finding:
 
 def judge(claim: Claim, dataset: Dataset) -> Finding:
     """Judge a claim by what there is of a dataset."""
-    model, than = Path(claim.model).name, Path(claim.than).name
-    if claim.of != "score":
-        return _judge_speed(claim, dataset, model, than)
-    diverged = [name for name in (model, than) if name in dataset.diverged]
-    if diverged and {model, than} <= dataset.models.keys() | dataset.diverged.keys():
-        verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged == [than] else FAILED
-        note = " and ".join(f"{name} diverged{dataset.diverged[name]}" for name in diverged)
-        return Finding(dataset.name, verdict, note=note)
-    if model not in dataset.models or than not in dataset.models:
-        return Finding(dataset.name, ABSENT)
-    figure = dataset.difference(model, than)
-    note = "" if figure.low is not None else "one seed each, and no model of several seeds to tell how much a seed does"
+    model, than, note = Path(claim.model).name, Path(claim.than).name, ""
+    if claim.of == "score":
+        diverged = [name for name in (model, than) if name in dataset.diverged]
+        if diverged and {model, than} <= dataset.models.keys() | dataset.diverged.keys():
+            verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged == [than] else FAILED
+            note = " and ".join(f"{name} diverged{dataset.diverged[name]}" for name in diverged)
+            return Finding(dataset.name, verdict, note=note)
+        if not {model, than} <= dataset.models.keys():
+            return Finding(dataset.name, ABSENT)
+        figure = dataset.difference(model, than)
+        if figure.low is None:
+            note = "one seed each, and no model of several seeds to tell how much a seed does"
+    else:
+        rounds = [dataset.speed(model, than, least) for least in dataset.speeds.get("lines", {})]
+        if not rounds or not rounds[-1]:
+            return Finding(dataset.name, ABSENT)
+        ratios = rounds[-1]
+        if claim.of == "growth":
+            ratios = [long / short for long, short in zip(ratios, rounds[0], strict=True)]
+        figure = Interval(median(ratios), min(ratios), max(ratios))
     return Finding(dataset.name, figure.verdict(claim.at_least), figure, note)
-
-
-def _judge_speed(claim: Claim, dataset: Dataset, model: str, than: str) -> Finding:
-    lengths = list(dataset.speeds.get("lines", {}))
-    if not lengths or not (ratios := dataset.speed(model, than, lengths[-1])):
-        return Finding(dataset.name, ABSENT)
-    if claim.of == "growth":
-        short = dataset.speed(model, than, lengths[0])
-        ratios = [long / before for long, before in zip(ratios, short, strict=True)]
-    figure = Interval(median(ratios), min(ratios), max(ratios))
-    return Finding(dataset.name, figure.verdict(claim.at_least), figure)
 
 
 def findings(claim: Claim, datasets: Sequence[Dataset]) -> list[Finding]:
@@ -203,7 +192,5 @@ def findings(claim: Claim, datasets: Sequence[Dataset]) -> list[Finding]:
 
 def overall(found: Sequence[Finding]) -> str:
     """The verdict of all datasets together: held where it held on all that were run."""
-    verdicts = {each.verdict for each in found} - {ABSENT}
-    if not verdicts:
-        return ABSENT
-    return next(verdict for verdict in (FAILED, UNDECIDED, HELD) if verdict in verdicts)
+    verdicts = {each.verdict for each in found}
+    return next((verdict for verdict in (FAILED, UNDECIDED, HELD) if verdict in verdicts), ABSENT)

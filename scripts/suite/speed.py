@@ -23,6 +23,7 @@ from data_prep.dataset import load_dataset
 from scripts.common.files import read_lines, write_json
 from scripts.common.provenance import available_cores, commit, machine, versions
 from scripts.fairseq_io.translator import Translator
+from scripts.pipeline.stamp import fingerprint
 from scripts.speed import untrained_system
 from scripts.suite.plan import Suite
 from scripts.suite.results import Dataset
@@ -102,6 +103,6 @@ def record(suite: Suite, dataset: Dataset) -> None:
         models[name] = untrained_system(model.config, root / "binarised", root / "untrained" / name).model
     pairs = zip(*(read_lines(root / "prepared" / f"test.{language}") for language in languages), strict=True)
     found = measure(models, root / "binarised", list(pairs), languages)
-    of_models = {name: model.architecture for name, model in dataset.models.items()}
+    of_models = {name: fingerprint(model.config.train) for name, model in dataset.models.items()}
     found["made_from"] = {"conditions": conditions(), **of_models}
-    write_json(suite.records / f"{dataset.name}.json", dataset.facts | {"speed": found})
+    write_json(suite.facts(dataset.name), dataset.facts | {"speed": found})

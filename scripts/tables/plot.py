@@ -1,13 +1,12 @@
 """A table of the paper as a picture: quality against parameters and speed, the paper's points and ours."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.common.figure import open_figure
-from scripts.tables.measured import RATIOS_OF, Cell
-from scripts.tables.published import Column, Table
+from scripts.tables.measured import RATIOS_OF, Measured
+from scripts.tables.published import Column
 
 _COLOURS = {"paper": "tab:blue", "ours": "tab:orange"}
 _SPREADS = 5.0  # figures that differ by more than this factor are drawn on a logarithmic axis
@@ -33,37 +32,37 @@ class Panel:
     points: dict[str, list[Point]]
 
 
-def panels(table: Table, content: Sequence[Sequence[Cell]]) -> list[Panel]:
+def panels(measured: Measured) -> list[Panel]:
     """Return what to draw of a table: each quality against each quantity of the same dataset, or else row by row."""
-    found = []
-    for y, quality in enumerate(table.columns):
-        if quality.value.startswith("summary."):
-            beside = [x for x, other in enumerate(table.columns) if other.dataset == quality.dataset]
-            others = [x for x in beside if not table.columns[x].value.startswith("summary.")]
-            found += [_panel(table, content, y, x) for x in others] or [_panel(table, content, y, None)]
+    found, columns = [], measured.table.columns
+    scores = [column.value.startswith("summary.") for column in columns]
+    for y, quality in enumerate(columns):
+        if scores[y]:
+            others = [x for x, other in enumerate(columns) if other.dataset == quality.dataset and not scores[x]]
+            found += [_panel(measured, y, x) for x in others] or [_panel(measured, y, None)]
     return found
 
 
-def _panel(table: Table, content: Sequence[Sequence[Cell]], y: int, x: int | None) -> Panel:
+def _panel(measured: Measured, y: int, x: int | None) -> Panel:
     points: dict[str, list[Point]] = {"paper": [], "ours": []}
     relative, against, label = False, None, "row"
     if x is not None:
-        against = table.columns[x]
-        relative = against.value == RATIOS_OF and any(line[x].ratio[0] for line in content)
+        against = measured.table.columns[x]
+        relative = against.value == RATIOS_OF and any(line[x].ratio[0] for line in measured.cells)
         label = f"{against.heading}{', millions' if against.value == 'parameters' else ''}"
-    for number, line in enumerate(content, 1):
+    for number, line in enumerate(measured.cells, 1):
         for ours, some in enumerate(points.values()):
             height, at = line[y].figures[ours], float(number) if x is None else None
             if x is not None and (figure := line[x].figures[ours]):
                 at = line[x].ratio[ours] if relative else figure.value
             if height is not None and height.value is not None and at is not None:
                 some.append(Point(number, at, height.value, height.std))
-    return Panel(table.columns[y], against, "speed, times that of the baseline" if relative else label, points)
+    return Panel(measured.table.columns[y], against, "speed, times that of the baseline" if relative else label, points)
 
 
-def draw(table: Table, content: Sequence[Sequence[Cell]], out: Path) -> None:
+def draw(measured: Measured, out: Path) -> None:
     """The panels beside one another, and the names of the rows by their numbers, as the PNG file ``out``."""
-    parts = panels(table, content)
+    parts, table = panels(measured), measured.table
     labels = [f"{number}  {row.name}".replace("$", r"\$") for number, row in enumerate(table.rows, 1)]
     width = 4.8 * len(parts) + 0.07 * max(map(len, labels))
     with open_figure(out, width=width, height=max(5.0, 0.2 * len(labels) + 2)) as figure:

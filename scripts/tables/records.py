@@ -43,34 +43,32 @@ def number(record: Mapping[str, Any] | None, path: str, form: str) -> str:
     return EMPTY if value is None else format(value, form)
 
 
+def rows_of(lines: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """The header and the rows of lines by heading, all of which have the same headings."""
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
+
+
 def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Header and rows of records of one metric: those of its scores that any of them has."""
-    keys = KEYS[metric(records[0])]
+    kind = metric(records[0])
+    keys = KEYS[kind]
     shown = [key for key in keys if any(lookup(record, f"summary.test.{key}") for record in records)] or [keys[0]]
     timed = any(record.get("speed") for record in records)
     judges = {chosen_by(record) for record in records}
     chosen = judges.pop() if len(judges) == 1 else keys[0]
-    header = ["model", "data", "parameters", "seeds", f"valid {NAMES[chosen]}", *(NAMES[key] for key in shown)]
-    if metric(records[0]) != "perplexity":
-        header.append("sentences/s")
-    header += ["speed, sentences/s", "x baseline"] if timed else []
-    lines = [header]
+    lines = []
     for record in records:
-        line = [
-            record["model"],
-            record["dataset"],
-            number(record, "parameters", ",d"),
-            str(len(record["seeds"])),
-            spread(lookup(record, f"summary.valid.{chosen}")),
-            *(tested(lookup(record, f"summary.test.{key}")) for key in shown),
-        ]
-        if metric(record) != "perplexity":
-            line.append(number(best_seed(record), "generation.sentences_per_second", ".1f"))
+        line = {"model": record["model"], "data": record["dataset"], "parameters": number(record, "parameters", ",d")}
+        line["seeds"] = str(len(record["seeds"]))
+        line[f"valid {NAMES[chosen]}"] = spread(lookup(record, f"summary.valid.{chosen}"))
+        line |= {NAMES[key]: tested(lookup(record, f"summary.test.{key}")) for key in shown}
+        if kind != "perplexity":
+            line["sentences/s"] = number(best_seed(record), "generation.sentences_per_second", ".1f")
         if timed:
-            line.append(spread(lookup(record, "speed.sentences_per_second"), ".1f"))
-            line.append(number(record, "speed.ratio", ".2f"))
+            line["speed, sentences/s"] = spread(lookup(record, "speed.sentences_per_second"), ".1f")
+            line["x baseline"] = number(record, "speed.ratio", ".2f")
         lines.append(line)
-    return lines
+    return rows_of(lines)
 
 
 def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -79,44 +77,33 @@ def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def signatures(record: Mapping[str, Any]) -> list[str]:
-    """Return how the scores of one record came about, a line each."""
-    scores = lookup(best_seed(record), "test")
+    """Return how the scores and the speed of one record came about, a line each."""
+    scores, updates = lookup(best_seed(record), "test"), diverged_after(record)
     if scores:
         backend = ",".join(f"{op}={name}" for op, name in (record.get("backend") or {}).items()) or "unknown"
         lines = [f"{record['model']}: {scores['signature']}|backend:{backend}"]
         for key in KEYS[metric(record)]:
             if signature := lookup(scores, f"details.{key}.signature"):
                 lines.append(f"  {NAMES[key]} {signature}")
-    elif (updates := diverged_after(record)) is not None:
-        lines = [f"{record['model']}: diverged after {updates:,} updates"]
     else:
-        lines = [f"{record['model']}: not scored yet"]
-    return lines + _speed_signature(record)
-
-
-def _speed_signature(record: Mapping[str, Any]) -> list[str]:
-    settings = lookup(record, "speed.settings")
-    if not settings:
-        return []
-    parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
-    if not lookup(record, "speed.trained"):
-        parts.append("random weights")
-    if other := lookup(record, "speed.baseline"):
-        parts.append(f"baseline:{other['model']}" + ("" if other.get("trained") else " (random weights)"))
-    return ["  speed " + "|".join(parts)]
+        state = "not scored yet" if updates is None else f"diverged after {updates:,} updates"
+        lines = [f"{record['model']}: {state}"]
+    if settings := lookup(record, "speed.settings"):
+        parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
+        parts += [] if lookup(record, "speed.trained") else ["random weights"]
+        if other := lookup(record, "speed.baseline"):
+            parts.append(f"baseline:{other['model']}" + ("" if other.get("trained") else " (random weights)"))
+        lines.append("  speed " + "|".join(parts))
+    return lines
 
 
 def as_text(records: Sequence[Mapping[str, Any]]) -> str:
     """The whole table as aligned text; scores of different metrics do not stand under one another."""
     blocks: list[str] = []
     for kind in KEYS:
-        some = [record for record in records if metric(record) == kind]
-        if some:
+        if some := [record for record in records if metric(record) == kind]:
             blocks += [*aligned(grid(some), left=2, rule=True), ""]
-    several = any(len(record["seeds"]) > 1 for record in records)
-    if several:
-        blocks += [
-            "Scores on test: the seed that was best on validation (mean ± standard deviation over the seeds).",
-            "",
-        ]
+    if any(len(record["seeds"]) > 1 for record in records):
+        note = "Scores on test: the seed that was best on validation (mean ± standard deviation over the seeds)."
+        blocks += [note, ""]
     return "\n".join([*blocks, *(line for record in records for line in signatures(record))])

@@ -12,8 +12,8 @@ from scripts.tables.published import CONFIGS
 
 FOLDER = CONFIGS / "compare"
 SUITES = [FOLDER / f"{name}.yaml" for name in ("two_cores", "one_gpu", "table6")]
-TRANSLATION = Vocabulary(3216, None, True, "the dictionary of debian_en_de on Debian 12")
-WORDS = Vocabulary(51_288, None, True, "that of debian_lm")
+TRANSLATION = Vocabulary(3216, None, "the dictionary of debian_en_de on Debian 12")
+WORDS = Vocabulary(51_288, None, "that of debian_lm")
 UNEQUAL = ("dynamicconv_dec1",)  # a short decoder is smaller
 CONTENDERS = sorted(path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("base") and path not in SUITES)
 # what the size, the model or its trials decide

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from scripts.common.files import write_json
 from scripts.fairseq_io.trainlog import read_log_file
-from scripts.pipeline.stamp import Stamp, digest_data, write_stamp
+from scripts.pipeline.stamp import Stamp, digest_data, fingerprint, write_stamp
 from scripts.scoring.selection import summarise
 from scripts.suite import results, speed
 from scripts.suite.plan import Suite, keep_all, read_suite, run_jobs, trial_jobs
@@ -51,6 +53,7 @@ LOSSES = {("base", 0.1): 3.0, ("base", 0.2): 2.5, ("good", 0.1): 2.0, ("good", 0
 # how many of ten words are wrong, by model and seed
 WRONG = {("base", 1): 3, ("base", 2): 3, ("good", 1): 1, ("good", 2): 1, ("bad", 1): 7}
 PERPLEXITY = {"lm_base": [41.0, 42.0], "lm_good": [30.0, 29.0]}
+METRICS = {"sacrebleu": BLEU(), "chrf": CHRF()}
 LOG = '2026-01-01 00:00:00 | INFO | {0} | {{"{1}num_updates": "{2}", "{1}loss": "{3}"}}'
 
 
@@ -78,7 +81,7 @@ def train(job: Job, seed: int, loss: float, later: float = 0.0) -> None:
     write(folder / "train.log", [*lines, LOG.format("valid", "valid_", 2, later or loss)])
     log = read_log_file(folder / "train.log")
     assert (log.train_loss, log.valid_loss) == ({1: loss + 1}, {1: loss, 2: later or loss})
-    data = digest_data(job.work / job.config.dataset / "binarised")
+    data = digest_data(job.data / "binarised")
     (folder / "started.json").write_text(json.dumps({"data": data}))
     write_stamp(folder, Stamp("id", "made from", None, 1.0, "then", None, {}))
 
@@ -100,18 +103,10 @@ def run(job: Job, name: str, references: list[str]) -> None:
         write(root / "scores" / "test" / "hypotheses.detok", lines)
         (root / "tuned").mkdir()
         (root / "tuned" / "model.pt").write_bytes(b"weights")
-        found = collect_measures(job, lines, references)
+        found = {key: metric.corpus_score(lines, [references]).score for key, metric in METRICS.items()}
         facts = {"updates": 2, "seconds": 60.0 * seed, "tokens_per_second": 1000 / seed, "peak_mb": 300}
         seeds[str(seed)] = {"training": facts, "generation": None, "tuned": {"lenpen": 1.0}, "valid": {}, "test": found}
     record(job, seeds, [f"{stage}:{seed}" for seed in job.config.seeds for stage in ("train", "score")])
-
-
-def collect_measures(job: Job, lines: list[str], references: list[str]) -> dict[str, float]:
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    pairs = {"sacrebleu": BLEU(), "chrf": CHRF()}
-    return {key: metric.corpus_score(lines, [references]).score for key, metric in pairs.items()}
 
 
 def build(folder: Path) -> Path:
@@ -161,7 +156,7 @@ def build(folder: Path) -> Path:
     timed = {"lines": {"1": 4, "65": 4}, "tokens": {"1": 8, "65": 70}, "seconds": seconds}
     keep_all(suite)
     (translation, _) = results.collect(suite)
-    of_models = {name: translation.models[name].architecture for name in seconds}
+    of_models = {name: fingerprint(translation.models[name].config.train) for name in seconds}
     timed["made_from"] = {"conditions": speed.conditions(), **of_models}
     write_json(suite.records / "debian_en_de.json", translation.facts | {"speed": timed})
     return folder

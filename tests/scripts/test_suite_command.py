@@ -1,4 +1,4 @@
-"""The jobs of a suite that run, in a checkout whose stages are stand-ins; and the measurement of its speeds."""
+"""The jobs of a suite that run, in a checkout whose stages are stand-ins; the Snakefile; how speeds are measured."""
 
 import json
 import os
@@ -144,6 +144,21 @@ def test_a_sweep_runs_all_trials_and_then_all_runs_from_raw_text_that_is_there(s
     assert (status, ran[-1]) == (0, "speed of toy"), said
     assert sorted(ran[:4]) == sorted([*TRIALS, *LATER])
     assert sorted(ran[4:-1]) == sorted(["one:seed1:2", "two:seed1:2", *THREE])
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_snakefile_has_a_job_for_each_dataset_seed_and_row(tmp_path):
+    configs = " ".join(f"configs/{name}.yaml" for name in ("debian_en_de/tuned", "debian_en_de/lightconv"))
+    settings = [f"configs={configs}", f"work={tmp_path}", "gpus_per_seed=1"]
+    options = ["-n", "-p", "-s", "scripts/sweep/Snakefile", "--cores", "2", "--config", *settings]
+    command = [sys.executable, "-m", "snakemake", *options]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=200)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    jobs = dict(re.findall(r"^(data|seed|row|all) +(\d+)$", said, re.MULTILINE))
+    assert jobs == {"data": "1", "seed": "4", "row": "2", "all": "1"}
+    assert re.search(r"tuned\.yaml .*--devices 1 --from train --to score --seeds 3", said)
+    assert re.search(r"tuned\.yaml .*--devices 1 --from train$", said, re.MULTILINE)
 
 
 class Clock:

@@ -50,6 +50,12 @@ def change(suite: Suite, name: str, **over: Any) -> None:
     path.write_text(json.dumps(content))
 
 
+def commit(folder: Path) -> None:
+    """Have git keep all files of a folder."""
+    for command in (["init"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-m", "all"]):
+        subprocess.run(["git", "-C", str(folder), *command], check=True, capture_output=True)
+
+
 def test_the_records_stand_in_for_the_runs_on_another_machine(place, written, copy):
     here = suite_of(place)
     shutil.rmtree(copy / "work")
@@ -102,8 +108,7 @@ def test_a_page_that_git_has_as_it_is_may_be_made_anew(written, tmp_path):
     names = ("page.md", "edited.md", "notes.md")
     for name in names:
         (tmp_path / name).write_text("my notes" if name == "notes.md" else written)
-    for command in (["init"], ["add", *names], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-m", "pages"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True, capture_output=True)
+    commit(tmp_path)
     (tmp_path / "edited.md").write_text(written + "An edit.\n")
     assert [page.is_page(tmp_path / name) for name in names] == [True, True, False]
     ownership.adopt(tmp_path / "page.md", tmp_path / "edited.md", tmp_path / "new.md")
@@ -174,8 +179,7 @@ def test_a_committed_page_is_made_again_by_the_command(place, written, tmp_path,
         shutil.copy(path, tmp_path)
     for path in tmp_path.rglob(".lightconv"):
         path.unlink()
-    for command in (["init"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-m", "a page"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True, capture_output=True)
+    commit(tmp_path)
     given = [str(tmp_path / "small.yaml"), "--page-only", "--work", str(tmp_path / "work")]
     monkeypatch.setattr(sys, "argv", ["suite", *given, "--out", str(tmp_path / "RESULTS.md")])
     (tmp_path / "RESULTS.md").write_text(written + "An edit.\n")
@@ -197,4 +201,4 @@ def test_test_lines_of_families_that_train_are_counted(tmp_path):
         blocks = [block(package, language, *lines) for package, lines in packages.items()]
         write(tmp_path / "raw" / f"Translation-{language}", "\n".join(blocks).split("\n"))
         write(tmp_path / "prepared" / "raw" / f"test.{language}", tested[:3])
-    assert overlap._in_families("debian_en_de", tmp_path) == 1
+    assert overlap.in_families("debian_en_de", tmp_path) == 1

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from scripts.common.errors import UserError
+from scripts.common.figure import open_figure
 from scripts.common.process import python_module
 from scripts.pipeline.config import load_config
 from scripts.table import main, paper_table
-from scripts.tables.measured import as_csv, cells, read_runs
+from scripts.tables import plot
+from scripts.tables.measured import Measured
 from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
@@ -183,7 +185,7 @@ def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_dig
 def test_the_csv_has_every_figure_once(tmp_path):
     ablation(tmp_path)
     table = TABLES[3]
-    lines = list(csv.DictReader(io.StringIO(as_csv(table, cells(table, read_runs(table, tmp_path)[0])))))
+    lines = list(csv.DictReader(io.StringIO(Measured(table, tmp_path).as_csv())))
     assert len(lines) == sum(len(row.figures) for row in table.rows)
     found = {(line["run"], line["column"]): line for line in lines}
     dynamic = found["wmt16_en_de/dynamicconv_noglu", "speed"]
@@ -209,3 +211,48 @@ def test_the_folder_has_the_page_the_figures_and_the_picture(number, tmp_path, m
     picture = (tmp_path / "out" / f"table{number}.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(picture) > 5000
+
+
+DRAWN = {  # quality, against what (None: row by row)
+    1: [("en_de", "params"), ("en_fr", None)],
+    2: [("iwslt", None), ("zh_en", "params")],
+    3: [("valid_bleu", "params"), ("valid_bleu", "speed")],
+    4: [("valid", "params"), ("test", "params")],
+    5: [("rouge1", "params"), ("rouge2", "params"), ("rougeL", "params")],
+    6: [("valid_bleu", None)],
+    7: [("en_de", "params"), ("en_de", "speed"), ("en_de", "tokens")],
+}
+
+
+def panels(number: int, work: Path) -> list[plot.Panel]:
+    return plot.panels(Measured(TABLES[number], work))
+
+
+@pytest.mark.parametrize("number", DRAWN)
+def test_quality_stands_against_parameters_and_speed(number, tmp_path):
+    parts = panels(number, tmp_path)
+    assert [(part.quality.key, part.against and part.against.key) for part in parts] == DRAWN[number]
+    for part in parts:
+        assert part.points["paper"]
+        assert not part.points["ours"]
+
+
+def test_speeds_are_drawn_as_ratios_where_a_baseline_was_measured(tmp_path):
+    write(tmp_path, record("cnn", "wmt16_en_de_google", valid={"bleu_compounds": [25.5]}, speed=speed(150.0, 1.4)))
+    _, part = panels(3, tmp_path)
+    assert [(point.row, point.x, point.y) for point in part.points["ours"]] == [(4, 1.4, 25.5)]
+    assert next(point.x for point in part.points["paper"] if point.row == 4) == pytest.approx(68.1 / 52.1)
+    assert "baseline" in part.label
+
+
+def test_a_row_s_number_is_its_mark(tmp_path):
+    """Table 3 has the most points in the least space."""
+    part = panels(3, tmp_path)[0]
+    with open_figure(tmp_path / "x.png", width=6, height=5) as figure:
+        axes = figure.add_axes((0.15, 0.15, 0.8, 0.8))
+        plot.draw_panel(axes, part)
+        marked = {}
+        for line in axes.lines:
+            for number in line.get_marker().strip("$").split(","):
+                marked[int(number)] = (line.get_xdata()[0], line.get_ydata()[0])
+    assert marked == {point.row: (point.x, point.y) for point in part.points["paper"]}
