@@ -37,7 +37,7 @@ def captured(generator, batch, prefix=None, bos=EOS):
     min_len=st.integers(0, 4),
     max_len=st.sampled_from([(0, 4), (0, 12), (0.5, 5), (2, 40)]),
     unnormalized=st.booleans(),
-    others=st.lists(st.sampled_from(ARCHITECTURES), max_size=2),
+    others=st.lists(st.sampled_from(ARCHITECTURES), max_size=1),
     ngram=st.sampled_from([0, 0, 1, 2, 3]),
     prefix=st.none() | st.lists(st.integers(0, 5), min_size=5, max_size=5),
     prefix_ends=st.booleans(),
