@@ -218,18 +218,21 @@ class ForGeneration(BaseFairseqModel):
         and have training save the options of the whole model.
         """
         sides = [side for side in ("encoder", "decoder") if hasattr(self, side)]
-        named = {side: getattr(model_cfg, f"{side}_layers_to_keep", None) for side in sides}
-        if any(named.values()):
+        if any(getattr(model_cfg, f"{side}_layers_to_keep", None) for side in sides):
             with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else contextlib.nullcontext():
                 for side in sides:
-                    stack = getattr(self, side)
-                    saved = {name.split(".")[2] for name in state_dict if name.startswith(f"{side}.layers.")}
-                    if not named[side] or len(saved) == len(stack.layers):
-                        setattr(model_cfg, f"{side}_layers_to_keep", ",".join(saved))
-                    options = getattr(stack.cfg, side)
-                    setattr(model_cfg, f"{side}_layers", options.layers)
-                    setattr(model_cfg, f"{side}_kernel_size_list", list(options.kernel_size_list))
+                    self._describe_kept(side, state_dict, model_cfg)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def _describe_kept(self, side: str, state_dict: Any, model_cfg: Any) -> None:
+        stack = getattr(self, side)  # of the layers that are kept
+        saved = {name.split(".")[2] for name in state_dict if name.startswith(f"{side}.layers.")}
+        pruned_already = len(saved) == len(stack.layers)
+        if pruned_already or not getattr(model_cfg, f"{side}_layers_to_keep", None):
+            setattr(model_cfg, f"{side}_layers_to_keep", ",".join(saved))  # keep every layer of the file
+        options = getattr(stack.cfg, side)
+        setattr(model_cfg, f"{side}_layers", options.layers)
+        setattr(model_cfg, f"{side}_kernel_size_list", list(options.kernel_size_list))
 
     def make_generation_fast_(self, **options: Any) -> None:
         """Do as fairseq does, and pack the weights for products in bfloat16."""

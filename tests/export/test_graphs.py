@@ -107,7 +107,7 @@ def test_hypotheses_follow_their_parents(definition):
     model, task = build(*MODELS["dynamicconv"])
     exported = Unwritten(model, task)
     step = exported.step
-    exported.step = lambda tokens, parents, *rest: step(tokens, parents[::-1], *rest)  # type: ignore[method-assign]
+    exported.step = lambda tokens, parents, *rest: step(tokens, parents[::-1].copy(), *rest)  # type: ignore[method-assign]
     with pytest.raises(ExportError, match="at position 1 "):
         write.compare(model, exported)
 
