@@ -51,7 +51,9 @@ def binarise(
         status.close()
         copy_file(log, folder / _LOG)
         ownership.remove(log)
-        for name in _written(dataset, splits):
+        pair = f"{dataset.source}-{dataset.target}"
+        sides = [""] if dataset.target is None else [f".{pair}.{language}" for language in dataset.languages]
+        for name in (f"{split}{side}.{end}" for split in splits for side in sides for end in ("bin", "idx")):
             if not (folder / name).is_file():
                 said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
                 raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
@@ -79,21 +81,13 @@ def _command(
                 raise UserError(f"there is no {path}; expected the dictionaries that the model was trained with")
             command += [flag, str(path)]
         return command
-    command += ["--thresholdsrc", str(options.threshold_source)]
+    limits = {"--thresholdsrc": options.threshold_source, "--nwordssrc": options.nwords_source}
     if dataset.target is not None:
-        command += ["--thresholdtgt", str(options.threshold_target)]
-    for flag, number in (("--nwordssrc", options.nwords_source), ("--nwordstgt", options.nwords_target)):
-        if number is not None:
-            command += [flag, str(number)]
+        limits |= {"--thresholdtgt": options.threshold_target, "--nwordstgt": options.nwords_target}
+    command += [each for flag, limit in limits.items() if limit is not None for each in (flag, str(limit))]
     if options.joined_dictionary:
         command.append("--joined-dictionary")
     return command
-
-
-def _written(dataset: Dataset, splits: Sequence[str]) -> list[str]:
-    pair = f"{dataset.source}-{dataset.target}"
-    sides = [""] if dataset.target is None else [f".{pair}.{language}" for language in dataset.languages]
-    return [f"{split}{side}.{end}" for split in splits for side in sides for end in ("bin", "idx")]
 
 
 def dictionary(dataset: Dataset, language: str) -> str:

@@ -95,7 +95,7 @@ def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[
             except OSError as error:
                 raise UserError(f"cannot read {raw / name}: {error.strerror}; fetch the lists again") from error
             for key in _keys(addresses):
-                listed.append((split, "cnn" if store.has("cnn", "stories", key) else "dailymail", key))
+                listed.append((split, "dailymail" if store.data("cnn", "stories", key) is None else "cnn", key))
         yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)), counts)
     report["stories"] = dict(counts)
 
@@ -131,10 +131,6 @@ def _usable(
             f"{unusable:,} of {len(seen):,} listed stories cannot be used, expected at most {MAX_UNUSABLE:.0%}: "
             f"{listing}; see that the archives are whole and belong together"
         )
-
-
-def _wanted(name: str) -> bool:
-    return bool(_MEMBER.fullmatch(name) or _LIST.fullmatch(name))
 
 
 def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]], report: dict[str, Any]) -> str:
@@ -189,7 +185,8 @@ class _Store:
         """Take in an archive in one pass; lists of addresses go to ``lists``."""
         status = StatusLine()
         found = 0
-        for name, stream in iterate_members(archive, _wanted):
+        wanted = re.compile(f"{_MEMBER.pattern}|{_LIST.pattern}")
+        for name, stream in iterate_members(archive, lambda name: wanted.fullmatch(name) is not None):
             if listed := _LIST.fullmatch(name):
                 lists[listed[1], listed[2]] = _keys(stream.read())
                 continue
@@ -204,9 +201,6 @@ class _Store:
         if not found:
             raise UserError(f"{archive} holds no story and no offsets of CNN or the Daily Mail; fetch it again")
 
-    def has(self, corpus: str, kind: str, key: str) -> bool:
-        return self._row(corpus, kind, key) is not None
-
     def count(self, kind: str) -> int:
         """Return how many files of a kind there are."""
         return int(
@@ -219,15 +213,15 @@ class _Store:
         Raises:
             Unusable: there is none, or it is not UTF-8.
         """
-        row = self._row(corpus, kind, key)
-        if row is None:
+        if (data := self.data(corpus, kind, key)) is None:
             raise Unusable(_MISSING[kind])
         try:
-            return zlib.decompress(row).decode("utf-8")
+            return zlib.decompress(data).decode("utf-8")
         except UnicodeDecodeError as error:
             raise Unusable("not UTF-8") from error
 
-    def _row(self, corpus: str, kind: str, key: str) -> bytes | None:
+    def data(self, corpus: str, kind: str, key: str) -> bytes | None:
+        """What a file holds, compressed; None: there is none."""
         query = "SELECT data FROM files WHERE name = ?"
         row = self._database.execute(query, (f"{corpus}/{kind}/{key}",)).fetchone()
         return None if row is None else row[0]

@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dataset import FOLDER, Dataset, File, load_dataset
-from data_prep.download import download
-from data_prep.prepare import prepare
+from data_prep.dataset import Dataset, File
 from data_prep.sources.cnn_dm import anonymised_rows, plain_rows
 from data_prep.text import cnn_dm
 from data_prep.text.clean import truncater
@@ -251,40 +248,3 @@ def test_truncation_counts_tokens():
 def test_a_broken_file_says_so():
     with pytest.raises(Unusable, match="broken file of tokens"):
         parse_tokens("1,2,3")
-
-
-def small(name: str, folder: Path) -> Path:
-    """A dataset of datasets/ without checksums and counts, and with few merges."""
-    data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    del data["expected"]
-    data["files"] = {name: {"urls": file["urls"]} for name, file in data["files"].items()}
-    for step in data["steps"]:
-        if isinstance(step, dict):
-            step.get("bpe", {}).update({"merges": 5} if "bpe" in step else {})
-            step.get("truncate", {}).update({"tokens": 7} if "truncate" in step else {})
-    file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(data), encoding="utf-8")
-    return file
-
-
-@pytest.mark.parametrize(
-    ("name", "article", "summary"),
-    [
-        ("cnn_dm", "@entity4 visited @entity11 9 times . he", "@entity4 went to @entity11 9 times ¶ it was naïve"),
-        ("cnn_dm_plain", "josé müller visited zürich 9 times .", "müller went to zürich 9 times . ¶ it was naïve ."),
-    ],
-)
-def test_from_archives_to_what_is_binarised(tmp_path: Path, name: str, article: str, summary: str):
-    loaded = load_dataset(str(small(name, tmp_path)))
-    download(loaded, raw=Collection().write(tmp_path / "given"), out=tmp_path / "raw")
-    counts = prepare(loaded, raw=tmp_path / "raw", out=tmp_path / "prepared", workers=1)
-    sides = [(tmp_path / "prepared" / f"test.{side}").read_text(encoding="utf-8") for side in loaded.languages]
-    assert [side.replace("@@ ", "").split("\n")[0] for side in sides] == [article, summary]
-    assert "@@" in sides[1]
-    assert "¶@@" not in sides[1]
-    if name == "cnn_dm":
-        assert " @entity11 " in sides[1]
-        assert "entity" not in (tmp_path / "prepared" / "codes").read_text(encoding="utf-8").replace(" ", "")
-    assert counts["source"]["stories"]["cnn: stories in train"] == 8
-    references = (tmp_path / "prepared" / "raw" / "test.en_summary").read_text(encoding="utf-8").split("\n")
-    assert [len(reference.split(" ¶ ")) for reference in references[:2]] == [2, 2]

@@ -1,16 +1,23 @@
-"""Downloads that break off, and from which byte of which server they go on."""
+"""Downloads that break off, are killed or run out of disk, and from which byte of which server they go on."""
 
 import copy
+import hashlib
 import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.fetch import Patience
+from data_prep.fetch import Patience, RemoteFile, fetch
 from scripts.common.errors import UserError
 from tests.data_prep.fetching import CONTENT, SHA256, entry, get, left, notes, part
-from tests.data_prep.web import Served, Site
+from tests.data_prep.samples import ROOT
+from tests.data_prep.web import Served, Site, wait_until
 
 OTHER, SHORTER = CONTENT[::-1], CONTENT[:600]
 SILENT = {"drop": [1000], "honour_if_range": False}  # of a server that does not heed If-Range
@@ -139,3 +146,71 @@ def test_a_refusal_is_the_next_mirrors_turn_at_once(tmp_path, site: Site, status
 def test_a_stalled_connection_is_told(tmp_path, site: Site, capsys):
     get(tmp_path, site.add("/a", CONTENT, stall=[1500, None]))
     assert "a.txt: nothing came for 0.3 s; 1,500 bytes are here" in capsys.readouterr().out
+
+
+LONG = bytes(n * n % 251 for n in range(300_000))
+
+COMMAND = """
+import sys
+from pathlib import Path
+from data_prep.fetch import RemoteFile, fetch
+from scripts.common.command import run_command
+folder = Path(sys.argv[2])
+file = RemoteFile("a.txt", (sys.argv[1],))
+run_command(lambda: print(fetch(file, folder, raw=None, ledger=folder / "ledger.json")))
+"""
+
+
+def command(url: str, folder: Path) -> list[str]:
+    return [sys.executable, "-c", COMMAND, url, str(folder)]
+
+
+def test_killed_and_gone_on_with_for_the_missing_bytes_alone(tmp_path, site: Site):
+    url = site.add("/a", LONG, stall=[700, 80_000, None])
+    for size in (700, 80_700):
+        child = subprocess.Popen(command(url, tmp_path), cwd=ROOT, stdout=subprocess.PIPE)
+        try:
+            there = wait_until(lambda size=size: part(tmp_path).exists() and part(tmp_path).stat().st_size == size)
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.communicate()
+        assert there
+        assert list(tmp_path.glob("[!.]*")) == []
+    done = subprocess.run(command(url, tmp_path), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.txt").read_bytes() == LONG
+    assert site.ranges == [None, "bytes=700-", "bytes=80700-"]
+    assert hashlib.sha256(LONG).hexdigest() in (tmp_path / "ledger.json").read_text()
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["a.txt", "ledger.json"]
+
+
+def test_a_disk_that_is_full_half_way(tmp_path, site: Site):
+    url = site.add("/a", LONG)
+
+    def small_disk() -> None:  # the nearest thing to it that needs no rights
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = subprocess.run(command(url, tmp_path), cwd=ROOT, capture_output=True, text=True, preexec_fn=small_disk)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: File too large: cannot write {part(tmp_path)}; nothing was written under")
+    assert part(tmp_path).stat().st_size == 100_000
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.glob("[!.]*")) == []
+    assert notes(tmp_path).exists()
+    file = RemoteFile("a.txt", (url,))
+    assert fetch(file, tmp_path, raw=None, ledger=tmp_path / "ledger.json").read_bytes() == LONG
+    assert site.ranges == [None, "bytes=100000-"]
+
+
+def test_ctrl_c_keeps_what_is_there(tmp_path, site: Site):
+    url = site.add("/a", LONG, stall=[70_000])
+    child = subprocess.Popen(
+        command(url, tmp_path), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert wait_until(lambda: part(tmp_path).exists() and part(tmp_path).stat().st_size == 70_000)
+    child.send_signal(signal.SIGINT)
+    _, told = child.communicate(timeout=20)
+    assert child.returncode == 130  # as shells have it for Ctrl-C
+    assert told == "interrupted; run the same command again to go on\n"
+    assert part(tmp_path).stat().st_size == 70_000

@@ -252,12 +252,25 @@ def stories(folder: Path) -> dict[str, list[int]]:
     return {"train": [16], "valid": [2], "test": [2]}
 
 
-@pytest.mark.parametrize("name", ["cnn_dm", "cnn_dm_plain"])
-def test_cnn_dm(made, name: str):
+@pytest.mark.parametrize(
+    ("name", "article", "summary"),
+    [
+        ("cnn_dm", "@entity4 visited @entity11 9 times . he", "@entity4 went to @entity11 9 times ¶ it was naïve"),
+        ("cnn_dm_plain", "josé müller visited zürich 9 times . he", "müller went to zürich 9 times . ¶ it was naïve ."),
+    ],
+)
+def test_cnn_dm(made, name: str, article: str, summary: str):
     out, splits, counts = made(name, stories)
     for split, (count,) in splits.items():
         for side in ("en_article", "en_summary"):
             assert counts["files"][f"{split}.{side}"]["lines"] == count
+    sides = [lines_of(out / "prepared" / f"test.{side}")[0] for side in ("en_article", "en_summary")]
+    assert sides[0].replace("@@ ", "").startswith(article)
+    assert sides[1].replace("@@ ", "") == summary
+    assert " ¶ " in sides[1]
+    assert "entity" not in (out / "prepared" / "codes").read_text(encoding="utf-8").replace(" ", "")
+    assert counts["source"]["stories"]["cnn: stories in train"] == 8
+    assert all(line.count(" ¶ ") == 1 for line in lines_of(out / "prepared" / "raw" / "test.en_summary"))
     assert "- cnn: offsets: count bytes" in (out / "report.md").read_text(encoding="utf-8") or name == "cnn_dm_plain"
     if name == "cnn_dm":
         train(out / "binarised")
