@@ -115,8 +115,11 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
         for precision in several
     }
     if device.type == "cuda":
-        ours = [(key, search) for key, search in searches.items() if key[1] == "pla_translation"]
-        searches |= {(arch, NO_GRAPH, name): _without_graphs(search, length) for (arch, _, name), search in ours}
+        searches |= {
+            (arch, NO_GRAPH, precision): replace(search, generator=_generator(search.built, length, captures=False))
+            for (arch, task, precision), search in searches.items()
+            if task == "pla_translation"
+        }
     built = searches[BASELINE].built
     translators = {name: ctranslate2.translator(built, device, name) for name in peers}
     for sentences in args.sentences:
@@ -152,15 +155,12 @@ def _search(built: TaskAndModel, length: int, device: torch.device, precision: s
         return Search(built, _generator(built, length), device, precision)
 
 
-def _generator(built: TaskAndModel, length: int) -> Any:
+def _generator(built: TaskAndModel, length: int, *, captures: bool = True) -> Any:
     options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
-    return built.task.build_generator([built.model], options)
-
-
-def _without_graphs(search: Search, length: int) -> Search:
-    generator = _generator(search.built, length)
-    generator.captures = False
-    return replace(search, generator=generator)
+    generator: Any = built.task.build_generator([built.model], options)
+    if not captures:
+        generator.captures = False
+    return generator
 
 
 def _source(built: TaskAndModel, sentences: int, length: int) -> torch.Tensor:
