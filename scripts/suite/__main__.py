@@ -152,28 +152,18 @@ def only(suite: Suite, words: Sequence[str]) -> Suite:
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument(
-        "suite", type=Path, metavar="FILE", help="such as configs/compare/two_cores.yaml; keys: suite/plan.py"
-    )
-    parser.add_argument("--work", type=Path, metavar="DIR", help="where all results go (default: work/<FILE's name>)")
-    parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
-    parser.add_argument(
-        "--from", dest="first", metavar="STAGE", help="begin each run with this stage of scripts.reproduce: train"
-    )
-    parser.add_argument("--devices", type=int, metavar="N", help="passed to scripts.reproduce")
-    parser.add_argument("--sweep", metavar="COMMAND", help="run the jobs by Snakemake; see above")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="the page; what has its record beside it is not run again (default: RESULTS.md in DIR)",
-    )
-    parser.add_argument(
-        "--archive", type=Path, metavar="FILE", help="pack records, hypotheses, logs and models into this .tar.gz"
-    )
-    parser.add_argument(
-        "--only", metavar="WORDS", help="run what has one of these in DATASET/MODEL, and its trials: debian_lm,fconv"
-    )
+    add = parser.add_argument
+    add("suite", type=Path, metavar="FILE", help="such as configs/compare/two_cores.yaml; keys: suite/plan.py")
+    add("--work", type=Path, metavar="DIR", help="where all results go (default: work/<FILE's name>)")
+    add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
+    add("--from", dest="first", metavar="STAGE", help="begin each run with this stage of scripts.reproduce: train")
+    add("--devices", type=int, metavar="N", help="passed to scripts.reproduce")
+    add("--sweep", metavar="COMMAND", help="run the jobs by Snakemake; see above")
+    what = "the page; what has its record beside it is not run again (default: RESULTS.md in DIR)"
+    add("--out", type=Path, metavar="FILE", help=what)
+    add("--archive", type=Path, metavar="FILE", help="pack records, hypotheses, logs and models into this .tar.gz")
+    what = "run what has one of these in DATASET/MODEL, and its trials: debian_lm,fconv"
+    add("--only", metavar="WORDS", help=what)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")

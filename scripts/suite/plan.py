@@ -108,11 +108,6 @@ class Suite:
         return list(dict.fromkeys(model for runs in self.runs for model in runs.models))
 
     @property
-    def datasets(self) -> list[str]:
-        """All datasets of all runs, each once."""
-        return list(dict.fromkeys(runs.dataset for runs in self.runs))
-
-    @property
     def like(self) -> dict[str, str]:
         """The models that are given the values found for another."""
         return {model: other for trials in self.trials for model, other in trials.like.items()}
@@ -125,7 +120,8 @@ def read_suite(path: Path, work: Path, page: Path) -> Suite:
         UserError: a key is unknown or of another type, or something is named that is not there.
     """
     suite: Suite = build(Suite, read_yaml(path), file=path, given={"file": path, "work": work, "page": page})
-    for dataset in suite.datasets:
+    datasets = dict.fromkeys(runs.dataset for runs in suite.runs)
+    for dataset in datasets:
         load_dataset(dataset)
         require(path, "/" not in dataset, "runs.dataset", dataset, "a name, which its folder in work/ has too")
     for where, all_of in (("trials", suite.trials), ("runs", suite.runs)):
@@ -146,7 +142,7 @@ def read_suite(path: Path, work: Path, page: Path) -> Suite:
         require(path, claim.of in QUANTITIES, "claims.of", claim.of, f"one of {', '.join(QUANTITIES)}")
         named += [("claims", name, [name for _, name in runs]) for name in (claim.model, claim.than)]
     for trials in suite.trials:
-        require(path, trials.dataset in suite.datasets, "trials.dataset", trials.dataset, "a dataset of `runs`")
+        require(path, trials.dataset in datasets, "trials.dataset", trials.dataset, "a dataset of `runs`")
         named += [("trials", name, models) for name in (*trials.models, *trials.like)]
         for model, other in trials.like.items():
             require(path, other in trials.models, f"trials.like.{model}", other, "one of trials.models")

@@ -192,13 +192,13 @@ def keep(jobs: Sequence[Job], last: str, path: Path) -> None:
     Raises:
         UserError: the text of the dataset is not that of its records.
     """
-    text, found = _text(jobs[0]), text_measures(jobs[0].config.dataset, jobs[0].kind)
-    new = [(job, seeds) for job in jobs if job.last == last and (seeds := dict(_ended(job, text, found)))]
+    text, metrics = _text(jobs[0]), text_measures(jobs[0].config.dataset, jobs[0].kind)
+    new = [(job, seeds) for job in jobs if job.last == last and (seeds := dict(_ended(job, text, metrics)))]
     if not new:
         return
     check_text(jobs)
     apart = list[int]()
-    if "sacrebleu" in found and any(facts["test"] for _, seeds in new for facts in seeds.values()):
+    if "sacrebleu" in metrics and any(facts["test"] for _, seeds in new for facts in seeds.values()):
         shared = overlap.measure(jobs[0].config.dataset, jobs[0].data)
         apart, before = shared.apart, read_json(path) if path.exists() else {}
         shown = {"lines": shared.lines, "apart": len(apart), "in_families": shared.in_families}
@@ -206,14 +206,14 @@ def keep(jobs: Sequence[Job], last: str, path: Path) -> None:
             write_json(path, before | {"overlap": shown})
     for job, seeds in new:
         for seed, facts in seeds.items():
-            facts |= _of_lines(job, seed, found, apart) if facts["test"] else {}
+            facts |= _of_lines(job, seed, metrics, apart) if facts["test"] else {}
         seeds |= {int(seed): facts for seed, facts in job.record["seeds"].items()}
         parameters = job.record["parameters"] or job.run["parameters"]
         by_seed = {str(seed): seeds[seed] for seed in sorted(seeds)}
         write_json(job.kept, {"config": job.config.merged(), "parameters": parameters, "seeds": by_seed})
 
 
-def _ended(job: Job, text: str | None, found: Mapping[str, Measure]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _ended(job: Job, text: str | None, metrics: Mapping[str, Measure]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the facts of each seed that has come to its end in a job's folder, on this text, and has no record."""
     for seed in job.missing:
         facts, root = job.run["seeds"].get(str(seed), {}), seed_root(job.folder, seed)
@@ -227,35 +227,25 @@ def _ended(job: Job, text: str | None, found: Mapping[str, Measure]) -> Iterator
         }
         if not ("diverged" in facts["training"] or (losses["valid_loss"] if job.last == "train" else facts["test"])):
             continue
-        if facts["test"] and found and not job.hypotheses(seed).exists():
+        if facts["test"] and metrics and not job.hypotheses(seed).exists():
             print(f"note: {job.name}, seed {seed}, is left out: there is no {job.hypotheses(seed)}", flush=True)
             continue
-        costs = {
-            part: {key: facts[part][key] for key in keys if facts.get(part) and facts[part].get(key) is not None}
-            for part, keys in COSTS.items()
-        }
-        yield (
-            seed,
-            {
-                **{key: job.run.get(key) for key in ("machine", "versions", "precision")},
-                "git": job.run["stages"].get(f"train:{seed}", {}).get("git"),
-                "text": text,
-                **costs,
-                "tuned": facts.get("tuned"),
-                "test": numbers(facts["test"] or {}),
-                **losses,
-            },
-        )
+        known = {key: job.run.get(key) for key in ("machine", "versions", "precision")}
+        known |= {"git": job.run["stages"].get(f"train:{seed}", {}).get("git"), "text": text}
+        for part, keys in COSTS.items():
+            given = facts.get(part) or {}
+            known[part] = {key: given[key] for key in keys if given.get(key) is not None}
+        yield seed, known | {"tuned": facts.get("tuned"), "test": numbers(facts["test"] or {})} | losses
 
 
-def _of_lines(job: Job, seed: int, found: Mapping[str, Measure], apart: Sequence[int]) -> dict[str, Any]:
+def _of_lines(job: Job, seed: int, metrics: Mapping[str, Measure], apart: Sequence[int]) -> dict[str, Any]:
     """Facts of a seed's hypotheses and model, which are not kept themselves."""
     files = {"hypotheses": job.hypotheses(seed), "model": model_file(job.config, seed_root(job.folder, seed))}
     facts: dict[str, Any] = {"sha256": {name: digest([path]) for name, path in files.items() if path.exists()}}
-    if found:
+    if metrics:
         lines, references = read_lines(files["hypotheses"]), read_lines(job.references)
         if apart:
             some, of = ([side[number] for number in apart] for side in (lines, references))
-            facts["apart"] = {key: each.metric.corpus_score(some, [of]).score for key, each in found.items()}
-        facts["lines"] = "; ".join(counts(found[SCORES[job.kind][0]].metric, lines, references))
+            facts["apart"] = {key: each.metric.corpus_score(some, [of]).score for key, each in metrics.items()}
+        facts["lines"] = "; ".join(counts(metrics[SCORES[job.kind][0]].metric, lines, references))
     return facts

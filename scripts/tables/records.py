@@ -15,12 +15,6 @@ def metric(record: Mapping[str, Any]) -> str:
     return FAMILY[lookup(record, "config.score.metric") or "bleu"]
 
 
-def chosen_by(record: Mapping[str, Any]) -> str:
-    """Return the score that a run's seeds are chosen by, or the first of its kind."""
-    named = lookup(record, "config.score.metric")
-    return named if named in NAMES else KEYS[metric(record)][0]
-
-
 def spread(values: Mapping[str, Any] | None, form: str = ".2f") -> str:
     """Mean and standard deviation; the figure alone where there is one; a dash where there is none."""
     if not values or values.get("mean") is None:
@@ -54,8 +48,8 @@ def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     keys = KEYS[kind]
     shown = [key for key in keys if any(lookup(record, f"summary.test.{key}") for record in records)] or [keys[0]]
     timed = any(record.get("speed") for record in records)
-    judges = {chosen_by(record) for record in records}
-    chosen = judges.pop() if len(judges) == 1 else keys[0]
+    judges = {lookup(record, "config.score.metric") for record in records}
+    chosen = judges.pop() if len(judges) == 1 and judges <= NAMES.keys() else keys[0]
     lines = []
     for record in records:
         line = {"model": record["model"], "data": record["dataset"], "parameters": number(record, "parameters", ",d")}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from sacrebleu.metrics.bleu import BLEU
 
 from scripts.common.errors import UserError
@@ -143,13 +142,11 @@ def test_the_seeds_widen_an_interval(place, dataset):
     assert compare(None) == Interval(compare("measured").value, None, None)
 
 
-def test_the_length_and_the_score_at_any_length_are_those_of_sacrebleu(place, dataset, written):
-    folder = dataset.models["bad"].folder
-    references = (place / "work" / "debian_en_de" / "prepared" / "raw" / "test.de").read_text().splitlines()
-    lines = (folder / "seed1" / "scores" / "test" / "hypotheses.detok").read_text().splitlines()
+def test_the_length_and_the_score_at_any_length_are_those_of_sacrebleu(dataset, written):
+    job = dataset.models["bad"]
+    lines, references = read_lines(job.hypotheses(1)), read_lines(job.references)
     lines = [" ".join(line.split()[:-2]) for line in lines]  # shorter than the references
-    metric: Any = dataset.measures["sacrebleu"].metric
-    dataset.models["bad"].seeds[1]["lines"] = "; ".join(counts(metric, lines, references))
+    job.seeds[1]["lines"] = "; ".join(counts(dataset.measures["sacrebleu"].metric, lines, references))
     ((ratio, score),) = dataset.brevity("bad")
     found = BLEU().corpus_score(lines, [references])
     assert found.bp < 0.9
@@ -191,9 +188,7 @@ def test_the_lines_that_are_timed_are_spread_over_the_test_set_by_length():
 
 
 def test_speed_is_of_scored_models_on_the_test_set_and_measured_where_one_has_none(place, tmp_path, monkeypatch):
-    folder = tmp_path / "place"
-    shutil.copytree(place, folder)
-    measured: list[Any] = []
+    folder, measured = shutil.copytree(place, tmp_path / "place"), list[Any]()
 
     def due() -> list[bool]:
         return [speed.is_due(each) for each in collect(suite_of(folder))]
@@ -254,10 +249,15 @@ def test_the_same_records_give_the_same_bytes(place, written):
     assert [path.read_bytes() for path in (*pictures, place / "small.tar.gz")] == before
 
 
-def test_sacrebleu_itself_gives_the_figures_of_the_page_from_the_archive(place, dataset, written, tmp_path):
+@pytest.fixture
+def root(place, written, tmp_path) -> Path:
+    """The content of the archive."""
     with tarfile.open(place / "small.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
-    root = tmp_path / "small"
+    return tmp_path / "small"
+
+
+def test_sacrebleu_itself_gives_the_figures_of_the_page_from_the_archive(root, dataset, written):
     assert (root / "RESULTS.md").read_text() == written
     assert (root / "debian_en_de" / "good" / "seed2" / "tuned" / "model.pt").read_bytes() == b"weights"
     commands = re.search(r"```\n(.*)\n```", (root / "CHECK.md").read_text(), re.DOTALL)
@@ -287,20 +287,15 @@ def test_sacrebleu_itself_gives_the_figures_of_the_page_from_the_archive(place, 
         assert len(row[2]) > 1 or f" {row[3]} " in said  # of several seeds the page has the mean of each's score
 
 
-def test_rouge_score_itself_gives_the_figures_of_summaries_from_the_archive(
-    place, dataset, written, tmp_path, monkeypatch
-):
-    with tarfile.open(place / "small.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
-    root, summaries = tmp_path / "small" / "debian_en_de", replace(dataset, kind="rouge")
+def test_rouge_score_itself_gives_the_figures_of_summaries_from_the_archive(root, dataset, monkeypatch):
+    summaries = replace(dataset, kind="rouge")
     assert archive.commands(summaries) == []  # German: it would drop letters
     monkeypatch.setattr(archive, "moses_language", lambda language: "en")
     line = archive.commands(summaries)[1].replace("python", shlex.quote(sys.executable), 1)
     assert "/base/seed2/" in line
-    found = subprocess.run(line, shell=True, cwd=root.parent, capture_output=True, text=True, check=True).stdout
-    texts = (root / "base/seed2/scores/test/hypotheses.detok", root / "test.de")
-    found_here = measures({"metric": "rouge"}, "en")
-    scores, _ = evaluate(found_here, *(Side([], read_lines(text)) for text in texts))
+    found = subprocess.run(line, shell=True, cwd=root, capture_output=True, text=True, check=True).stdout
+    texts = (root / "debian_en_de" / name for name in ("base/seed2/scores/test/hypotheses.detok", "test.de"))
+    scores, _ = evaluate(measures({"metric": "rouge"}, "en"), *(Side([], read_lines(text)) for text in texts))
     assert [float(score) for score in found.split()] == pytest.approx(list(scores.values()), rel=1e-5)
 
 
@@ -323,6 +318,7 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
         ({"baseline": "nobody"}, "`baseline` is 'nobody', expected one of `runs`"),
         ({"claims": [{**SUITE["claims"][0], "than": "good-lr3"}]}, "`claims` is 'good-lr3', expected one of `runs`"),
         ({"trials": [{**SUITE["trials"][0], "grid": {"lr": 0.1}}]}, "`trials[0].grid.lr` is 0.1, expected a list"),
+        ({"trials": [{**ON_LM, "grid": {"lr": []}}]}, "`trials.grid.lr` is [], expected a list of values"),
         ({"trials": [*SUITE["trials"], ON_LM, ON_LM]}, "`trials` is 'lm_base', expected each model once"),
         ({"claims": [{**SUITE["claims"][0], "of": "luck"}]}, "`claims.of` is 'luck', expected one of score, speed"),
         ({"extra": 1}, "unknown key `extra`"),
@@ -331,6 +327,5 @@ def test_a_line_overlaps_by_a_run_of_words_of_either_side(tmp_path):
     ],
 )
 def test_a_wrong_suite_file_is_refused(tmp_path, change, message):
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SUITE | change))
     with pytest.raises(UserError, match=re.escape(message)):
-        suite_of(tmp_path)
+        suite_of(tmp_path, content=SUITE | change)

@@ -13,7 +13,6 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from data_prep.text.split import split_of
-from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
 from scripts.pipeline.stamp import digest_data
@@ -103,20 +102,6 @@ def test_a_run_of_another_precision_is_named(copy):
     assert "- Machine (9): cpu a processor" in lines
 
 
-def test_a_page_that_git_has_as_it_is_may_be_made_anew(written, tmp_path):
-    """Nothing is lost by it; what has been edited since, and what is no page, stays."""
-    names = ("page.md", "edited.md", "notes.md")
-    for name in names:
-        (tmp_path / name).write_text("my notes" if name == "notes.md" else written)
-    commit(tmp_path)
-    (tmp_path / "edited.md").write_text(written + "An edit.\n")
-    assert [page.is_page(tmp_path / name) for name in names] == [True, True, False]
-    ownership.adopt(tmp_path / "page.md", tmp_path / "edited.md", tmp_path / "new.md")
-    ownership.check_writable(tmp_path / "page.md", tmp_path / "new.md")
-    with pytest.raises(UserError, match=r"edited\.md is there"):
-        ownership.check_writable(tmp_path / "edited.md")
-
-
 def test_records_of_another_text_are_refused_and_so_are_runs(copy):
     suite = suite_of(copy)
     binarised = copy / "work" / "debian_en_de" / "binarised"
@@ -174,18 +159,21 @@ def test_without_its_hypotheses_a_run_has_no_record(copy, capsys):
 
 
 def test_a_committed_page_is_made_again_by_the_command(place, written, tmp_path, monkeypatch):
-    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS")
-    for path in (place / "RESULTS.md", *place.glob("*.yaml")):
+    """What git has is lost by nothing; what has been edited since, and what is no page, stays."""
+    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS", ignore=shutil.ignore_patterns(".lightconv"))
+    for path in place.glob("*.yaml"):
         shutil.copy(path, tmp_path)
-    for path in tmp_path.rglob(".lightconv"):
-        path.unlink()
-    commit(tmp_path)
-    given = [str(tmp_path / "small.yaml"), "--page-only", "--work", str(tmp_path / "work")]
-    monkeypatch.setattr(sys, "argv", ["suite", *given, "--out", str(tmp_path / "RESULTS.md")])
-    (tmp_path / "RESULTS.md").write_text(written + "An edit.\n")
-    with pytest.raises(UserError, match=r"RESULTS\.md is there"):
-        command_line.main()
-    (tmp_path / "RESULTS.md").write_text(written)
+    (tmp_path / ".gitignore").write_text(".lightconv\n")
+    out = tmp_path / "RESULTS.md"
+    given = [str(tmp_path / "small.yaml"), "--page-only", "--work", str(tmp_path / "work"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["suite", *given])
+    for committed, edit in (("my notes\n", ""), (written, "An edit.\n")):
+        out.write_text(committed)
+        commit(tmp_path)
+        out.write_text(committed + edit)
+        with pytest.raises(UserError, match=r"RESULTS\.md is there"):
+            command_line.main()
+    out.write_text(written)
     command_line.main()
     changed = subprocess.run(["git", "-C", str(tmp_path), "status", "--porcelain", "-uno"], capture_output=True)
     assert changed.stdout == b""
