@@ -1,19 +1,16 @@
 """A table of the paper as a picture: quality against parameters and speed, the paper's points and ours."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.common.figure import open_figure
-from scripts.tables.measured import RATIOS_OF, Measured
-from scripts.tables.published import Column
+from scripts.tables.measured import Measured
 
 _COLOURS = {"paper": "tab:blue", "ours": "tab:orange"}
 _SPREADS = 5.0  # figures that differ by more than this factor are drawn on a logarithmic axis
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A row's figure in a panel; ``x`` is the row's number where there is nothing to set it against."""
 
     row: int
@@ -22,42 +19,33 @@ class Point:
     std: float | None
 
 
-@dataclass(frozen=True)
-class Panel:
-    """Quality against one other quantity, or row by row without one; its points by whose they are."""
-
-    quality: Column
-    against: Column | None
-    label: str
-    points: dict[str, list[Point]]
-
-
-def panels(measured: Measured) -> list[Panel]:
-    """Return what to draw of a table: each quality against each quantity of the same dataset, or else row by row."""
-    found, columns = [], measured.table.columns
+def panels(measured: Measured) -> list[tuple[int, int | None]]:
+    """The columns to draw: each quality, and beside it each quantity of the same dataset; None: row by row."""
+    found: list[tuple[int, int | None]] = []
+    columns = measured.table.columns
     scores = [column.value.startswith("summary.") for column in columns]
     for y, quality in enumerate(columns):
         if scores[y]:
             others = [x for x, other in enumerate(columns) if other.dataset == quality.dataset and not scores[x]]
-            found += [_panel(measured, y, x) for x in others] or [_panel(measured, y, None)]
+            found += [(y, x) for x in others] or [(y, None)]
     return found
 
 
-def _panel(measured: Measured, y: int, x: int | None) -> Panel:
-    points: dict[str, list[Point]] = {"paper": [], "ours": []}
-    relative, against, label = False, None, "row"
-    if x is not None:
-        against = measured.table.columns[x]
-        relative = against.value == RATIOS_OF and any(line[x].ratio[0] for line in measured.cells)
-        label = f"{against.heading}{', millions' if against.value == 'parameters' else ''}"
+def as_ratios(measured: Measured, x: int | None) -> bool:
+    """Return True if a column is drawn as ratios: it has speeds, and that of a baseline was measured."""
+    return x is not None and any(line[x].ratio[0] for line in measured.cells)
+
+
+def points(measured: Measured, y: int, x: int | None, *, ours: bool) -> list[Point]:
+    """The paper's points of a panel, or ours."""
+    found, ratios = [], as_ratios(measured, x)
     for number, line in enumerate(measured.cells, 1):
-        for ours, some in enumerate(points.values()):
-            height, at = line[y].figures[ours], float(number) if x is None else None
-            if x is not None and (figure := line[x].figures[ours]):
-                at = line[x].ratio[ours] if relative else figure.value
-            if height is not None and height.value is not None and at is not None:
-                some.append(Point(number, at, height.value, height.std))
-    return Panel(measured.table.columns[y], against, "speed, times that of the baseline" if relative else label, points)
+        height, at = line[y].figures[ours], float(number) if x is None else None
+        if x is not None and (figure := line[x].figures[ours]):
+            at = line[x].ratio[ours] if ratios else figure.value
+        if height is not None and height.value is not None and at is not None:
+            found.append(Point(number, at, height.value, height.std))
+    return found
 
 
 def draw(measured: Measured, out: Path) -> None:
@@ -66,8 +54,8 @@ def draw(measured: Measured, out: Path) -> None:
     labels = [f"{number}  {row.name}".replace("$", r"\$") for number, row in enumerate(table.rows, 1)]
     width = 4.8 * len(parts) + 0.07 * max(map(len, labels))
     with open_figure(out, width=width, height=max(5.0, 0.2 * len(labels) + 2)) as figure:
-        for axes, panel in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
-            draw_panel(axes, panel)
+        for axes, (y, x) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+            draw_panel(axes, measured, y, x)
         colours = ["black"] * len(labels) + list(_COLOURS.values())
         labels += [f"numbers in {colour.removeprefix('tab:')}: {whose}" for whose, colour in _COLOURS.items()]
         marks = axes.plot([], []) * len(labels)  # no mark: the numbers are in the labels
@@ -77,28 +65,30 @@ def draw(measured: Measured, out: Path) -> None:
         figure.set_layout_engine("constrained")
 
 
-def draw_panel(axes: Any, panel: Panel) -> None:
+def draw_panel(axes: Any, measured: Measured, y: int, x: int | None) -> None:
     """One panel: a row's number stands where its point is. Points that coincide share one mark."""
-    for whose, points in panel.points.items():
-        colour = _COLOURS[whose]
-        xs, ys, errors = [p.x for p in points], [p.y for p in points], [p.std or 0.0 for p in points]
-        axes.errorbar(xs, ys, yerr=errors, fmt="none", color=colour, elinewidth=0.8, alpha=0.5)
+    places = []
+    for ours, colour in enumerate(_COLOURS.values()):
         marks: dict[tuple[float, float], list[str]] = {}
-        for point in points:
+        for point in points(measured, y, x, ours=bool(ours)):
+            axes.errorbar(point.x, point.y, yerr=point.std, fmt="none", color=colour, elinewidth=0.8, alpha=0.5)
             marks.setdefault((point.x, point.y), []).append(str(point.row))
-        for (x, y), rows in marks.items():
+            places.append(point.x)
+        for place, rows in marks.items():
             text = ",".join(rows)
-            axes.plot(x, y, marker=f"${text}$", markersize=4 + 3 * len(text), markeredgewidth=0.2, color=colour)
-    lower = " (lower is better)" if panel.quality.better == "lower" else ""
-    axes.set_xlabel(panel.label, fontsize=9)
-    axes.set_ylabel(panel.quality.heading + lower, fontsize=9)
+            axes.plot(*place, marker=f"${text}$", markersize=4 + 3 * len(text), markeredgewidth=0.2, color=colour)
+    quality, against = measured.table.columns[y], None if x is None else measured.table.columns[x]
+    lower = " (lower is better)" if quality.better == "lower" else ""
+    millions = ", millions" if against and against.value == "parameters" else ""
+    label = f"{against.heading}{millions}" if against else "row"
+    axes.set_xlabel("speed, times that of the baseline" if as_ratios(measured, x) else label, fontsize=9)
+    axes.set_ylabel(quality.heading + lower, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.margins(0.12)
-    xs = [point.x for points in panel.points.values() for point in points]
-    if panel.against is None:
-        axes.set_xticks(sorted({round(x) for x in xs}))
-    elif max(xs) > _SPREADS * min(xs):
+    if x is None:
+        axes.set_xticks(sorted({round(place) for place in places}))
+    elif max(places) > _SPREADS * min(places):
         from matplotlib.ticker import LogLocator
 
         axes.set_xscale("log")

@@ -159,7 +159,7 @@ def test_without_its_hypotheses_a_run_has_no_record(copy, capsys):
 
 
 def test_a_committed_page_is_made_again_by_the_command(place, written, tmp_path, monkeypatch):
-    """What git has is lost by nothing; what has been edited since, and what is no page, stays."""
+    """Nothing is lost by it: what has been edited since, and what is no page, stays."""
     shutil.copytree(place / "RESULTS", tmp_path / "RESULTS", ignore=shutil.ignore_patterns(".lightconv"))
     for path in place.glob("*.yaml"):
         shutil.copy(path, tmp_path)

@@ -215,35 +215,35 @@ DRAWN = {  # quality, against what (None: row by row)
 }
 
 
-def panels(number: int, work: Path) -> list[plot.Panel]:
-    return plot.panels(Measured(TABLES[number], work))
-
-
 @pytest.mark.parametrize("number", DRAWN)
 def test_quality_stands_against_parameters_and_speed(number, tmp_path):
-    parts = panels(number, tmp_path)
-    assert [(part.quality.key, part.against and part.against.key) for part in parts] == DRAWN[number]
+    measured = Measured(TABLES[number], tmp_path)
+    parts, columns = plot.panels(measured), measured.table.columns
+    assert [(columns[y].key, None if x is None else columns[x].key) for y, x in parts] == DRAWN[number]
     for part in parts:
-        assert part.points["paper"]
-        assert not part.points["ours"]
+        assert plot.points(measured, *part, ours=False)
+        assert not plot.points(measured, *part, ours=True)
 
 
 def test_speeds_are_drawn_as_ratios_where_a_baseline_was_measured(tmp_path):
     write(tmp_path, record("cnn", "wmt16_en_de_google", valid={"bleu_compounds": [25.5]}, speed=speed(150.0, 1.4)))
-    _, part = panels(3, tmp_path)
-    assert [(point.row, point.x, point.y) for point in part.points["ours"]] == [(4, 1.4, 25.5)]
-    assert next(point.x for point in part.points["paper"] if point.row == 4) == pytest.approx(68.1 / 52.1)
-    assert "baseline" in part.label
+    measured = Measured(TABLES[3], tmp_path)
+    _, part = plot.panels(measured)
+    assert [point[:3] for point in plot.points(measured, *part, ours=True)] == [(4, 1.4, 25.5)]
+    paper = {point.row: point.x for point in plot.points(measured, *part, ours=False)}
+    assert paper[4] == pytest.approx(68.1 / 52.1)
+    assert plot.as_ratios(measured, part[1])
 
 
 def test_a_row_s_number_is_its_mark(tmp_path):
     """Table 3 has the most points in the least space."""
-    part = panels(3, tmp_path)[0]
+    measured = Measured(TABLES[3], tmp_path)
+    part = plot.panels(measured)[0]
     with open_figure(tmp_path / "x.png", width=6, height=5) as figure:
-        axes = figure.add_axes((0.15, 0.15, 0.8, 0.8))
-        plot.draw_panel(axes, part)
+        axes = figure.subplots()
+        plot.draw_panel(axes, measured, *part)
         marked = {}
         for line in axes.lines:
             for number in line.get_marker().strip("$").split(","):
                 marked[int(number)] = (line.get_xdata()[0], line.get_ydata()[0])
-    assert marked == {point.row: (point.x, point.y) for point in part.points["paper"]}
+    assert marked == {point.row: (point.x, point.y) for point in plot.points(measured, *part, ours=False)}
