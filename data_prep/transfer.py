@@ -161,7 +161,11 @@ class Transfer:
             if page and (what := page_instead(self._file.name, head)) is not None:
                 raise Refused(f"what it sent is {what}")
             length = curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD_T)
-            told = {"validator": _validator(curl, headers), "bytes": None if length < 0 else begins + length}
+            # a text that the server changes when the file changes; a weak tag promises the same meaning, not the bytes
+            tag, changed = headers.get("etag", "W/"), curl.getinfo(pycurl.INFO_FILETIME)
+            if tag.startswith("W/"):
+                tag = "" if changed < 0 else email.utils.formatdate(changed, usegmt=True)
+            told = {"validator": tag or None, "bytes": None if length < 0 else begins + length}
             known = self._notes if begins else {"url": self._notes["url"]}  # it may not tell it once more
             notes = known | {key: value for key, value in told.items() if value is not None}
             if not known.items() <= notes.items():
@@ -308,14 +312,6 @@ def _first_byte(curl: pycurl.Curl, headers: dict[str, str], start: int, refused:
     if status == 206 and not headers.get("content-range", "").startswith(f"bytes {start}-"):
         raise _Dropped("another part came than was asked for", restart=True)
     return start if status == 206 else 0
-
-
-def _validator(curl: pycurl.Curl, headers: dict[str, str]) -> str | None:
-    """Return a text that the server changes when the file changes: an ETag, or the time of the last change."""
-    tag, changed = headers.get("etag", "W/"), curl.getinfo(pycurl.INFO_FILETIME)
-    if not tag.startswith("W/"):  # weak: it promises the same meaning, not the same bytes
-        return tag or None
-    return None if changed < 0 else email.utils.formatdate(changed, usegmt=True)
 
 
 def _title(page: bytes) -> str:

@@ -221,7 +221,7 @@ class _Store:
             raise Unusable("not UTF-8") from error
 
     def data(self, corpus: str, kind: str, key: str) -> bytes | None:
-        """What a file holds, compressed; None: there is none."""
+        """The compressed content of a file; None: there is none."""
         query = "SELECT data FROM files WHERE name = ?"
         row = self._database.execute(query, (f"{corpus}/{kind}/{key}",)).fetchone()
         return None if row is None else row[0]

@@ -86,6 +86,12 @@ class Engine:
 
     def _make(self, each: Pass, before: State, source: Source, report: dict[str, Any]) -> State:
         start = time.monotonic()
+        for name, split in ((step.name, split) for step in each.steps for split in step.splits):
+            if split not in before.text.lines:
+                raise UserError(
+                    f"{self.dataset.file}: {name}.splits: there is no split {split} when this step runs; "
+                    f"there are {', '.join(before.text.lines)}"
+                )
         ownership.remove(self._work / each.folder)  # of a run that was interrupted
         if not self._keep:
             used = {self._work / file for files in before.text.files.values() for file in files}
@@ -97,20 +103,12 @@ class Engine:
         if each is self._passes[0]:
             text = read_pieces(source, context) if isinstance(source, Sequence) else write_rows(source, context)
             log, found = [{"step": "read", "split": split, "out": lines} for split, lines in text.lines.items()], report
+        elif each.whole:
+            (step,) = each.steps
+            text, log = STEPS[step.name].build(None, step.parameters)(context, text, step)
+            words = words if text == before.text else {}
         else:
-            for step in each.steps:
-                for split in step.splits:
-                    if split not in text.lines:
-                        raise UserError(
-                            f"{self.dataset.file}: {step.name}.splits: there is no split {split} when this step runs; "
-                            f"there are {', '.join(text.lines)}"
-                        )
-            if each.whole:
-                (step,) = each.steps
-                text, log = STEPS[step.name].build(None, step.parameters)(context, text, step)
-                words = words if text == before.text else {}
-            else:
-                text, log, words = _run_lines(context, each, before)
+            text, log, words = _run_lines(context, each, before)
         names = [f"{split}.{language}" for split in text.lines for language in self.dataset.languages]
         new = [name for name in names if text.files[name] != before.text.files.get(name)]
         paths = [tuple(self._work / file for file in text.files[name]) for name in new]

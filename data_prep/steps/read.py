@@ -5,8 +5,9 @@ whatever the order in the archives: each has files of its own.
 """
 
 import hashlib
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -51,10 +52,11 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> Text:
     for piece in pieces:
         by_archive[piece.archive][piece.member] = piece
     counts: dict[Piece, int] = {}
+    progress = context.pool.progress("reading")
     for archive, by_member in by_archive.items():
         with closing(named_members(archive, list(by_member))) as members:
             for member, stream in members:
-                counts[by_member[member]] = _write(by_member[member], stream, context)
+                counts[by_member[member]] = _write(by_member[member], stream, context, progress)
         context.pool.say(f"read {archive.name}: {sum(counts[piece] for piece in by_member.values()):,} lines")
     return _text(pieces, counts, context.folder)
 
@@ -81,7 +83,7 @@ def _file(piece: Piece) -> str:
     return f"{piece.split}.{piece.language}.{piece.source}"
 
 
-def _write(piece: Piece, stream: BinaryIO, context: Context) -> int:
+def _write(piece: Piece, stream: BinaryIO, context: Context, progress: Callable[[int], None]) -> int:
     """Write the lines of a piece to its file; returns how many."""
     bad = first_bad = 0  # lines that are not UTF-8, and the number of the first
     md5 = hashlib.md5(usedforsecurity=False)
@@ -106,12 +108,14 @@ def _write(piece: Piece, stream: BinaryIO, context: Context) -> int:
         # bytes that are not UTF-8 pass: the check below fails, or a later pass drops the pair
         text = (line.decode(errors="surrogateescape") for line in lines)
         lines = (line.encode(errors="surrogateescape") for line in READERS[piece.reader](text))
-    count, progress = 0, context.pool.progress("reading")
+    count = 0
     with open_own(context.work / context.folder / _file(piece), "wb") as f:
         while chunk := list(islice(lines, CHUNK)):
             f.write(b"\n".join(chunk) + b"\n")
             count += len(chunk)
             progress(len(chunk))
+        f.flush()
+        os.fsync(f.fileno())
     if bad and piece.invalid == "error":
         raise UserError(
             f"{piece.name}: {bad:,} lines are not UTF-8, the first is line {first_bad:,}; mend the file, "

@@ -9,6 +9,7 @@ _TABLE = Path(__file__).with_name("unicode_14.txt")
 
 SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Perl's ``\\s``, for use between the brackets of a regular expression; Python's has U+001C to U+001F as well."""
+SPACES = re.compile(f"[{SPACE}]+")
 
 ASCII, SIXTEEN_BITS, UNICODE = 0x7F, 0xFFFF, 0x10FFFF
 """The last code points of each."""

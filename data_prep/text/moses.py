@@ -3,10 +3,8 @@
 import re
 from collections.abc import Callable
 
-from data_prep.text.characters import SPACE
+from data_prep.text.characters import SPACE, SPACES
 from scripts.common.errors import UserError
-
-_SPACES = re.compile(f"[{SPACE}]+")
 
 VERSIONS = ("2018-10", "2018-11", "2019-11")
 """Moses at the end of these months. They differ in three rules:
@@ -40,7 +38,7 @@ def clean_line(line: str) -> str:
         line = line.replace("|", "")
     if line.isprintable():  # the only space in it is U+0020
         return " ".join(line.split())
-    return _SPACES.sub(" ", line).strip(" ")
+    return SPACES.sub(" ", line).strip(" ")
 
 
 def moses_filter(

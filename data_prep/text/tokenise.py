@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from itertools import pairwise
 
-from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACE, UNICODE, Classes
+from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACES, UNICODE, Classes
 from data_prep.text.moses import check_version, moses_language
 from data_prep.text.word_cache import WordCache
 
 _REMEMBERED = 400_000  # words of each place in a line: some 100 MB
 
-_SPACES = re.compile(f"[{SPACE}]+")
 _CONTROL = re.compile("[\0-\x1f]")
 _ESCAPES = str.maketrans(
     {
@@ -113,7 +112,7 @@ def _words(line: str) -> list[str]:
     """The words of a line, without control characters."""
     if line.isprintable():  # the only space in it is U+0020
         return line.split()
-    return [word for word in _CONTROL.sub("", _SPACES.sub(" ", line)).split(" ") if word]
+    return [word for word in _CONTROL.sub("", SPACES.sub(" ", line)).split(" ") if word]
 
 
 class _Separation:
