@@ -246,23 +246,24 @@ class Measured:
                 ) from None
 
     def _peak(self, operator: str, shape: Shape, name: str) -> int | None:
-        built = self.cases(operator, shape)
-        if name not in built:
+        case = self.cases(operator, shape).get(name)
+        if case is None:
             return None
-        # code and thread pools are in memory before the count begins
-        self.cases(operator, replace(shape, T=2, B=1))[name].timed(backward=True)()
-        run, inputs = built[name]
-        gradient = torch.ones_like(inputs[0])
-        if self.device.type == "cuda":
+        # a first call, on a CPU a small one: code and thread pools are in memory before the count begins
+        on_cpu = self.device.type == "cpu"
+        first = self.cases(operator, replace(shape, T=2, B=1))[name] if on_cpu else case
+        first.timed(backward=True)()
+        gradient = torch.ones_like(case.inputs[0])
+        if not on_cpu:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
-            torch.autograd.grad(run(), inputs, gradient)
+            torch.autograd.grad(case.run(), case.inputs, gradient)
             torch.cuda.synchronize(self.device)
             return torch.cuda.max_memory_allocated(self.device) - before
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         before = _status("VmRSS")
-        held = torch.autograd.grad(run(), inputs, gradient)
+        held = torch.autograd.grad(case.run(), case.inputs, gradient)
         return max(_status("VmHWM") - before, sum(t.nbytes for t in held))
 
     def cases(self, operator: str, shape: Shape) -> dict[str, Case]:
