@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -161,112 +162,82 @@ class BeamSearchGenerator(SequenceGenerator):
         return bool(super().is_finished(step, unfin_idx, max_len, *others))
 
     def _search(self, net_input: dict[str, Tensor], bos: int) -> list[list[Hypothesis]]:
-        source, model = net_input["src_tokens"], self.model.single_model
-        max_len = min(int(self.max_len_a * source.shape[1] + self.max_len_b), self.max_len - 1)
+        sentences, source_length = net_input["src_tokens"].shape[:2]
+        max_len = min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
         if self.min_len > max_len:
             raise ValueError(f"--min-len {self.min_len} is larger than the longest hypothesis allowed, {max_len}")
-        if self.captures and source.is_cuda and len(source) and _has_graph(model):
-            return self._search_captured(source, bos, max_len)
+        model = self.model.single_model
+        if self.captures and net_input["src_tokens"].is_cuda and sentences and _has_graph(model):
+            return self._search_captured(net_input["src_tokens"], bos, max_len)
         (encoder_out,) = self.model.forward_encoder(net_input)
         state: dict[str, Any] = {}
-        # a row is a hypothesis; those of a sentence lie together, and before the first token they are one
-        tokens = torch.full((len(source), max_len + 2), self.pad, dtype=torch.long, device=source.device)
+        device = net_input["src_tokens"].device
+        tokens = torch.full((sentences, max_len + 2), self.pad, dtype=torch.long, device=device)
         tokens[:, 0] = bos
-        scores = torch.zeros(len(source), max_len + 1, device=source.device)  # summed up to each position
-        finished: list[list[Hypothesis]] = [[] for _ in source]
-        searched = list(range(len(source)))  # the sentences that go on, in the order of their rows
-        stepwise = StepwiseBeam(len(source), self.beam_size, self.stepwise, self.eos) if self.stepwise else None
+        scores = torch.zeros(sentences, max_len + 1, device=device)  # summed up to each position
+        finished: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        open_sentences = list(range(sentences))  # the sentence that each group of rows belongs to
+        beams = 1  # rows a sentence: before the first token all hypotheses are one
+        stepwise = StepwiseBeam(sentences, self.beam_size, self.stepwise, self.eos) if self.stepwise else None
 
         for step in range(max_len + 1):
             logits = model.decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0]
-            values, words, rows = self._candidates(logits[:, -1], scores, step, max_len, len(searched))
+            values, words, parents = ops.beam_candidates(
+                logits[:, -1],
+                scores[:, step - 1] if step > 0 else None,
+                beams=beams,
+                count=2 * self.beam_size,  # half of them may end
+                temperature=self.temperature,
+                pad=self.pad,
+                unk=self.unk,
+                unk_penalty=self.unk_penalty,
+                banned=self.eos if step < self.min_len else None,
+                only=self.eos if step >= max_len else None,
+            )
+            parents = parents + beams * torch.arange(len(parents), device=device).unsqueeze(1)
             # both in one transfer, for which alone a GPU is waited for; float64 holds either without rounding
             sums, tails = torch.stack([values.double(), words.double()]).tolist()
             if stepwise is not None:
                 drop(values, stepwise.admit(sums, tails, step + 1))
-
-            # candidates by their place among those of all sentences, and sentences by their place in ``searched``
-            ends, going_on, kept = [], [], []
-            for place, sentence in enumerate(searched):
-                ending, others = self._divide(sums[place], tails[place], first=place * values.shape[1])
-                ends += ending
-                found = len(finished[sentence]) + len(ending)
-                if stepwise is not None:
-                    goes_on = not found or stepwise.goes_on[place]
+            ends, going_on = self._divide(sums, tails)
+            ended = Counter(place // values.shape[1] for place in ends)
+            kept = []
+            for group, sentence in enumerate(open_sentences):
+                known = len(finished[sentence]) + ended[group]
+                if stepwise is None:
+                    goes_on = not ended[group] or (step < max_len and known < self.beam_size)
                 else:
-                    goes_on = not ending or (step < max_len and found < self.beam_size)
+                    goes_on = not known or stepwise.goes_on[group]
                 if goes_on:
-                    going_on += others
-                    kept.append(place)
-            numbers = torch.tensor(ends + going_on + kept, dtype=torch.long).to(source.device, non_blocking=True)
-            ended, continued, kept_places = numbers.split([len(ends), len(going_on), len(kept)])
-
+                    kept.append(group)
+            chosen = [place for group in kept for place in going_on[group]]
+            numbers = torch.tensor(ends + chosen + kept, dtype=torch.long).to(device, non_blocking=True)
+            ending, places, groups = numbers.split([len(ends), len(chosen), len(kept)])
             if ends:
-                hypotheses = self._finish(step, tokens, scores, rows.view(-1)[ended], values.view(-1)[ended])
-                for candidate, hypothesis in zip(ends, hypotheses, strict=True):
-                    done = finished[searched[candidate // values.shape[1]]]
+                hypotheses = self._finish(step, tokens, scores, parents.view(-1)[ending], values.view(-1)[ending])
+                for place, hypothesis in zip(ends, hypotheses, strict=True):
+                    done = finished[open_sentences[place // values.shape[1]]]
                     if stepwise is not None or len(done) < self.beam_size:
                         done.append(hypothesis)
             if not kept:
                 break
             if step == max_len:
                 raise RuntimeError(_NO_END.format(len(kept), max_len))
-
-            order = rows.view(-1)[continued]
+            order = parents.view(-1)[places]
             tokens, scores = tokens.index_select(0, order), scores.index_select(0, order)
-            tokens[:, step + 1] = words.view(-1)[continued]
-            scores[:, step] = values.view(-1)[continued]
+            tokens[:, step + 1] = words.view(-1)[places]
+            scores[:, step] = values.view(-1)[places]
+            beams = self.beam_size
             if hasattr(model.decoder, "reorder_within_sentences"):
-                all_go_on = len(kept) == len(searched)
-                model.decoder.reorder_within_sentences(state, order, None if all_go_on else kept_places)
+                all_go_on = len(kept) == len(open_sentences)
+                model.decoder.reorder_within_sentences(state, order, None if all_go_on else groups)
             else:
                 model.decoder.reorder_incremental_state_scripting(state, order)
                 encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
-            searched = [searched[place] for place in kept]
+            open_sentences = [open_sentences[group] for group in kept]
             if stepwise is not None:
                 stepwise.keep(kept)
         return [hypotheses[: self.beam_size] for hypotheses in _best_first(finished)]
-
-    def _candidates(
-        self, logits: Tensor, scores: Tensor, step: int, max_len: int, sentences: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best continuations of each sentence, half of which may end: scores, words and the rows they continue."""
-        beams = len(logits) // sentences if sentences else 1
-        values, words, parents = ops.beam_candidates(
-            logits,
-            scores[:, step - 1] if step > 0 else None,
-            beams=beams,
-            count=2 * self.beam_size,
-            temperature=self.temperature,
-            pad=self.pad,
-            unk=self.unk,
-            unk_penalty=self.unk_penalty,
-            banned=self.eos if step < self.min_len else None,
-            only=self.eos if step >= max_len else None,
-        )
-        return values, words, parents + beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
-
-    def _divide(self, values: list[float], words: list[int], first: int) -> tuple[list[int], list[int]]:
-        """Return which candidates of a sentence end, of the best ``beam_size``, and which ``beam_size`` go on.
-
-        Its candidates are numbered from ``first`` on.
-        """
-        if self.eos not in words:
-            return [], list(range(first, first + self.beam_size))
-        ends = [word == self.eos and value != -math.inf for value, word in zip(values, words, strict=True)]
-        going_on = [first + i for i, end in enumerate(ends) if not end]
-        return [first + i for i in range(self.beam_size) if ends[i]], going_on[: self.beam_size]
-
-    def _finish(self, step: int, tokens: Tensor, scores: Tensor, rows: Tensor, totals: Tensor) -> list[Hypothesis]:
-        """Hypotheses of the rows' tokens and an end, in fairseq's form; ``totals``: their scores, end included."""
-        ended = tokens.index_select(0, rows)[:, 1 : step + 2]
-        ended[:, step] = self.eos
-        positional = scores.index_select(0, rows)[:, : step + 1]
-        positional[:, step] = totals
-        positional[:, 1:] = positional[:, 1:] - positional[:, :-1]
-        if self.normalize_scores:
-            totals = totals / (step + 1) ** self.len_penalty
-        return [_hypothesis(*parts) for parts in zip(ended, totals, positional, strict=True)]
 
     def _search_captured(self, source: Tensor, bos: int, max_len: int) -> list[list[Hypothesis]]:
         if self._captured is None:
@@ -297,21 +268,60 @@ class BeamSearchGenerator(SequenceGenerator):
             # as a number of Python's each, which len_penalty may ask for
             divisors = [[max(size, 1) ** self.len_penalty for size in row] for row in sizes]
             scores = scores / torch.tensor(divisors, dtype=scores.dtype)
+        none = torch.empty(0)
         return [
             [
-                _hypothesis(words[row, place, :size], scores[row, place], sums[row, place, :size])
+                {
+                    "tokens": words[row, place, :size],
+                    "score": scores[row, place],
+                    "attention": none,
+                    "alignment": none,
+                    "positional_scores": sums[row, place, :size],
+                }
                 for place, size in enumerate(own)
                 if size > 0
             ]
             for row, own in enumerate(sizes)
         ]
 
+    def _divide(self, values: list[list[float]], words: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+        """Return which candidates end among the best ``beam_size`` of their sentence, and which ``beam_size`` go on.
 
-def _hypothesis(tokens: Tensor, score: Tensor, positional_scores: Tensor) -> Hypothesis:
-    """In fairseq's form."""
-    none = torch.empty(0)
-    parts = {"tokens": tokens, "score": score, "positional_scores": positional_scores}
-    return {**parts, "attention": none, "alignment": none}
+        Candidates are named by their place among those of all sentences.
+        """
+        ends: list[int] = []
+        going_on: list[list[int]] = []
+        width = 2 * self.beam_size
+        for group, (row_values, row_words) in enumerate(zip(values, words, strict=True)):
+            first = group * width
+            if self.eos not in row_words:
+                going_on.append(list(range(first, first + self.beam_size)))
+                continue
+            ending = [row_words[i] == self.eos and row_values[i] != -math.inf for i in range(width)]
+            ends += [first + i for i in range(self.beam_size) if ending[i]]
+            going_on.append([first + i for i in range(width) if not ending[i]][: self.beam_size])
+        return ends, going_on
+
+    def _finish(self, step: int, tokens: Tensor, scores: Tensor, rows: Tensor, totals: Tensor) -> list[Hypothesis]:
+        """Hypotheses of the rows' tokens and an end, in fairseq's form; ``totals``: their scores, end included."""
+        ended = tokens.index_select(0, rows)[:, 1 : step + 2]
+        ended[:, step] = self.eos
+        positional = scores.index_select(0, rows)[:, : step + 1]
+        positional[:, step] = totals
+        positional[:, 1:] = positional[:, 1:] - positional[:, :-1]
+        if self.normalize_scores:
+            totals = totals / (step + 1) ** self.len_penalty
+        none = torch.empty(0)
+        return [
+            {
+                "tokens": ended[i],
+                "score": totals[i],
+                "attention": none,
+                "alignment": none,
+                "positional_scores": positional[i],
+            }
+            for i in range(len(rows))
+        ]
 
 
 def _has_graph(model: Any) -> bool:
