@@ -85,18 +85,21 @@ void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, con
 }
 
 // True where few taps read and write the unit's channels in the tensors themselves: to copy them would take longer.
-// Not the last unit of a row, of fewer heads than the others: whole rows are written.
+// Not the last unit of a row, of fewer heads than the others: the width of a whole unit is written.
 template <class A, class S>
-bool in_place(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place) {
-  return std::is_same_v<A, S> && conv.K <= kFewTaps && scratch.row == (units.wide ? place.channels : conv.C / conv.H);
+bool in_place(const Conv& conv, const Units& units, const Place& place) {
+  const int64_t width = units.wide ? place.channels : conv.C / conv.H;
+  const bool whole = !units.wide || place.heads == units.heads;
+  return std::is_same_v<A, S> && conv.K <= kFewTaps && whole && width % kLanes<A> == 0;
 }
 
 // Convolves the unit's rows; results to a tensor (T, B, C).
 // `stretch` is that of the first head; from head to head its rows are x_block, its weights w_block numbers apart.
 template <class A, class S>
-void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, Stretch<A> stretch, int64_t x_block, int64_t w_block, void* tensor) {
+void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, Stretch<A> stretch,
+               int64_t x_block, int64_t w_block, void* tensor) {
   const int vectors = static_cast<int>(scratch.row / kLanes<A>);
-  const bool packed = !in_place<A, S>(conv, units, scratch, place);
+  const bool packed = !in_place<A, S>(conv, units, place);
   A* out = packed ? scratch.out : static_cast<A*>(tensor) + place.row(place.t) * conv.C + place.c;
   const int64_t out_row = packed ? scratch.out_row : conv.step * conv.C;
   for (int64_t block = 0; block < (units.wide ? 1 : place.heads); ++block) {
@@ -124,7 +127,7 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
       place.enter(conv, b);
       const int64_t first = place.t - P > 0 ? place.t - P : 0;
       const int64_t last = place.t_end - P + conv.K - 1 < place.T ? place.t_end - P + conv.K - 1 : place.T;
-      const bool packed = units.by_channel || !in_place<A, S>(conv, units, scratch, place);
+      const bool packed = units.by_channel || !in_place<A, S>(conv, units, place);
       if (packed) pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
       if (units.by_channel) {
         convolve_by_channel<A, S>(conv, scratch, place, first);
