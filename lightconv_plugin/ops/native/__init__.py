@@ -4,6 +4,7 @@ What this backend cannot do is said by ``unsupported_reason``; calling it all th
 """
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def _conv(
     if name == "dynamic_conv" and torch.promote_types(x.dtype, weight.dtype) != x.dtype:
         # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
         x, dtype = x.to(weight.dtype), x.dtype
-        options = {"padding_l": padding_l, "normalization": normalization, "dropconnect": dropconnect}
+        options: dict[str, Any] = {"padding_l": padding_l, "normalization": normalization, "dropconnect": dropconnect}
         return _conv(name, x, weight, **options, offsets=offsets).to(dtype)
     weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay

@@ -173,8 +173,8 @@ class _ConvGradients(Function):
 
     @staticmethod
     def forward(name: str, grad: Tensor, x: Tensor, kernel: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        *options, need_x, need_kernel = options
-        return _run_backward(name, grad, x, kernel, False, options, (need_x, need_kernel))
+        padding_l, p, seed, offsets, need_x, need_kernel = options
+        return _run_backward(name, grad, x, kernel, False, (padding_l, p, seed, offsets), (need_x, need_kernel))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -78,7 +78,7 @@ def _register_fakes() -> None:
         return in_order_of(x, x)
 
     def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        _, softmax, *_, need_x, need_weight = options
+        _, softmax, _, _, need_x, need_weight, *_ = options
         empty = x.new_empty(0)
         # LightConv's is a sum over all positions, and kept in float32 where a normalisation's derivative follows
         wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64

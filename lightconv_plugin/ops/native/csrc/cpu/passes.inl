@@ -84,17 +84,18 @@ void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, con
   }
 }
 
-// True where few taps read and write the unit's channels in the tensors themselves: to copy them would take longer.
+// True where the unit's channels are whole vectors in the tensors themselves. Results are written there, and few taps
+// read there: to copy them would take longer.
 template <class A, class S>
 bool in_place(const Conv& conv, const Units& units, const Place& place) {
-  const int64_t width = units.wide ? place.channels : conv.C / conv.H;
-  return std::is_same_v<A, S> && conv.K <= kFewTaps && width % kLanes<A> == 0;
+  return std::is_same_v<A, S> && (units.wide ? place.channels : conv.C / conv.H) % kLanes<A> == 0;
 }
 
 // Convolves the unit's rows; results to a tensor (T, B, C).
 // `stretch` is that of the first head; from head to head its rows are x_block, its weights w_block numbers apart.
 template <class A, class S>
-void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, Stretch<A> stretch, int64_t x_block, int64_t w_block, void* tensor) {
+void to_tensor(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place,
+               Stretch<A> stretch, int64_t x_block, int64_t w_block, void* tensor) {
   const int vectors = static_cast<int>(scratch.row / kLanes<A>);
   const bool packed = !in_place<A, S>(conv, units, place);
   A* out = packed ? scratch.out : static_cast<A*>(tensor) + place.row(place.t) * conv.C + place.c;
@@ -124,7 +125,7 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
       place.enter(conv, b);
       const int64_t first = place.t - P > 0 ? place.t - P : 0;
       const int64_t last = place.t_end - P + conv.K - 1 < place.T ? place.t_end - P + conv.K - 1 : place.T;
-      const bool packed = units.by_channel || !in_place<A, S>(conv, units, place);
+      const bool packed = units.by_channel || conv.K > kFewTaps || !in_place<A, S>(conv, units, place);
       if (packed) pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
       if (units.by_channel) {
         convolve_by_channel<A, S>(conv, scratch, place, first);
