@@ -60,9 +60,9 @@ def light_conv(
         padding_l, normalization, dropconnect: see the definition.
         batch_first: of x, the result and states; without a copy.
         cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
-            and sees no other. Offsets are checked on a CPU alone. It costs a copy of x, of DynamicConv's kernels and
-            of the result, and max(padding_l, K - 1 - padding_l) further positions a sentence; on a CPU, where runs of
-            one length have 128 positions on average, a copy of the result at most.
+            and sees no other. Offsets are checked on a CPU alone. Native code on a CPU reads and writes them as they
+            lie; else, and with a state, it costs a copy of x, of DynamicConv's kernels and of the result, and
+            max(padding_l, K - 1 - padding_l) further positions a sentence.
         initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. It costs a copy of x and of
             DynamicConv's kernels. Packed sentences are the B of states.
         return_state: also return the last K - 1 inputs, the next call's initial state.

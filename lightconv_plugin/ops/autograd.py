@@ -182,8 +182,8 @@ class _ConvGradients(Function):
 
     @staticmethod
     def forward(name: str, grad: Tensor, x: Tensor, kernel: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        padding_l, p, seed, offsets, *need = options
-        return _run_backward(name, grad, x, kernel, False, (padding_l, p, seed, offsets), (need[0], need[1]))
+        padding_l, p, seed, offsets, need_x, need_kernel = options
+        return _run_backward(name, grad, x, kernel, False, (padding_l, p, seed, offsets), (need_x, need_kernel))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

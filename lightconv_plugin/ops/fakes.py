@@ -28,7 +28,7 @@ def conv(x: Tensor, *_: object) -> Tensor:
 
 
 def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    _, softmax, *_, need_x, need_weight = options
+    _, softmax, _, _, need_x, need_weight, *_ = options
     empty = x.new_empty(0)
     # LightConv's is a sum over all positions, and kept in float32 where a normalisation's derivative follows
     wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64

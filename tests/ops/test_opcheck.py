@@ -30,9 +30,16 @@ def whole(*kernel: int) -> list[tuple[Any, ...]]:
     ]
 
 
+def packed(*kernel: int) -> tuple[Any, ...]:
+    """As ``whole``, of packed sentences."""
+    return draw(T, 1, C), draw(*kernel, K), 2, True, 0.4, SEED, torch.tensor([0, 2, 2, 5])
+
+
 def backward(*kernel: int) -> list[tuple[Any, ...]]:
     needs = [(True, True), (True, False), (False, True)]
-    return [(draw(*x.shape), x, *rest, *need) for (x, *rest), need in zip(whole(*kernel), needs, strict=True)]
+    found = [(draw(*x.shape), x, *rest, *need) for (x, *rest), need in zip(whole(*kernel), needs, strict=True)]
+    x, *rest, offsets = packed(T, 1, H) if len(kernel) > 1 else packed(H)
+    return [*found, (draw(*x.shape), x, *rest, True, True, offsets)]
 
 
 def state(width: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,9 +76,9 @@ def residual_backward(p: float) -> tuple[Any, ...]:
 PADDING = torch.arange(T).expand(2, T) > T - 2
 # operator -> lists of arguments
 SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
-    "light_conv": lambda: whole(H),
+    "light_conv": lambda: [*whole(H), packed(H)],
     "light_conv_backward": lambda: backward(H),
-    "dynamic_conv": lambda: whole(T, B, H),
+    "dynamic_conv": lambda: [*whole(T, B, H), packed(T, 1, H)],
     "dynamic_conv_backward": lambda: backward(T, B, H),
     "glu_mask": lambda: [(draw(2, T, 2 * C), PADDING.T), (draw(T, B, 2 * C), None)],
     "glu_mask_backward": lambda: [(draw(2, T, C), draw(2, T, 2 * C), PADDING.T)],

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import reference
+from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops.normalization import normalize_kernel
+from tests.ops.philox import factors
 from tests.tolerances import assert_close
 
 OPERATORS = ("light_conv", "dynamic_conv")
@@ -91,6 +93,40 @@ def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_
 
 
 @operators
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize(("heads", "channels", "width"), [(2, 64, 31), (12, 24, 3), (3, 9, 70), (40, 40, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_packed_sentences_that_kernels_cut_and_join(name, p, heads, channels, width, dtype, vector_bits):
+    """Long ones among short and empty ones, of x that lies apart; a row of x draws one mask however it is packed."""
+    lengths = [0, 1, 200, 3, 0, 70, 9, 131, 0, 0]
+    total, offsets = sum(lengths), torch.tensor([0, *accumulate(lengths)])
+    shape = (heads, width) if name == "light_conv" else (total, 1, heads, width)
+    x, weight = draw(total, 1, 2 * channels)[..., ::2].to(dtype), draw(*shape).to(dtype)
+    seed = torch.tensor([77]) if p else None
+    got = native.autograd.conv(name, x, weight, width // 2, True, p, seed, offsets)
+    x64, weight64 = x.double(), weight.double()
+    kernel = normalize_kernel(weight64).expand(total, 1, heads, width)[:, 0]
+    if p:
+        kernel = kernel * factors((total, 1, heads, width), p, 77)[:, 0]
+    options = {"padding_l": width // 2, "normalization": "none"}
+    want = reference.packed(reference.dynamic_conv, x64[:, 0], kernel, offsets, **options)
+    assert_close(got[:, 0], want)
+    grad = torch.randn(want.shape, dtype=torch.float64).to(dtype)
+    found = torch.autograd.grad(got, (x, weight), grad.unsqueeze(1))
+    for a, b in zip(found, torch.autograd.grad(want, (x64, weight64), grad.double()), strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("offsets", [[0, 4], [1, 5], [0, 4, 3, 5], []])
+def test_the_operator_checks_offsets_itself(offsets):
+    """A compiled graph has them unseen."""
+    with pytest.raises(RuntimeError, match="offsets"):
+        torch.ops.lightconv.light_conv(
+            torch.zeros(5, 1, 4), torch.zeros(2, 3), 1, True, 0.0, None, torch.tensor(offsets, dtype=torch.int64)
+        )
+
+
+@operators
 def test_no_sentence_reads_another(name):
     x, offsets = draw(9, 4).detach(), torch.tensor([0, 4, 9])
     weight = kernels(name, 5, 9).detach()
@@ -151,28 +187,46 @@ def test_a_wider_bias_leaves_the_type_of_x():
 
 
 @operators
-def test_second_derivatives(name):
-    x, weight, state = draw(5, 4), kernels(name, 3, 5), draw(2, 2, 4)
-    offsets = torch.tensor([0, 1, 5])
+@pytest.mark.parametrize("begins", [True, False], ids=["states", "no states"])
+def test_second_derivatives(name, begins):
+    offsets = torch.tensor([0, 1, 1, 5])
+    given = draw(5, 4), kernels(name, 3, 5), *([draw(2, 3, 4)] if begins else [])
 
-    def call(*inputs: Tensor) -> Any:
-        return getattr(ops, name)(
-            inputs[0], inputs[1], initial_state=inputs[2], padding_l=2, cu_seqlens=offsets, return_state=True
-        )
+    def call(x: Tensor, weight: Tensor, state: Tensor | None = None) -> Any:
+        return getattr(ops, name)(x, weight, initial_state=state, padding_l=2, cu_seqlens=offsets, return_state=True)
 
-    assert torch.autograd.gradcheck(call, (x, weight, state), fast_mode=True, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(call, (x, weight, state), fast_mode=True)
+    assert torch.autograd.gradcheck(call, given, fast_mode=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
 
 
 @operators
-def test_compiled_in_one_graph(name):
-    x, weight, state = draw(9, 4), kernels(name, 3, 9), draw(2, 2, 4)
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_vmap_of_packed_sentences(name, p):
+    """Examples of a batch share the offsets; gradients and their derivatives too."""
+    x, weight = draw(3, 5, 4).detach(), torch.stack([kernels(name, 3, 5).detach() for _ in range(3)])
+    seeds, offsets = torch.tensor([[1], [2], [3]]), torch.tensor([0, 1, 5])
 
-    def call(x: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> Any:
+    def loss(x: Tensor, weight: Tensor, seed: Tensor) -> Tensor:
+        kernel = weight if weight.ndim == 2 else weight.unsqueeze(1)
+        return native.autograd.conv(name, x.unsqueeze(1), kernel, 1, True, p, seed if p else None, offsets).sin().sum()
+
+    gradients = torch.func.grad(loss, (0, 1))
+    each = [gradients(*example) for example in zip(x, weight, seeds, strict=True)]
+    for got, want in zip(torch.func.vmap(gradients)(x, weight, seeds), zip(*each, strict=True), strict=True):
+        assert_close(got, torch.stack(want))
+
+
+@operators
+@pytest.mark.parametrize("begins", [True, False], ids=["states", "no states"])
+def test_compiled_in_one_graph(name, begins):
+    x, weight, state = draw(9, 4), kernels(name, 3, 9), draw(2, 2, 4) if begins else None
+
+    def call(x: Tensor, weight: Tensor, state: Tensor | None, offsets: Tensor) -> Any:
         return getattr(ops, name)(x, weight, initial_state=state, padding_l=2, cu_seqlens=offsets, return_state=True)
 
     given = x, weight, state, torch.tensor([0, 4, 9])
-    compare(torch.compile(call, fullgraph=True, backend="aot_eager")(*given), call(*given), x, weight, state)
+    inputs = (x, weight) if state is None else (x, weight, state)
+    compare(torch.compile(call, fullgraph=True, backend="aot_eager")(*given), call(*given), *inputs)
 
 
 X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])

@@ -84,13 +84,14 @@ void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, con
   }
 }
 
-// True where few taps read and write the unit's channels in the tensors themselves: to copy them would take longer.
-// Not the last unit of a row, of fewer heads than the others: the width of a whole unit is written.
+// True where the unit's channels are whole vectors in the tensors themselves. Results are written there, and few taps
+// read there: to copy them would take longer. Not the last unit of a row, of fewer heads than the others: the width of a
+// whole unit is written.
 template <class A, class S>
 bool in_place(const Conv& conv, const Units& units, const Place& place) {
   const int64_t width = units.wide ? place.channels : conv.C / conv.H;
   const bool whole = !units.wide || place.heads == units.heads;
-  return std::is_same_v<A, S> && conv.K <= kFewTaps && whole && width % kLanes<A> == 0;
+  return std::is_same_v<A, S> && whole && width % kLanes<A> == 0;
 }
 
 // Convolves the unit's rows; results to a tensor (T, B, C).
@@ -127,7 +128,7 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
       place.enter(conv, b);
       const int64_t first = place.t - P > 0 ? place.t - P : 0;
       const int64_t last = place.t_end - P + conv.K - 1 < place.T ? place.t_end - P + conv.K - 1 : place.T;
-      const bool packed = units.by_channel || !in_place<A, S>(conv, units, place);
+      const bool packed = units.by_channel || conv.K > kFewTaps || !in_place<A, S>(conv, units, place);
       if (packed) pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
       if (units.by_channel) {
         convolve_by_channel<A, S>(conv, scratch, place, first);
