@@ -142,7 +142,9 @@ def _run(
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
     place.check(operator, x, width, padding_l)
-    _check_epilogue(operator, x, *epilogue)
+    finishes = any(part is not None for part in epilogue)
+    if finishes:
+        _check_epilogue(operator, x, *epilogue)
     native = choose_backend(operator, backend, x, weight) == "native"
     conv = partial(
         partial(_native, operator) if native else getattr(reference, operator),
@@ -154,6 +156,8 @@ def _run(
         found = conv(x, weight)
     else:
         found = sequences.convolve(conv, x, weight, padding_l, place, packs=native and x.is_cpu)
+    if not finishes:
+        return found
     if isinstance(found, Tensor):
         return reference.epilogue(found, *epilogue)
     return reference.epilogue(found[0], *epilogue), found[1]
@@ -177,7 +181,8 @@ def _native(
     weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    return autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets).to(dtype)
+    out = autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def check_operands(

@@ -191,10 +191,15 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         and not torch.is_autocast_enabled(device.type)
     ):
         return _FLOAT32
-    given = [t for t in others if t is not None]
-    if takes.gradient is None and torch.is_grad_enabled() and any(t.requires_grad for t in (x, *given)):
+    if (
+        takes.gradient is None
+        and torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in (x, *others))
+    ):
         return _DECODES
-    for t in given:
+    for t in others:
+        if t is None:
+            continue
         if t.device != device:
             return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", takes.replaces)
         if t.dtype != dtype and not takes.casts:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops import autograd, reference
 from lightconv_plugin.ops.normalization import normalize_kernel
 from tests.ops.philox import factors
 from tests.tolerances import assert_close
@@ -103,7 +103,7 @@ def test_packed_sentences_that_kernels_cut_and_join(name, p, heads, channels, wi
     shape = (heads, width) if name == "light_conv" else (total, 1, heads, width)
     x, weight = draw(total, 1, 2 * channels)[..., ::2].to(dtype), draw(*shape).to(dtype)
     seed = torch.tensor([77]) if p else None
-    got = native.autograd.conv(name, x, weight, width // 2, True, p, seed, offsets)
+    got = autograd.conv(name, x, weight, width // 2, True, p, seed, offsets)
     x64, weight64 = x.double(), weight.double()
     kernel = normalize_kernel(weight64).expand(total, 1, heads, width)[:, 0]
     if p:
@@ -208,7 +208,7 @@ def test_vmap_of_packed_sentences(name, p):
 
     def loss(x: Tensor, weight: Tensor, seed: Tensor) -> Tensor:
         kernel = weight if weight.ndim == 2 else weight.unsqueeze(1)
-        return native.autograd.conv(name, x.unsqueeze(1), kernel, 1, True, p, seed if p else None, offsets).sin().sum()
+        return autograd.conv(name, x.unsqueeze(1), kernel, 1, True, p, seed if p else None, offsets).sin().sum()
 
     gradients = torch.func.grad(loss, (0, 1))
     each = [gradients(*example) for example in zip(x, weight, seeds, strict=True)]
