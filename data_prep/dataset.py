@@ -168,7 +168,7 @@ class Dataset:
             if step.name in ("hold_out", "split_by_hash", "deduplicate") or "test" not in (step.splits or ("test",)):
                 continue
             if step.name == "bpe" and codes:
-                options = {key: value for key, value in step.parameters.items() if key == "glossaries"}
+                options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
                 steps += [
                     Step(
                         name="apply_bpe",

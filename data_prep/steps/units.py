@@ -22,14 +22,16 @@ _COUNTED = 20_000  # lines whose words are counted together
 _SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all in memory
 
 
-def learn_bpe(*, merges: int, joint: bool = True, glossaries: Sequence[str] = ()) -> WholeStep:
+def learn_bpe(
+    *, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]
+) -> WholeStep:
     """Learn ``merges`` merges on train: of all languages together, or of each (not ``joint``).
 
-    What one of ``glossaries``, regular expressions, matches stays whole.
+    What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges.
     """
     if merges < 1:
         raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
-    bpe.check_glossaries(glossaries)
+    bpe.check_options(glossaries=glossaries, engine=engine)
 
     def learn(context: Context, text: Text, languages: Sequence[str]) -> bytes:
         words = _count_words(context, text, languages)
@@ -87,7 +89,7 @@ def _learn(
 
 def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
     """The line-wise steps that segment with what ``step`` learns."""
-    options = {key: value for key, value in step.parameters.items() if key == "glossaries"}
+    options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
     files = _files(step.name, languages, joint=step.parameters.get("joint", True))
     apply = APPLY_BPE if step.name == "bpe" else APPLY_SENTENCEPIECE
     return [

@@ -212,6 +212,7 @@ def test_saved_raw_lines_must_stay_those_of_the_part(place: Place):
         ({"steps": "steps: [{bpe: {merges: many}}]"}, "bpe.merges` is 'many', expected a whole number"),
         ({"steps": "steps: [{bpe: {merges: true}}]"}, "bpe.merges` is True, expected a whole number"),
         ({"steps": "steps: [{bpe: {merges: 0}}]"}, "bpe: merges: got 0, expected a number above 0"),
+        ({"steps": "steps: [{bpe: {merges: 5, engine: fast}}]"}, "got 'fast', expected one of subword-nmt, fastBPE"),
         ({"steps": "steps: [{bpe: {merges: 5, glossaries: ['(']}}]"}, "the glossary '\\(' is no regular expression"),
         ({"steps": "steps: [{bpe: {merges: 5, glossaries: 5}}]"}, "bpe.glossaries` is 5, expected a list of words"),
         ({"steps": "steps: [{bpe: {merges: 5, glossaries: abc}}]"}, "bpe.glossaries` is 'abc', expected a list of"),

@@ -1,7 +1,8 @@
-"""The ways to cut words into units that a dataset's YAML can choose: BPE, or SentencePiece."""
+"""The ways to cut words into units that a dataset's YAML can choose: either engine of BPE, or SentencePiece."""
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,12 +41,27 @@ def prepared(raw: Path, step: str, *, workers: int = 1) -> Path:
     return out
 
 
+def test_the_engine_of_bpe_changes_nothing(raw: Path):
+    files = [prepared(raw, f"bpe: {{merges: 90, engine: {engine}}}") for engine in ("subword-nmt", "fastBPE")]
+    for split in PARTS:
+        for language in LANGUAGES:
+            slow, fast = (lines_of(folder / f"{split}.{language}") for folder in files)
+            assert slow == fast
+            assert any("@@" in line for line in slow)
+
+
 @pytest.mark.parametrize("step", ["bpe: {merges: 30, splits: [train]}", "sentencepiece: {units: 90, splits: [train]}"])
 def test_other_splits_stay_whole(raw: Path, step: str):
     out = prepared(raw, step)
     for language in LANGUAGES:
         assert (out / f"valid.{language}").read_bytes() == (raw / f"valid.{language}").read_bytes()
         assert (out / f"train.{language}").read_bytes() != (raw / f"train.{language}").read_bytes()
+
+
+def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "fastBPE", None)
+    with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):
+        prepared(raw, "bpe: {merges: 90, engine: fastBPE}")
 
 
 @pytest.mark.parametrize("joint", ["true", "false"])

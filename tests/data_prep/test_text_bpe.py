@@ -1,6 +1,7 @@
-"""BPE against subword-nmt itself, and sentencepiece."""
+"""BPE against subword-nmt itself, with either engine, and sentencepiece."""
 
 import io
+import random
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ TEXT = [line for name in ("en", "de") for line in (SAMPLES / f"{name}.txt").read
 CODES = bpe.learn_from_counts(sorted(get_vocabulary(TEXT).items()), merges=400)
 GLOSSARIES = ["@entity[0-9]+", "<[a-z]+>"]
 HARD = [" a  b \r", "", "  ", "@entity12 x@entity3y @entity", "<b>bold</b>", "dé\u2028jà\x85vu", "a@@ b", "x" * 3000]
+ENGINES = ["subword-nmt", "fastBPE"]
 
 
 def reference(line: str, *, glossaries: list[str] | None = None) -> str:
@@ -32,9 +34,10 @@ def test_merges_learnt_from_counts_are_those_of_subword_nmt_from_text():
     assert bpe.count_merges(CODES) == 400
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("glossaries", [[], GLOSSARIES], ids=["plain", "glossaries"])
-def test_segmentation_is_that_of_subword_nmt(glossaries: list[str]):
-    encode = bpe.encoder(codes=CODES, glossaries=glossaries)
+def test_segmentation_is_that_of_subword_nmt(engine: str, glossaries: list[str]):
+    encode = bpe.encoder(codes=CODES, glossaries=glossaries, engine=engine)
     for line in TEXT[:100] + HARD:
         assert encode(line) == reference(line, glossaries=glossaries), line
 
@@ -42,6 +45,19 @@ def test_segmentation_is_that_of_subword_nmt(glossaries: list[str]):
 @given(st.text(alphabet="ab @1é\r<>", max_size=20))
 def test_any_line_is_segmented_as_by_subword_nmt(line: str):
     assert bpe.encoder(codes=CODES, glossaries=GLOSSARIES)(line) == reference(line, glossaries=GLOSSARIES)
+
+
+@pytest.mark.slow
+def test_both_engines_give_the_same_100_000_lines():
+    rng = random.Random(7)
+    seen = sorted({word for line in TEXT for word in line.split()})
+    # every tenth word is made of two halves of others: most of these occur once
+    two = (rng.choices(seen, k=2) for _ in range(100_000))
+    halves = [word[: len(word) // 2] + other[len(other) // 2 :] for word, other in two]
+    lines = [" ".join(rng.choices(seen, k=9) + rng.choices(halves, k=1)) for _ in range(100_000)]
+    subword_nmt = BPE(io.StringIO(CODES))
+    fast = bpe.encoder(codes=CODES, engine="fastBPE")
+    assert [fast(line) for line in lines] == [subword_nmt.process_line(line) for line in lines]
 
 
 def test_glossaries_stay_whole():
@@ -63,6 +79,11 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch):
         bpe.encoder(codes="#version: 0.2\na b c\n")
     with pytest.raises(UserError, match="no regular expression"):
         bpe.encoder(codes=CODES, glossaries=["("])
+    with pytest.raises(UserError, match="expected one of subword-nmt, fastBPE"):
+        bpe.encoder(codes=CODES, engine="fast")
+    monkeypatch.setitem(sys.modules, "fastBPE", None)
+    with pytest.raises(UserError, match=r"not installed; run scripts/setup\.sh --fastbpe"):
+        bpe.encoder(codes=CODES, engine="fastBPE")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match="sentencepiece is not installed"):
         sentencepiece.encoder_from_file(codes="none")
