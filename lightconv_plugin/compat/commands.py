@@ -1,10 +1,12 @@
-"""fairseq's commands: help that is whole, diverse beams, and n-grams that are not to be repeated."""
+"""fairseq's commands: help that is whole, and options of generation that fairseq offers and stumbles over."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
@@ -73,3 +75,48 @@ def block_ngrams_that_were_written() -> None:
             # the first token begins the hypothesis, often with the end, which stays allowed
             return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)
         return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+
+
+def count_steps_of_beam_search() -> None:
+    """All versions: `--print-step` with a model that writes one token after the other.
+
+    fairseq prints what its non-autoregressive models note. Of a beam search's hypothesis each token took a step.
+    """
+    from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+
+    @shim(SequenceGeneratorWithAlignment, "generate")
+    @shim(SequenceGenerator, "generate")
+    def with_steps(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, *args, **kwargs)
+        for hypothesis in (hypothesis for sentence in found for hypothesis in sentence):
+            hypothesis["steps"] = len(hypothesis["tokens"])
+        return found
+
+
+def end_lines_at_line_feeds() -> None:
+    """All versions: `fairseq-interactive` answers as many lines as there are line feeds.
+
+    fairseq reads with universal newlines, and so takes a carriage return within a line for its end.
+    """
+    from fairseq import options
+
+    @shim(options, "parse_args_and_arch")
+    def then_read(original: Original, *args: Any, **kwargs: Any) -> Any:
+        # this module is not imported for it: it sets up logging; and run by `python -m` it has another name
+        for module in map(sys.modules.get, ("__main__", "fairseq_cli.interactive")):
+            if module is not None and hasattr(module, "buffered_read") and hasattr(module, "make_batches"):
+                vars(module)["buffered_read"] = read_lines
+        return original(*args, **kwargs)
+
+
+def read_lines(input: str, buffer_size: int) -> Iterator[list[str]]:
+    """The lines of a file, or of standard input for "-", in lists of ``buffer_size``, as fairseq's function has it."""
+    with ExitStack() as opened:
+        lines: Iterable[str] = sys.stdin  # which Python parts at line feeds
+        if input != "-":
+            lines = opened.enter_context(open(input, encoding="utf-8", newline="\n"))
+        rest = iter(lines)
+        while buffer := [line.strip() for line in itertools.islice(rest, buffer_size)]:
+            yield buffer
+            if len(buffer) < buffer_size:  # a terminal's end is not asked for twice
+                break

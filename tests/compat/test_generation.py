@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,12 @@ import torch
 from fairseq import search
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq_cli import generate as fairseq_generate
 
 from tests.models import common
 from tests.tolerances import assert_close
 
-from .conftest import Train, unwrapped
+from .conftest import REPO, Train, unwrapped
 
 SENTENCES, BEAM = 4, 4
 
@@ -69,6 +72,28 @@ def test_no_ngram_is_repeated_where_that_is_forbidden(size: int, monkeypatch: py
     assert repeated(size, True) > 0  # fairseq alone blocks nothing
 
 
+@pytest.mark.parametrize("more", ["", "--print-alignment"])
+@pytest.mark.parametrize("task", ["translation", "pla_translation"])
+def test_steps_of_hypotheses_are_printed(
+    task: str,
+    more: str,
+    corpus: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = (
+        f"{corpus} --task {task} --path {checkpoint} --gen-subset valid --cpu --beam 2 --max-len-b 5 --print-step"
+    )
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *arguments.split(), "--num-workers", "0", *more.split()])
+    fairseq_generate.cli_main()
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    words = {line[0][2:]: len(line[2].split()) for line in lines if line[0].startswith("H-")}
+    steps = {line[0][2:]: int(line[1]) for line in lines if line[0].startswith("I-")}
+    assert len(steps) == 16
+    assert steps == {number: count + 1 for number, count in words.items()}  # the end is a step too
+
+
 @pytest.mark.parametrize("task", ["translation", "pla_translation"])
 def test_bleu_is_measured_while_training_on_text_of_moses(task: str, train: Train, tmp_path: Path) -> None:
     flags = "--eval-bleu --eval-bleu-detok moses --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"
@@ -77,3 +102,26 @@ def test_bleu_is_measured_while_training_on_text_of_moses(task: str, train: Trai
     losses = train(tmp_path, "--max-update", "3", *flags.split(), *arguments)
     assert len(losses) == 1  # the counts of BLEU that the checkpoint holds were read again
     assert isinstance(torch.load(tmp_path / "checkpoint_best.pt")["extra_state"]["best"], float)
+
+
+LINES = b"w1\rw2 w3\nw4\r\n\nw5\x0cw6\xc2\x85\xe2\x80\xa8w7\n\xef\xbf\xbd\rw8"
+COMMANDS = ("-m fairseq_cli.interactive", "-c from#fairseq_cli.interactive#import#cli_main#as#f;f()")
+
+
+@pytest.mark.parametrize(
+    ("start", "task", "name", "buffer"),
+    [(COMMANDS[0], "translation", "input", 1), (COMMANDS[1], "pla_translation", "-", 3)],
+)
+def test_interactive_answers_as_many_lines_as_there_are(
+    start: str, task: str, name: str, buffer: int, corpus: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """A carriage return within a line is a blank, as to scripts.translate."""
+    (tmp_path / "input").write_bytes(LINES)
+    python = [sys.executable, *(word.replace("#", " ") for word in start.split())]
+    flags = f"-s en -t de --task {task} --path {checkpoint} --cpu --input {name} --buffer-size {buffer} --max-len-b 3"
+    command = [*python, str(corpus), *flags.split(), f"--user-dir={REPO / 'lightconv_plugin'}"]
+    done = subprocess.run(command, input=LINES, capture_output=True, cwd=tmp_path, check=True)
+    printed = [line.split("\t") for line in done.stdout.decode().split("\n")]
+    sources = {int(line[0][2:]): line[1] for line in printed if line[0].startswith("S-")}
+    assert sources == {0: "w1 w2 w3", 1: "w4", 2: "", 3: "w5 w6 w7", 4: "<unk> w8"}
+    assert sum(line[0].startswith("H-") for line in printed) == 5
