@@ -15,7 +15,7 @@ from lightconv_plugin.ops import reference
 
 
 class Place(NamedTuple):
-    """The places of sentences in x, and the inputs before them; see ``dispatch.light_conv``."""
+    """The places of sentences in x, and the inputs before them; see ``api.light_conv``."""
 
     batch_first: bool
     cu_seqlens: Tensor | None
