@@ -152,23 +152,31 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
 }
 
 // LightConv without DropConnect: the gradient of one head's kernel (wide: of all), added to (H, K). g is the gradient
-// at position place.t; x the input that it reads with tap 0; of those after it begin..end exist.
+// at position place.t; x the input that it reads with tap 0; of those after it begin..end exist. Rows are `row` apart.
 template <class A>
 void light_sums(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, const A* g,
-                const A* x, int64_t begin, int64_t end, A* partial) {
+                const A* x, int64_t row, int64_t begin, int64_t end, A* partial) {
   constexpr int n = kLanes<A>;
   const int K = static_cast<int>(conv.K);
   const int64_t R = conv.C / conv.H, positions = place.t_end - place.t;
   if (!units.wide)
     for (int64_t j = 0; j < K; ++j) store(scratch.line + j * n, Vec<A>{});
+  if (K <= kFewTaps) {
+    __builtin_memset(scratch.gradients, 0, K * scratch.row * sizeof(A));
+    by_taps(K, [&]<int Taps>() {
+      few_tap_sums<A, Taps>(g, x, row, positions, begin, end, scratch.row, scratch.gradients);
+    });
+  }
   for (int64_t v = 0; v < scratch.row; v += n) {
-    each_tap_sum(g + v, x + v, scratch.row, positions, begin, end, K, [&](int j, Vec<A> lanes) {
+    const auto use = [&](int j, Vec<A> lanes) {
       if (!units.wide) {
         store(scratch.line + j * n, load(scratch.line + j * n) + lanes);
         return;
       }
       for (int l = 0; l < n && v + l < place.channels; ++l) partial[(v + l) / R * K + j] += lanes[l];
-    });
+    };
+    if (K > kFewTaps) each_tap_sum(g + v, x + v, row, positions, begin, end, K, use);
+    for (int j = 0; K <= kFewTaps && j < K; ++j) use(j, load(scratch.gradients + j * scratch.row + v));
   }
   if (!units.wide)
     for (int j = 0; j < K; ++j) partial[j] += sum<A>(load(scratch.line + j * n))[0];
@@ -235,7 +243,13 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
       const int64_t last = place.t_end - P + K - 1 < place.T ? place.t_end - P + K - 1 : place.T;
       const int64_t g_first = place.t - back > 0 ? place.t - back : 0;
       const int64_t g_last = place.t_end + P < place.T ? place.t_end + P : place.T;
-      pack<A, S>(conv, units, scratch, gradients.out, place, g_first, g_last, scratch.g);
+      const bool packed = units.by_channel || units.kernel_rows || K > kFewTaps || !in_place<A, S>(conv, units, place);
+      const int64_t row = packed ? scratch.row : conv.step * conv.C, block = packed ? scratch.block : scratch.row;
+      const auto rows_of = [&](const void* tensor, int64_t from) {
+        return static_cast<const A*>(tensor) + place.row(from) * conv.C + place.c;
+      };
+      if (packed) pack<A, S>(conv, units, scratch, gradients.out, place, g_first, g_last, scratch.g);
+      const A* gs = packed ? scratch.g : rows_of(gradients.out, g_first);
       if (units.by_channel) {
         pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
         gradients_by_channel(conv, scratch, place, first, g_first, g_last, partials,
@@ -245,7 +259,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
       }
       if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, g_first, g_last);
       if (gradients.x != nullptr) {
-        Stretch<A> stretch{scratch.g, g_first, scratch.row, g_first, g_last, back, static_cast<int>(K),
+        Stretch<A> stretch{gs, g_first, row, g_first, g_last, back, static_cast<int>(K),
                            nullptr, 0, 0, -1, 1, scratch.row};
         int64_t w_block = K;
         if (units.kernel_rows) {
@@ -256,16 +270,16 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
         } else {
           stretch.w = static_cast<const A*>(conv.light) + place.head * K + K - 1;
         }
-        to_tensor<A, S>(conv, units, scratch, place, stretch, scratch.block, w_block, gradients.x);
+        to_tensor<A, S>(conv, units, scratch, place, stretch, block, w_block, gradients.x);
       }
       if (gradients.weight == nullptr && partials == nullptr) continue;
-      pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
+      if (packed) pack<A, S>(conv, units, scratch, conv.x, place, first, last, scratch.x);
+      const A* xs = packed ? scratch.x : rows_of(conv.x, first);
       for (int64_t h = 0; h < (units.wide ? 1 : place.heads); ++h) {
-        const A* g = scratch.g + h * scratch.block + (place.t - g_first) * scratch.row;
-        const A* x = scratch.x + h * scratch.block;
+        const A *g = gs + h * block + (place.t - g_first) * row, *x = xs + h * block;
         if (!units.kernel_rows) {
           const int64_t origin = place.t - P;
-          light_sums(conv, units, scratch, place, g, x + (origin - first) * scratch.row, first - origin, last - origin,
+          light_sums(conv, units, scratch, place, g, x + (origin - first) * row, row, first - origin, last - origin,
                      partials + h * K);
           continue;
         }
@@ -273,14 +287,14 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
       }
       if (!units.kernel_rows) continue;
       S* to = static_cast<S*>(gradients.weight) + (place.row(place.t) * conv.H + place.head) * K;
-      const A* row = scratch.gradients;
+      const A* made = scratch.gradients;
       for (int64_t t = place.t; t < place.t_end; ++t, to += conv.step * conv.H * K) {
         if (conv.dynamic && t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.step * conv.H * K, place.heads * K);
-        for (int64_t h = 0; h < place.heads; ++h, row += scratch.taps) {
+        for (int64_t h = 0; h < place.heads; ++h, made += scratch.taps) {
           if (conv.dynamic)
-            convert(to + h * K, row, K);
+            convert(to + h * K, made, K);
           else
-            for (int64_t j = 0; j < K; ++j) partials[h * K + j] += row[j];
+            for (int64_t j = 0; j < K; ++j) partials[h * K + j] += made[j];
         }
       }
     }

@@ -40,6 +40,24 @@ void tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t be
   for (int j = 0; j < JT; ++j) sums[j] = acc[j];
 }
 
+// The same of few taps, added to sums (K, width), a position after the other.
+template <class A, int K>
+void few_tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t begin, int64_t end, int64_t width,
+                  A* sums) {
+  for (int64_t t = 0; t < positions; ++t, g += row, x += row) {
+    if (t + kAhead < positions) ask_for(g + kAhead * row, width), ask_for(x + (K - 1 + kAhead) * row, width);
+    const bool whole = t >= begin && t + K <= end;
+    for (int64_t v = 0; v < width; v += kLanes<A>) {
+      const Vec<A> gs = load(g + v);
+#pragma GCC unroll 8
+      for (int j = 0; j < K; ++j) {
+        if (!whole && (t + j < begin || t + j >= end)) continue;
+        store(sums + j * width + v, load(sums + j * width + v) + gs * load(x + j * row + v));
+      }
+    }
+  }
+}
+
 template <class A>
 constexpr int kMostTaps = sizeof(A) == 8 ? 4 : LIGHTCONV_BITS == 512 ? 16 : 8;
 

@@ -33,7 +33,7 @@ struct Scratch {
   A* wide;                // kernels, one a channel: (K, row); so are, by channel, factors and gradients
   A* light;               // LightConv's with DropConnect: (head, taps)
   A *transposed, *product, *line;
-  A* gradients;           // of kernels: (rows, head, taps)
+  A* gradients;           // of kernels: (rows, head, taps), or, one a channel, (K, row)
   Index<A> *by_tap, *by_head;  // narrow.inl
   uintptr_t end;
 
@@ -67,6 +67,8 @@ struct Scratch {
         transposed = arena.take<A>(row * columns);
         product = arena.take<A>(kProductRows * products + n);  // rows are read from any number on
         gradients = arena.take<A>(units.rows * units.heads * taps);
+      } else if (!units.by_channel) {
+        gradients = arena.take<A>(conv.K * row);
       }
     }
     end = arena.used();
