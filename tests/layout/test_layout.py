@@ -36,11 +36,11 @@ LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 11_000,
-    "lightconv_plugin": 18_000,
-    "data_prep": 7_000,
-    "scripts": 12_500,
-    "tests": 33_000,
+    "lightconv_plugin/ops": 10_700,
+    "lightconv_plugin": 17_700,
+    "data_prep": 6_200,
+    "scripts": 11_300,
+    "tests": 32_000,
 }
 # but this: who imports a model by name wants all that --user-dir loads
 UPWARDS = ("lightconv_plugin/models/__init__.py", "lightconv_plugin.register")

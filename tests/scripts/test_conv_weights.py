@@ -156,7 +156,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         Reader(tmp_path / "cut.pt", tmp_path / "data")
     with open(tmp_path / "data" / "dict.en.txt", "a") as f:
         f.write("more 1\n")
-    with pytest.raises(UserError, match="another shape"):
+    with pytest.raises(UserError, match="size mismatch"):
         Reader(tmp_path / "model.pt", tmp_path / "data")
     kernels = shown.kernels(shown.line(1, "test"))
     assert [(k.side, k.layer) for k in choose(kernels, "decoder", [2])] == [("decoder", 2)]
