@@ -177,7 +177,7 @@ def test_candidates_of_a_step(dtype, types, device):
         "unk": 3,
         "unk_penalty": 0.5,
     }
-    assert ops.choose_backend("step_candidates", "auto", logits) is (native if device.type == "cuda" else reference)
+    assert ops.choose_backend("step_candidates", "auto", logits) == ("native" if device.type == "cuda" else "reference")
     got = ops.step_candidates(logits, scores, limits, **options)
     want = ops.step_candidates(logits.cpu().float(), scores.cpu(), limits.cpu(), **options)
     assert_close(got[0].cpu(), want[0], torch.float32)

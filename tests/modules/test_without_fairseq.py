@@ -62,7 +62,7 @@ assert "pla_dynamicconv_iwslt_de_en" in ARCH_MODEL_REGISTRY
 assert "pla_translation" in TASK_REGISTRY
 assert "pla_label_smoothed_cross_entropy" in CRITERION_REGISTRY
 import fairseq.checkpoint_utils as utils
-assert hasattr(utils.torch_persistent_save, "_compat_shim")
+assert hasattr(utils.torch_persistent_save, "__wrapped__")  # the shim
 """
 
 
