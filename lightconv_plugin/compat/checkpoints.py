@@ -171,7 +171,7 @@ def refusing(what: str, refusal: type[Exception], out: Path) -> Iterator[None]:
 
 
 def save_checkpoints_whole() -> None:
-    """All versions: every checkpoint is there whole, or as it was before.
+    """All versions: every checkpoint is there whole, or as it was before, and nothing lies beside it.
 
     fairseq writes the copies of a checkpoint (last, best) in place: a full disk or a kill leaves a last checkpoint that
     is cut short. On a full disk it tries three times, and may append the second to the rest of the first.
