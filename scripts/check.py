@@ -8,7 +8,7 @@ will exist. scripts.reproduce does this first, and scripts.train does it with --
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,6 @@ from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import (
     Command,
-    NoWords,
     TaskAndModel,
     load_plugin,
     parse,
@@ -62,12 +61,11 @@ def check_settings(config: Config, devices: Devices) -> str | None:
     """Check the settings, without data."""
     args = parse(training(config, NOWHERE, devices))
     generated = [(command.name, parse(command)) for command in generations(config, NOWHERE, devices)]
-    with suppress(NoWords):  # a model that reads its dictionaries is built when there are some
-        built = build(config, args, None)
-        for name, generation in generated:
-            if name == "fairseq-generate":
-                with explained(config.path, "set up the search of the section `generate`"):
-                    built.task.build_generator([built.model], generation)
+    built = build(config, args, None)
+    for name, generation in generated:
+        if name == "fairseq-generate":
+            with explained(config.path, "set up the search of the section `generate`"):
+                built.task.build_generator([built.model], generation)
     check_scores(config)
     return check_checkpoints(config, args)
 
@@ -168,7 +166,7 @@ def explained(path: Path, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, NoWords):
+    except UserError:
         raise
     except (Exception, SystemExit) as error:
         import traceback

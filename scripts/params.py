@@ -16,7 +16,7 @@ from typing import Any
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.terminal import aligned
-from scripts.fairseq_io.models import StandInDictionary, load_plugin, training_arguments, without_memory
+from scripts.fairseq_io.models import load_plugin, stand_in_dictionary, training_arguments, without_memory
 from scripts.pipeline.config import flags, load_config
 from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import rows_of
@@ -91,8 +91,8 @@ def build(args: Namespace, types: Vocabulary) -> Any:
     """Build the model of fairseq-train's arguments without memory. ``load_plugin`` comes first."""
     import fairseq.models
 
-    source = StandInDictionary(types.source)
-    target = source if types.target is None else StandInDictionary(types.target)
+    source = stand_in_dictionary(types.source)
+    target = source if types.target is None else stand_in_dictionary(types.target)
     task = Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=source)
     with without_memory():
         return fairseq.models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)

@@ -94,12 +94,20 @@ def copy_file(source: Path, path: Path) -> None:
         shutil.copyfileobj(given, f, 1 << 20)
 
 
+@contextmanager
+def _supplied(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with open(path, "rb") as f:
+            yield f
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
+
+
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 text file, parted at LF only, so that two sides of a corpus never drift apart."""
     try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
+        with _supplied(path) as f:
+            text = f.read().decode()
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}, line {error.object.count(10, 0, error.start) + 1}: byte 0x{error.object[error.start]:02x} is not "
@@ -110,11 +118,8 @@ def read_lines(path: Path) -> list[str]:
 
 def count_lines(path: Path) -> int:
     """Return how many lines a file has, in memory that does not grow with it."""
-    try:
-        with open(path, "rb") as f:
-            return sum(block.count(b"\n") for block in iter(lambda: f.read(1 << 20), b""))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
+    with _supplied(path) as f:
+        return sum(block.count(b"\n") for block in iter(lambda: f.read(1 << 20), b""))
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -122,8 +127,7 @@ def digest(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as f:
-            for block in iter(lambda: f.read(1 << 20), b""):
-                total.update(block)
+            hashlib.file_digest(f, lambda: total)
     return total.hexdigest()
 
 

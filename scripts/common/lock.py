@@ -77,7 +77,7 @@ def file_lock(
                     f"{path} cannot be locked, so two runs could write one file: its file system has no locks "
                     f"({error.strerror}); take a folder on another, or have it mounted with them (Lustre: -o flock)"
                 ) from error
-            if not _is_at(path, lock):
+            if os.fstat(lock.fileno()).st_nlink == 0:
                 continue  # the run that held it has cleared the folder away, and the lock with it
             _holder(path, lock)
             lock.truncate(0)
@@ -93,11 +93,3 @@ def _holder(path: Path, lock: IO[bytes]) -> str:
     if content and not re.fullmatch(r"\d+( on \S+)?", content):
         raise UserError(f"{path} is not a lock of this project, which keeps one under that name; move it away")
     return content or "unknown"
-
-
-def _is_at(path: Path, lock: IO[bytes]) -> bool:
-    """Return True if the open file is still the one of that name."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(lock.fileno()))
-    except FileNotFoundError:
-        return False

@@ -29,23 +29,23 @@ from scripts.common import CHECKOUT
 from scripts.common.errors import UserError, writing
 
 LEDGER = ".lightconv"
-_LOCK = re.compile(r"\.lightconv\.(?:.+\.)?lock")  # lock.py looks into them before it writes
 _FIRST_LINE = b"lightconv-plugin wrote what is listed here; it replaces and removes nothing else in this folder\n"
 _SCRATCH = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.(?:partial|old|work)")
+# ours by their names; lock.py looks into locks before it writes
+_MARK = re.compile(rf"\.lightconv(\.(.+\.)?lock)?|{_SCRATCH.pattern}")
 
 
-class _Entries:
-    """The entries of a folder's ledger."""
+class _Ledger:
+    """The entries of a folder's ledger: names with sizes, where they have one, and patterns of names."""
 
     def __init__(self, folder: Path) -> None:
         self.sizes: dict[str, int | None] = {}
         self.patterns: list[str] = []
-        if not (folder / LEDGER).exists():
-            return
-        first, *lines = (folder / LEDGER).read_bytes().splitlines(keepends=True) or [b""]
+        file = folder / LEDGER
+        first, *lines = (file.read_bytes().splitlines(keepends=True) if file.exists() else []) or [b""]
         if not _FIRST_LINE.startswith(first):  # which is cut short where the disk was full
             raise UserError(
-                f"{folder / LEDGER} is not a ledger of this project, which keeps one of that name in every folder that "
+                f"{file} is not a ledger of this project, which keeps one of that name in every folder that "
                 "it writes to: move the file away, or choose another folder"
             )
         for line in lines:
@@ -53,24 +53,23 @@ class _Entries:
                 self._enter(json.loads(line))
 
     def _enter(self, entry: Any) -> None:
-        if isinstance(entry, str):
-            self.sizes[entry] = None
-        elif not isinstance(entry, dict):
-            pass
-        elif "name" in entry:
-            self.sizes[entry["name"]] = entry["bytes"]
-        elif "pattern" in entry:
-            self.patterns.append(entry["pattern"])
-        elif "gone" in entry:
-            self.sizes.pop(entry["gone"], None)
-        elif "sealed" in entry:
-            self.sizes.clear()
-            self.patterns.clear()
+        match entry:
+            case str(name):
+                self.sizes[name] = None
+            case {"name": name, "bytes": size}:
+                self.sizes[name] = size
+            case {"pattern": pattern}:
+                self.patterns.append(pattern)
+            case {"gone": name}:
+                self.sizes.pop(name, None)
+            case {"sealed": _}:
+                self.sizes.clear()
+                self.patterns.clear()
 
     def has(self, path: Path) -> bool:
         if path.name in self.sizes:
             return self.sizes[path.name] in (None, path.lstat().st_size)
-        return self.matches(path)
+        return self.matches(path) or bool(_MARK.fullmatch(path.name))
 
     def matches(self, path: Path) -> bool:
         return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self.patterns)
@@ -83,21 +82,21 @@ def _append(folder: Path, *entries: Any) -> None:
             fcntl.flock(ledger, fcntl.LOCK_EX)
         head = b""
         if os.fstat(ledger.fileno()).st_size < len(_FIRST_LINE):
-            _Entries(folder)  # refuses what is not ours
+            _Ledger(folder)  # refuses what is not ours
             ledger.truncate(0)
             head = _FIRST_LINE
         # begun with a line end too: the last line may have been cut short
         ledger.write(head + "".join(f"\n{json.dumps(line)}\n" for line in entries).encode())
 
 
-def _is_mark(path: Path) -> bool:
-    return path.name == LEDGER or bool(_LOCK.fullmatch(path.name)) or scratch_for(path) is not None
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def check_writable(*paths: Path) -> None:
     """Refuse files that are there and are not ours, before the work whose result they are to hold."""
     for path in paths:
-        if os.path.lexists(path) and not _is_mark(path) and not _Entries(path.parent).has(path):
+        if os.path.lexists(path) and not _Ledger(path.parent).has(path):
             raise UserError(
                 f"{path} is there, was not written there by this project{_edited(path)}, and would be replaced; "
                 "move it away, or choose another place"
@@ -111,18 +110,30 @@ def claim(path: Path) -> None:
         UserError: it is somebody else's.
     """
     check_writable(path)
-    if _is_mark(path):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # what is entered with a size is about to have another
-    if not os.path.lexists(path) or _Entries(path.parent).sizes.get(path.name) is not None:
-        _append(path.parent, path.name)
+    if not _MARK.fullmatch(path.name):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # what is entered with a size is about to have another
+        if not os.path.lexists(path) or _Ledger(path.parent).sizes.get(path.name) is not None:
+            _append(path.parent, path.name)
+
+
+def claim_pattern(folder: Path, *patterns: str) -> None:
+    """Enter all files and folders that another program is about to write to ``folder``: names such as ``*.pt``.
+
+    Raises:
+        UserError: one that matches is there and is somebody else's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = _Ledger(folder).patterns
+    new = [pattern for pattern in patterns if pattern not in listed]
+    check_writable(*(path for pattern in new for path in folder.glob(pattern)))
+    _append(folder, *({"pattern": pattern} for pattern in new))
 
 
 def adopt(*paths: Path) -> None:
     """Enter those files that git has as they are: nothing is lost when they are replaced."""
     for path in paths:
-        if os.path.lexists(path) and not _Entries(path.parent).has(path) and _is_committed(path):
+        if os.path.lexists(path) and not _Ledger(path.parent).has(path) and _is_committed(path):
             _append(path.parent, {"name": path.name, "bytes": path.lstat().st_size})
 
 
@@ -135,33 +146,19 @@ def _is_committed(path: Path) -> bool:
     return said.returncode == 0 and not said.stdout  # of other files it says that they are new, changed or ignored
 
 
-def claim_pattern(folder: Path, *patterns: str) -> None:
-    """Enter all files and folders that another program is about to write to ``folder``: names such as ``*.pt``.
-
-    Raises:
-        UserError: one that matches is there and is somebody else's.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    listed = _Entries(folder)
-    new = [pattern for pattern in patterns if pattern not in listed.patterns]
-    for pattern in new:
-        check_writable(*folder.glob(pattern))
-    _append(folder, *({"pattern": pattern} for pattern in new))
-
-
 def _edited(path: Path) -> str:
-    listed = _Entries(path.parent).sizes.get(path.name)
+    listed = _Ledger(path.parent).sizes.get(path.name)
     return f" as it is now ({path.lstat().st_size:,} bytes, not {listed:,})" if listed is not None else ""
 
 
-def foreign(folder: Path) -> list[Path]:
+def _foreign(folder: Path) -> list[Path]:
     """List the files in a folder, and in the folders in it, that are not ours. An empty folder is nobody's."""
     found: list[Path] = []
-    listed = _Entries(folder)
+    ledger = _Ledger(folder)
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            found += [] if listed.matches(path) else foreign(path)
-        elif not (_is_mark(path) or listed.has(path)):
+        if _is_folder(path):
+            found += [] if ledger.matches(path) else _foreign(path)
+        elif not ledger.has(path):
             found.append(path)
     return found
 
@@ -170,9 +167,9 @@ def check_replaceable(path: Path) -> None:
     """Refuse to replace a folder in which anything is not ours."""
     if not os.path.lexists(path):
         return
-    if path.is_symlink() or not path.is_dir():
+    if not _is_folder(path):
         raise UserError(f"{path} is not a folder, and one of that name is to be written; choose another")
-    if others := foreign(path):
+    if others := _foreign(path):
         names = ", ".join(str(each.relative_to(path)) + _edited(each) for each in others[:3])
         raise UserError(
             f"{path} would be replaced, and holds something else, which this project did not write there: {names}"
@@ -186,25 +183,21 @@ def remove(path: Path) -> None:
     Raises:
         UserError: it is somebody else's, or holds something that is.
     """
-    if path.is_dir() and not path.is_symlink():
-        if not _Entries(path.parent).matches(path):
+    if _is_folder(path):
+        if not _Ledger(path.parent).matches(path):
             check_replaceable(path)
         _remove_folder(path)
     elif os.path.lexists(path):
         check_writable(path)
         path.unlink()
-        if not _is_mark(path):
+        if not _MARK.fullmatch(path.name):
             _append(path.parent, {"gone": path.name})
 
 
 def _remove_folder(folder: Path) -> None:
     """Remove a folder in which all is ours; the ledgers last, so that a kill leaves nothing without its mark."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            _remove_folder(path)
-        elif path.name != LEDGER:
-            path.unlink()
-    (folder / LEDGER).unlink(missing_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == LEDGER):
+        _remove_folder(path) if _is_folder(path) else path.unlink()
     folder.rmdir()
 
 
@@ -220,11 +213,11 @@ def replace(scratch: Path, path: Path) -> None:
 
 def seal(folder: Path) -> None:
     """Enter the sizes of all files in a folder that is complete, and in the folders in it: no others are ours then."""
-    listed, sizes = _Entries(folder), []
+    ledger, sizes = _Ledger(folder), []
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
+        if _is_folder(path):
             seal(path)
-        elif listed.has(path):
+        elif ledger.has(path) and not _MARK.fullmatch(path.name):
             sizes.append({"name": path.name, "bytes": path.lstat().st_size})
     _append(folder, {"sealed": len(sizes)}, *sizes)
 

@@ -156,35 +156,26 @@ def without_memory() -> Iterator[None]:
         conv_tbc.torch = torch
 
 
-class NoWords(AttributeError):
-    """The refusal of a stand-in that is asked for what only a real dictionary has."""
+def stand_in_dictionary(size: int) -> Any:
+    """A dictionary of so many types, which knows the special ones alone and is equal to no other."""
+    from fairseq.data import Dictionary
 
+    class StandIn(Dictionary):
+        __eq__, __hash__ = object.__eq__, object.__hash__
 
-class StandInDictionary:
-    """Stand-in for a dictionary: its size and the special symbols, without the words. Most models ask for no more."""
+        def __len__(self) -> int:
+            return size
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getattr__(self, name: str) -> Any:
-        if name in (special := ("bos", "pad", "eos", "unk")):
-            return lambda: special.index(name)
-        raise NoWords(f"a dictionary without words has no {name}")
-
-    def __getitem__(self, number: int) -> str:
-        raise NoWords(f"a dictionary without words has no word {number}")
+    return StandIn()
 
 
 @contextmanager
-def stand_in_dictionaries(vocab_size: int, *, joined: bool) -> Iterator[None]:
+def stand_in_dictionaries(size: int, *, joined: bool) -> Iterator[None]:
     """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
     from fairseq.data import Dictionary
 
-    one, load = StandInDictionary(vocab_size), Dictionary.__dict__["load"]
-    Dictionary.load = classmethod(lambda *_, **__: one if joined else StandInDictionary(vocab_size))
+    one, load = stand_in_dictionary(size), Dictionary.__dict__["load"]
+    Dictionary.load = classmethod(lambda *_, **__: one if joined else stand_in_dictionary(size))
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ import errno
 import gzip
 import hashlib
 import io
-import subprocess
 import tarfile
 from argparse import Namespace
 from collections.abc import Iterator
@@ -19,9 +18,11 @@ import torch
 from data_prep.fetch import Patience
 from scripts import pretrained
 from scripts.common.errors import UserError
-from scripts.common.process import ask_python, environment, python_module
+from scripts.common.process import ask_python
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 NAME = "dynamicconv.glu.wmt17.zh-en"
 MODELS = pretrained.read_published()
@@ -39,16 +40,11 @@ def model() -> bytes:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     sides = ("encoder", "decoder")
+    sizes = {"embed_dim": 8, "ffn_embed_dim": 8, "layers": 1, "attention_heads": 2, "kernel_size_list": [3]}
     options: dict[str, Any] = {
-        f"{side}_{k}": v for side in sides for k, v in {"embed_dim": 8, "ffn_embed_dim": 8, "layers": 1}.items()
+        f"{side}_{key}": value for side in sides for key, value in (sizes | {"conv_type": "dynamic"}).items()
     }
-    options |= {f"{side}_conv_type": "dynamic" for side in sides} | {f"{side}_kernel_size_list": [3] for side in sides}
-    options |= {
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "weight_softmax": True,
-        "task": "translation",
-    }
+    options |= {"weight_softmax": True, "task": "translation"}
     args = Namespace(arch="lightconv", source_lang="zh", target_lang="en", data="x", **options)
     words = Dictionary()
     task = Namespace(source_dictionary=words, target_dictionary=words)
@@ -88,22 +84,6 @@ def quick(monkeypatch) -> None:
 
     monkeypatch.setattr(pretrained, "convert", copy)
     monkeypatch.setattr(pretrained, "check_model", lambda model, folder: None)
-
-
-def test_the_list():
-    lines = pretrained.listing(MODELS.values())
-    assert len(lines) == 13
-    assert len(pretrained.each_archive(MODELS)) == 10
-    row = next(line.split() for line in lines if line.startswith(NAME))
-    assert row == [NAME, "wmt17.zh-en", "DynamicConv", "yes", MODEL.url + ARCHIVE]
-    assert next(line.split() for line in lines if line.startswith(OTHER))[1:4] == ["iwslt14.de-en", "LightConv", "no"]
-
-
-def test_the_list_is_fairseq_s():
-    from fairseq.models.lightconv import LightConvModel
-
-    theirs = {name: what["path"] for name, what in LightConvModel.hub_models().items()}
-    assert theirs == {name: model.url + model.archive for name, model in MODELS.items()}
 
 
 def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, monkeypatch):
@@ -146,10 +126,7 @@ def test_fetched_again_it_must_be_the_same(shelf, model, tmp_path):
     [
         ({"readme": b"hello"}, r"holds 0 checkpoints \(readme\); expected one"),
         ({"a.pt": b"1", "b.pt": b"2"}, r"holds 2 checkpoints \(a.pt, b.pt\); expected one"),
-        (
-            {"../../outside": b"1", "model.pt": b"2"},
-            "member ../../outside is under a name that leads out of the folder",
-        ),
+        ({"../../outside": b"1", "model.pt": b"2"}, "../../outside is under a name that leads out of the folder"),
     ],
 )
 def test_archives_of_something_else(tmp_path, files, message):
@@ -242,9 +219,7 @@ def test_a_model_that_cannot_be_converted(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
 
 
-def test_unknown_names_missing_files_and_other_folders(site, shelf, tmp_path):
-    with pytest.raises(UserError, match=rf"no published model dynamic; choose one of: .*{NAME}"):
-        pretrained.choose(MODELS, "dynamic")
+def test_missing_files_and_other_folders(site, shelf, tmp_path):
     with pytest.raises(UserError, match="answered 404"):
         pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=site.url)
     with pytest.raises(UserError, match=r"there is no .*; --from takes the folder"):
@@ -279,11 +254,18 @@ def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, faul
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_as_a_command(tmp_path):
-    script = python_module("scripts.pretrained")
-    options: dict[str, Any] = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
-    listed = subprocess.run([*script, "list"], check=True, **options)
-    assert listed.stdout.splitlines() == pretrained.listing(MODELS.values())
-    refused = subprocess.run([*script, "get", "nothing"], **options)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("error: there is no published model nothing; choose one of: lightconv.no_glu.iws")
+def test_the_list_and_a_name_that_is_not_in_it(monkeypatch, capsys):
+    """The list is fairseq's."""
+    from fairseq.models.lightconv import LightConvModel
+
+    monkeypatch.setattr("sys.argv", ["pretrained", "list"])
+    pretrained.main()
+    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["name", "dataset", "operator", "GLU", "URL"]
+    assert [NAME, "wmt17.zh-en", "DynamicConv", "yes", MODEL.url + ARCHIVE] in lines
+    assert [OTHER, "iwslt14.de-en", "LightConv", "no"] in [line[:4] for line in lines]
+    assert {line[0]: line[4] for line in lines} == {k: v["path"] for k, v in LightConvModel.hub_models().items()}
+    assert len(pretrained.each_archive(MODELS)) == 10
+    monkeypatch.setattr("sys.argv", ["pretrained", "get", "nothing"])
+    with pytest.raises(UserError, match=rf"no published model nothing; choose one of: .*{NAME}"):
+        pretrained.main()

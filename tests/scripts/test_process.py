@@ -1,3 +1,5 @@
+"""Locks, scratch and programs that end with us; commands whose output has nowhere to go."""
+
 import errno
 import fcntl
 import os
@@ -6,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,59 +21,71 @@ from scripts.common.process import ask_python, environment, python_module, run_l
 from scripts.common.provenance import git_state
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-# Runs a program that runs another one for a minute; both tell their process ids.
-PARENT = """
-import sys
+COMMAND = """\
+import sys, time
 from pathlib import Path
 sys.path.insert(0, {checkout!r})
 from scripts.common.command import run_command
-from scripts.common.process import run_logged
 from scripts.common.lock import folder_lock
+from scripts.common.process import run_logged
 def main():
-    with folder_lock(Path({folder!r})):
-        child = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
-        tell = lambda line: print(line, flush=True)
-        run_logged([sys.executable, "-c", child], Path({folder!r}) / "log", tell, what="child")
-run_command(main)
+    with open("opened", "w") as file:
+        Path("number").write_text(str(file.fileno()))
+        {body}
+run_command(main, unread={unread})
 """
+# a program that runs another one for a minute; both tell their process ids
+PARENT = """with folder_lock(Path(".")):
+            child = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
+            tell = lambda line: print(line, flush=True)
+            run_logged([sys.executable, "-c", child], Path("log"), tell, what="child")"""
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def command(
+    folder: Path, body: str, redirect: str = "", *, unread: bool = True, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a folder by a line of bash."""
+    text = COMMAND.format(checkout=str(CHECKOUT), body=body, unread=unread)
+    (folder / "command.py").write_text(text, encoding="utf-8")
+    line = f"{sys.executable} command.py {redirect}" if redirect else f"exec {sys.executable} command.py"
+    pipe, env = subprocess.PIPE, os.environ | dict(environment or {})
+    return subprocess.Popen(["bash", "-c", line], cwd=folder, env=env, stdout=pipe, stderr=pipe)
 
 
-def wait_until(condition, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def wait_until_gone(pid: int) -> None:
+    def alive() -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    deadline = time.monotonic() + 10
+    while alive():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    return condition()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program that its parent was killed outright")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, how):
-    code = PARENT.format(checkout=str(CHECKOUT), folder=str(tmp_path))
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    parent = command(tmp_path, PARENT)
     assert parent.stdout is not None
-    assert parent.stderr is not None
     pid = int(parent.stdout.readline())
-    assert alive(pid)
     holder = f"process {parent.pid} on {socket.gethostname()}"
     with pytest.raises(UserError, match=holder), folder_lock(tmp_path, patience=0):
         pass
     parent.send_signal(how)
-    assert parent.wait(15) != 0
-    assert wait_until(lambda: not alive(pid))
+    status, _, said = ended(parent)
+    assert status != 0
+    wait_until_gone(pid)
     with folder_lock(tmp_path):
         pass
-    if how != signal.SIGKILL:
-        assert parent.stderr.read() == "interrupted; run the same command again to go on\n"
-    parent.stdout.close()
-    parent.stderr.close()
+    assert said == (b"" if how == signal.SIGKILL else b"interrupted; run the same command again to go on\n")
 
 
 def test_readers_share_a_lock_and_a_writer_waits(tmp_path):
@@ -139,20 +154,15 @@ def test_scratch_that_another_process_took_for_a_leftover_is_made_anew(tmp_path,
 
 def test_nohup_is_heeded():
     code = "import signal; from scripts.common.process import interruptible; interruptible(); signal.raise_signal(1)"
-    command = [sys.executable, "-c", f"import signal; signal.signal(1, signal.SIG_DFL); {code}; print('at work')"]
-    ended = subprocess.run(command, capture_output=True, env=environment())
-    assert b"KeyboardInterrupt" in ended.stderr
+    default = [sys.executable, "-c", f"import signal; signal.signal(1, signal.SIG_DFL); {code}"]
+    assert b"KeyboardInterrupt" in subprocess.run(default, capture_output=True, env=environment()).stderr
     kept = subprocess.run(["nohup", sys.executable, "-c", f"{code}; print('at work')"], stdout=-1, env=environment())
     assert kept.stdout == b"at work\n"
 
 
-def test_a_checkout_that_somebody_else_owns_has_its_commit_in_records(monkeypatch):
-    known = git_state()
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    assert git_state() == known
-
-
 def test_code_that_has_changed_is_told_from_results(monkeypatch, tmp_path):
+    """Whoever owns the checkout."""
+
     def git(*arguments: str) -> None:
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", *arguments], cwd=tmp_path, check=True)
 
@@ -162,6 +172,7 @@ def test_code_that_has_changed_is_told_from_results(monkeypatch, tmp_path):
     (tmp_path / "configs" / "RESULTS-table6" / "toy").mkdir(parents=True)
     for name in ("RESULTS.md", "RESULTS-table6/toy/one.json"):
         (tmp_path / "configs" / name).touch()
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert (git_state() or {})["changed"] is False
     (tmp_path / "configs" / "toy.yaml").touch()
     assert (git_state() or {})["changed"] is True
@@ -199,12 +210,8 @@ print("no newline at the end", end="")
 
 def test_a_failure_says_what_ended_how_and_where_the_log_is(tmp_path):
     code = "import sys; print('fine'); sys.exit('OSError: No space left on device')"
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=rf"^the thing ended with status 1[\s\S]*{tmp_path / 'log'}[\s\S]*is full"):
         run_logged([sys.executable, "-c", code], tmp_path / "log", lambda line: None, what="the thing")
-    message = str(refusal.value)
-    assert message.startswith("the thing ended with status 1")
-    assert str(tmp_path / "log") in message
-    assert "is full" in message
     with pytest.raises(UserError, match="killed by SIGKILL"):
         run_logged(["sh", "-c", "kill -9 $$"], tmp_path / "log", lambda line: None, what="the thing")
 
@@ -219,11 +226,43 @@ def test_a_refusal_while_reading_ends_the_program(tmp_path):
     code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
     with pytest.raises(UserError, match="enough"):
         run_logged([sys.executable, "-c", code], tmp_path / "log", refuse, what="it")
-    assert wait_until(lambda: not alive(pids[0]))
+    wait_until_gone(pids[0])
 
 
-def test_the_current_folder_shadows_nothing(tmp_path, monkeypatch):
+def test_the_current_folder_shadows_nothing(tmp_path):
     (tmp_path / "this.py").write_text("print('shadowed')")
-    monkeypatch.chdir(tmp_path)
-    done = subprocess.run(python_module("this"), capture_output=True, text=True, env=os.environ)
-    assert done.stdout.startswith("The Zen of Python")
+    done = subprocess.run(python_module("this"), capture_output=True, cwd=tmp_path)
+    assert done.stdout.startswith(b"The Zen of Python")
+
+
+LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+SAYS_BOTH = "print('x'); print('y', file=sys.stderr); sys.stdout.isatty(); sys.stdin.read()"
+HEAD = "| head -n 1; echo ${PIPESTATUS[0]}"
+LONG = "print('x', flush=True); print('y' * 1_000_000)"  # more than a pipe holds
+FULL = b"error: No space left on device (standard output); nothing was written under its final name\n"
+NOWHERE = b"error: work is a link to purged, which is not there; make that folder, or remove the link\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "redirect", "options", "expected"),
+    [
+        ("print('x')", "> /dev/full", {}, (1, b"", FULL)),
+        ("print('x' * 100_000)", "> /dev/full", {}, (1, b"", FULL)),
+        ("print('x'); sys.exit(0)", "> /dev/full", {}, (1, b"", FULL)),
+        (LONG, HEAD, {}, (0, b"x\n0\n", b"")),
+        (LONG, HEAD, {"unread": False}, (0, b"x\n141\n", b"")),
+        (SAYS_BOTH, "<&-", {}, (0, b"x\n", b"y\n")),
+        (SAYS_BOTH, ">&-", {}, (0, b"", b"y\n")),
+        (SAYS_BOTH, "2>&-", {}, (0, b"x\n", b"")),
+        (SAYS_BOTH, "<&- >&- 2>&-", {}, (0, b"", b"")),
+        ("print('1 ± 2', sys.argv[1])", "nämlich", {"environment": LOCALE}, (0, "1 \\xb1 2 nämlich\n".encode(), b"")),
+        ("print('…', file=sys.stderr)", "nämlich", {"environment": LOCALE}, (0, b"", b"\\u2026\n")),
+        ("print(sys.argv[1])", "$'a\\xff'", {}, (0, b"a\xff\n", b"")),
+        ("Path('work').symlink_to('purged'); Path('work').mkdir(exist_ok=True)", "1", {}, (1, b"", NOWHERE)),
+    ],
+)  # fmt: skip
+def test_output_that_goes_nowhere_and_letters_that_the_locale_lacks(tmp_path, body, redirect, options, expected):
+    """And no file takes the place of a closed stream."""
+    assert ended(command(tmp_path, body, redirect, **options)) == expected
+    assert int((tmp_path / "number").read_text()) > 2
+    assert (tmp_path / "opened").read_text() == ""

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ TRAIN = [
     *(f"--max-source-positions={POSITIONS}", "--disable-validation", "--no-epoch-checkpoints", "--seed=1"),
     *("--clip-norm=1", "--log-format=none", f"--user-dir={CHECKOUT / 'lightconv_plugin'}"),
 ]
+TRANSLATE = python_module("scripts.translate")
 
 
 def sentences(count: int) -> list[list[str]]:
@@ -56,9 +58,19 @@ def sentences(count: int) -> list[list[str]]:
     return [rng.choices(list(WORDS), k=rng.randint(4, 6)) for _ in range(count)]
 
 
+def translated(lines: list[list[str]]) -> list[list[str]]:
+    return [[WORDS[word] for word in line] for line in lines]
+
+
 @pytest.fixture(scope="module")
-def work(tmp_path_factory) -> Path:
-    return trained_run(tmp_path_factory.mktemp("work") / "debian_en_de", "subword_nmt")
+def runs(tmp_path_factory) -> Callable[[str | None], Path]:
+    """A run's folder by what parts its words, trained when it is first asked for."""
+    return cache(lambda parted: trained_run(tmp_path_factory.mktemp("work") / "debian_en_de", parted))
+
+
+@pytest.fixture
+def work(runs) -> Path:
+    return runs("subword_nmt")
 
 
 def trained_run(root: Path, parted: str | None) -> Path:
@@ -93,22 +105,28 @@ def trained_run(root: Path, parted: str | None) -> Path:
     return run
 
 
-def translated(lines: list[list[str]]) -> list[list[str]]:
-    return [[WORDS[word] for word in line] for line in lines]
+@pytest.fixture
+def ask(monkeypatch, capsys) -> Callable[..., list[str]]:
+    """The answers of the command, in this process."""
 
+    def answers(path: Path, text: bytes, *more: str) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        capsys.readouterr()
+        translate.main([str(path), *more])
+        return capsys.readouterr().out.splitlines()
 
-def ask(work: Path, text: bytes, *more: str) -> subprocess.CompletedProcess:
-    command = [*python_module("scripts.translate"), str(work), *more]
-    return subprocess.run(command, input=text, capture_output=True, cwd="/", env=ENVIRONMENT)
+    return answers
 
 
 @pytest.mark.slow
-def test_every_line_is_answered_and_what_was_wrong_with_it_is_said(work):
+def test_every_line_is_answered_and_what_was_wrong_with_it_is_said(work, ask):
     good = [" ".join(words) + "." for words in sentences(20)]
     long = " ".join(["one"] * 3 * POSITIONS)
     bad = [b"", b"one two\xff three four.", b"\x00\x07 \x85".decode("latin-1").encode(), long.encode(), b" one\ttwo\r"]
     lines = [line.encode() for line in good] + bad
-    done = ask(work, b"\n".join(lines), "--batch-size", "7")  # the last line without its end
+    command = [*TRANSLATE, str(work), "--batch-size", "7"]
+    text = b"\n".join(lines)  # the last line without its end
+    done = subprocess.run(command, input=text, capture_output=True, cwd="/", env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr.decode()
     answers = done.stdout.decode().split("\n")
     assert answers.pop() == ""
@@ -118,22 +136,23 @@ def test_every_line_is_answered_and_what_was_wrong_with_it_is_said(work):
     assert answers[20] == answers[22] == ""
     assert answers[21] != ""
     assert answers[23].count("eins") > 3
-    assert "@@" not in done.stdout.decode()
-    said = [line for line in done.stderr.decode().splitlines() if line.startswith("line ")]
-    assert [line.partition(":")[0] for line in said] == ["line 21", "line 22", "line 23", "line 23", "line 24"]
-    assert "empty" in said[0]
-    assert "not UTF-8 in 1 places" in said[1]
-    assert "control characters" in said[2]
+    said = done.stderr.decode().splitlines()  # and no library's noise
+    parts = [
+        "21: empty",
+        "22: not UTF-8 in 1 places",
+        "23: control char",
+        "23: empty",
+        f"24: {3 * POSITIONS} tokens, and",
+    ]
+    assert [line[: len(part) + 5] for line, part in zip(said, parts, strict=True)] == [f"line {part}" for part in parts]
     assert f"the model takes {POSITIONS - 1}: the rest was left out" in said[4]
-    assert done.stderr.decode().splitlines() == said  # nothing else: no library's noise
-
-    single = ask(work / "seed3" / "checkpoints" / "checkpoint_best.pt", "\n".join(good[:3]).encode(), "--beam", "3")
-    assert single.stdout.decode().splitlines() == answers[:3], single.stderr.decode()
+    checkpoint = work / "seed3" / "checkpoints" / "checkpoint_best.pt"
+    assert ask(checkpoint, "\n".join(good[:3]).encode()) == answers[:3]
 
 
 @pytest.mark.slow
 def test_a_line_is_answered_before_the_next_one_is_there(work):
-    command = [*python_module("scripts.translate"), work]
+    command = [*TRANSLATE, work]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -146,55 +165,37 @@ def test_a_line_is_answered_before_the_next_one_is_there(work):
 
 
 @pytest.mark.slow
-def test_an_answer_that_cannot_be_written_ends_it(work):
-    with open("/dev/full", "wb") as full:
-        command = [*python_module("scripts.translate"), work]
-        done = subprocess.run(command, input=b"one.\ntwo.\n", stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT)
-    assert (done.returncode, b"No space left on device" in done.stderr) == (1, True)
+@pytest.mark.parametrize(
+    ("redirect", "message"),
+    [("<&-", "standard input is closed"), (">&-", "standard output is closed"), ("> /dev/full", "No space left")],
+)
+def test_streams_that_are_of_no_use_are_said(work, redirect, message):
+    line = f"echo one. | {sys.executable} -m scripts.translate {work} {redirect}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {message}")
 
 
 @pytest.mark.slow
-def test_batches_give_what_single_lines_give_in_their_order(work):
-    model = Translator(*model_of(work))
-    lines = [" ".join(words) + " ." for words in [["one"], *sentences(9), ["one", "two"] * 5]]
-    apart = [model.translate([line])[0] for line in lines]
-    assert model.translate(lines) == apart
-    assert len(set(apart)) > 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chosen", ["bf16", "fp32"])
-def test_the_plugin_is_told_the_precision_as_it_is_loaded(work, monkeypatch, chosen):
+def test_the_plugin_is_told_the_precision_as_it_is_loaded(work, monkeypatch):
     monkeypatch.setenv(VARIABLE, "of the shell")
     told = []
     monkeypatch.setattr(translator, "load_plugin", lambda: told.append(os.environ[VARIABLE]))
-    Translator(*model_of(work), precision=chosen)
-    assert told == [chosen]
+    for precision in ("bf16", "fp32"):
+        Translator(*model_of(work), precision=precision)
+    assert told == ["bf16", "fp32"]
 
 
 @pytest.mark.slow
 def test_a_model_that_is_no_number_is_named(work, tmp_path):
-    checkpoint, dictionaries, languages, generate = model_of(work)
+    checkpoint, *others = model_of(work)
     state = torch.load(checkpoint, weights_only=False)
     for key, weights in state["model"].items():
         if key.startswith("decoder.") and weights.is_floating_point():
             weights.fill_(float("nan"))
     torch.save(state, tmp_path / "diverged.pt")
     with pytest.raises(UserError, match=r"diverged\.pt has no answer: .*take another checkpoint"):
-        Translator(tmp_path / "diverged.pt", dictionaries, languages, generate).translate(["one two"])
-
-
-@pytest.mark.parametrize(("closed", "message"), [("<&-", "input is closed"), (">&-", "output is closed")])
-def test_closed_streams_are_said(tmp_path, closed, message):
-    line = f"{sys.executable} -m scripts.translate {tmp_path} {closed}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: standard {message}")
-
-
-def test_lines_are_cleaned_as_in_preparation(capsys):
-    assert translate.read_text("\ufeffone\u200btwo\tthree\0\r\n".encode(), 7) == "one two three"
-    assert capsys.readouterr().err == "line 7: control characters became spaces\n"
+        Translator(tmp_path / "diverged.pt", *others).translate(["one two"])
 
 
 def model_of(work):
@@ -203,61 +204,51 @@ def model_of(work):
 
 
 def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
+    """One model has one way to be asked, by whichever name."""
     data = tmp_path / "iwslt14_de_en"
-    for name in ("binarised/dict.de.txt", "prepared/codes", "m/seed1/averaged/model.pt", "m/seed2/tuned/model.pt"):
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / name).touch()
-    generate = {"beam": 4, "lenpen": 1}
-    (data / "m" / "record.json").write_text(json.dumps({"best_seed": 2, "config": {"generate": generate}}))
-    found = find_trained(data / "m")
-    assert found.model == data / "m/seed2/tuned/model.pt"
-    assert (found.dictionaries, found.dataset) == (data / "binarised", "iwslt14_de_en")
-    assert codes_file(found.codes_folder, "de") == data / "prepared/codes"
-    assert found.generate == generate
+    best, first = data / "m/seed2/tuned/model.pt", data / "m/seed1/averaged/model.pt"
+    for path in (data / "binarised/dict.de.txt", data / "prepared/codes", first, best):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "best.pt").symlink_to(best)
 
-    settings = {"seed": 2, "subset": "test", "averaged": "3 by update", "beam": 4, "lenpen": 0.4}
-    (data / "m/seed2/hypotheses").mkdir()
-    (data / "m/seed2/hypotheses/generation.json").write_text(json.dumps({"settings": settings}))
-    assert find_trained(data / "m").generate == {"beam": 4, "lenpen": 0.4}
-    assert find_trained(data / "m/seed1").model == data / "m/seed1/averaged/model.pt"
-    assert find_trained(data / "m/seed1").generate == generate
+    def write(name: str, content: object) -> None:
+        (data / "m" / name).parent.mkdir(exist_ok=True)
+        (data / "m" / name).write_text(json.dumps(content))
 
-    # one model has one way to be asked, by whichever name
-    for name in ("m/seed2/tuned/model.pt", "m/seed2/tuned", "m/seed2", "m"):
-        found = find_trained(data / name)
-        assert (found.model, found.generate) == (data / "m/seed2/tuned/model.pt", {"beam": 4, "lenpen": 0.4})
-    (data / "m/seed2/checkpoints").mkdir()
-    (data / "m/seed2/checkpoints/checkpoint_best.pt").touch()
-    for name in ("m/seed2/checkpoints/checkpoint_best.pt", "m/seed2/checkpoints"):
-        assert find_trained(data / name).generate == {"beam": 4, "lenpen": 0.4}
-    assert find_trained(data / "m/seed1/averaged/model.pt").generate == generate
-    (tmp_path / "best.pt").symlink_to(data / "m/seed2/tuned/model.pt")
-    assert find_trained(tmp_path / "best.pt").generate == {"beam": 4, "lenpen": 0.4}
+    def found(*names: str) -> list[dict[str, object]]:
+        return [find_trained(tmp_path / name).generate for name in names]
 
+    of_the_config = {"beam": 4, "lenpen": 1}
+    write("record.json", {"best_seed": 2, "config": {"generate": of_the_config}})
+    for name, model in (("m", best), ("m/seed2", best), ("m/seed1", first)):
+        trained = find_trained(data / name)
+        assert (trained.model, trained.dictionaries, trained.dataset) == (model, data / "binarised", "iwslt14_de_en")
+        assert codes_file(trained.codes_folder, "de") == data / "prepared/codes"
+        assert trained.generate == of_the_config
+    settings = {"beam": 4, "lenpen": 0.4}
+    write("seed2/hypotheses/generation.json", {"settings": {"seed": 2, "subset": "test", "averaged": "no", **settings}})
+    write("seed2/checkpoints/checkpoint_best.pt", "")
+    run = "iwslt14_de_en/m"
+    of_the_best = [run, f"{run}/seed2", f"{run}/seed2/tuned", f"{run}/seed2/tuned/model.pt", "best.pt"]
+    of_the_best += [f"{run}/seed2/checkpoints", f"{run}/seed2/checkpoints/checkpoint_best.pt"]
+    assert found(*of_the_best) == [settings] * 7
     # what was tuned counts before the test set is translated, and where there is no record yet
-    (data / "m/seed1/tuned").mkdir()
-    (data / "m/seed1/tuned/tune.json").write_text('{"chosen": {"last": 3, "lenpen": 0.6, "max-len-b": null}}')
-    for name in ("m/seed1", "m/seed1/averaged/model.pt"):
-        assert find_trained(data / name).generate == generate | {"lenpen": 0.6}
-    (data / "m" / "record.json").unlink()
-    assert find_trained(data / "m/seed1/averaged").generate == {"lenpen": 0.6}
+    names = f"{run}/seed1", f"{run}/seed1/averaged/model.pt"
+    assert found(*names) == [of_the_config] * 2
+    write("seed1/tuned/tune.json", {"chosen": {"last": 3, "lenpen": 0.6, "max-len-b": None}})
+    assert found(*names) == [of_the_config | {"lenpen": 0.6}] * 2
+    (data / "m/record.json").unlink()
+    assert found(*names) == [{"lenpen": 0.6}] * 2
     with pytest.raises(UserError, match=r"m has no record\.json that says its best seed; give .* seed1, seed2"):
         find_trained(data / "m")
 
 
-def test_a_model_gives_one_text_by_each_of_its_names(work):
-    text = b"four two one six.\nfive one three two.\n"
-    checkpoints = work / "seed3" / "checkpoints"
-    found = {ask(path, text).stdout for path in (work, checkpoints, checkpoints / "checkpoint_best.pt")}
-    assert len(found) == 1
-    assert found.pop().decode().splitlines()[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("parted", ["subword_nmt", "sentencepiece", None])
-def test_every_door_gives_one_text(parted, tmp_path):
+def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
     """The run and its checkpoint to translate, generate, fairseq-interactive with generate's flags, ONNX, the hub."""
-    run = trained_run(tmp_path / "data", parted)
+    run = runs(parted)
     root, checkpoint = run.parent, run / "seed3" / "checkpoints" / "checkpoint_best.pt"
     steps = {"subword_nmt": ["tokenise", "bpe: {merges: 24}"], "sentencepiece": ["sentencepiece: {units: 30}"]}
     listed = "".join(f"  - {step}\n" for step in steps.get(parted, ["tokenise"]))
@@ -286,8 +277,7 @@ def test_every_door_gives_one_text(parted, tmp_path):
 
     raw = "".join(" ".join(words) + ".\n" for words in sentences(20)).encode()
     for path in (run, checkpoint):
-        done = ask(path, raw, "--dataset", str(dataset.file))
-        assert done.stdout.decode().splitlines() == [back(line) for line in output], done.stderr
+        assert ask(path, raw, "--dataset", str(dataset.file)) == [back(line) for line in output]
 
 
 @pytest.mark.parametrize(
@@ -317,14 +307,8 @@ def test_the_mark_between_sentences_goes_where_the_dataset_put_it(
         def translate(self, lines):
             return ["a ¶ b" for _ in lines]
 
-    dataset = Dataset(
-        name="d",
-        file=tmp_path,
-        kind=kind,
-        source="en_article",
-        target="en_summary",
-        steps=tuple(Step(name=name) for name in steps),
-    )
+    named = tuple(Step(name=name) for name in steps)
+    dataset = Dataset(name="d", file=tmp_path, kind=kind, source="en_article", target="en_summary", steps=named)
     monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
     monkeypatch.setattr(translate, "line_steps", lambda *given: str)
     monkeypatch.setattr(translate, "Translator", Model)
@@ -369,31 +353,25 @@ def test_characters_that_mean_something_to_us_come_back(names, tmp_path, capsys)
     assert capsys.readouterr().err.count("line 7: \u2581 became a space") == (2 if lost else 0)
     translate.note_signs(7, "a", "a </s> b", joined)
     assert "line 7: </s>: a sign of fairseq's" in capsys.readouterr().err
-
-
-def test_a_published_model_says_its_dataset_by_its_name(tmp_path):
-    for name in ("model.pt", "dict.en.txt", "dict.de.txt", "code"):
-        (tmp_path / name).touch()
-    (tmp_path / "manifest.json").write_text('{"name": "dynamicconv.glu.wmt16.en-de"}')
-    found = find_trained(tmp_path)
-    assert (found.model, found.dictionaries, found.dataset) == (tmp_path / "model.pt", tmp_path, "wmt16_en_de")
-    assert codes_file(found.codes_folder, "en") == tmp_path / "code"
-    assert found.generate == {}
+    assert translate.read_text("\ufeffone\u200btwo\tthree\0\r\n".encode(), 7) == "one two three"
+    assert capsys.readouterr().err == "line 7: control characters became spaces\n"
 
 
 def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
+    """A published model says its dataset by its name."""
     with pytest.raises(UserError, match=r"there is no .*nothing"):
         find_trained(tmp_path / "nothing")
-    with pytest.raises(UserError, match="holds no trained model"):
-        find_trained(tmp_path)
-    (tmp_path / "model.pt").touch()
-    with pytest.raises(UserError, match="--dictionaries"):
-        find_trained(tmp_path / "model.pt")
-    (tmp_path / "dict.en.txt").touch()
-    with pytest.raises(UserError, match="--dataset"):
-        find_trained(tmp_path)
+    for name, lacking in (("model.pt", "holds no trained"), ("dict.en.txt", "--dictionaries"), ("code", "--dataset")):
+        with pytest.raises(UserError, match=lacking):
+            find_trained(tmp_path)
+        (tmp_path / name).touch()
     found = find_trained(tmp_path, dataset="wmt16_en_de")
-    with pytest.raises(UserError, match="--codes"):
-        codes_file(found.codes_folder, "en")
     with pytest.raises(UserError, match=r"there is no .*dict\.de\.txt"):
         Translator(found.model, found.dictionaries, ("en", "de"), {})
+    (tmp_path / "manifest.json").write_text('{"name": "dynamicconv.glu.wmt16.en-de"}')
+    found = find_trained(tmp_path)
+    assert (found.model, found.dictionaries, found.dataset) == (tmp_path / "model.pt", tmp_path, "wmt16_en_de")
+    assert (codes_file(found.codes_folder, "en"), found.generate) == (tmp_path / "code", {})
+    (tmp_path / "code").unlink()
+    with pytest.raises(UserError, match="--codes"):
+        codes_file(found.codes_folder, "en")
