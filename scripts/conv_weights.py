@@ -76,11 +76,10 @@ class Reader:
 
     def sentence(self, source: str, target: str | None = None) -> dict[str, Any]:
         """A sentence given as text. Without ``target`` the decoder reads the model's own translation."""
-        texts = dict(zip(self.sides, (source, target), strict=False))
+        texts = {side: text for side, text in zip(self.sides, (source, target), strict=False) if text is not None}
         numbers = {
             side: self.dictionaries[side].encode_line(text, add_if_not_exist=False).long()
             for side, text in texts.items()
-            if text is not None
         }
         if "decoder" not in numbers:
             numbers["decoder"] = self._translate(numbers["encoder"])
@@ -90,12 +89,11 @@ class Reader:
         """The sentence, with its reference, on line ``number`` (from 1 on) of a binarised subset."""
         from fairseq.data import data_utils
 
-        names = {"decoder": subset}
+        names, numbers = {"decoder": subset}, {}
         if self.sides == SIDES:
-            languages = self.task.args if hasattr(self.task, "args") else self.task.cfg
-            pair = (languages.source_lang, languages.target_lang)
-            names = {side: f"{subset}.{'-'.join(pair)}.{language}" for side, language in zip(SIDES, pair, strict=True)}
-        numbers = {}
+            of = self.task.args if hasattr(self.task, "args") else self.task.cfg
+            pair = f"{subset}.{of.source_lang}-{of.target_lang}"
+            names = {"encoder": f"{pair}.{of.source_lang}", "decoder": f"{pair}.{of.target_lang}"}
         for side, name in names.items():
             content = data_utils.load_indexed_dataset(str(self.data / name), self.dictionaries[side])
             if content is None:
@@ -117,8 +115,8 @@ class Reader:
         import torch
 
         found: list[Kernels] = []
-        places = {module: name for name, module in self.model.named_modules() if hasattr(module, "kernels")}
-        if not places:
+        modules = {module: name for name, module in self.model.named_modules() if hasattr(module, "kernels")}
+        if not modules:
             raise UserError(
                 f"no kernels to show: this {type(self.model).__name__} has no LightConv, DynamicConv or self-attention "
                 "of the plugin's in it"
@@ -127,21 +125,19 @@ class Reader:
         def note(module: Any, inputs: tuple, options: dict[str, Any], _out: object) -> None:
             weights = module.kernels(inputs[0] if options.get("query") is None else options["query"])
             weights = weights[:, 0] if weights.dim() == 4 else weights  # the one sentence of the batch
-            place = re.search(r"(encoder|decoder)\.layers\.(\d+)", places[module])
-            assert place, places[module]
+            side, layer = re.findall(r"(encoder|decoder)\.layers\.(\d+)", modules[module])[0]
             width = weights.shape[-1]
             first = 1 - width if module.causal else -(width // 2)
             normalization = getattr(module, "normalization", "softmax")
             of = (weights.float().numpy(), range(first, first + width), normalization, type(module).__name__)
-            found.append(Kernels(place[1], int(place[2]) + 1, *of))
+            found.append(Kernels(side, int(layer) + 1, *of))
 
-        for module in places:
+        for module in modules:
             module.register_forward_hook(note, with_kwargs=True)
-        target = sentence["decoder"][None]
-        given = {"src_tokens": target}
+        given = {"src_tokens": sentence["decoder"][None]}
         if (source := sentence.get("encoder")) is not None:
             given = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}
-            given |= {"prev_output_tokens": target}
+            given["prev_output_tokens"] = sentence["decoder"][None]
         with torch.no_grad():
             self.model(**given)
         return found
@@ -169,13 +165,13 @@ def draw(kernels: Sequence[Kernels], words: Mapping[str, Sequence[str]], out: Pa
     """Draw the predicted kernels of each layer, a panel a head, and the learnt ones, a panel a layer."""
     strips: list[tuple[Kernels, list[tuple[str, Any]], list[str]]] = []  # panels are titles and weights; names of rows
     for layer in kernels:
+        heads = [f"head {h + 1}" for h in range(layer.weights.shape[-2])]
         if layer.predicted:
             rows = [word if len(word) <= LONGEST else word[: LONGEST - 1] + "…" for word in words[layer.side]]
-            panels = [(f"head {h + 1}", layer.weights[:, h]) for h in range(layer.weights.shape[1])]
+            panels = [(head, layer.weights[:, h]) for h, head in enumerate(heads)]
             strips += [(layer, panels[start : start + PANELS], rows) for start in range(0, len(panels), PANELS)]
         else:
-            rows = [f"head {h + 1}" for h in range(len(layer.weights))]
-            strips.append((layer, [("every position", layer.weights)], rows))
+            strips.append((layer, [("every position", layer.weights)], heads))
     heights = [1.1 + 0.15 * len(rows) for *_, rows in strips]  # inches
     width = 2.5 + 1.6 * max(len(panels) for _, panels, _ in strips)
     with open_figure(out, width=max(width, 5.0), height=sum(heights)) as figure:
@@ -198,12 +194,11 @@ def _draw_strip(part: Any, layer: Kernels, panels: Sequence[tuple[str, Any]], ro
         place.set_title(name, fontsize=8)
         place.set_xticks(sorted({offsets[0], 0, offsets[-1]}))
         place.tick_params(labelsize=7, length=2)
-        if layer.predicted:  # beyond these lines an offset leaves the sentence
-            for edge in (-0.5, len(rows) - 0.5):
-                border = [edge - row for row in range(len(rows) + 1)]
-                lines = [row - 0.5 for row in range(len(rows) + 1)]
-                place.step(border, lines, color="black" if least < 0 else "red", lw=0.8, where="pre")
-            place.set(xlim=extent[:2], ylim=extent[2:])
+        for edge in (-0.5, len(rows) - 0.5) if layer.predicted else ():  # beyond, an offset leaves the sentence
+            border = [edge - row for row in range(len(rows) + 1)]
+            lines = [row - 0.5 for row in range(len(rows) + 1)]
+            place.step(border, lines, color="black" if least < 0 else "red", lw=0.8, where="pre")
+        place.set(xlim=extent[:2], ylim=extent[2:])
     axes[0].set_yticks(range(len(rows)), rows, parse_math=False)
     axes[0].set_xlabel("offset of the input", fontsize=7)
     bar = part.colorbar(image, ax=axes)

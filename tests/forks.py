@@ -12,7 +12,6 @@ another start of Python (options, variables of Python's or OpenMP's) gets Python
 import atexit
 import contextlib
 import copy
-import ctypes
 import fcntl
 import functools
 import gc
@@ -45,7 +44,6 @@ HARMLESS = (
     "PYTHONWARNINGS=ignore:semaphore_tracker:UserWarning",  # fairseq's iterators of batches do
 )
 FILES = 512  # numbers of files that a command may have
-HUGE_PAGE, MADV_COLLAPSE = 1 << 21, 25
 
 
 @contextlib.contextmanager
@@ -81,20 +79,9 @@ def _executable(folder: Path, modules: Sequence[str]) -> Iterator[str]:
 
 
 def ready_to_fork() -> None:
-    """Make the forks of this process cheap: with 400 MB in pages of 4 kB each takes three times as long.
-
-    Garbage collections leave out what is there now: they would touch, and so copy, all of it. Its memory moves into
-    huge pages. Kernels before 6.1 refuse that, and so do the stacks of threads; their pages stay as they are.
-    """
+    """Have garbage collections leave out what is there now: a fork would touch, and so copy, all of it."""
     gc.collect()
     gc.freeze()
-    madvise = ctypes.CDLL(None).madvise
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, *_, name = f"{line} ".split(" ", 5)
-        start, end = (int(address, 16) for address in place.split("-"))
-        start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
-        if rights == "rw-p" and name.strip() in ("", "[heap]") and end > start:
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def wait_for_no_disk() -> None:

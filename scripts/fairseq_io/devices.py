@@ -1,6 +1,7 @@
 """The devices that training runs on, and the tokens of an update on each."""
 
 import functools
+import json
 import os
 import re
 import sys
@@ -16,12 +17,6 @@ from scripts.common.process import ask_python
 from scripts.common.provenance import available_cores
 
 LOCKS = Path("/tmp")  # and by the GPUs' UUIDs: $TMPDIR, and their numbers, may be a job's own
-_ASK = """
-import torch
-cuda = torch.cuda.is_available()
-print(cuda and torch.cuda.is_bf16_supported(including_emulation=False))
-print(*(torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count() if cuda else 0)))
-"""
 
 
 @dataclass(frozen=True)
@@ -49,13 +44,11 @@ class Devices:
 @functools.cache
 def _installed() -> tuple[tuple[str, ...], bool]:
     """The UUIDs of the GPUs that torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
-    bf16_and_gpus, warnings = ask_python(
-        "-c", _ASK, failed="torch does not tell the GPUs (scripts/setup.sh installs it)"
-    )
-    bf16, *gpus = bf16_and_gpus.split()
+    said, warnings = ask_python("-m", __name__, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
+    bf16, gpus = json.loads(said)
     if not gpus and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
         print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)
-    return tuple(gpus), bf16 == "True"
+    return tuple(gpus), bf16
 
 
 def find_devices(
@@ -168,3 +161,16 @@ def launcher(devices: Devices) -> list[str]:
         f"--master-addr={host}",
         f"--master-port={port}",
     ]
+
+
+def _ask_torch() -> tuple[bool, list[str]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return False, []
+    gpus = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    return torch.cuda.is_bf16_supported(including_emulation=False), gpus
+
+
+if __name__ == "__main__":
+    print(json.dumps(_ask_torch()))

@@ -1,5 +1,6 @@
 """Files that this project did not write stay as they are, whatever runs, is killed and runs again."""
 
+import functools
 import itertools
 import json
 import os
@@ -77,123 +78,68 @@ def fake_run_logged(
         on_line(line)
 
 
-def given_files(root: Path) -> None:
-    """Write what the commands start from, in a folder that is not theirs."""
-    given = root / "given"
-    for name in ("text", "data", "checkpoints", "prepared/raw"):
-        (given / name).mkdir(parents=True)
-    for language in ("en", "de"):
-        lines = "".join(f"{language} number {n} of some lines\n" for n in range(60))
-        (given / "text" / f"train.{language}").write_text(lines)
-        (given / "prepared" / "raw" / f"test.{language}").write_text("b\n")
-        for name in (f"dict.{language}.txt", f"train.en-de.{language}.idx"):
-            (given / "data" / name).write_text(name)
+def given_files(given: Path, turn: int) -> None:
+    """Write what the commands start from, in a folder that is not theirs; ``turn`` changes it."""
+    lines = {side: "".join(f"{side} number {n} of some lines\n" for n in range(60)) for side in ("en", "de")}
+    loss = "t t | INFO | train_inner | " + json.dumps({"loss": "2.5", "num_updates": "1"})
+    config = CONFIG.replace("arch: a", f"arch: a{turn}")
+    files = {
+        "own.yaml": DATASET.replace("merges: 10", f"merges: {10 + turn}"),
+        "model.yaml": config,
+        "lm.yaml": f"{config}score: {{metric: perplexity}}\n",
+        "text/train.en": lines["en"],
+        "text/train.de": lines["de"].replace("some", f"some{turn}"),
+        **{f"prepared/{part}.{side}": f"a {part} {side}\n" for part in ("train", "valid", "test") for side in lines},
+        **{f"prepared/raw/test.{side}": "b\n" for side in lines},
+        **{
+            f"data/{name}.{side}{end}": ""
+            for side in lines
+            for name, end in (("dict", ".txt"), ("train.en-de", ".idx"))
+        },
+        **{f"hypotheses/{name}": "b\n" for name in ("hypotheses.tok", "reference.tok")},
+        "hypotheses/generation.json": json.dumps({"settings": {}}),
+        "run/seed1/scores/test/scores.json": json.dumps({"bleu": 1.0, "details": {}, "signature": "s"}),
+        "train.log": f"{loss}\n",
+    }
+    for name, text in files.items():
+        path = given / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
     for update in (1, 2):
-        torch.save({"model": {"w": torch.ones(1)}}, given / "checkpoints" / f"checkpoint_1_{update}.pt")
-    loss = {"loss": "2.5", "num_updates": "1"}
-    (given / "train.log").write_text("t t | INFO | train_inner | " + json.dumps(loss) + "\n")
-    (given / "own.yaml").write_text(DATASET)
-    (given / "model.yaml").write_text(CONFIG)
-    (given / "lm.yaml").write_text(CONFIG + "score: {metric: perplexity}\n")
-    scores = {"bleu": 1.0, "details": {}, "signature": "s"}
-    for path, content in (
-        ("run/seed1/scores/test/scores.json", scores),
-        ("hypotheses/generation.json", {"settings": {}}),
-        ("own/raw/manifest.json", {}),
-    ):
-        (given / path).parent.mkdir(parents=True, exist_ok=True)
-        (given / path).write_text(json.dumps(content))
-    for name in ("hypotheses.tok", "reference.tok"):
-        (given / "hypotheses" / name).write_text("b\n")
+        path = given / "checkpoints" / f"checkpoint_1_{update}.pt"
+        path.parent.mkdir(exist_ok=True)
+        torch.save({"model": {"w": torch.ones(1)}}, path)
 
 
-def call(main: Callable[[], None], *arguments: object) -> None:
-    sys.argv = ["command", *map(str, arguments)]
-    main()
+def draw(out: str) -> None:
+    draw_losses({"a": {1: read_log_file(Path("train.log"))}}, Path(out))
 
 
-# Each command as a user gives it, writing to `out` or beside it; `turn` changes what it is made from.
-def own_text(given: Path, out: Path, turn: int) -> None:
-    sides = ["--src", given / "text" / "train.en", "--tgt", given / "text" / "train.de"]
-    merges = given / "own.yaml"
-    merges.write_text(DATASET.replace("merges: 10", f"merges: {10 + turn}"))
-    call(data_prep_command.main, merges, *sides, "--out", out, "--workers", 1)
+TRAINED = "--data data --model checkpoints/checkpoint_1_1.pt"
+# each as a user gives it in the folder of what is given, writing to `out` or beside it
+COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
+    "data_prep": (data_prep_command.main, "own.yaml --src text/train.en --tgt text/train.de --workers 1 --out OUT"),
+    "download": (download.main, "own.yaml --raw text --out OUT"),
+    "prepare": (prepare.main, "own.yaml --raw text --workers 1 --out OUT"),
+    "binarise": (binarise.main, "own.yaml --prepared prepared --out OUT"),
+    "train": (train.main, "model.yaml --data data --out OUT"),
+    "average": (average.main, "--checkpoints checkpoints --last 2 --by update --out OUT/model.pt"),
+    "generate": (generate.main, f"model.yaml {TRAINED} --out OUT"),
+    "evaluate": (evaluate.main, f"lm.yaml {TRAINED} --out OUT"),
+    "score": (
+        score.main,
+        "model.yaml --hypotheses hypotheses --prepared prepared --baseline hypotheses --out OUT",
+    ),
+    "select": (select.main, "model.yaml --run run --out OUT"),
+    "table": (table.main, "1 --work work --out OUT"),
+    "draw": (lambda: draw(sys.argv[1]), "OUT/loss.png"),
+}
 
 
-def download_alone(given: Path, out: Path, turn: int) -> None:
-    call(download.main, given / "own.yaml", "--raw", given / "text", "--out", out)
-
-
-def prepare_alone(given: Path, out: Path, turn: int) -> None:
-    raw = given / "text"
-    (raw / "train.de").write_text((raw / "train.de").read_text().replace("some", f"some{turn}"))
-    call(prepare.main, given / "own.yaml", "--raw", raw, "--out", out, "--workers", 1)
-
-
-def binarise_alone(given: Path, out: Path, turn: int) -> None:
-    ready = given / "ready"
-    ready.mkdir(exist_ok=True)
-    for part in ("train", "valid", "test"):
-        for language in ("en", "de"):
-            (ready / f"{part}.{language}").write_text(f"a {part} {language}\n")
-    call(binarise.main, given / "own.yaml", "--prepared", ready, "--out", out)
-
-
-def train_model(given: Path, out: Path, turn: int) -> None:
-    (given / "model.yaml").write_text(CONFIG.replace("arch: a", f"arch: a{turn}"))
-    call(train.main, given / "model.yaml", "--data", given / "data", "--out", out)
-
-
-def average_model(given: Path, out: Path, turn: int) -> None:
-    call(average.main, "--checkpoints", given / "checkpoints", "--out", out / "model.pt", "--last", 2, "--by", "update")
-
-
-def generate_test(given: Path, out: Path, turn: int) -> None:
-    model = given / "checkpoints" / "checkpoint_1_1.pt"
-    call(generate.main, given / "model.yaml", "--data", given / "data", "--model", model, "--out", out)
-
-
-def evaluate_test(given: Path, out: Path, turn: int) -> None:
-    model = given / "checkpoints" / "checkpoint_1_1.pt"
-    call(evaluate.main, given / "lm.yaml", "--data", given / "data", "--model", model, "--out", out)
-
-
-def score_test(given: Path, out: Path, turn: int) -> None:
-    where = ["--hypotheses", given / "hypotheses", "--prepared", given / "prepared"]
-    call(score.main, given / "model.yaml", *where, "--out", out, "--baseline", given / "hypotheses")
-
-
-def select_best(given: Path, out: Path, turn: int) -> None:
-    call(select.main, given / "model.yaml", "--run", given / "run", "--out", out)
-
-
-def print_table(given: Path, out: Path, turn: int) -> None:
-    call(table.main, 1, "--work", given / "work", "--out", out)
-
-
-def draw_loss(given: Path, out: Path, turn: int) -> None:
-    draw_losses({"a": {1: read_log_file(given / "train.log")}}, out / "loss.png")
-
-
-COMMANDS = [
-    own_text,
-    download_alone,
-    prepare_alone,
-    binarise_alone,
-    train_model,
-    average_model,
-    generate_test,
-    evaluate_test,
-    score_test,
-    select_best,
-    print_table,
-    draw_loss,
-]
-Command = Callable[[Path, Path, int], None]
-
-
-def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -> int:
+def in_a_process(command: str, root: Path, turn: int, kill_at: int | None) -> int:
     """Run a command in a process that is killed at its ``kill_at``-th rename; returns its exit status."""
+    main, line = COMMANDS[command]
 
     def child() -> None:
         os.setsid()
@@ -207,41 +153,37 @@ def in_a_process(command: Command, root: Path, turn: int, kill_at: int | None) -
         pipeline._run_command = stage  # type: ignore[assignment]  # so that the commands of a pipeline are killed too
         for module in (binarise, train, generation_log, perplexity):
             module.run_logged = fake_run_logged  # type: ignore[attr-defined]
+        os.chdir(root / "given")
+        sys.argv = ["command", *line.replace("OUT", str(root / "made" / "out")).split()]
         try:
-            run_command(lambda: command(root / "given", root / "made" / "out", turn))
+            run_command(main)
         except SystemExit as ended:
             print(ended, flush=True)
             os._exit(REFUSED if ended.code else 0)
         os._exit(0)
 
+    given_files(root / "given", turn)
+    (root / "made").mkdir(exist_ok=True)
     renames = itertools.count(1)
     status = killed_at(child, lambda target: "before" if next(renames) == kill_at else None)
     assert status in (0, REFUSED, -signal.SIGKILL), (root / "said").read_text()
     return status
 
 
-def prepared(root: Path) -> Path:
-    given_files(root)
-    (root / "made").mkdir()
-    return root
-
-
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Command], list[Path]]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]]:
     """The places that a command writes to, relative to the folder ``made``, and the usual names beside them."""
-    found: dict[Command, list[Path]] = {}
 
-    def of(command: Command) -> list[Path]:
-        if command not in found:
-            root = prepared(tmp_path_factory.mktemp("clean"))
-            for turn in (0, 1):
-                assert in_a_process(command, root, turn, None) == 0, (root / "said").read_text()
-            made = root / "made"
-            written = sorted(path.relative_to(made) for path in made.rglob("*"))
-            assert any(path.name == LEDGER for path in written)
-            beside = [path.with_name(f"{path.name}.{ending}") for path in written for ending in NEAR]
-            found[command] = [path for path in [*written, *beside] if path.name != LEDGER]
-        return found[command]
+    @functools.cache
+    def of(command: str) -> list[Path]:
+        root = tmp_path_factory.mktemp("clean")
+        for turn in (0, 1):
+            assert in_a_process(command, root, turn, None) == 0, (root / "said").read_text()
+        made = root / "made"
+        written = sorted(path.relative_to(made) for path in made.rglob("*"))
+        assert any(path.name == LEDGER for path in written)
+        beside = [path.with_name(f"{path.name}.{ending}") for path in written for ending in NEAR]
+        return [path for path in [*written, *beside] if path.name != LEDGER]
 
     return of
 
@@ -262,11 +204,11 @@ def unchanged(foreign: dict[Path, bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+@pytest.mark.parametrize("command", COMMANDS)
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_foreign_files_stay(command, places, tmp_path_factory, data):
-    root = prepared(tmp_path_factory.mktemp("walk"))
+    root = tmp_path_factory.mktemp("walk")
     foreign: dict[Path, bytes] = {}
     for path in data.draw(st.lists(st.sampled_from(places(command)), max_size=2, unique=True), label="in the way"):
         plant(root / "made" / path, foreign)
@@ -281,11 +223,9 @@ def test_foreign_files_stay(command, places, tmp_path_factory, data):
         unchanged(foreign)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_killed_command_leaves_no_scratch_once_it_has_run_again(command, tmp_path):
-    root = prepared(tmp_path)
     for kill_at in (1, 2, 3, 5, 8):
-        in_a_process(command, root, 0, kill_at)
-    assert in_a_process(command, root, 0, None) == 0, (root / "said").read_text()
-    left = [path for path in (root / "made").rglob("*") if ownership.scratch_for(path) is not None]
-    assert left == []
+        in_a_process(command, tmp_path, 0, kill_at)
+    assert in_a_process(command, tmp_path, 0, None) == 0, (tmp_path / "said").read_text()
+    assert [path for path in (tmp_path / "made").rglob("*") if ownership.scratch_for(path) is not None] == []

@@ -65,13 +65,6 @@ def test_reduced_precision_is_averaged_in_float32(tmp_path_factory, rows):
     torch.testing.assert_close(model["d"], exact, rtol=1e-14, atol=1e-12)
 
 
-def test_the_inputs_on_disk_stay_as_they_are(tmp_path):
-    paths = [save(tmp_path / f"checkpoint{n}.pt", {"w": torch.full((4,), float(n))}) for n in (1, 2)]
-    before = [path.read_bytes() for path in paths]
-    average.average(paths)
-    assert [path.read_bytes() for path in paths] == before
-
-
 def test_only_one_checkpoint_is_open_at_a_time(tmp_path, monkeypatch):
     paths = [save(tmp_path / f"checkpoint{n}.pt", {"w": torch.ones(8)}) for n in range(5)]
     seen: list[weakref.ref] = []
@@ -96,14 +89,11 @@ def test_the_newest_by_number_not_by_name(tmp_path):
     (tmp_path / "checkpoint_best.pt").touch()
     assert [path.stem for path in average.choose(tmp_path, 2, "update")] == ["checkpoint_2_1000", "checkpoint_2_1100"]
     assert [path.stem for path in average.choose(tmp_path, 2, "epoch")] == ["checkpoint3", "checkpoint12"]
-    with pytest.raises(
-        UserError, match=r"holds 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected"
-    ) as few:
+    held = r"holds 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected at least 3; "
+    advice = "ask for at most 2 with --last, or take --by update, of which there are 3, or train again"
+    with pytest.raises(UserError, match=held + advice):
         average.choose(tmp_path, 3, "epoch")
-    assert "ask for at most 2 with --last, or take --by update, of which there are 3, or train again" in str(few.value)
-    with pytest.raises(
-        UserError, match=r"expected at least 4; ask for at most 3 .*keep-interval-updates, if it is set, 4 or"
-    ):
+    with pytest.raises(UserError, match=r"at least 4; ask for at most 3 .*keep-interval-updates, if it is set, 4 or"):
         average.choose(tmp_path, 4, "update")
     with pytest.raises(UserError, match="no folder"):
         average.choose(tmp_path / "nowhere", 1, "epoch")
@@ -118,38 +108,18 @@ def test_models_that_do_not_agree_are_refused(tmp_path):
 
 
 class Evil:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
+    """Its file would run code."""
 
     def __reduce__(self):
-        return os.system, (f"touch {self.marker}",)
+        return os.mkdir, ("ran",)
 
 
-def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path):
-    path, marker = tmp_path / "checkpoint1.pt", tmp_path / "ran"
-    torch.save({"model": {"w": torch.ones(1)}, "args": Evil(marker)}, path)
-    with pytest.raises(UserError, match=r"refused to load .*system"):
-        average.average([path])
-    assert not marker.exists()
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.9, 0.999])
 def test_a_file_cut_short_is_refused(tmp_path, share):
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
     whole = path.read_bytes()
-    assert checkpoints.damage(path) is None
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(UserError, match="cut short"):
-        average.average([path])
-
-
-def test_a_flipped_byte_is_noticed(tmp_path):
-    path = save(tmp_path / "checkpoint1.pt", {"w": torch.arange(1000.0)})
-    whole = bytearray(path.read_bytes())
-    place = whole.index(torch.tensor(500.0).numpy().tobytes() + torch.tensor(501.0).numpy().tobytes())
-    whole[place] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(UserError, match="checksum"):
         average.average([path])
 
 
@@ -182,12 +152,17 @@ def test_any_flipped_bit_is_a_sentence_or_changes_nothing(tmp_path):
     assert refused > 50
 
 
-@pytest.mark.parametrize("held", [fractions.Fraction(1, 2), b"".join, slice(1)])
-def test_what_is_no_data_is_refused_without_advice_to_trust_it(held, tmp_path):
+NO_DATA = {"Fraction": fractions.Fraction(1, 2), "getattr": b"".join, "slice": slice(1), "mkdir": Evil()}
+
+
+@pytest.mark.parametrize("named", NO_DATA)
+def test_what_is_no_data_is_refused_without_advice_to_trust_it(named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(1)})
-    torch.save(torch.load(path, weights_only=False) | {"args": held}, path)
-    with pytest.raises(UserError, match="refused to load") as caught:
-        checkpoints.load(path)
+    torch.save(torch.load(path, weights_only=False) | {"args": NO_DATA[named]}, path)
+    with pytest.raises(UserError, match=f"refused to load .*{named}") as caught:
+        average.average([path])
+    assert not (tmp_path / "ran").exists()
     printed = "".join(traceback.format_exception(caught.value))
     assert "weights_only" not in printed.lower()
     assert "only if you" not in printed
@@ -219,21 +194,15 @@ def test_repair_goes_on_from_the_newest_whole_checkpoint(tmp_path):
     assert checkpoints.repair_last(tmp_path) is None
 
     last.write_bytes(last.read_bytes()[:-50])
-    said = checkpoints.repair_last(tmp_path)
-    assert said is not None
-    assert "Going on from checkpoint_1_1000.pt (1,000 updates)" in said
+    assert "Going on from checkpoint_1_1000.pt (1,000 updates)" in str(checkpoints.repair_last(tmp_path))
     assert checkpoints.load(last)["model"]["w"].tolist() == [1000.0, 1000.0]
     assert (tmp_path / "checkpoint_last.pt.1.old").exists()
 
     last.unlink()
     (tmp_path / "checkpoint_1_1000.pt").write_bytes(b"PK")
-    said = checkpoints.repair_last(tmp_path)
-    assert said is not None
-    assert "does not exist. Going on from checkpoint_1_200.pt" in said
+    assert "does not exist. Going on from checkpoint_1_200.pt" in str(checkpoints.repair_last(tmp_path))
 
-
-def test_repair_never_lets_training_start_anew_over_damaged_checkpoints(tmp_path):
-    assert checkpoints.repair_last(tmp_path) is None
-    (tmp_path / "checkpoint_last.pt").write_bytes(b"")
+    for path in tmp_path.glob("checkpoint*"):  # a training never starts anew over damaged checkpoints
+        path.write_bytes(b"")
     with pytest.raises(UserError, match="Move the folder away"):
         checkpoints.repair_last(tmp_path)

@@ -55,8 +55,7 @@ def call(monkeypatch, *arguments: object) -> None:
     own_text.main()
 
 
-@pytest.mark.parametrize("language", WORDS)
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("language", "turned"), [("zh", False), ("ja", True), ("th", False), ("de", True)])
 def test_nothing_of_a_good_text_is_lost(language, turned, checkout, monkeypatch, capsys):
     foreign, english = corpus(checkout, language)
     sides = [(foreign, language), (english, "en")]
