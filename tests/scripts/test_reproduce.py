@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scripts.pipeline.config import load_config
-from scripts.pipeline.stamp import NAME, digest_data, fingerprint
+from scripts.pipeline.pipeline import STAMP, digest_data, fingerprint
 from tests.scripts.stand_in import CHECKOUT, CONFIG, DATASET, ONE_SEED, Place
 
 
@@ -55,7 +55,7 @@ def test_the_record_holds_what_a_figure_rests_on(place):
         (lambda p: p.dataset(DATASET + "binarise: {joined_dictionary: true}\n"), "binarise"),
         (lambda p: (p.stage_folder("prepare") / "half").write_text("something longer"), "prepare"),
         (lambda p: (p.stage_folder("generate:1") / "generation.json").unlink(), "generate:1"),
-        (lambda p: (p.stage_folder("score:1") / NAME).write_text("{"), "score:1"),
+        (lambda p: (p.stage_folder("score:1") / STAMP).write_text("{"), "score:1"),
     ],
 )
 def test_a_change_runs_its_stage_and_all_after_it(place, change, first):
@@ -134,7 +134,7 @@ def test_a_stage_that_fails_leaves_the_earlier_ones_and_is_not_done(place):
     assert "the stage average (seed 1) ended with status 1" in err
     assert "kept: once what is said above is mended, the same command goes on from there" in err
     assert place.ran() == ["train:1", "average:1"]
-    assert not (place.stage_folder("average:1") / NAME).exists()
+    assert not (place.stage_folder("average:1") / STAMP).exists()
     assert "average:1" not in place.record()["stages"]
     assert place.run()[0] == 0
     assert place.ran() == ["average:1", "generate:1", "score:1"]
@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on_with_the_stage_it_was_in(place, how):
     process.send_signal(how)
     process.communicate(timeout=20)
     assert process.returncode != 0
-    assert not (place.stage_folder("generate:1") / NAME).exists()
+    assert not (place.stage_folder("generate:1") / STAMP).exists()
     status, _, err = place.run()
     assert status == 0, err
     assert place.ran() == ["generate:1", "score:1"]
@@ -244,7 +244,7 @@ import sys
 from pathlib import Path
 from scripts.common.files import write_json
 from scripts.pipeline.config import load_config
-from scripts.pipeline.stamp import digest_data, fingerprint
+from scripts.pipeline.pipeline import digest_data, fingerprint
 seed, data, out = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--seed", "--data", "--out"))
 if seed == "1":
     of = load_config(Path(sys.argv[1])).training(1) | {"data": digest_data(Path(data))}

@@ -32,7 +32,7 @@ import os, sys
 from pathlib import Path
 from scripts.common.files import write_json, write_lines
 from scripts.pipeline.config import load_config
-from scripts.pipeline.stamp import digest_data, fingerprint
+from scripts.pipeline.pipeline import digest_data, fingerprint
 config, out = load_config(Path(sys.argv[1])), Path(sys.argv[sys.argv.index("--out") + 1])
 lr = config.train.get("lr", 9)
 with open(os.environ["RAN"], "a") as f:

@@ -15,7 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
-from scripts.pipeline.stamp import digest_data
+from scripts.pipeline.pipeline import digest_data
 from scripts.suite import __main__ as command_line
 from scripts.suite import overlap, page
 from scripts.suite.__main__ import overview, reproduce
