@@ -24,11 +24,11 @@ from scripts.common import CHECKOUT, ownership
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.lock import folder_lock
-from scripts.common.process import child, python_module
 from scripts.fairseq_io.devices import find_devices, reserve_gpus
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
+from scripts.tables.records import as_text, read_record
 
 
 def choose_stages(first: str, last: str) -> list[str]:
@@ -114,9 +114,7 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
     if not any(run.stages[key].name in ("score", "speed") for key in run.completed()):
         raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
     print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
-    with child([*python_module("scripts.table"), str(run.record)]) as process:
-        if process.wait() != 0:
-            raise UserError("the stage table failed; it has said why above")
+    print(as_text([read_record(run.record)]))
 
 
 def main() -> None:
