@@ -34,8 +34,7 @@ from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.lock import folder_lock
-from scripts.pipeline.pipeline import Pipeline
-from scripts.pipeline.stamp import fingerprint_files
+from scripts.pipeline.pipeline import Pipeline, fingerprint_files
 
 STAGES = (*NAMES, "report")
 

@@ -27,7 +27,7 @@ from scripts.common.command import run_command
 from scripts.common.files import atomic_folder, digest, work_folder
 from scripts.common.lock import output_lock
 from scripts.common.provenance import package_versions
-from scripts.pipeline.stamp import fingerprint
+from scripts.pipeline.pipeline import fingerprint
 
 _PACKAGE = Path(__file__).parent
 _PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on

@@ -30,9 +30,8 @@ from scripts.fairseq_io.models import (
     without_memory,
 )
 from scripts.fairseq_io.precision import check_precision
-from scripts.pipeline.config import Config, combinations, config_parser, given_config
-from scripts.pipeline.schema import PRECISIONS
-from scripts.reproduce.layout import baseline_config
+from scripts.pipeline.config import PRECISIONS, Config, combinations, config_parser, given_config
+from scripts.reproduce.run import baseline_config
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.metrics import Side, evaluate, measures
 

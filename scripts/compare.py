@@ -14,9 +14,8 @@ from scripts.common.errors import UserError
 from scripts.common.terminal import aligned, clock
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import TrainLog, read_log_file
-from scripts.reproduce.record import lookup, read_record
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
-from scripts.tables.records import EMPTY, best_seed, metric, number, spread, tested
+from scripts.tables.records import EMPTY, best_seed, lookup, metric, number, read_record, spread, tested
 
 # what may explain a difference between runs, beside their configurations
 _CIRCUMSTANCES = ("backend", "versions", "machine", "git.commit")

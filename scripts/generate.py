@@ -22,8 +22,7 @@ from scripts.fairseq_io.generation import (
 )
 from scripts.fairseq_io.inputs import add_prepared, chosen_settings, model_parser
 from scripts.fairseq_io.precision import take_search_precision
-from scripts.pipeline.config import given_config
-from scripts.pipeline.schema import PRECISIONS
+from scripts.pipeline.config import PRECISIONS, given_config
 
 
 def main() -> None:

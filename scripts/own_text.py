@@ -29,7 +29,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.devices import find_devices
-from scripts.reproduce.layout import RESERVED
+from scripts.reproduce.run import RESERVED
 from scripts.scoring.metrics import tokeniser
 
 _SAMPLE = 100_000  # pairs that are looked at closely; all are counted

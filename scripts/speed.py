@@ -24,7 +24,7 @@ from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.pipeline.config import Config, config_parser, given_config
-from scripts.reproduce.layout import baseline_config, model_file, seed_root, tuning_file
+from scripts.reproduce.run import baseline_config, model_file, seed_root, tuning_file
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
 # a fixed length takes the place of these

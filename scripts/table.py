@@ -14,10 +14,10 @@ from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_file
-from scripts.reproduce.record import read_record
 from scripts.tables import plot, records
 from scripts.tables.measured import Measured
 from scripts.tables.published import Table, read_tables
+from scripts.tables.records import read_record
 
 WORK = CHECKOUT / "work"
 

@@ -34,9 +34,8 @@ from scripts.fairseq_io.inputs import check_binarised, check_first, check_path
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.precision import CHOSEN_HERE, PrecisionChoice, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
-from scripts.pipeline.config import Config, config_parser, given_config
-from scripts.pipeline.schema import PRECISIONS
-from scripts.pipeline.stamp import digest_data, fingerprint
+from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
+from scripts.pipeline.pipeline import digest_data, fingerprint
 
 STARTED = "started.json"
 TAKEN = "taken"  # in it, beside what the checkpoints were made from: the precision

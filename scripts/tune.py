@@ -30,7 +30,7 @@ from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised, check_path
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
-from scripts.pipeline.stamp import fingerprint
+from scripts.pipeline.pipeline import fingerprint
 from scripts.scoring.perplexity import run_evaluation
 from scripts.scoring.score_names import NAMES
 

@@ -121,7 +121,7 @@ def beyond_cache(device: torch.device) -> int:
 def peak_bytes(device: torch.device) -> float:
     """Bytes a second of a copy larger than the caches: those read and those written."""
     numbers = max(2**26, beyond_cache(device) // 8) if device.type == "cpu" else 2**29
-    source = torch.empty(numbers, device=device).normal_()
+    source = torch.ones(numbers, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / median_times({"copy": lambda: target.copy_(source)}, 0.5)["copy"]
 

@@ -10,8 +10,7 @@ from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
 from scripts.common.process import child, python_module
-from scripts.pipeline.config import Config, config_parser
-from scripts.pipeline.schema import SUBSETS
+from scripts.pipeline.config import SUBSETS, Config, config_parser
 
 
 def user_dir() -> Path:

@@ -4,7 +4,7 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
 
   dataset: a file of data_prep/datasets, without .yaml
   precision: fp16    of the training: fp32 (the default), fp16 with fairseq's loss scaling on GPUs, bf16, or auto: on a
-                     CPU bf16 where the processor has the units and a measurement says that it is faster, on GPUs fp16
+                     CPU bf16 where the processor is fast in it, on GPUs fp16
   seeds: [1, 2, 3]   a model is trained with each; the best of them on validation is tested
   train: {...}       fairseq-train's flags without the dashes: true is a bare flag, null and false leave the flag out,
                      so that a file can take back what its base sets; a list is joined with commas
@@ -26,6 +26,8 @@ A whole section given as null is taken back. ``--dataset`` of the commands takes
 
 import argparse
 import itertools
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +35,38 @@ from typing import Any
 
 from scripts.common.command import argument_parser
 from scripts.common.errors import UserError
+from scripts.common.schema import require, require_known
 from scripts.common.strict_yaml import read_yaml
-from scripts.pipeline.schema import OWN, SECTIONS, check_keys, check_values
+
+# what each section may hold. None: fairseq's flags, which fairseq itself checks
+SECTIONS: dict[str, tuple[str, ...] | None] = {
+    "train": None,
+    "batch": ("tokens", "max-tokens", "cpu-processes"),
+    "average": ("by", "last"),
+    "generate": None,
+    "tune": None,
+    "score": ("metric",),
+    "speed": ("beam", "batch-size", "subset", "runs", "baseline"),
+}
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
+SUBSETS = ("valid", "test")
+WHOLE = ("batch.tokens", "batch.max-tokens", "average.last", "speed.beam", "speed.batch-size", "speed.runs")
+"""Whole numbers from 1 on, each needed where its section is given."""
+
+# flags that the commands set themselves, and by what: two homes for one value would part
+_BOTH = ("data", "user-dir", "seed", "log-format", "cpu")
+_SET_BY = {
+    "train": {
+        **dict.fromkeys((*_BOTH, "save-dir", "log-file", "restore-file"), "the scripts themselves"),
+        **{name: f"`precision: {name}` beside the sections" for name in ("fp16", "bf16")},
+    },
+    "generate": {
+        **dict.fromkeys((*_BOTH, "path", "results-path", "quiet", "nbest", "gen-subset"), "the scripts themselves"),
+        **dict.fromkeys(("fp16", "bf16"), "scripts.generate --precision"),
+    },
+}
+_SET_BY["tune"] = _SET_BY["generate"]
 
 
 def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -68,12 +100,12 @@ class Config:
 
     @property
     def metric(self) -> str:
-        """Return what the models are compared by: bleu, bleu_compounds, sacrebleu, rouge or perplexity."""
+        """One of ``METRICS``, by which the models are compared."""
         return str(self.score.get("metric", "bleu"))
 
     @property
     def cpu_processes(self) -> int:
-        """Return by how many processes a CPU with as many cores trains."""
+        """Number of processes by which a CPU with as many cores trains."""
         return int(self.batch.get("cpu-processes", 1))
 
     def merged(self) -> dict[str, Any]:
@@ -102,16 +134,13 @@ def config_parser(doc: str | None, *, data: bool = False, out: str | None = None
     ``data``: it takes the binarised data, too; ``out``: and a folder to write, for this.
     """
     parser = argument_parser(doc)
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
-    parser.add_argument(
-        "--dataset", metavar="NAME", help="a file of data_prep/datasets in place of the configuration's `dataset`"
-    )
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
+    add("--dataset", metavar="NAME", help="a file of data_prep/datasets in place of the configuration's `dataset`")
     if data:
-        parser.add_argument(
-            "--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote"
-        )
+        add("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     if out is not None:
-        parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
+        add("--out", type=Path, required=True, metavar="DIR", help=out)
     return parser
 
 
@@ -127,18 +156,17 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
         UserError: a file cannot be read, builds on itself, or holds an unknown or ill-typed key; the message names
         both.
     """
-    chain: list[tuple[Path, dict[str, Any]]] = []
+    chain: dict[Path, dict[str, Any]] = {}
     current: Path | None = path
     while current is not None:
-        if any(current.resolve() == seen.resolve() for seen, _ in chain):
+        if current.resolve() in chain:
             raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
-        content = read_yaml(current)
-        check_keys(current, content)
+        chain[current.resolve()] = content = read_yaml(current)
+        _check_file(current, content)
         base = content.pop("base", None)
-        chain.append((current, content))
         current = current.parent / base if base is not None else None
     merged: dict[str, Any] = {}
-    for _, content in reversed(chain):
+    for content in reversed(chain.values()):
         merged = merge(merged, content)
     return build_config(path, merged, other_dataset, precision=precision)
 
@@ -152,9 +180,11 @@ def build_config(
         merged["precision"] = precision
     for section in SECTIONS.keys() & merged.keys():
         given = merged[section] or {}
-        # in fairseq's sections null stays: the run record shows what was taken back
-        merged[section] = {key: value for key, value in given.items() if value is not None or section not in OWN}
-    check_values(path, merged)
+        # null stays as fairseq's flag: the run record shows what was taken back
+        if section not in ("train", "generate"):
+            given = {key: value for key, value in given.items() if value is not None}
+        merged[section] = given
+    _check_merged(path, merged)
     if other_dataset:  # or the path of one, which gives no folder a name
         merged["dataset"] = other_dataset
     published = "fp16" if published == "auto" else published
@@ -165,11 +195,99 @@ def flags(section: Mapping[str, Any]) -> list[str]:
     """fairseq's command-line arguments for a ``train`` or ``generate`` section, in the section's order."""
     arguments = []
     for name, value in section.items():
-        if value is None or value is False:
-            continue
         if value is True:
             arguments.append(f"--{name}")
-        else:
-            text = ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
+        elif value is not None and value is not False:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             arguments.append(f"--{name}={text}")  # one argument, so that a value may begin with a dash
     return arguments
+
+
+def _check_file(path: Path, content: Mapping[str, Any]) -> None:
+    """Refuse unknown keys, and values of the wrong form, of one file by itself."""
+    require_known(path, content, ("base", "dataset", "seeds", "precision", *SECTIONS))
+    require(path, isinstance(content.get("base", ""), str), "base", content.get("base"), "the path of a YAML file")
+    for section, allowed in SECTIONS.items():
+        settings = content.get(section)
+        require(path, isinstance(settings, Mapping | None), section, settings, "a mapping of settings, or null")
+        if allowed is not None:
+            require_known(path, settings or {}, allowed, f"{section}.")
+        for name, given in (settings or {}).items():
+            key, items = f"{section}.{name}", given if isinstance(given, list) else [given]
+            finite = not any(isinstance(item, float) and not math.isfinite(item) for item in items)
+            require(path, finite, key, given, "finite numbers alone")
+            if allowed is not None:
+                continue
+            if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+                raise UserError(
+                    f"{path}: `{key}` is not the name of a flag; expected fairseq's name in lower case, with hyphens "
+                    "and without leading dashes, such as max-tokens"
+                )
+            if name in _SET_BY[section]:
+                raise UserError(f"{path}: `{key}` is set by {_SET_BY[section][name]}; take it out")
+            plain = given is None or isinstance(given, bool)
+            plain = plain or (items != [] and all(type(item) in (str, int, float) for item in items))
+            require(path, plain, key, given, "a number, a text, true, false, null, or a list of these")
+
+
+def _check_merged(path: Path, merged: Mapping[str, Any]) -> None:
+    """Refuse settings that are missing, of the wrong kind, or at odds with another, of a chain of files together."""
+
+    def get(key: str, default: Any = None) -> Any:
+        section, _, name = key.partition(".")
+        return merged.get(section, {}).get(name, default) if name else merged.get(section, default)
+
+    def expect(key: str, holds: object, expected: str, default: Any = None) -> None:
+        require(path, holds, key, get(key, default), f"{expected} (here or in the file it builds on)")
+
+    def one_of(key: str, known: tuple[str, ...], default: str | None = None) -> None:
+        expect(key, get(key, default) in known, f"one of {', '.join(known)}", default)
+
+    name, tune, perplexity = get("dataset"), get("tune", {}), get("score.metric") == "perplexity"
+    named = isinstance(name, str) and re.fullmatch(r"(?!\.)[\w.-]+", name)
+    expect("dataset", named, "the name of a file in data_prep/datasets, without .yaml")
+    expect("seeds", _several(get("seeds"), 0), "a list of different whole numbers")
+    one_of("precision", PRECISIONS, "fp32")
+    one_of("score.metric", METRICS, "bleu")
+    expect("train.arch", isinstance(get("train.arch"), str), "the name of a model architecture")
+    limited = _whole(get("train.max-update")) or _whole(get("train.max-epoch"))
+    expect("train.max-update", limited, "a whole number of updates from 1 on")
+    for key in WHOLE:
+        expect(key, not get(key.partition(".")[0]) or _whole(get(key)), "a whole number from 1 on")
+    if get("batch"):
+        expect("batch.cpu-processes", _whole(get("batch.cpu-processes", 1)), "a whole number of processes from 1 on")
+        for key in ("train.max-tokens", "train.update-freq"):
+            expect(key, get(key) is None, "nothing, since `batch` determines it")
+    if get("average"):
+        one_of("average.by", ("update", "epoch"))
+    for key, values in tune.items():
+        expect(f"tune.{key}", _several(values), "a list of different values")
+    alone = not perplexity or {*tune} <= {"last"}
+    expect("tune", alone, "`last` alone: a perplexity depends on nothing else", {})
+    if "last" in tune:
+        expect("tune.last", _several(tune["last"], 1), "whole numbers from 1 on")
+        expect(
+            "average", get("average"), "a section with `by` and `last`, since `tune.last` stands for average.last", {}
+        )
+        which = f"one of `tune.last` {tune['last']}, which takes its place"
+        expect("average.last", get("average.last") in tune["last"], which)
+    if "lenpen" in tune:
+        for section, flag in itertools.product(("generate", "tune"), ("unnormalized", "stepwise-length-penalty")):
+            value = get(f"{section}.{flag}")
+            unused = value is None or value is False
+            expect(f"{section}.{flag}", unused, "nothing beside `tune.lenpen`, on which it leaves no effect")
+    if get("speed"):
+        expect("score.metric", not perplexity, "bleu or rouge, since `speed` times generation")
+        one_of("speed.subset", SUBSETS)
+        expect("speed.baseline", isinstance(get("speed.baseline"), str | None), "the path of a configuration")
+
+
+def _whole(value: Any, least: float = 1) -> bool:
+    return type(value) is int and value >= least  # to Python True is an int
+
+
+def _several(values: Any, least: int | None = None) -> bool:
+    """Return True if it is a list of values, none of them twice; with ``least``, of whole numbers from it on."""
+    if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
+        return False
+    return least is None or all(_whole(value, least) for value in values)

@@ -1,13 +1,18 @@
 """Stages that are run in order, and skipped while nothing has changed that they are made from.
 
-A stage makes one folder by running commands. ``Pipeline.run`` is its life from top to bottom: is it done, what is it
-made from, its commands, its stamp (stamp.py).
+A stage makes one folder by running commands, and leaves a stamp there: what the folder was made from, and that it is
+complete. It is done when its stamp bears the fingerprint of what it would be made from now. The stamp is written last
+and taken away before a stage runs, so a folder whose making was cut short never has one. Each stamp has an id of its
+own, which the next stage's fingerprint takes in: a stage that ran again makes all that come after it run again.
 """
 
+import hashlib
+import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,11 +20,73 @@ from typing import Any
 from scripts.common import ownership
 from scripts.common.command import INTERRUPTED
 from scripts.common.errors import UserError
+from scripts.common.files import digest, write_json
 from scripts.common.process import child
 from scripts.common.provenance import git_state
 from scripts.common.terminal import clock
-from scripts.pipeline.stamp import NAME as STAMP
-from scripts.pipeline.stamp import Stamp, fingerprint, missing_files, new_id, read_stamp, sizes, write_stamp
+
+STAMP = "stamp.json"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The record that a completed stage leaves behind."""
+
+    fingerprint: str
+    given: str | None  # fingerprint of files the user gave from outside, if any
+    seconds: float
+    finished: str
+    git: dict[str, Any] | None
+    files: dict[str, int]  # what the stage wrote, with sizes
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def write(self, folder: Path) -> None:
+        """Declare a stage's folder complete."""
+        write_json(folder / STAMP, asdict(self))
+
+
+def read_stamp(folder: Path) -> Stamp | None:
+    """The stamp of a stage's folder; None if it has none or one that cannot be read, which is as good as none."""
+    try:
+        content = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        return Stamp(**{each.name: content[each.name] for each in fields(Stamp)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def fingerprint(content: Any) -> str:
+    """A digest of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def fingerprint_files(folder: Path, names: Collection[str] = ()) -> str:
+    """A digest of the names and the content of the files in a folder: of ``names``, or of all where none are given."""
+    paths = _files(folder)
+    if not paths:
+        raise UserError(f"{folder} is not a folder with files in it; give --raw the folder that holds the raw text")
+    return fingerprint({name: digest([path]) for name, path in paths.items() if not names or name in names})
+
+
+def digest_data(data: Path) -> str:
+    """A fingerprint of a binarised folder: dictionaries and indices in full, the data files by name and size."""
+    total = hashlib.sha256()
+    for path in sorted(data.iterdir()):
+        if path.suffix == ".bin":
+            total.update(f"{path.name} {path.stat().st_size}\n".encode())
+        elif path.suffix == ".idx" or path.name.startswith("dict."):
+            total.update(f"{path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """The files of a folder with their sizes, the stamp itself left out."""
+    return {name: path.stat().st_size for name, path in _files(folder).items() if name != STAMP}
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The files of a folder, also in folders in it, by their names there; the marks of ownership left out."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(folder)): path for path in paths}
 
 
 @dataclass(frozen=True)
@@ -81,7 +148,7 @@ class Pipeline:
                 files = {name: files[name] for name in stage.key_files}
             seconds = round(time.monotonic() - start, 1)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            write_stamp(stage.folder, Stamp(new_id(), made_from, given, seconds, finished, git, files))
+            Stamp(made_from, given, seconds, finished, git, files).write(stage.folder)
             print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
             ran = True
         return ran
@@ -92,14 +159,17 @@ class Pipeline:
         stamp = read_stamp(stage.folder)
         if stamp is None:
             return "not complete yet"
-        if missing := self.missing(key):
-            return f"the stage {missing[0]} is not complete"
+        for before in map(self.stages.__getitem__, stage.before):
+            if read_stamp(before.folder) is None:
+                return f"the stage {before.title} is not complete"
         if stamp.fingerprint != self.fingerprint(key):
             return "its settings or inputs have changed"
         if (given := stage.given()) is not None and given != stamp.given:
             return "the files given with --raw have changed"
-        for name in missing_files(stage.folder, stamp):
-            if stage.key_files is None or name in stage.key_files:  # older stamps have others, too
+        now = sizes(stage.folder)
+        for name, size in stamp.files.items():
+            # older stamps have other files than the key files, too
+            if now.get(name) != size and (stage.key_files is None or name in stage.key_files):
                 return f"{name} is gone or has changed"
         return None
 
@@ -116,11 +186,6 @@ class Pipeline:
                 )
             ids.append(stamp.id)
         return fingerprint({"stage": stage.name, "inputs": stage.inputs, "before": ids})
-
-    def missing(self, key: str) -> list[str]:
-        """Return the stages that a stage builds on and that are not complete, by their titles."""
-        before = (self.stages[name] for name in self.stages[key].before)
-        return [stage.title for stage in before if read_stamp(stage.folder) is None]
 
     def to_do(self, keys: Collection[str]) -> dict[str, str | None]:
         """Return for each stage why it will run if all of these are run; None if it will not."""
@@ -140,8 +205,7 @@ class Pipeline:
 
     def completed(self) -> dict[str, Stamp]:
         """Return the stamps of the stages that are complete, by key."""
-        stamps = {key: read_stamp(stage.folder) for key, stage in self.stages.items()}
-        return {key: stamp for key, stamp in stamps.items() if stamp is not None}
+        return {key: stamp for key, stage in self.stages.items() if (stamp := read_stamp(stage.folder))}
 
 
 def _run_command(stage: Stage, command: list[str]) -> None:

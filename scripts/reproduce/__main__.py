@@ -18,24 +18,17 @@ the training on all of them:
 import functools
 import shlex
 from pathlib import Path
-from typing import Any
 
-from data_prep.dataset import load_dataset
 from data_prep.stages import run_data_stages
 from scripts.common import CHECKOUT, ownership
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
 from scripts.common.lock import folder_lock
-from scripts.common.process import child, python_module
 from scripts.fairseq_io.devices import find_devices, reserve_gpus
 from scripts.fairseq_io.inputs import check_first
-from scripts.pipeline.config import config_parser, given_config
-from scripts.pipeline.schema import PRECISIONS
-from scripts.pipeline.stamp import fingerprint_files
-from scripts.reproduce import show
-from scripts.reproduce.layout import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
-from scripts.reproduce.record import MADE_WITH, build_record, seed_facts
+from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
+from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
+from scripts.tables.records import as_text, read_record
 
 
 def choose_stages(first: str, last: str) -> list[str]:
@@ -49,28 +42,38 @@ def choose_stages(first: str, last: str) -> list[str]:
     return list(NAMES[start : end + 1])
 
 
-def check_run(run: Run, names: list[str], seeds: list[int], flags: list[str]) -> None:
-    """Check the whole configuration before any stage runs, if one has to; training does so itself, with its data.
+def choose_seeds(config: Config, given: str | None) -> list[int]:
+    """The seeds that ``--seeds`` names, in the configuration's order; all of them where it is not given."""
+    known = {str(seed): seed for seed in config.seeds}
+    wanted = given.split(",") if given is not None else [*known]
+    if odd := [seed for seed in wanted if seed not in known]:
+        raise UserError(f"{config.path} has no seed {', '.join(odd)}; its seeds are {', '.join(known)}")
+    return [seed for name, seed in known.items() if name in wanted]
 
-    Raises:
-        UserError: something in it cannot be.
+
+def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -> None:
+    """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end.
+
+    ``check`` has the options of scripts.check, which goes first if any stage has to run; training does so itself.
     """
-    to_do = next((run.stages[key].name for key in run.chosen(names, seeds) if run.stale_reason(key)), None)
+    chosen = run.chosen(names, seeds)
+    to_do = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
-        check_first(run.config, *flags)
-
-
-def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
-    """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end."""
+        check_first(run.config, *check)
     ownership.check_writable(run.record)
-    run.check_places(run.chosen(names, seeds))
+    run.check_places(chosen)
     if data := run.chosen(set(names) & set(DATA_STAGES)):
         run_data_stages(run, run.dataset_root, data)
     if set(names) <= set(DATA_STAGES):
         return
     with folder_lock(run.dataset_root, shared=True):
-        warn_about_older(run, names, seeds)
+        # what --from leaves out is taken as it is
+        done, first = run.completed(), NAMES.index(names[0])
+        for key, stage in run.stages.items():
+            left_out = NAMES.index(stage.name) < first and (stage.seed is None or stage.seed in seeds)
+            if left_out and key in done and (reason := run.stale_reason(key)):
+                print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
         errors = [error for seed in seeds if (error := run_seed(run, names, seeds, seed))]
         if errors:
             raise UserError("\n".join(map(str, errors)))
@@ -91,7 +94,7 @@ def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserErr
         except UserError as error:
             failed = error
         finally:  # what was done counts, whatever failed after it
-            record = write_record(run, seeds, names)
+            record = run.write_record(names, seeds)
     training = record["seeds"].get(str(seed), {}).get("training") or {}
     if failed and "diverged" not in training:
         raise failed
@@ -100,84 +103,38 @@ def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserErr
 
 def finish(run: Run, names: list[str], seeds: list[int]) -> None:
     """The stages after all seeds: they wait until every seed has its scores."""
-    keys = run.chosen(set(names) & set(MODEL_STAGES))
-    others = run.seeds_to_do(set(run.config.seeds) - set(seeds))
+    keys, others = run.chosen(set(names) & set(MODEL_STAGES)), run.seeds_to_do(seeds)
     if keys and others:
         print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(map(str, others))}", flush=True)
         keys = []
     if run.run(keys) or not run.record.exists():
-        write_record(run, seeds, names)
+        run.write_record(names, seeds)
     if names[-1] != "table":
         return
-    done = run.completed()
-    if not any(run.stages[key].name in ("score", "speed") for key in done):
+    if not any(run.stages[key].name in ("score", "speed") for key in run.completed()):
         raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
     print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
-    with child([*python_module("scripts.table"), str(run.record)]) as process:
-        if process.wait() != 0:
-            raise UserError("the stage table failed; it has said why above")
-
-
-def warn_about_older(run: Run, names: list[str], seeds: list[int]) -> None:
-    """With --from, the stages left out are taken as they are; say so if the configuration has moved on since."""
-    done = run.completed()
-    first = min(NAMES.index(name) for name in names)
-    for key, stage in run.stages.items():
-        left_out = NAMES.index(stage.name) < first and (stage.seed is None or stage.seed in seeds)
-        if left_out and key in done and (reason := run.stale_reason(key)):
-            print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
-
-
-def write_record(run: Run, seeds: list[int], names: list[str]) -> dict[str, Any]:
-    """Write and return the run record: what the completed stages left behind, as far as the configuration is theirs.
-
-    Stages before the first of ``names`` are taken as they are; seeds other than these only where they are done whole.
-    """
-    old = run.seeds_to_do(set(run.config.seeds) - set(seeds))
-    outdated = run.outdated(names)
-    done = {
-        key: stamp for key, stamp in run.completed().items() if key not in outdated and run.stages[key].seed not in old
-    }
-    stages = {
-        key: {"seconds": stamp.seconds, "finished": stamp.finished, "git": stamp.git, "fingerprint": stamp.fingerprint}
-        for key, stamp in done.items()
-    }
-    facts = {}
-    for seed in run.config.seeds:
-        of_seed = {run.stages[key].name for key in done if run.stages[key].seed == seed}
-        found = seed_facts(seed_root(run.model_root, seed), of_seed, run.config.training(seed))
-        if run.chosen(SEED_STAGES, [seed]) and any(found.values()):
-            facts[seed] = found
-    speed = read_json(run.stages["speed"].folder / "speed.json") if "speed" in done else None
-    record = build_record(run.config, facts, speed, stages)
-    before = read_json(run.record) if run.record.exists() else {}
-    if all(before.get(key) == record[key] for key in ("stages", "seeds")):  # nothing has run since
-        record |= {key: before[key] for key in MADE_WITH}
-    write_json(run.record, record)
-    return record
+    print(as_text([read_record(run.record)]))
 
 
 def main() -> None:
     parser = config_parser(__doc__)
-    parser.add_argument("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
-    parser.add_argument(
-        "--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)"
-    )
-    parser.add_argument("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
-    parser.add_argument("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go")
-    parser.add_argument("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
-    parser.add_argument(
-        "--untrained", action="store_true", help="train nothing: measure the speed of random weights (Tables 3, 7)"
-    )
+    add = parser.add_argument
+    add("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
+    add("--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)")
+    add("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
+    add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go")
+    add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
+    add("--untrained", action="store_true", help="train nothing: measure the speed of random weights (Tables 3, 7)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
     shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
-    machines = parser.add_argument_group("training")
-    machines.add_argument("--devices", type=positive, metavar="N", help="N GPUs (default: all), or N CPU processes")
-    machines.add_argument("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
-    machines.add_argument("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
-    machines.add_argument("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
-    machines.add_argument("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
+    add = parser.add_argument_group("training").add_argument
+    add("--devices", type=positive, metavar="N", help="N GPUs (default: all), or N CPU processes")
+    add("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
+    add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
+    add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
+    add("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
     arguments = parser.parse_args()
     names = choose_stages(arguments.first or NAMES[0], arguments.last)
     if arguments.raw and "download" not in names:
@@ -187,12 +144,7 @@ def main() -> None:
     if arguments.dataset and "/" in arguments.dataset:
         raise UserError(f"--dataset is {arguments.dataset}, expected a name, which its folder in work/ has too")
     config = given_config(arguments, precision=arguments.precision)
-    seeds = show.chosen_seeds(config, arguments.seeds)
-
-    @functools.cache
-    def given() -> str | None:
-        return fingerprint_files(arguments.raw, dataset.files) if arguments.raw else None
-
+    seeds = choose_seeds(config, arguments.seeds)
     passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous", "precision")}
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
     try:
@@ -203,20 +155,18 @@ def main() -> None:
         ) from error
     several = {"nodes": arguments.nodes or 1, "rendezvous": arguments.rendezvous}
     launch = Launch(tuple(prefix), tuple(flags), functools.partial(find_devices, arguments.devices, **several))
-    dataset = load_dataset(config.dataset)
-    run = build_run(config, dataset, arguments.work, arguments.raw, given, launch, untrained=arguments.untrained)
+    run = build_run(config, arguments.work, arguments.raw, launch, untrained=arguments.untrained)
     if arguments.print:
-        print(show.whole(run, seeds, set(names)))
+        print(run.show_whole(names, seeds))
     elif arguments.dry_run:
-        print(show.to_do(run, seeds, set(names)))
+        print(run.show_to_do(names, seeds))
     elif not run.chosen(names, seeds) and names != ["table"]:
         there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
+        here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
         with reserve_gpus(None if arguments.launch else arguments.devices):
-            here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
-            check_run(run, names, seeds, here)
-            run_stages(run, names, seeds)
+            run_stages(run, names, seeds, here)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.terminal import aligned
 from scripts.pipeline.config import config_parser, given_config
-from scripts.reproduce.layout import SEED_STAGES, seed_root
-from scripts.reproduce.record import seed_facts
+from scripts.reproduce.run import SEED_STAGES, seed_facts, seed_root
 from scripts.scoring.selection import summarise
 
 

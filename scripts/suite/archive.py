@@ -18,7 +18,7 @@ from data_prep.dataset import load_dataset
 from data_prep.text.moses import moses_language
 from scripts.common import files
 from scripts.common.files import atomic_file
-from scripts.reproduce.layout import model_file, seed_root
+from scripts.reproduce.run import model_file, seed_root
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import tokeniser
 from scripts.suite.plan import Suite, trial_jobs

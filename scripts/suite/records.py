@@ -22,15 +22,15 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, digest, read_json, read_lines, write_json
 from scripts.fairseq_io.trainlog import TrainLog, read_log_file
 from scripts.pipeline.config import Config
-from scripts.pipeline.stamp import digest_data
-from scripts.reproduce.layout import is_tuned, model_file, seed_root
-from scripts.reproduce.record import read_record
+from scripts.pipeline.pipeline import digest_data
+from scripts.reproduce.run import is_tuned, model_file, seed_root
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import Measure, measures
 from scripts.scoring.score_names import FAMILY
 from scripts.scoring.selection import numbers
 from scripts.scoring.significance import counts
 from scripts.suite import overlap
+from scripts.tables.records import read_record
 
 SCORES = {"bleu": ("sacrebleu", "chrf"), "rouge": ("rouge1", "rouge2", "rougeL"), "perplexity": ("perplexity",)}
 """The scores of a page by the kind of a dataset's score; models are compared by the first."""

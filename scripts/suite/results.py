@@ -16,7 +16,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from scripts.common.files import read_json
-from scripts.pipeline.stamp import fingerprint
+from scripts.pipeline.pipeline import fingerprint
 from scripts.scoring.metrics import Measure
 from scripts.scoring.significance import MetricOfCounts, paired_test, standard_error
 from scripts.suite.plan import Claim, Suite, by_dataset, run_jobs

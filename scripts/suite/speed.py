@@ -23,7 +23,7 @@ from data_prep.dataset import load_dataset
 from scripts.common.files import read_lines, write_json
 from scripts.common.provenance import available_cores, commit, machine, versions
 from scripts.fairseq_io.translator import Translator
-from scripts.pipeline.stamp import fingerprint
+from scripts.pipeline.pipeline import fingerprint
 from scripts.speed import untrained_system
 from scripts.suite.plan import Suite
 from scripts.suite.results import Dataset

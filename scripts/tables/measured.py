@@ -9,9 +9,8 @@ from typing import Any
 
 from scripts.common.terminal import aligned, markdown_table
 from scripts.pipeline.config import load_config
-from scripts.reproduce.record import diverged_after, lookup, read_record
 from scripts.tables.published import CONFIGS, Column, Figure, Row, Table
-from scripts.tables.records import EMPTY, signatures
+from scripts.tables.records import EMPTY, diverged_after, lookup, read_record, signatures
 
 DIVERGED = "diverges"
 RATIOS_OF = "speed.sentences_per_second.mean"

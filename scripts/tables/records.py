@@ -1,13 +1,38 @@
 """Run records as rows of a table of their own, whatever the dataset, and what each score was measured with."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from scripts.common.errors import UserError
+from scripts.common.files import read_json
 from scripts.common.terminal import aligned
-from scripts.reproduce.record import diverged_after, lookup
 from scripts.scoring.score_names import FAMILY, KEYS, NAMES
 
 EMPTY = "-"
+_NEEDED = {"model", "dataset", "config", "parameters", "seeds", "summary"}
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A run record."""
+    record = read_json(path)
+    if not isinstance(record, dict) or not record.keys() >= _NEEDED:
+        raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")
+    return record
+
+
+def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
+    """Return what stands at a dotted path; None where there is nothing."""
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def diverged_after(record: Mapping[str, Any] | None) -> int | None:
+    """After how many updates the training of a seed diverged; None if none did."""
+    updates = [lookup(seed, "training.diverged") for seed in (lookup(record, "seeds") or {}).values()]
+    return next((update for update in updates if update is not None), None)
 
 
 def metric(record: Mapping[str, Any]) -> str:

@@ -14,14 +14,12 @@ import yaml
 from fairseq import options
 
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
-from data_prep.dataset import load_dataset
 from scripts import check
 from scripts.common.strict_yaml import read_yaml
 from scripts.fairseq_io.commands import generate_command, train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device
 from scripts.pipeline.config import load_config, merge
-from scripts.reproduce import show
-from scripts.reproduce.layout import NAMES, build_run
+from scripts.reproduce.run import NAMES, build_run
 from scripts.tables.published import CONFIGS, read_tables
 
 DATASETS = {path.stem: path for path in (CONFIGS.parent / "data_prep" / "datasets").glob("*.yaml")}
@@ -138,8 +136,8 @@ def parse_command(command: list[str]) -> Namespace:
 @pytest.mark.parametrize("path", MODELS, ids=name)
 def test_every_stage_can_be_shown_and_fairseq_knows_the_flags(path, tmp_path):
     config = load_config(path)
-    run = build_run(config, load_dataset(config.dataset), tmp_path)
-    text = show.to_do(run, config.seeds, NAMES)
+    run = build_run(config, tmp_path)
+    text = run.show_to_do(NAMES, config.seeds)
     assert text.count("# fairseq-train ") == len(config.seeds)
     used = {"fairseq_cli.train", "fairseq_cli.eval_lm" if config.metric == "perplexity" else "fairseq_cli.generate"}
     commands = [command for stage in run.stages.values() for command in stage.fairseq()]

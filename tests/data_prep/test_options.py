@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.common.errors import UserError
-from scripts.pipeline.stamp import sizes
+from scripts.pipeline.pipeline import sizes
 from tests.data_prep.corpora import pack
 from tests.data_prep.test_pipeline import run
 

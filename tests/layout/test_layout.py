@@ -30,6 +30,7 @@ ROOMS = [
     "data_prep",
     "scripts.scoring",
     "scripts.fairseq_io",
+    "scripts.tables",
     "scripts.reproduce",
 ]
 LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.models"]
@@ -130,7 +131,7 @@ def test_folders_do_not_reach_into_each_other(folder, forbidden):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_of_the_scripts_point_one_way(room):
-    """The rule in one line: common <- pipeline <- data_prep <- scoring <- fairseq_io <- reproduce <- the commands."""
+    """In one line: common <- pipeline <- data_prep <- scoring <- fairseq_io <- tables <- reproduce <- commands."""
     folder, allowed = ROOT / room.replace(".", "/"), ROOMS[: ROOMS.index(room) + 1]
     files = [path for path in PYTHON if folder in path.parents]
     assert files

@@ -1,29 +1,34 @@
-"""A checkout whose stages are stand-ins, for tests of which stages reproduce.py runs."""
+"""scripts.reproduce with stand-ins for its stages: they note that they ran, and leave their facts behind.
 
+``python -m tests.scripts.stand_in FOLDER -m scripts.reproduce ...`` is a process of it, for runs that are killed.
+"""
+
+import io
 import json
 import os
-import shutil
-import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-PACKAGES = ("common", "pipeline", "fairseq_io", "scoring", "reproduce", "tables")
+import pytest
+
+from data_prep import dataset, stages
+from scripts.common import lock
+from scripts.common.command import run_command
+from scripts.common.errors import UserError
+from scripts.common.files import write_json, write_lines
+from scripts.fairseq_io import devices
+from scripts.pipeline import pipeline
+from scripts.pipeline.config import load_config
+from scripts.pipeline.pipeline import Stage, digest_data, fingerprint
+from scripts.reproduce import __main__ as reproduce
+from scripts.reproduce import run, select
+
 DATASET = "kind: text\nsource: en\ntarget: de\n"
 ONE_SEED = ["download", "prepare", "binarise", "train:1", "average:1", "generate:1", "score:1"]
-FOLDERS = {
-    "download": "raw",
-    "prepare": "prepared",
-    "binarise": "binarised",
-    "train": "checkpoints",
-    "tune": "tuned",
-    "average": "averaged",
-    "generate": "hypotheses",
-    "score": "scores",
-    "select": "selection",
-    "speed": "speed",
-}
 CONFIG = """
 dataset: toy
 seeds: [1]
@@ -33,7 +38,7 @@ generate: {beam: 5}
 score: {metric: bleu}
 """
 SCORES = {"bleu": 1.5, "sacrebleu": 2.5, "details": {"bleu": {"signature": "a"}, "sacrebleu": {"signature": "b"}}}
-FACTS = {
+FACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "train": ("train.json", {"parameters": 1000, "backend": None}),
     "tune": ("tune.json", {"chosen": {"lenpen": 0.5}}),
     "generate": ("generation.json", {"sentences_per_second": 2.0}),
@@ -42,97 +47,136 @@ FACTS = {
     "speed": ("speed.json", {"ratio": 2.0}),
 }
 
-# Stands for every stage: notes that it ran, and writes its facts, or half of something and then fails or hangs.
-FAKE = """
-import json, os, re, sys, time
-from pathlib import Path
-stage = Path(__file__).stem
-out = Path(sys.argv[sys.argv.index("--out") + 1])
-out = out.parent if stage == "average" else out
-seed = re.search(r"/seed(\\d+)/", str(out))
-subset = ":valid" if out.name == "valid" else ""
-with open(os.environ["RAN"], "a") as f:
-    f.write(stage + (":" + seed[1] if seed else "") + subset + "\\n")
-from scripts.common.files import write_json, write_lines
-write_lines(out / "half", ["half"])
-if os.environ.get("FAIL") == stage:
-    sys.exit("error: it broke")
-if os.environ.get("HANG") == stage:
-    time.sleep(60)
-facts = json.loads(os.environ["FACTS"]).get(stage)
-if facts:
-    if seed and seed[1] == os.environ.get("BETTER"):
-        facts[1] = facts[1] | {"bleu": 9.5}
-    write_json(out / facts[0], facts[1])
-"""
-# Stands for the check: notes with what it was called, or refuses.
-CHECK = """
-import os, sys
-from pathlib import Path
-with open(Path(__file__).with_name("checked"), "a") as f:
-    f.write(" ".join(sys.argv[2:]) + "\\n")
-if os.environ.get("FAIL") == "check":
-    sys.exit("error: a setting cannot be")
-"""
-
 
 class Place:
-    """A checkout whose stages are stand-ins, so that what is tested is which of them run."""
+    """A folder with a configuration, a dataset and what their runs leave behind."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ran_file = folder / "ran"
-        for package in (*(f"scripts/{name}" for name in PACKAGES), "data_prep"):
-            shutil.copytree(CHECKOUT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-        self._replace("common/lock.py", "PATIENCE_SECONDS = 10.0", "PATIENCE_SECONDS = 1.0")
-        # torch would take a second to say so
-        self._replace("fairseq_io/devices.py", "    import torch\n", "    return False, []\n")
-        for name in ("__init__.py", "table.py"):
-            shutil.copy(CHECKOUT / "scripts" / name, folder / "scripts" / name)
-        self.dataset(DATASET)
-        for name in (*FACTS, "average", "download", "prepare", "binarise"):
-            where = "data_prep" if name in ("download", "prepare", "binarise") else "scripts"
-            (folder / where / f"{name}.py").write_text(FAKE)
-        (folder / "scripts" / "check.py").write_text(CHECK)
-        self.config(CONFIG)
+    wild, broken, kept = 99, "", Path("/")  # of train_by_rate
 
-    def _replace(self, file: str, old: str, new: str) -> None:
-        path = self.folder / "scripts" / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
+        self.how: dict[str, str] = {}  # fail and hang: a stage; better: the seed with the best scores
+        self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": self._select}
+        for module in (dataset, stages):
+            patch.setattr(module, "FOLDER", folder / "datasets")
+        for at in (pipeline, run):
+            patch.setattr(at, "git_state", lambda: None)
+        patch.setattr(lock, "PATIENCE_SECONDS", 0.1)
+        patch.setattr(devices, "_installed", lambda: ((), False))
+        patch.setattr(pipeline, "_run_command", self._stage)
+        patch.setattr(reproduce, "check_first", self._check)
 
-    def dataset(self, text: str) -> None:
-        (self.folder / "data_prep" / "datasets" / "toy.yaml").write_text(text)
+    @classmethod
+    def new(cls, folder: Path, patch: pytest.MonkeyPatch) -> Self:
+        (folder / "datasets").mkdir()
+        place = cls(folder, patch)
+        place.dataset(DATASET)
+        place.config(CONFIG)
+        return place
 
-    def config(self, text: str) -> None:
-        (self.folder / "model.yaml").write_text(text)
+    def dataset(self, text: str, name: str = "toy") -> None:
+        (self.folder / "datasets" / f"{name}.yaml").write_text(text)
+
+    def config(self, text: str, name: str = "model") -> None:
+        (self.folder / f"{name}.yaml").write_text(text)
 
     def stage_folder(self, key: str) -> Path:
-        stage, _, seed = key.partition(":")
-        model = {"select": "model", "speed": "model"}.get(stage, f"model/seed{seed}" if seed else ".")
-        return self.folder / "work" / "toy" / model / FOLDERS[stage]
+        name, _, seed = key.partition(":")
+        data = {"download": "raw", "prepare": "prepared", "binarise": "binarised"}
+        own = {"train": "checkpoints", "average": "averaged", "generate": "hypotheses", "score": "scores"}
+        root = self.folder / "work" / "toy"
+        return root / data[name] if name in data else root / "model" / f"seed{seed}" / own[name]
 
-    def record(self) -> dict[str, Any]:
-        return json.loads((self.folder / "work" / "toy" / "model" / "record.json").read_text())
-
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
-        command = [sys.executable, "-P", "-m", "scripts.reproduce", str(self.folder / "model.yaml")]
-        environment |= {"RAN": str(self.ran_file), "FACTS": json.dumps(FACTS), "PYTHONPATH": str(self.folder)}
-        self.ran_file.write_text("")
-        pipe = subprocess.PIPE
-        line = [*command, *arguments]
-        return subprocess.Popen(line, env=os.environ | environment, cwd="/", stdout=pipe, stderr=pipe, text=True)
-
-    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=600)
-        return process.returncode, out, err
-
-    def checked(self) -> list[str]:
-        """The options of each call of the check."""
-        noted = self.folder / "scripts" / "checked"
-        return noted.read_text().splitlines() if noted.exists() else []
+    def record(self, dataset: str = "toy") -> dict[str, Any]:
+        return json.loads((self.folder / "work" / dataset / "model" / "record.json").read_text())
 
     def ran(self) -> list[str]:
-        return self.ran_file.read_text().split()
+        return self.noted.read_text().split()
+
+    def note(self, text: str) -> None:
+        with open(self.noted, "a") as file:
+            file.write(text + "\n")
+
+    def run(self, *arguments: str, **how: str) -> tuple[int, str, str]:
+        """Run scripts.reproduce here: its status, and what it says."""
+        self.noted.write_text("")
+        self.how = how
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            status = self.reproduce([str(self.folder / "model.yaml"), *arguments])
+        return status, out.getvalue(), err.getvalue()
+
+    def reproduce(self, arguments: list[str]) -> int:
+        sys.argv, before = ["reproduce", *arguments], sys.argv
+        if not any(word.startswith("--work") for word in arguments):
+            sys.argv += ["--work", str(self.folder / "work")]
+        try:
+            reproduce.main()
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except SystemExit as exit:
+            return int(exit.code or 0)
+        finally:
+            sys.argv = before
+        return 0
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command of a process of it."""
+        module = [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), "-m", "scripts.reproduce"]
+        return [*module, str(self.folder / "model.yaml"), "--work", str(self.folder / "work"), *arguments]
+
+    def _check(self, config: Any, *flags: str) -> None:
+        self.checked.append([*config.arguments[1:], *flags])
+        if self.how.get("fail") == "check":
+            raise UserError("a setting cannot be")
+
+    def _stage(self, stage: Stage, command: list[str]) -> None:
+        name, out = command[1].rpartition(".")[2], Path(command[command.index("--out") + 1])
+        out = out.parent if name == "average" else out
+        if name in self.acts:
+            self.acts[name](command[2:], out)
+            return
+        seed = "" if stage.seed is None else f":{stage.seed}"
+        self.note(name + seed + (":valid" if out.name == "valid" else ""))
+        write_lines(out / "half", ["half"])
+        if self.how.get("fail") == name:
+            raise UserError("it broke")
+        if self.how.get("hang") == name:
+            time.sleep(60)
+        if name in FACTS:
+            file, facts = FACTS[name]
+            write_json(out / file, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
+
+    def train_by_rate(self, arguments: list[str], out: Path) -> None:
+        """A training whose loss is its learning rate's distance from 2; from ``wild`` on it diverges."""
+        config = load_config(Path(arguments[0]))
+        lr, data = config.train.get("lr", 9), digest_data(Path(arguments[arguments.index("--data") + 1]))
+        self.note(f"{config.name}:{out.parent.name}:{lr}")
+        write_json(out / "started.json", {"data": data})
+        if config.name == "two" and not self.kept.exists():
+            raise UserError("what ran before has no record yet")
+        if lr >= self.wild:
+            write_json(out / "diverged.json", {"update": 4, "of": fingerprint(config.training(1) | {"data": data})})
+            raise UserError("it diverged")
+        if config.name == self.broken:
+            raise UserError("it broke")
+        log = '2026-01-01 00:00:00 | INFO | valid | {"valid_num_updates": "5", "valid_loss": "%d"}'
+        write_lines(out / "train.log", [log % abs(lr - 2)])
+        write_json(out / "train.json", {"parameters": 1000, "backend": None})
+
+    def _select(self, arguments: list[str], out: Path) -> None:
+        sys.argv, before = ["select", *arguments], sys.argv
+        try:
+            select.main()
+        finally:
+            sys.argv = before
+
+
+if __name__ == "__main__":
+    place = Place(Path(sys.argv[1]), pytest.MonkeyPatch())
+    place.how = {"hang": os.environ.get("HANG", "")}
+    if "BY_RATE" in os.environ:
+        place.acts["train"] = place.train_by_rate
+    sys.argv[1:] = sys.argv[4:]
+    run_command(reproduce.main)

@@ -11,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from scripts.common.files import write_json
 from scripts.fairseq_io.trainlog import read_log_file
-from scripts.pipeline.stamp import Stamp, digest_data, fingerprint, write_stamp
+from scripts.pipeline.pipeline import Stamp, digest_data, fingerprint
 from scripts.scoring.selection import summarise
 from scripts.suite import results, speed
 from scripts.suite.plan import Suite, keep_all, read_suite, run_jobs, trial_jobs
@@ -83,7 +83,7 @@ def train(job: Job, seed: int, loss: float, later: float = 0.0) -> None:
     assert (log.train_loss, log.valid_loss) == ({1: loss + 1}, {1: loss, 2: later or loss})
     data = digest_data(job.data / "binarised")
     (folder / "started.json").write_text(json.dumps({"data": data}))
-    write_stamp(folder, Stamp("id", "made from", None, 1.0, "then", None, {}))
+    Stamp("made from", None, 1.0, "then", None, {}).write(folder)
 
 
 def record(job: Job, seeds: dict, stages: list[str]) -> None:

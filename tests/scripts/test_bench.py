@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -18,12 +17,9 @@ from scripts.bench import __main__ as script
 from scripts.bench import ctranslate2, decoding, kernels, operators, timing, training
 from scripts.bench.operators import OURS, Measured, Shape
 from scripts.common.errors import UserError
-from scripts.common.process import python_module
 from scripts.fairseq_io.models import load_plugin, translation
 from tests.ops.conftest import needs_bf16_units
 from tests.tolerances import assert_close
-
-pytestmark = pytest.mark.usefixtures("forks")
 
 CPU = torch.device("cpu")
 
@@ -73,29 +69,33 @@ def test_every_case_is_timed_and_the_median_of_its_turns_counts(monkeypatch):
     assert timing.spread([5.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx((4 - 2) / 2 / 3)
 
 
-def test_each_pass_has_its_own_time_and_the_first_length_is_compared_with(monkeypatch):
-    monkeypatch.setattr(Measured, "times", lambda self, cases, backward: dict.fromkeys(cases, 3.0 if backward else 1.0))
-    for peak in ("peak_flops", "peak_bytes"):
-        monkeypatch.setattr(operators, peak, lambda device: 1.0)
-    both = measured("light", *(Shape(time, 2, 8, 2, 3) for time in (4, 2)))
-    found = records(both.beside_peers())
-    assert [(row["pass"], row["ours_ms"]) for row in found] == [("fwd", 1e3), ("fwd+bwd", 3e3)] * 2
-    expected = [("fwd", 1e3, 1), ("fwd", 1e3, 2), ("fwd+bwd", 3e3, 1), ("fwd+bwd", 3e3, 2)]
-    assert [(row["pass"], row["ms"], row["to_first"]) for row in records(both.alone())] == expected
+SHAPE = Shape(4, 2, 8, 2, 3)
 
 
-def test_memory_is_compared_with_fairseqs_frugal_mode(monkeypatch):
+def test_ratios_are_to_fairseqs_best_mode_to_a_copy_and_to_the_first_length(monkeypatch):
+    peers = {"fairseq band": 4.0, "fairseq unfold": 3.0, "conv1d": 2.0, "sdpa": 0.5}
+
+    def times(self: Measured, cases: dict, backward: bool) -> dict:
+        return {name: (3.0 if backward else 1.0) * peers.get(name, 1.0) for name in cases}
+
+    monkeypatch.setattr(Measured, "times", times)
+    monkeypatch.setattr(operators, "peak_flops", lambda device: SHAPE.taps * 16.0)
+    for module in (operators, kernels):
+        monkeypatch.setattr(module, "peak_bytes", lambda device: 2e9)
+    forward, both = records(measured("light", SHAPE).beside_peers())
+    assert (forward["pass"], forward["ours_ms"], both["pass"], both["ours_ms"]) == ("fwd", 1e3, "fwd+bwd", 3e3)
+    assert (forward["ratio"], forward["fairseq_mode"]) == (3.0, "unfold")
+    assert (forward["conv1d_ratio"], forward["sdpa_ratio"]) == (2.0, 0.5)
+    assert forward["of_peak_flops"] == pytest.approx(2 / 16)
+    shapes = (SHAPE, Shape(2, 2, 8, 2, 3))
+    alone = [(row["pass"], row["ms"], row["to_first"]) for row in records(measured("light", *shapes).alone())]
+    assert alone == [("fwd", 1e3, 1), ("fwd", 1e3, 2), ("fwd+bwd", 3e3, 1), ("fwd+bwd", 3e3, 2)]
     taken = {"ours": 2, "fairseq band": 8, "fairseq unfold": 6, "sdpa": 1}
     monkeypatch.setattr(Measured, "peak", lambda self, operator, shape, name: taken.get(name))
-    (record,) = records(measured("light", Shape(4, 2, 8, 2, 3)).memory())
-    assert (record["ratio"], record["fairseq_mode"]) == (3.0, "unfold")
-
-
-def test_a_kernel_is_compared_with_a_copy(monkeypatch):
-    monkeypatch.setattr(kernels, "peak_bytes", lambda device: 2e9)
-    args = script.parse(["kernels", "--tokens", "128", "--channels", "64"])
-    (record,) = records([next(kernels.measure(args, CPU))])
-    assert record["ratio"] == pytest.approx(record["us"] / 1e12 * 2e9 / record["mbytes"])
+    (memory,) = records(measured("light", SHAPE).memory())
+    assert (memory["ratio"], memory["fairseq_mode"]) == (3.0, "unfold")
+    kernel = records([next(kernels.measure(script.parse(["kernels", "--tokens", "128", "--channels", "64"]), CPU))])[0]
+    assert kernel["ratio"] == pytest.approx(kernel["us"] / 1e12 * 2e9 / kernel["mbytes"])
 
 
 @pytest.mark.parametrize("width", [1, 7, 40])
@@ -109,22 +109,23 @@ def test_the_fft_computes_the_same_convolution(width):
     assert_close(results[1], results[0], torch.float32)
 
 
-def test_a_record_says_how_much_faster_than_fairseqs_best_mode(monkeypatch):
-    shape = Shape(4, 2, 8, 2, 3)
-    times = {"ours": 0.5, "fairseq band": 2.0, "fairseq unfold": 1.5, "conv1d": 1.0, "sdpa": 0.25}
-    monkeypatch.setattr(operators, "median_times", lambda cases, seconds: times)
-    monkeypatch.setattr(operators, "peak_flops", lambda device: shape.taps * 16.0)
-    monkeypatch.setattr(operators, "peak_bytes", lambda device: 1e9)
-    record = records(measured("light", shape).beside_peers())[0]
-    assert (record["ratio"], record["fairseq_mode"]) == (3.0, "unfold")
-    assert (record["conv1d_ratio"], record["sdpa_ratio"]) == (2.0, 0.5)
-    assert record["of_peak_flops"] == pytest.approx(2 * shape.taps / 0.5 / (shape.taps * 16.0))
+@pytest.fixture
+def small_models(monkeypatch):
+    """Have searches in models of one layer a side."""
+    sides = ("encoder", "decoder")
+
+    def small(arch: str, vocab_size: int, flags: list[str], **task: str) -> Any:
+        flags = [*flags, *(f"--{side}-layers=1" for side in sides)]
+        if "conv" in arch:
+            flags += [f"--{side}-kernel-size-list=[31]" for side in sides]
+        return translation(arch, vocab_size, flags, **task)
+
+    monkeypatch.setattr(decoding, "translation", small)
 
 
 SMALL = "--lengths 3,20 --tokens 20 --channels 8 --heads 2 --kernel 5"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "count", "tables", "heading"),
     [
@@ -140,17 +141,16 @@ SMALL = "--lengths 3,20 --tokens 20 --channels 8 --heads 2 --kernel 5"
         ),
     ],
 )
-def test_commands_print_a_table_and_write_records(tmp_path, arguments, count, tables, heading):
+@pytest.mark.usefixtures("small_models")
+def test_commands_print_a_table_and_write_records(tmp_path, capsys, arguments, count, tables, heading):
     out, what = tmp_path / "records.json", arguments.split()[0]
-    command = [*python_module("scripts.bench"), *arguments.split(), "--seconds", "0.01", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    written = json.loads(out.read_text())
+    script.main([*arguments.split(), "--seconds", "0.01", "--out", str(out)])
+    said, written = capsys.readouterr().out, json.loads(out.read_text())
     assert written["what"] == what
     assert len(written["records"]) == count
-    assert f"{what} on " in done.stdout
-    assert heading in done.stdout
-    lines = done.stdout[done.stdout.index("operator  ") :].splitlines()
+    assert f"{what} on " in said
+    assert heading in said
+    lines = said[said.index("operator  ") :].splitlines()
     rows = [line for line in lines if line.strip() and not line.startswith("measured ")]  # how far it is, now and then
     assert len(rows) == 2 * tables + count
     searched = [row for row in written["records"] if "task" in row]
@@ -167,6 +167,7 @@ def test_commands_print_a_table_and_write_records(tmp_path, arguments, count, ta
             assert record["kernels"] is None  # a CPU has none
 
 
+@pytest.mark.usefixtures("small_models")
 def test_searches_on_a_gpu(monkeypatch):
     """Ours with graphs and without in place of our models in fairseq's search; computed on a CPU here."""
     load_plugin()
@@ -241,11 +242,7 @@ def test_models_of_other_depths():
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        *("--bf16", "--memory-efficient-bf16", "--optimizer sgd", "--encoder-layerdrop 0.1"),
-        *("--criterion cross_entropy", "--criterion=label_smoothed_cross_entropy"),
-    ],
+    "flags", ["--memory-efficient-bf16", "--optimizer sgd --encoder-layerdrop 0.1", "--criterion=cross_entropy"]
 )
 def test_updates_are_timed_with_flags_of_fairseq_train(flags):
     load_plugin()

@@ -17,7 +17,7 @@ import pytest
 from scripts.common.process import python_module
 from scripts.fairseq_io.trainlog import read_log
 from scripts.pipeline.config import load_config
-from scripts.pipeline.stamp import Stamp, new_id, read_stamp, sizes, write_stamp
+from scripts.pipeline.pipeline import Stamp, read_stamp, sizes
 from scripts.scoring.metrics import metric
 from tests.end_to_end.small_disk import small_disk
 
@@ -101,7 +101,7 @@ def data(tmp_path_factory) -> Path:
     preprocess = [*python_module("fairseq_cli.preprocess"), "-s", "en", "-t", "de", "--joined-dictionary", *prefixes]
     subprocess.run([*preprocess, f"--destdir={data / 'binarised'}"], check=True, capture_output=True)
     files = sizes(data / "binarised")
-    write_stamp(data / "binarised", Stamp(new_id(), "by hand", None, 0.0, "now", None, files))
+    Stamp("by hand", None, 0.0, "now", None, files).write(data / "binarised")
     return data
 
 

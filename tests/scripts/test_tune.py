@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_prep.dataset import load_dataset
 from scripts import score, tune
 from scripts.fairseq_io.commands import evaluate_command, generation_settings
 from scripts.pipeline.config import Config, build_config, merge
-from scripts.reproduce.layout import build_run
+from scripts.reproduce.run import build_run
 from tests.scripts.test_average import save
 
 CONFIG = """
@@ -76,7 +75,7 @@ def test_a_setting_that_was_taken_back_is_fairseq_s_own():
 def test_what_was_tuned_goes_into_the_test(tmp_path):
     content = {"dataset": "debian_en_de", "seeds": [1], "train": {"arch": "a", "max-update": 2}}
     content |= {"tune": {"lenpen": [0.5, 1.0]}, "average": {"by": "update", "last": 1}}
-    run = build_run(build_config(tmp_path / "m.yaml", content), load_dataset("debian_en_de"), tmp_path)
+    run = build_run(build_config(tmp_path / "m.yaml", content), tmp_path)
     (command,) = run.stages["generate:1"].commands
     tuned = tmp_path / "debian_en_de" / "m" / "seed1" / "tuned" / "tune.json"
     assert command[command.index("--tuned") + 1] == str(tuned)
@@ -100,7 +99,7 @@ def test_a_setting_is_an_input_of_the_stages_that_it_changes(change, again, tmp_
     content |= {"batch": {"tokens": 100, "max-tokens": 50}, "generate": {"beam": 5}}
     content |= {"speed": {"beam": 1, "batch-size": 1, "runs": 1, "subset": "test"}}
     known, changed = (
-        build_run(build_config(tmp_path / "m.yaml", each), load_dataset("debian_en_de"), tmp_path).stages
+        build_run(build_config(tmp_path / "m.yaml", each), tmp_path).stages
         for each in (content, merge(content, change))
     )
     assert [key for key in known if known[key].inputs != changed[key].inputs] == again

@@ -1,0 +1,301 @@
+"""A configuration's stages, the folders of their results, and the record of what its figures rest on.
+
+work/<dataset>/{raw,prepared,binarised}     shared by all models of a dataset
+work/<dataset>/<model>/seed<N>/{checkpoints,averaged or tuned,hypotheses,scores}
+work/<dataset>/<model>/{selection,speed}, record.json
+"""
+
+import functools
+import shlex
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data_prep.dataset import load_dataset
+from data_prep.stages import NAMES as DATA_STAGES
+from data_prep.stages import data_stages
+from scripts.common.errors import UserError
+from scripts.common.files import read_json, write_json
+from scripts.common.provenance import git_state, machine, versions
+from scripts.common.terminal import aligned
+from scripts.fairseq_io.commands import evaluate_command, generate_command, generation_settings, shell, train_command
+from scripts.fairseq_io.devices import Devices, find_devices
+from scripts.pipeline.config import Config, load_config
+from scripts.pipeline.pipeline import Pipeline, Stage, digest_data, fingerprint, fingerprint_files, read_stamp
+from scripts.scoring.selection import numbers, summarise
+
+SEED_STAGES = ("train", "tune", "average", "generate", "score")  # done for each seed
+MODEL_STAGES = ("select", "speed")
+RESERVED = ("raw", "prepared", "binarised")  # folders of a dataset, which no model can be called
+NAMES = (*DATA_STAGES, *SEED_STAGES, *MODEL_STAGES, "table")
+
+
+def is_tuned(config: Config) -> bool:
+    """Return True if models are judged on validation: something is to be tuned, or there are seeds to choose from.
+
+    A language model without anything to tune is judged when it is evaluated.
+    """
+    return bool(config.tune) or (len(config.seeds) > 1 and config.metric != "perplexity")
+
+
+def seed_root(model_root: Path, seed: int) -> Path:
+    """The folder of a seed."""
+    return model_root / f"seed{seed}"
+
+
+def model_file(config: Config, root: Path) -> Path:
+    """The model that a seed ends with, ``root`` being the seed's folder; without averaging the best checkpoint."""
+    if not config.average:
+        return root / "checkpoints" / "checkpoint_best.pt"
+    return root / ("tuned" if is_tuned(config) else "averaged") / "model.pt"
+
+
+def tuning_file(config: Config, root: Path) -> Path | None:
+    """Return where tuning says what it chose for a seed; None where nothing is tuned."""
+    return root / "tuned" / "tune.json" if is_tuned(config) else None
+
+
+def baseline_config(config: Config) -> Config | None:
+    """The configuration whose speed is measured beside this one's; None if there is none, or it is this one."""
+    if "baseline" not in config.speed:
+        return None
+    path = config.path.parent / config.speed["baseline"]
+    if path.resolve() == config.path.resolve():
+        return None
+    baseline = load_config(path, config.other_dataset)
+    if baseline.dataset != config.dataset:
+        raise UserError(
+            f"{config.path}: `speed.baseline` is of the dataset {baseline.dataset}, expected one of {config.dataset}"
+        )
+    return baseline
+
+
+def seed_facts(root: Path, done: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what the stages of a seed that are ``done`` left behind in its folder; what has not been done is null.
+
+    A training that diverged counts if it had these ``settings``, and the dataset's binarised text as it is now.
+    """
+
+    def facts(stage: str, name: str) -> Any:
+        path = root / name
+        return read_json(path) if stage in done and path.exists() else None
+
+    training, diverged = facts("train", "checkpoints/train.json"), root / "checkpoints" / "diverged.json"
+    if training is None and diverged.exists():
+        found, identity = read_json(diverged), settings | {"data": digest_data(root.parents[1] / "binarised")}
+        training = {"diverged": found["update"]} if found.get("of") == fingerprint(identity) else None
+    tuning = facts("tune", "tuned/tune.json")
+    return {
+        "training": training,
+        "tuned": tuning and tuning["chosen"],
+        "valid": facts("score", "scores/valid/scores.json"),
+        "generation": facts("generate", "hypotheses/generation.json"),
+        "test": facts("score", "scores/test/scores.json"),
+    }
+
+
+@dataclass(frozen=True)
+class Run(Pipeline):
+    """All stages of one configuration that leave a folder behind."""
+
+    config: Config
+    dataset_root: Path
+    model_root: Path
+
+    @property
+    def record(self) -> Path:
+        """The run record."""
+        return self.model_root / "record.json"
+
+    def chosen(self, names: Iterable[str] = NAMES, seeds: Iterable[int] = ()) -> list[str]:
+        """Return the keys of the stages with these names: those that serve all seeds, and those of these seeds."""
+        wanted, of = set(names), {None, *seeds}
+        return [key for key, stage in self.stages.items() if stage.name in wanted and stage.seed in of]
+
+    def seeds_to_do(self, seeds: Collection[int]) -> list[int]:
+        """Return the seeds, other than these, that are not done with all their stages, as the configuration is now."""
+        others = [seed for seed in self.config.seeds if seed not in seeds]
+        return [seed for seed in others if any(map(self.stale_reason, self.chosen(SEED_STAGES, [seed])))]
+
+    def write_record(self, names: Iterable[str], seeds: Collection[int]) -> dict[str, Any]:
+        """Write and return the run record: what the completed stages left behind, as far as the configuration is
+        theirs.
+
+        Stages before the first of ``names`` are taken as they are, other seeds than these only where they are done
+        whole.
+        """
+        first, others = min(map(NAMES.index, names)), self.seeds_to_do(seeds)
+        outdated = self.to_do([key for key, stage in self.stages.items() if NAMES.index(stage.name) >= first])
+        done = {
+            key: stamp
+            for key, stamp in self.completed().items()
+            if not outdated.get(key) and self.stages[key].seed not in others
+        }
+        of_seeds = {}
+        for seed in self.config.seeds:
+            names_done = {self.stages[key].name for key in done if self.stages[key].seed == seed}
+            found = seed_facts(seed_root(self.model_root, seed), names_done, self.config.training(seed))
+            if self.chosen(SEED_STAGES, [seed]) and any(found.values()):
+                of_seeds[seed] = found
+        trainings = [facts["training"] for facts in of_seeds.values() if facts["training"]]
+        about = {
+            key: next((each[key] for each in trainings if each.get(key) is not None), None)
+            for key in ("parameters", "backend", "precision", "precision_reason")
+        }
+        record = {
+            "model": self.config.name,
+            "dataset": self.config.dataset,
+            "config": self.config.merged(),
+            **about,
+            "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in of_seeds.items()},
+            **summarise(self.config.metric, of_seeds),
+            "speed": read_json(self.stages["speed"].folder / "speed.json") if "speed" in done else None,
+            "stages": {
+                key: {name: getattr(stamp, name) for name in ("seconds", "finished", "git", "fingerprint")}
+                for key, stamp in done.items()
+            },
+        }
+        before = read_json(self.record) if self.record.exists() else {}
+        if all(before.get(key) == record[key] for key in ("stages", "seeds")):  # nothing has run since
+            record |= {key: before[key] for key in ("versions", "git", "machine")}
+        else:
+            record |= {"versions": versions(), "git": git_state(), "machine": machine()}
+        write_json(self.record, record)
+        return record
+
+    def show_to_do(self, names: Collection[str], seeds: Collection[int]) -> str:
+        """A line for each stage, its state and its folder; then the commands of the stages that would run now."""
+        reasons = [(self.stages[key], reason) for key, reason in self.to_do(self.chosen(seeds=seeds)).items()]
+        states = [
+            [f"# {stage.title}", f"to do: {reason}" if reason else "done", str(stage.folder)]
+            for stage, reason in reasons
+        ]
+        blocks = [_commands(stage) for stage, reason in reasons if reason and stage.name in names]
+        return "\n\n".join(["\n".join(aligned(states, left=3)), *blocks])
+
+    def show_whole(self, names: Collection[str], seeds: Collection[int]) -> str:
+        """The merged configuration, and the commands of all stages, done or not."""
+        merged = {key: value for key, value in self.config.merged().items() if value not in ({}, None)}
+        text = yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
+        header = [f"# {self.config.path}, merged with what it builds on", *(f"# {line}" for line in text.splitlines())]
+        blocks = ["\n".join(header), *(_commands(self.stages[key]) for key in self.chosen(names, seeds))]
+        if "table" in names:
+            blocks.append(f"# table\n{shlex.join(['python', '-m', 'scripts.table', str(self.record)])}")
+        return "\n\n".join(blocks)
+
+
+def _commands(stage: Stage) -> str:
+    """Return a stage's title, what is typed to run it, and as comments fairseq's commands that it comes down to."""
+    lines = [f"# {stage.title}", *(shlex.join([*stage.prefix, "python", *command]) for command in stage.commands)]
+    for command in stage.fairseq():
+        lines += [f"# {line}" for line in ("which runs:", *shell(command).split("\n"))]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Options of the stage train beside the configuration: where it runs changes nothing about its result."""
+
+    prefix: tuple[str, ...] = ()  # goes before the command: srun and its flags
+    arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous, --precision
+    find: Callable[..., Devices] = find_devices  # the devices of the first machine
+
+
+def build_run(
+    config: Config, work: Path, raw: Path | None = None, launch: Launch | None = None, *, untrained: bool = False
+) -> Run:
+    """Lay out the folders and commands of a configuration; ``untrained``: only those of the speed of random weights.
+
+    Raises:
+        UserError: the model's name is taken by a folder of the data, or its baseline cannot be read; the speed of
+            random weights is asked for where none is measured, or the model has been trained.
+    """
+    root, model, dataset = work / config.dataset, work / config.dataset / config.name, load_dataset(config.dataset)
+    if config.name in RESERVED:
+        raise UserError(
+            f"{config.path}: a model cannot be called {config.name}, the data lie in that folder; rename the file"
+        )
+
+    @functools.cache
+    def given() -> str | None:
+        return fingerprint_files(raw, dataset.files) if raw else None
+
+    stages = data_stages(dataset, root, raw=raw, given=given)
+    if not untrained:
+        for seed in config.seeds:
+            stages += _seed_stages(config, seed, root, seed_root(model, seed), launch or Launch())
+        scores = tuple(stage.key for stage in stages if stage.name == "score")
+        select = ["-m", "scripts.reproduce.select", *config.arguments]
+        select += ["--run", str(model), "--out", str(model / "selection")]
+        stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
+    elif not config.speed:
+        raise UserError(f"{config.path} has no section `speed`, which is all that --untrained measures")
+    elif read_stamp(model / "selection") is not None:
+        raise UserError(f"{model} holds a trained model; leave --untrained out, and its own speed is measured")
+    if config.speed:
+        baseline = baseline_config(config)
+        chosen = read_stamp(root / baseline.name / "selection") if baseline and not untrained else None
+        inputs = {"speed": config.speed, "baseline": chosen.id if chosen else None}
+        speed = ["-m", "scripts.speed", *config.arguments, "--run", str(model), "--data", str(root / "binarised")]
+        command = [*speed, "--out", str(model / "speed"), *(["--untrained"] if untrained else [])]
+        stages.append(Stage("speed", model / "speed", inputs, [command], ("binarise" if untrained else "select",)))
+    return Run({stage.key: stage for stage in stages}, config, root, model)
+
+
+def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
+    binarised, prepared = data / "binarised", ["--prepared", data / "prepared"]
+    checkpoints, model, tuned, scores = (
+        root / "checkpoints",
+        model_file(config, root),
+        tuning_file(config, root),
+        root / "scores",
+    )
+    subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
+    scores, stages = root / "scores", list[Stage]()
+
+    def add(name: str, folder: Path, inputs: dict[str, Any], *commands: list[Any], **more: Any) -> None:
+        before = stages[-1].key if stages else "binarise"
+        lines = [["-m", f"scripts.{script}", *map(str, arguments)] for script, *arguments in commands]
+        stages.append(Stage(name, folder, inputs, lines, (before,), seed, **more))
+
+    def trained() -> list[list[str]]:
+        devices = launch.find(cpu_processes=config.cpu_processes)
+        return [train_command(config, seed, binarised, checkpoints, devices)]
+
+    def generated() -> list[list[str]]:
+        chosen = read_json(tuned)["chosen"] if tuned and tuned.exists() else {}
+        settings, gpu = generation_settings(config, chosen), find_devices().gpu
+        return [generate_command(config, settings, binarised, model, "test", gpu=gpu)]
+
+    def evaluated() -> list[list[str]]:
+        gpu = find_devices().gpu
+        return [evaluate_command(config, binarised, model, subset, gpu=gpu) for subset in subsets]
+
+    of = config.arguments
+    where: dict[str, Any] = {"key_files": ("train.json",), "prefix": launch.prefix, "fairseq": trained}
+    train = ["train", *of, "--seed", seed, "--data", binarised, "--out", checkpoints, *launch.arguments]
+    add("train", checkpoints, config.training(seed), train, **where)
+    if tuned:
+        inputs = {"generate": config.generate, "average": config.average, "tune": config.tune, "metric": config.metric}
+        tune = ["tune", *of, "--seed", seed, "--checkpoints", checkpoints, "--data", binarised, "--out", tuned.parent]
+        add("tune", tuned.parent, inputs, tune + (prepared if config.metric != "perplexity" else []))
+    elif config.average:
+        how = ["--last", config.average["last"], "--by", config.average["by"], "--out", model]
+        add("average", model.parent, config.average, ["average", "--checkpoints", checkpoints, *how])
+    given = [*of, "--data", binarised, "--model", model, "--seed", seed, *(["--tuned", tuned] if tuned else [])]
+    if config.metric == "perplexity":
+        lines = [["evaluate", *given, "--subset", name, "--out", scores / name] for name in subsets]
+        add("score", scores, {"score": config.score, "generate": config.generate}, *lines, fairseq=evaluated)
+        return stages
+    hypotheses = {"valid": root / "tuned" / "valid", "test": root / "hypotheses"}
+    generate = ["generate", *given, *prepared, "--subset", "test", "--out", hypotheses["test"]]
+    add("generate", hypotheses["test"], {"generate": config.generate}, generate, fairseq=generated)
+    lines = [
+        ["score", *of, "--hypotheses", hypotheses[name], *prepared, "--subset", name, "--out", scores / name]
+        for name in subsets
+    ]
+    add("score", scores, config.score, *lines)
+    return stages
