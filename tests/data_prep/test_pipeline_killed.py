@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from data_prep.fetch import Patience
 from tests.data_prep import corpora
 from tests.data_prep.corpora import local_copy
 from tests.data_prep.test_pipeline import run, stories
@@ -77,7 +76,7 @@ def names(out: Path) -> set[str]:
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "whole"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_killed_at_each_step(name: str, ranges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("data_prep.fetch.Patience", lambda: Patience(first_delay=0.01))
+    monkeypatch.setattr("data_prep.fetch.FIRST_DELAY", 0.01)
     # the picture is drawn in test_pipeline.py; here its file is enough
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **options: file.write(b"drawn"))
     archives = tmp_path / "archives"

@@ -119,7 +119,7 @@ def test_a_killed_worker_is_a_sentence_and_can_be_gone_on_from(
 ):
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.steps.linewise.run", killing_worker)
+        patch.setattr("data_prep.steps.engine.run_on_block", killing_worker)
         with pytest.raises(
             UserError, match=r"normalise_space, clean: a worker process was killed.*--workers \(now 2\)"
         ):

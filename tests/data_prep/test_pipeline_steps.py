@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.dataset import SPLITS, load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import corpus, units
+from data_prep.steps import corpus, whole
 from data_prep.text.split import split_of
 from tests.data_prep.corpora import Pair, lines_of
 
@@ -18,7 +18,7 @@ from tests.data_prep.corpora import Pair, lines_of
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks."""
     monkeypatch.setattr(corpus, "CHUNK", 60)
-    monkeypatch.setattr(units, "_COUNTED", 70)
+    monkeypatch.setattr(whole, "_COUNTED", 70)
 
 
 def made(folder: Path, rows: list[Pair], steps: str, *, sides: int = 2) -> tuple[dict[str, list[tuple[str, ...]]], Any]:

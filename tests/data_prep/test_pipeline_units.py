@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,7 @@ import pytest
 from data_prep import binarise
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
-from data_prep.steps import corpus, units
-from data_prep.steps.pool import Pool
+from data_prep.steps import corpus, whole
 from scripts.common.errors import UserError
 from tests.data_prep.corpora import lines_of, pairs, text
 
@@ -67,7 +67,7 @@ def test_an_engine_that_is_not_installed_is_told_before_work_begins(raw: Path, m
 @pytest.mark.parametrize("joint", ["true", "false"])
 def test_sentencepiece(raw: Path, joint: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(corpus, "CHUNK", 70)
-    monkeypatch.setattr(units, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
+    monkeypatch.setattr(whole, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
     out = prepared(raw, f"sentencepiece: {{units: 90, joint: {joint}}}")
     for split, rows in PARTS.items():
         for side, language in enumerate(LANGUAGES):
@@ -100,8 +100,8 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.
     for language in LANGUAGES:
         (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
     found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
-    with Pool(1) as pool:
-        taken = list(units._sample(corpus.Context(tmp_path, "y", LANGUAGES, pool), found, LANGUAGES, 2))
+    with corpus.Pool(1) as pool, ExitStack() as stack:
+        taken = list(whole._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
 
 

@@ -169,7 +169,7 @@ MAY_WRITE = MAY_REMOVE | {
     "scripts/common/lock.py",  # which looks into a lock before it writes
     "scripts/bench/operators.py",  # /proc
     "data_prep/__main__.py",  # links in scratch
-    "data_prep/transfer.py",  # scratch that grows
+    "data_prep/fetch.py",  # scratch that grows
     "data_prep/sources/apt.py",  # in a temporary folder
     "data_prep/text/bpe.py",  # in a temporary folder
 }
