@@ -28,6 +28,7 @@ from scripts.common.files import open_own
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
+_LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 
 # The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
@@ -126,12 +127,12 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
 
 
 class _Header(tarfile.TarInfo):
-    """A tar's header; one of a size below 0, which older Pythons read for ever, is an error."""
+    """A tar's header; one whose size cannot be is an error."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "_Header":
         info = super().frombuf(buf, encoding, errors)
-        if info.size < 0:
+        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > 1 << 24):  # which are read into memory
             raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
         return info
 

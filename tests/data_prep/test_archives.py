@@ -274,6 +274,7 @@ ZIP = zip_bytes({"set/a": b"text" * 100}, zipfile.ZIP_STORED)
         ("a.tar", changed(NINE, 3584, bytes(512)), "more data follows the mark of its end"),
         ("a.tgz", gzip.compress(LONG[: LONG.index(b"longlong") + 512]), "empty header"),
         ("a.tgz", gzip.compress(header_of_size(-512)), "it says that -512 bytes follow"),
+        ("a.tgz", gzip.compress(header_of_size(1 << 29, tarfile.XHDTYPE)), "it says that 536,870,912 bytes follow"),
         ("a.zip", changed(ZIP, ZIP.index(b"texttext"), b"T"), r"member set/a is damaged"),
     ],
     ids=named,

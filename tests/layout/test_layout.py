@@ -38,9 +38,9 @@ CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 BUDGET = {
     "lightconv_plugin/ops": 10_700,
     "lightconv_plugin": 17_700,
-    "data_prep": 6_200,
+    "data_prep": 5_900,
     "scripts": 11_300,
-    "tests": 32_000,
+    "tests": 31_200,
 }
 # but this: who imports a model by name wants all that --user-dir loads
 UPWARDS = ("lightconv_plugin/models/__init__.py", "lightconv_plugin.register")
