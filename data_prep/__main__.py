@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_prep.cli import add_invalid_option, add_prepare_options
+from data_prep.cli import add_options
 from data_prep.dataset import Dataset, load_dataset, names
 from data_prep.report import FILES as REPORT
 from data_prep.report import write_report
@@ -101,8 +101,7 @@ def main() -> None:
     parser.add_argument("--src", metavar="FILE", type=Path, help="own text: the source side, one sentence a line")
     parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
     parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"end with: {', '.join(STAGES)}")
-    add_invalid_option(parser)
-    add_prepare_options(parser)
+    add_options(parser, "--invalid", "--workers", "--keep", "--accept-counts")
     arguments = parser.parse_args()
     if arguments.list:
         print(list_datasets())

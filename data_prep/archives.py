@@ -99,11 +99,7 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
 
 
 def check_archive(archive: Path, name: str) -> None:
-    """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are.
-
-    Raises:
-        UserError: it is damaged or cut short.
-    """
+    """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
     for member, _, other, opened in _members(archive, name):
         if other is None:
             with _content(archive, member, opened, packed_suffix(name) if member == name else "") as stream:
@@ -195,27 +191,21 @@ def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
         raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
 
 
-class _NamedStream(io.RawIOBase):
-    """A stream that says of what it is a part when reading fails, so that a reader's own errors stay its own."""
-
-    def __init__(self, stream: IO[bytes], what: str, remedy: str) -> None:
-        self._stream, self._what, self._remedy = stream, what, remedy
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with damage_told(self._what, self._remedy):
-            block = self._stream.read(len(buffer))
-        buffer[: len(block)] = block
-        return len(block)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-        super().close()
-
-
 def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
-    """``stream``, buffered; damage in it raises a UserError that names ``what``."""
-    return cast(BinaryIO, io.BufferedReader(_NamedStream(stream, what, remedy), BUFFER))
+    """``stream``, buffered; damage in it raises a UserError that names ``what``. A reader's own errors stay its own."""
+
+    class Told(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            with damage_told(what, remedy):
+                block = stream.read(len(buffer))
+            buffer[: len(block)] = block
+            return len(block)
+
+        def close(self) -> None:
+            stream.close()
+            super().close()
+
+    return cast(BinaryIO, io.BufferedReader(Told(), BUFFER))

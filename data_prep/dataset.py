@@ -52,6 +52,11 @@ class File:
     member_md5: str | None = None
     """A file beside the YAML, as md5sum writes it: checksums of archive members, by the end of their path."""
 
+    @property
+    def published(self) -> bool:
+        """Return True if a checksum is published, so that bytes from anywhere can be told to be the file's."""
+        return bool(self.sha256 or self.md5)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -152,6 +157,22 @@ class Dataset:
             del facts["debian"]["packages"]
         return facts
 
+    def other_counts(self, found: str, why: str, root: Path, *, accept: bool) -> str:
+        """Return a note on counts that are not those of the YAML, or refuse them with the reason and the way to go on.
+
+        Args:
+            found: what was got, and what was expected.
+            why: ends where the way to go on begins.
+            root: the dataset's folder.
+            accept: as --accept-counts says.
+        """
+        if accept:
+            return f"note: {found}; going on as --accept-counts says"
+        raise UserError(
+            f"{found}; {why} go on with --accept-counts (scripts.reproduce has no such option: before it, run "
+            f"python -m data_prep {self.name} --out {root} --accept-counts)"
+        )
+
     def only_test(self, codes: list[Path] | None = None) -> "Dataset":
         """Reduce it to its test set: the files, steps and counts that concern no other split.
 
@@ -169,17 +190,11 @@ class Dataset:
                 continue
             if step.name == "bpe" and codes:
                 options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
-                steps += [
-                    Step(
-                        name="apply_bpe",
-                        splits=("test",),
-                        languages=(language,),
-                        parameters={"codes": str(path), **options},
-                    )
-                    for language, path in zip(self.languages, codes, strict=True)
-                ]
-                continue
-            steps.append(replace(step, splits=("test",)))
+                for language, path in zip(self.languages, codes, strict=True):
+                    apply = Step(name="apply_bpe", languages=(language,), parameters={"codes": str(path), **options})
+                    steps.append(replace(apply, splits=("test",)))
+            else:
+                steps.append(replace(step, splits=("test",)))
         left = {"read", *(step.name for step in steps)}
         expected = tuple(
             replace(each, after=each.after if each.after in left else "end", lines={"test": each.lines["test"]})
@@ -240,6 +255,12 @@ def _check(dataset: Dataset) -> None:
     expect(dataset.invalid in INVALID, "invalid", dataset.invalid, _INVALID)
     wanted = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
     expect(dataset.kind == "text" or dataset.invalid == "error", "invalid", dataset.invalid, wanted)
+    for name, file in dataset.files.items():
+        expect(name not in ("", "..") and Path(name).name == name, "files", name, "names without a folder")
+        for key, digits in (("sha256", 64), ("md5", 32)):
+            given = getattr(file, key)
+            holds = given is None or re.fullmatch(f"[0-9a-f]{{{digits}}}", given)
+            expect(holds, f"files.{name}.{key}", given, f"{digits} digits of 0-9 and a-f")
     for split, sources in dataset.splits.items():
         expect(sources, f"splits.{split}", [], "one source or more")
         for place, source in enumerate(sources):

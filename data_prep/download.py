@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli import add_invalid_option, command_parser, require_folder
+from data_prep.cli import add_options, command_parser, require_folder
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.sources.archives import LEDGER
@@ -53,7 +53,7 @@ def main() -> None:
         "plain or as .gz, .bz2 or .xz; packages (.deb) for Debian's documentation",
     )
     parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
-    add_invalid_option(parser)
+    add_options(parser, "--invalid")
     arguments = parser.parse_args()
     dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
     if arguments.test_only:

@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli import add_prepare_options, command_parser, require_folder
+from data_prep.cli import add_options, command_parser, require_folder
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
+from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
-from data_prep.steps.pool import Pool
 from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.files import atomic_folder, digest, work_folder
@@ -55,9 +55,9 @@ def prepare(
             pool.say(f"note: the raw files, the dataset or the code have changed since; this begins {out} anew")
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
         report: dict[str, Any] = {}
-        states = engine.run(kind.read(dataset, raw, report), report)
+        engine.run(kind.read(dataset, raw, report), report)
         with atomic_folder(out) as folder:
-            counts = engine.finish(states, folder=folder, versions=used)
+            counts = engine.finish(folder, used)
         if keep:
             pool.say(f"{work} has what every step made")
         else:
@@ -82,7 +82,7 @@ def main() -> None:
         type=Path,
         help="prepare the test set alone, cut by these BPE merges of each language instead of learning any",
     )
-    add_prepare_options(parser)
+    add_options(parser, "--workers", "--keep", "--accept-counts")
     arguments = parser.parse_args()
     dataset = load_dataset(arguments.dataset)
     if arguments.codes:

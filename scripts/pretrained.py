@@ -28,8 +28,8 @@ import yaml
 
 from data_prep.archives import iterate_members
 from data_prep.binarise import SPECIAL_TYPES, vocab_size
-from data_prep.dataset import FOLDER, load_dataset
-from data_prep.fetch import RemoteFile, fetch
+from data_prep.dataset import FOLDER, File, load_dataset
+from data_prep.fetch import fetch
 from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
@@ -132,8 +132,8 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
     """Return the archive as a file, in ``folder`` if it was fetched, and where it came from, a folder or an address."""
     if re.match(r"(https?|ftp)://", origin):
         url = origin.rstrip("/") + "/" + archive
-        file = RemoteFile(archive, (url,))
-        return fetch(file, folder, raw=None, ledger=folder / "ledger.json", option="--from"), url
+        file = File(urls=(url,))
+        return fetch(archive, file, folder, raw=None, ledger=folder / "ledger.json", option="--from"), url
     path = Path(origin) / archive
     if not path.is_file():
         raise UserError(

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
-from data_prep.fetch import RemoteFile
 from data_prep.fetch import fetch as fetch_file
 from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
@@ -15,8 +14,7 @@ LEDGER = "ledger.json"
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fetch all files into ``out``, each checked; those that are there and right already stay."""
     for name, file in dataset.files.items():
-        remote = RemoteFile(name, **{key: value for key, value in vars(file).items() if key != "member_md5"})
-        fetch_file(remote, out, raw=raw, ledger=out / LEDGER)
+        fetch_file(name, file, out, raw=raw, ledger=out / LEDGER)
     return {"licence": dataset.licence}
 
 

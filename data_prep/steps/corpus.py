@@ -1,99 +1,170 @@
-"""The text between two passes, a file a language for each split, and the context of a pass over it.
+"""The text between two passes, a file a language for each split; and a pass over it, in worker processes.
 
 Lines are UTF-8 and end with LF, which is the only thing that ends a line: carriage returns and the like inside a line
 stay there.
 """
 
+import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data_prep.dataset import Step
-from data_prep.steps.pool import Pool
+from scripts.common.errors import UserError
 from scripts.common.files import open_own
+from scripts.common.process import end_with_parent
+from scripts.common.terminal import StatusLine, clock
 
 Line = TypeVar("Line", str, bytes)
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 Block = tuple[bytes, ...]  # some lines of a split: the same number of whole lines for each language
 
 CHUNK = 2_000  # lines of a block
 EXAMPLES = 3  # pairs that are shown of a step that drops many
 _SHOWN = 60  # letters of each side
+_SECONDS_BETWEEN_UPDATES = 0.5
+_AHEAD = 3  # tasks a worker that are in memory
 
 
-@dataclass(frozen=True)
+@dataclass
 class Text:
-    """All there is at a point between two passes."""
+    """Everything that is known between two passes."""
 
-    lines: dict[str, int]  # by split
-    files: dict[str, list[str]]
+    lines: dict[str, int] = field(default_factory=dict)  # by split
+    files: dict[str, list[str]] = field(default_factory=dict)
     """By ``<split>.<language>``, relative to the work folder; one after the other they are the split."""
+    log: list[dict[str, Any]] = field(default_factory=list)
+    """For each step and split of the last pass: lines in and out, and how many were dropped why."""
+    words: dict[str, int] = field(default_factory=dict)  # by ``<split>.<language>``; since when a pass has counted them
+    sha256: dict[str, str] = field(default_factory=dict)
+    """By ``<split>.<language>``: of all its lines, as sha256sum says it."""
+    seconds: float = 0.0
+    report: dict[str, Any] = field(default_factory=dict)  # findings of the source on the way (the first pass)
 
     def __str__(self) -> str:
         return ", ".join(f"{split} {lines:,}" for split, lines in self.lines.items())
 
-    def replace(self, lines: dict[str, int], files: dict[str, list[str]]) -> "Text":
-        """With other lines for some splits."""
-        return Text(self.lines | lines, self.files | files)
+
+def _start_worker(parent: int) -> None:
+    end_with_parent(parent, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-class Writer:
-    """Writes splits to a pass's folder, and counts their lines."""
+class Pool:
+    """``workers`` processes; with one, the work is done in this process. To be used in a ``with`` block."""
 
-    def __init__(self, folder: Path, languages: Sequence[str], stack: ExitStack) -> None:
-        self._folder, self._languages, self._stack = folder, languages, stack
-        self._files: dict[str, list[IO[bytes]]] = {}
-        self.lines: dict[str, int] = {}
+    def __init__(self, workers: int) -> None:
+        self._status, self.workers = StatusLine(), workers
+        # fork: workers start in milliseconds and have the modules; nothing here has threads at this point
+        context = multiprocessing.get_context("fork")
+        self._executor = ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(),)) if workers > 1 else None
 
-    def write(self, split: str, block: Sequence[bytes], lines: int) -> None:
-        """Append so many lines of each language to a split."""
-        if split not in self._files:
-            paths = [self._folder / f"{split}.{language}" for language in self._languages]
-            self._files[split] = [self._stack.enter_context(open_own(path, "wb")) for path in paths]
-        for file, part in zip(self._files[split], block, strict=True):
-            file.write(part)
-        self.lines[split] = self.lines.get(split, 0) + lines
+    def __enter__(self) -> "Pool":
+        return self
 
-    def files(self) -> dict[str, list[str]]:
-        """The files written, as ``Text`` has them."""
-        names = [f"{split}.{language}" for split in self._files for language in self._languages]
-        return {name: [f"{self._folder.name}/{name}"] for name in names}
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._status.close()
+        if self._executor is None:
+            return
+        if kind is not None:  # nobody waits for what will be thrown away
+            for process in multiprocessing.active_children():
+                process.kill()
+        self._executor.shutdown(cancel_futures=True)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._status.line(text)
+
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task], *, what: str) -> Iterator[Result]:
+        """Yield the results in the order of the tasks, of which few are in memory at a time.
+
+        Args:
+            function: what to do with a task, in a worker; importable by name, or a ``partial`` of such a function.
+            what: the step, for the error message.
+        """
+        if self._executor is None:
+            yield from map(function, tasks)
+            return
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(self._executor.submit(function, task))
+                if len(waiting) > _AHEAD * self.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                f"{what}: a worker process was killed, most often because memory ran out; give fewer --workers (now "
+                f"{self.workers}) and run the same command again, it goes on from the last complete step"
+            ) from error
+
+    def progress(self, what: str, lines: int | None = None) -> Callable[[int], None]:
+        """A function to be told that so many lines more are done, which it shows twice a second at most."""
+        start = last = time.monotonic()
+        done = 0
+
+        def update(more: int) -> None:
+            nonlocal last, done
+            done += more
+            now = time.monotonic()
+            if now - last < _SECONDS_BETWEEN_UPDATES:
+                return
+            last, rate = now, done / (now - start)
+            of = "" if lines is None else f" of {lines:,}"
+            left = "" if lines is None else f", {clock((lines - done) / rate)} left"
+            self._status.update(f"{what}: {done:,}{of} lines, {rate:,.0f} a second{left}")
+
+        return update
+
+
+class Context:
+    """A pass: the text before it, its tools, and the splits that it writes, to files that ``stack`` closes."""
+
+    def __init__(
+        self, text: Text, work: Path, folder: str, languages: Sequence[str], pool: Pool, stack: ExitStack
+    ) -> None:
+        self.text, self.work, self.folder, self.languages, self.pool = text, work, folder, languages, pool
+        self.lines: dict[str, int] = {}  # of the splits written so far
+        self.files: dict[str, list[str]] = {}  # as ``Text`` has them
+        self._stack = stack
+        self._open: dict[str, list[IO[bytes]]] = {}
 
     def sync(self) -> None:
-        """Have it all on the disk."""
-        for file in chain.from_iterable(self._files.values()):
+        """Have all that is written on the disk."""
+        for file in chain.from_iterable(self._open.values()):
             file.flush()
             os.fsync(file.fileno())
 
-
-@dataclass(frozen=True)
-class Context:
-    """The place and the tools of a pass."""
-
-    work: Path
-    folder: str  # the pass's own folder in ``work``
-    languages: tuple[str, ...]
-    pool: Pool
-
-    @contextmanager
-    def writer(self) -> Iterator[Writer]:
-        """Write splits to the pass's folder until the block ends."""
-        with ExitStack() as stack:
-            writer = Writer(self.work / self.folder, self.languages, stack)
-            yield writer
-            writer.sync()
+    def write(self, split: str, block: Sequence[bytes] = (), lines: int = 0) -> None:
+        """Append so many lines of each language to a split; none, to have it though it may stay empty."""
+        if split not in self._open:
+            names = [f"{split}.{language}" for language in self.languages]
+            self.files |= {name: [f"{self.folder}/{name}"] for name in names}
+            paths = [self.work / self.folder / name for name in names]
+            self._open[split] = [self._stack.enter_context(open_own(path, "wb")) for path in paths]
+        for file, part in zip(self._open[split], block, strict=bool(block)):
+            file.write(part)
+        self.lines[split] = self.lines.get(split, 0) + lines
 
     def blocks(
-        self, text: Text, split: str, what: str, *, languages: Sequence[str] = (), lines: int | None = None
+        self, split: str, what: str, *, languages: Sequence[str] = (), lines: int | None = None
     ) -> Iterator[Block]:
         """Yield a split ``lines`` at a time (CHUNK), and show the progress under the name ``what``."""
-        progress = self.pool.progress(what, text.lines[split])
+        progress = self.pool.progress(what, self.text.lines[split])
 
         def lines_of(language: str) -> Iterator[bytes]:
-            for file in text.files[f"{split}.{language}"]:
+            for file in self.text.files[f"{split}.{language}"]:
                 with open(self.work / file, "rb") as f:
                     yield from f
 
@@ -103,33 +174,22 @@ class Context:
             yield (b"".join(first), *others)
             progress(len(first))
 
-    def route(
-        self, text: Text, split: str, what: str, choose: Callable[[list[list[bytes]]], list[str | None]]
-    ) -> tuple[Text, list[list[str]]]:
-        """Write each row to the split that ``choose`` names for it; None: it is dropped.
+    def route(self, split: str, what: str, choose: Callable[[list[list[bytes]]], list[str | None]]) -> list[list[str]]:
+        """Write each row to the split that ``choose`` names for it, and return the first rows for which that is None.
 
-        Args:
-            choose: is given some rows at a time, as a list of lines for each language, in order.
-
-        Returns:
-            the text afterwards, and the first rows that were dropped.
+        ``choose`` is given some rows at a time, as a list of lines for each language, in order.
         """
         examples: list[list[str]] = []
-        with self.writer() as writer:
-            writer.write(split, [b""] * len(self.languages), 0)
-            for block in self.blocks(text, split, what):
-                chosen = choose(columns := columns_of(block))
-                for name in dict.fromkeys(chosen):
-                    rows = select(columns, [each == name for each in chosen])
-                    if name is not None:
-                        writer.write(name, [b"\n".join(side) + b"\n" for side in rows], len(rows[0]))
-                    elif len(examples) < EXAMPLES:
-                        examples += [list(map(excerpt, row)) for row in zip(*rows, strict=True)]
-        return text.replace(writer.lines, writer.files()), examples[:EXAMPLES]
-
-
-WholeStep = Callable[[Context, Text, Step], tuple[Text, list[dict[str, Any]]]]
-"""A step that sees the whole corpus: the text after it, and what the log says of each split."""
+        self.write(split)
+        for block in self.blocks(split, what):
+            chosen = choose(columns := columns_of(block))
+            for name in dict.fromkeys(chosen):
+                rows = select(columns, [each == name for each in chosen])
+                if name is not None:
+                    self.write(name, [b"\n".join(side) + b"\n" for side in rows], len(rows[0]))
+                elif len(examples) < EXAMPLES:
+                    examples += [list(map(excerpt, row)) for row in zip(*rows, strict=True)]
+        return examples[:EXAMPLES]
 
 
 def columns_of(block: Block) -> list[list[bytes]]:

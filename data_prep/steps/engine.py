@@ -8,24 +8,20 @@ In the work folder::
     raw/, codes*         what steps leave for the end
 """
 
-import hashlib
+import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from data_prep.cli import accepting
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import linewise
-from data_prep.steps.corpus import EXAMPLES, Context, Text
-from data_prep.steps.plan import STEPS, Pass, plan
-from data_prep.steps.pool import Pool
+from data_prep.steps.corpus import EXAMPLES, Block, Context, Pool, Text, columns_of, excerpt, select
+from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, read_pieces, write_rows
-from data_prep.steps.units import FILES as LEARNT
-from data_prep.steps.whole import RAW, RAW_PREFIX
+from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, count_lines, digest, open_own, read_json, write_json
@@ -38,19 +34,7 @@ MANY = 0.1  # a step that drops more than this share of a split's lines says so
 LONGEST = 1024
 """The tokens of a line, its end counted, that fairseq's models take unless their configuration says otherwise."""
 _SHOWN = 5  # long lines that are named one by one
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything that is known when a pass is complete."""
-
-    text: Text
-    log: list[dict[str, Any]]
-    """For each step and split of this pass: lines in and out, and how many were dropped why."""
-    words: dict[str, int]  # by ``<split>.<language>``; since when a pass has counted them
-    sha256: dict[str, str]  # by ``<split>.<language>``: of all its lines, as sha256sum says it
-    seconds: float
-    report: dict[str, Any]  # findings of the source on the way (the first pass)
+NOT_UTF8 = "not UTF-8"
 
 
 class Engine:
@@ -60,59 +44,61 @@ class Engine:
         self.dataset, self._work, self._pool = dataset, work, pool
         self._keep, self._accept = keep, accept_counts
         self._passes = [Pass("00-read", (Step(name="read"),)), *plan(dataset, work)]
-        names = [{step.name for step in each.steps} for each in self._passes]
-        self._due = [here.difference(*names[place:]) for place, here in enumerate(names, 1)]
-        """The steps that run for the last time in each pass: what is expected after them is due."""
+        self._states: list[Text] = []  # after each pass
+        self._expected: list[dict[str, Any]] = []
         scratch.remove_leftovers(work)
         if any(work.glob("[0-9][0-9]-*.json")):
             pool.say(f"going on with what {work} holds")
 
-    def run(self, source: Source, report: dict[str, Any]) -> list[State]:
-        """All passes that are not complete; returns the states after each. ``report`` fills as ``source`` is read."""
-        states: list[State] = []
-        for each, due in zip(self._passes, self._due, strict=True):
+    def run(self, source: Source, report: dict[str, Any]) -> None:
+        """Run all passes that are not complete. ``report`` fills as ``source`` is read."""
+        text, names = Text(), [{step.name for step in each.steps} for each in self._passes]
+        for place, each in enumerate(self._passes):
             path = self._work / f"{each.folder}.json"
             if path.exists():
-                said = read_json(path)
-                states.append(State(**said | {"text": Text(**said["text"])}))
+                text = Text(**read_json(path))
             else:
-                before = states[-1] if states else State(Text({}, {}), [], {}, {}, 0.0, {})
-                states.append(self._make(each, before, source, report))
-                write_json(path, {**vars(states[-1]), "text": vars(states[-1].text)})
-                self._pool.say(f"{each.folder}: done in {clock(states[-1].seconds)}; {states[-1].text} lines")
-            self._check(states[-1], due)
-        self._check(states[-1], {"end"})
-        return states
+                text = self._make(each, text, source, report)
+                write_json(path, vars(text))
+                self._pool.say(f"{each.folder}: done in {clock(text.seconds)}; {text} lines")
+            self._states.append(text)
+            self._check(names[place].difference(*names[place + 1 :]))  # the steps that run for the last time
+        self._check({"end"})
 
-    def _make(self, each: Pass, before: State, source: Source, report: dict[str, Any]) -> State:
-        start = time.monotonic()
+    def _make(self, each: Pass, before: Text, source: Source, report: dict[str, Any]) -> Text:
+        start, languages = time.monotonic(), self.dataset.languages
         for name, split in ((step.name, split) for step in each.steps for split in step.splits):
-            if split not in before.text.lines:
+            if split not in before.lines:
                 raise UserError(
                     f"{self.dataset.file}: {name}.splits: there is no split {split} when this step runs; "
-                    f"there are {', '.join(before.text.lines)}"
+                    f"there are {', '.join(before.lines)}"
                 )
         ownership.remove(self._work / each.folder)  # of a run that was interrupted
         if not self._keep:
-            used = {self._work / file for files in before.text.files.values() for file in files}
+            used = {self._work / file for files in before.files.values() for file in files}
             for path in set(self._work.glob("[0-9][0-9]-*/[!.]*")) - used:
                 ownership.remove(path)
         (self._work / each.folder).mkdir()
-        context = Context(self._work, each.folder, self.dataset.languages, self._pool)
-        text, log, words, found = before.text, list[dict[str, Any]](), before.words, dict[str, Any]()
-        if each is self._passes[0]:
-            text = read_pieces(source, context) if isinstance(source, Sequence) else write_rows(source, context)
-            log, found = [{"step": "read", "split": split, "out": lines} for split, lines in text.lines.items()], report
-        elif each.whole:
-            (step,) = each.steps
-            text, log = STEPS[step.name].build(None, step.parameters)(context, text, step)
-            words = words if text == before.text else {}
-        else:
-            text, log, words = _run_lines(context, each, before)
-        names = [f"{split}.{language}" for split in text.lines for language in self.dataset.languages]
-        new = [name for name in names if text.files[name] != before.text.files.get(name)]
-        paths = [tuple(self._work / file for file in text.files[name]) for name in new]
-        digests = dict(zip(new, self._pool.map(digest, paths, what=f"{each.folder}: checksums"), strict=True))
+        with ExitStack() as stack:
+            context = Context(before, self._work, each.folder, languages, self._pool, stack)
+            words, found = before.words, dict[str, Any]()
+            log: list[dict[str, Any]]
+            if not self._states:
+                read_pieces(source, context) if isinstance(source, Sequence) else write_rows(source, context)
+                log, found = [{"step": "read", "split": split, "out": n} for split, n in context.lines.items()], report
+            elif each.whole:
+                (step,) = each.steps
+                log = STEPS[step.name].build(None, step.parameters)(context, step)
+                words = {} if context.files else words
+            else:
+                log, counted = _run_lines(context, each.steps)
+                words = words | counted
+            context.sync()
+        text = Text(before.lines | context.lines, before.files | context.files, log, words, report=dict(found))
+        paths = [tuple(self._work / file for file in files) for files in context.files.values()]
+        digests = self._pool.map(digest, paths, what=f"{each.folder}: checksums")
+        sha256 = before.sha256 | dict(zip(context.files, digests, strict=True))
+        text.sha256 = {name: sha256[name] for name in (f"{s}.{name}" for s in text.lines for name in languages)}
         for entry in log:
             self._say_many_dropped(entry)
         if empty := [split for split in text.lines if split in SPLITS and not text.lines[split]]:
@@ -122,8 +108,8 @@ class Engine:
                 f"empty corpus: no line is left of {' and '.join(empty)} ({text}; {said}); "
                 "look at the raw text and at the steps in the dataset's YAML, or give more text"
             )
-        sha256 = {name: digests.get(name) or before.sha256[name] for name in names}
-        return State(text, log, words, sha256, round(time.monotonic() - start, 1), dict(found))
+        text.seconds = round(time.monotonic() - start, 1)
+        return text
 
     def _say_many_dropped(self, entry: dict[str, Any]) -> None:
         """Tell people of a step that drops more than a tenth; only of such a step the log keeps the examples."""
@@ -140,45 +126,54 @@ class Engine:
         for example in examples:
             self._pool.say(f"  {' | '.join(example)}")
 
-    def _check(self, state: State, steps: set[str]) -> None:
-        for found in _check_counts(self.dataset, state, steps):
-            if found["holds"]:
-                continue
-            message = (
-                f"after {found['after']}, {found['split']}: got {found['got']:,} lines, expected {found['expected']} "
-                f"({self.dataset.file}: expected; {found['status']})"
-            )
-            if not self._accept:
-                raise UserError(
-                    f"{message}; the raw text or a tool is not that of the recorded run: look at the report, fetch the "
-                    f"files again, or, if these are what you mean to use, {accepting(self.dataset, self._work.parent)}"
+    def _check(self, steps: set[str]) -> None:
+        """Compare with what the dataset expects after these steps."""
+        text = self._states[-1]
+        due = [each for each in self.dataset.expected if each.after in steps]
+        for each, split, number in ((one, *item) for one in due for item in one.lines.items()):
+            got, slack = text.lines.get(split, 0), int(number * each.tolerance)
+            for entry in text.log:  # within a pass that has further steps after this one
+                if entry["step"] == each.after and entry["split"] == split and "moved" not in entry:
+                    got = entry["out"]
+            wanted = f"{number:,}" if slack == 0 else f"{number - slack:,} to {number + slack:,}"
+            found = {"after": each.after, "split": split, "got": got, "expected": wanted, "status": each.status}
+            self._expected.append({**found, "holds": abs(got - number) <= slack})
+            if abs(got - number) > slack:
+                note = self.dataset.other_counts(
+                    f"after {each.after}, {split}: got {got:,} lines, expected {wanted} "
+                    f"({self.dataset.file}: expected; {each.status})",
+                    "the raw text or a tool is not that of the recorded run: look at the report, fetch the files "
+                    "again, or, if these are what you mean to use,",
+                    self._work.parent,
+                    accept=self._accept,
                 )
-            self._pool.say(f"note: {message}; going on as --accept-counts says")
+                self._pool.say(note)
 
-    def finish(self, states: list[State], *, folder: Path, versions: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, folder: Path, versions: dict[str, Any]) -> dict[str, Any]:
         """Fill ``folder`` with what binarise reads, a file a split and language; returns what counts.json says.
 
         Raises:
             UserError: a line holds a carriage return, at which fairseq would break it; or a split of which the
                 untokenised lines were saved has other numbers of lines now.
         """
-        dataset, last = self.dataset, states[-1]
+        dataset, last = self.dataset, self._states[-1]
         files: dict[str, dict[str, Any]] = {}
         for name, sha256 in last.sha256.items():
-            untokenised, lines = name.startswith(RAW_PREFIX), last.text.lines[name.partition(".")[0]]
-            place = folder / RAW / name.removeprefix(RAW_PREFIX) if untokenised else folder / name
-            if _join([self._work / file for file in last.text.files[name]], place) != (lines, sha256):
+            place = folder / RAW / name.removeprefix(RAW_PREFIX) if name.startswith(RAW_PREFIX) else folder / name
+            _join([self._work / file for file in last.files[name]], place)
+            if digest([place]) != sha256:
                 raise UserError(
                     f"{self._work}: the files of {name} have changed since they were made; remove the folder"
                 )
+            lines = last.lines[name.partition(".")[0]]
             files[name] = {"lines": lines, "sha256": sha256, "words": last.words.get(name)}
             if (path := self._work / RAW / name).exists():
                 copy_file(path, folder / RAW / name)
         for path in sorted((folder / RAW).glob("[!.]*")):
             lines, split = count_lines(path), path.name.partition(".")[0]
-            if lines != last.text.lines[split]:
+            if lines != last.lines[split]:
                 raise UserError(
-                    f"raw/{path.name} was saved with {lines:,} lines, but {split} has {last.text.lines[split]:,} now: "
+                    f"raw/{path.name} was saved with {lines:,} lines, but {split} has {last.lines[split]:,} now: "
                     f"a step after save_raw in {dataset.file} drops lines of {split}; name other splits for it"
                 )
         for path in sorted(path for path in self._work.iterdir() if path.name.startswith(tuple(LEARNT.values()))):
@@ -187,81 +182,112 @@ class Engine:
         long = {name: found for name in held_out if (found := long_lines(folder / name))}
         for name, found in long.items():
             self._pool.say(f"note: {name} {_long_lines_in_words(dataset, name, found)}")
-        due = [*zip(states, self._due, strict=True), (last, {"end"})]
+        passes = list(zip(self._passes, self._states, strict=True))
         counts = {
             "dataset": dataset.name,
-            "source": states[0].report,
-            "steps": [entry for state in states for entry in state.log],
+            "source": self._states[0].report,
+            "steps": [entry for text in self._states for entry in text.log],
             "files": files,
             "long": long,
-            "expected": [entry for state, steps in due for entry in _check_counts(dataset, state, steps)],
+            "expected": self._expected,
             "passes": [
                 {
                     "after": each.folder,
                     "steps": [step.name for step in each.steps],
-                    "lines": state.text.lines,
-                    "sha256": state.sha256,
+                    "lines": text.lines,
+                    "sha256": text.sha256,
                 }
-                for each, state in zip(self._passes, states, strict=True)
+                for each, text in passes
             ],
             "versions": versions,
         }
         write_json(folder / "counts.json", counts)
-        seconds = {each.folder: state.seconds for each, state in zip(self._passes, states, strict=True)}
-        write_json(folder / "timings.json", seconds)
+        write_json(folder / "timings.json", {each.folder: text.seconds for each, text in passes})
         return counts
 
 
-def _run_lines(context: Context, each: Pass, before: State) -> tuple[Text, list[dict[str, Any]], dict[str, int]]:
-    """Run line-wise steps on the splits that each is for."""
+class Made(NamedTuple):
+    """What line-wise steps make of a block, and its counts."""
+
+    block: Block
+    lines: int
+    words: list[int]  # of each language
+    not_utf8: int  # pairs
+    steps: list[dict[str, Any]]
+    """For each step lines ``in`` and ``out``, how many were ``dropped`` for each reason, and ``examples`` of these."""
+
+
+def _run_lines(context: Context, every: Sequence[Step]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Run line-wise steps on the splits that each is for; returns the log and the words of each language."""
     log: list[dict[str, Any]] = []
-    words, title = dict(before.words), ", ".join(dict.fromkeys(step.name for step in each.steps))
-    with context.writer() as writer:
-        for split in before.text.lines:
-            steps = [step for step in each.steps if not step.splits or split in step.splits]
-            if not steps:
-                continue
-            run = partial(linewise.run, steps=steps, languages=context.languages)
-            totals: list[dict[str, Any]] = [{"in": 0, "out": 0, "dropped": Counter(), "examples": []} for _ in steps]
-            counted, not_utf8 = [0] * len(context.languages), 0
-            writer.write(split, [b""] * len(context.languages), 0)
-            for made in context.pool.map(run, context.blocks(before.text, split, title), what=title):
-                writer.write(split, made.block, made.lines)
-                not_utf8 += made.not_utf8
-                counted = [sum(pair) for pair in zip(counted, made.words, strict=True)]
-                for total, here in zip(totals, made.steps, strict=True):
-                    for key, count in here.items():
-                        total[key] += Counter(count) if key == "dropped" else count
-                    del total["examples"][EXAMPLES:]
-            words |= {f"{split}.{name}": count for name, count in zip(context.languages, counted, strict=True)}
-            if not_utf8:
-                lines = before.text.lines[split]
-                entry = {"step": "read", "split": split, "in": lines, "out": lines - not_utf8}
-                log.append({**entry, "dropped": {linewise.NOT_UTF8: not_utf8}})
-            for step, total in zip(steps, totals, strict=True):
-                where = {"languages": list(step.languages)} if step.languages else {}
-                dropped = dict(total["dropped"].most_common())
-                log.append({"step": step.name, "split": split, **where, **total, "dropped": dropped})
-    return before.text.replace(writer.lines, writer.files()), log, words
-
-
-def _check_counts(dataset: Dataset, state: State, steps: set[str]) -> list[dict[str, Any]]:
-    """Return what the dataset expects after some of the steps, and what there is."""
-    found = []
-    for expected in dataset.expected:
-        if expected.after not in steps:
+    words, title = dict[str, int](), ", ".join(dict.fromkeys(step.name for step in every))
+    for split, lines in context.text.lines.items():
+        steps = [step for step in every if not step.splits or split in step.splits]
+        if not steps:
             continue
-        for split, number in expected.lines.items():
-            got = state.text.lines.get(split, 0)
-            for entry in state.log:  # within a pass that has further steps after this one
-                if entry["step"] == expected.after and entry["split"] == split and "moved" not in entry:
-                    got = entry["out"]
-            slack = int(number * expected.tolerance)
-            wanted = f"{number:,}" if slack == 0 else f"{number - slack:,} to {number + slack:,}"
-            holds = abs(got - number) <= slack
-            entry = {"after": expected.after, "split": split, "got": got, "expected": wanted, "status": expected.status}
-            found.append({**entry, "holds": holds})
-    return found
+        run = partial(run_on_block, steps=steps, languages=context.languages)
+        totals: list[dict[str, Any]] = [{"in": 0, "out": 0, "dropped": Counter(), "examples": []} for _ in steps]
+        counted, not_utf8 = [0] * len(context.languages), 0
+        context.write(split)
+        for made in context.pool.map(run, context.blocks(split, title), what=title):
+            context.write(split, made.block, made.lines)
+            not_utf8 += made.not_utf8
+            counted = [sum(pair) for pair in zip(counted, made.words, strict=True)]
+            for total, here in zip(totals, made.steps, strict=True):
+                for key, count in here.items():
+                    total[key] += Counter(count) if key == "dropped" else count
+                del total["examples"][EXAMPLES:]
+        words |= {f"{split}.{name}": count for name, count in zip(context.languages, counted, strict=True)}
+        if not_utf8:
+            entry = {"step": "read", "split": split, "in": lines, "out": lines - not_utf8}
+            log.append({**entry, "dropped": {NOT_UTF8: not_utf8}})
+        for step, total in zip(steps, totals, strict=True):
+            where = {"languages": list(step.languages)} if step.languages else {}
+            dropped = dict(total["dropped"].most_common())
+            log.append({"step": step.name, "split": split, **where, **total, "dropped": dropped})
+    return log, words
+
+
+def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str]) -> Made:
+    """Return what the steps make of a block, in a worker."""
+    columns, counts = _decode(block), []
+    not_utf8 = block[0].count(b"\n") - len(columns[0])
+    for step in steps:
+        before, dropped, examples = len(columns[0]), Counter[str](), list[list[str]]()
+        parameters = json.dumps(step.parameters, sort_keys=True)
+        if STEPS[step.name].kind == LINE:
+            for place, name in enumerate(languages):
+                if name in (step.languages or languages):
+                    columns[place] = list(map(_function(step.name, name, parameters), columns[place]))
+        else:
+            reasons = list(map(_function(step.name, None, parameters), *columns))
+            if any(reasons):
+                dropped.update(filter(None, reasons))
+                gone = select([*columns, reasons], [reason is not None for reason in reasons])
+                examples = [[*map(excerpt, pair), reason] for *pair, reason in list(zip(*gone, strict=True))[:EXAMPLES]]
+                columns = select(columns, [reason is None for reason in reasons])
+        counts.append({"in": before, "out": len(columns[0]), "dropped": dict(dropped), "examples": examples})
+    lines = len(columns[0])
+    made = tuple("".join(f"{line}\n" for line in column).encode() for column in columns)
+    if any(side.count(b"\n") != lines for side in made):
+        raise AssertionError(f"one of {[step.name for step in steps]} made line breaks, or drew the sides apart")
+    return Made(made, lines, [len(side.split()) for side in made], not_utf8, counts)
+
+
+def _decode(block: Block) -> list[list[str]]:
+    """Lines as text. Pairs with bytes that are not UTF-8 are left out: reading let none pass but to be dropped here."""
+    try:
+        return [side.decode().removesuffix("\n").split("\n") for side in block]
+    except UnicodeDecodeError:
+        rows = zip(*columns_of(block), strict=True)
+        good = [row for row in rows if all(line.decode(errors="replace").encode() == line for line in row)]
+        return [[row[place].decode() for row in good] for place in range(len(block))]
+
+
+@lru_cache(maxsize=64)
+def _function(name: str, language: str | None, parameters: str) -> Callable[..., Any]:
+    """A step's function, once a process: tokenisers and merge tables take a moment to make and remember words."""
+    return STEPS[name].build(language, json.loads(parameters))
 
 
 def long_lines(path: Path) -> dict[str, Any]:
@@ -289,15 +315,13 @@ def _long_lines_in_words(dataset: Dataset, name: str, found: dict[str, Any]) -> 
     )
 
 
-def _join(files: list[Path], out: Path) -> tuple[int, str]:
-    """Write files one after the other; returns the lines and their SHA-256."""
-    total, lines, returns = hashlib.sha256(), 0, 0
+def _join(files: Sequence[Path], out: Path) -> None:
+    """Write files one after the other."""
+    returns = 0
     with open_own(out, "wb") as f:
         for file in files:
             with open(file, "rb") as part:
                 while block := part.read(1 << 20):
-                    total.update(block)
-                    lines += block.count(b"\n")
                     returns += block.count(b"\r")
                     f.write(block)
     if returns:
@@ -305,4 +329,3 @@ def _join(files: list[Path], out: Path) -> tuple[int, str]:
             f"{out.name}: {returns:,} carriage returns, at which fairseq would break the lines; "
             "put the step normalise_space into the dataset's YAML"
         )
-    return lines, total.hexdigest()

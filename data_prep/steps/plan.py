@@ -2,12 +2,11 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import units, whole
+from data_prep.steps import whole
 from data_prep.text import bpe, characters, chinese, clean, moses, punctuation, readers, sentencepiece, tokenise
 from scripts.common.errors import UserError
 from scripts.common.schema import check_fields, require
@@ -19,7 +18,7 @@ class Registered(NamedTuple):
     """A step. ``make`` makes its function from the parameters the YAML gives, and refuses what these cannot be."""
 
     kind: str
-    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``corpus.WholeStep``."""
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``whole.WholeStep``."""
     make: Callable[..., Any]
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
@@ -29,44 +28,37 @@ class Registered(NamedTuple):
         return self.make(**parameters)
 
 
-def _always(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    """Make a function that has no parameters."""
-    return lambda: function
-
-
-_DECODE, _CLEAN_CORPUS, _SQUEEZE = "decode", "clean_corpus", "squeeze"
 STEPS: dict[str, Registered] = {
-    "normalise_space": Registered(LINE, _always(clean.normalise_space)),
+    "normalise_space": Registered(LINE, lambda: clean.normalise_space),
     "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
-    "remove_non_printing": Registered(LINE, _always(characters.remove_non_printing)),
-    "strip_control": Registered(LINE, _always(chinese.strip_control)),
-    "straighten_apostrophes": Registered(LINE, _always(clean.straighten_apostrophes)),
+    "remove_non_printing": Registered(LINE, lambda: characters.remove_non_printing),
+    "strip_control": Registered(LINE, lambda: chinese.strip_control),
+    "straighten_apostrophes": Registered(LINE, lambda: clean.straighten_apostrophes),
     "tokenise": Registered(LINE, tokenise.tokeniser),
     "segment_chinese": Registered(LINE, chinese.segmenter),
-    "lowercase": Registered(LINE, _always(characters.lowercase)),
+    "lowercase": Registered(LINE, lambda: characters.lowercase),
     "truncate": Registered(LINE, clean.truncater),
-    units.APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+    whole.APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
     "clean": Registered(PAIR, clean.pair_filter),
-    _CLEAN_CORPUS: Registered(PAIR, moses.moses_filter),
+    "clean_corpus": Registered(PAIR, moses.moses_filter),
     "clean_scripts": Registered(PAIR, chinese.script_filter),
     "hold_out": Registered(WHOLE, whole.hold_out),
     "split_by_hash": Registered(WHOLE, whole.split_by_hash),
-    "deduplicate": Registered(WHOLE, _always(whole.deduplicate)),
-    "save_raw": Registered(WHOLE, _always(whole.save_raw)),
-    "bpe": Registered(WHOLE, units.learn_bpe),
-    "sentencepiece": Registered(WHOLE, units.learn_sentencepiece),
+    "deduplicate": Registered(WHOLE, lambda: whole.deduplicate),
+    "save_raw": Registered(WHOLE, lambda: whole.save_raw),
+    "bpe": Registered(WHOLE, whole.learn_bpe),
+    "sentencepiece": Registered(WHOLE, whole.learn_sentencepiece),
 }
 _NAMED = sorted(STEPS)
 STEPS |= {  # parts of others, which have no name in a YAML
-    _DECODE: Registered(LINE, _always(str)),
-    _SQUEEZE: Registered(LINE, _always(moses.clean_line)),
-    units.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
+    "decode": Registered(LINE, lambda: str),
+    "squeeze": Registered(LINE, lambda: moses.clean_line),
+    whole.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
 }
 _ON_TRAIN = ("split_by_hash", "bpe", "sentencepiece")  # what they split, or learn from
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """One pass: line-wise steps fused, or one step of the whole corpus."""
 
     folder: str
@@ -85,17 +77,17 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         known = ["plain", *sorted(readers.READERS)]
         key = f"splits.{split}[{place}].reader"
         require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
-    steps = [Step(name=_DECODE)] if any(source.invalid == "drop" for _, _, source in sources) else []
+    steps = [Step(name="decode")] if any(source.invalid == "drop" for _, _, source in sources) else []
     for place, step in enumerate(dataset.steps):
         key = f"{dataset.file}: steps[{place}]"
         if step.name not in _NAMED:
             raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(_NAMED)}")
         _check_step(key, step, dataset)
-        if step.name == _CLEAN_CORPUS:  # it changes text, too: one space between tokens, and no |
-            steps.append(Step(name=_SQUEEZE, splits=step.splits))
+        if step.name == "clean_corpus":  # it changes text, too: one space between tokens, and no |
+            steps.append(Step(name="squeeze", splits=step.splits))
         steps.append(step)
-        if step.name in units.FILES:
-            steps += units.apply_steps(step, dataset.languages, work)
+        if step.name in whole.LEARNT:
+            steps += whole.apply_steps(step, dataset.languages, work)
     groups: list[list[Step]] = []
     for step in steps:
         if not groups or WHOLE in (STEPS[step.name].kind, STEPS[groups[-1][0].name].kind):
@@ -116,8 +108,7 @@ def _check_step(key: str, step: Step, dataset: Dataset) -> None:
         raise UserError(f"{key}: {step.name} needs a split train; give one under splits, or leave the step out")
     splits = {*dataset.splits, *SPLITS, *made}
     for split in step.splits:
-        expected = f"some of {', '.join(sorted(splits))}"
-        require(key, split in splits, f"{step.name}.splits", split, expected)
+        require(key, split in splits, f"{step.name}.splits", split, f"some of {', '.join(sorted(splits))}")
     if step.languages and registered.kind != LINE:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:

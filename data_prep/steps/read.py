@@ -7,7 +7,7 @@ whatever the order in the archives: each has files of its own.
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from data_prep.archives import named_members
 from data_prep.dataset import SPLITS
-from data_prep.steps.corpus import CHUNK, Context, Text
+from data_prep.steps.corpus import CHUNK, Context
 from data_prep.text.readers import READERS
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
@@ -40,9 +40,13 @@ class Piece:
         """As messages name it."""
         return f"{self.archive.name}, {self.member}" if self.member != self.archive.name else str(self.archive)
 
+    def file(self, context: Context) -> str:
+        """Its own file of lines, relative to the work folder."""
+        return f"{context.folder}/{self.split}.{self.language}.{self.source}"
 
-def read_pieces(pieces: Sequence[Piece], context: Context) -> Text:
-    """The lines of all pieces.
+
+def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
+    """Write the lines of all pieces.
 
     Raises:
         UserError: an archive is damaged or lacks a member, a member has another checksum or bytes that are not UTF-8,
@@ -58,34 +62,23 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> Text:
             for member, stream in members:
                 counts[by_member[member]] = _write(by_member[member], stream, context, progress)
         context.pool.say(f"read {archive.name}: {sum(counts[piece] for piece in by_member.values()):,} lines")
-    return _text(pieces, counts, context.folder)
-
-
-def _text(pieces: Sequence[Piece], counts: Mapping[Piece, int], folder: str) -> Text:
+    context.lines = dict.fromkeys((piece.split for piece in pieces), 0)
     sources: dict[tuple[str, int], list[Piece]] = defaultdict(list)
     for piece in sorted(pieces, key=lambda piece: piece.source):
         sources[piece.split, piece.source].append(piece)
-    lines = dict.fromkeys((piece.split for piece in pieces), 0)
-    files: dict[str, list[str]] = defaultdict(list)
+        context.files.setdefault(f"{piece.split}.{piece.language}", []).append(piece.file(context))
     for (split, _), sides in sources.items():
         if len({counts[side] for side in sides}) != 1:
             said = " but ".join(f"{side.name} has {counts[side]:,} lines" for side in sides)
             raise UserError(f"{said}; line n of one must translate line n of the other: mend or fetch the files again")
         if counts[sides[0]] == 0:
             raise UserError(f"{sides[0].name} has no lines; fetch the file again")
-        lines[split] += counts[sides[0]]
-        for side in sides:
-            files[f"{split}.{side.language}"].append(f"{folder}/{_file(side)}")
-    return Text(lines, dict(files))
-
-
-def _file(piece: Piece) -> str:
-    return f"{piece.split}.{piece.language}.{piece.source}"
+        context.lines[split] += counts[sides[0]]
 
 
 def _write(piece: Piece, stream: BinaryIO, context: Context, progress: Callable[[int], None]) -> int:
     """Write the lines of a piece to its file; returns how many."""
-    bad = first_bad = 0  # lines that are not UTF-8, and the number of the first
+    bad = first_bad = count = 0  # lines that are not UTF-8, and the number of the first
     md5 = hashlib.md5(usedforsecurity=False)
 
     def read() -> Iterator[bytes]:
@@ -108,8 +101,7 @@ def _write(piece: Piece, stream: BinaryIO, context: Context, progress: Callable[
         # bytes that are not UTF-8 pass: the check below fails, or a later pass drops the pair
         text = (line.decode(errors="surrogateescape") for line in lines)
         lines = (line.encode(errors="surrogateescape") for line in READERS[piece.reader](text))
-    count = 0
-    with open_own(context.work / context.folder / _file(piece), "wb") as f:
+    with open_own(context.work / piece.file(context), "wb") as f:
         while chunk := list(islice(lines, CHUNK)):
             f.write(b"\n".join(chunk) + b"\n")
             count += len(chunk)
@@ -128,10 +120,9 @@ def _write(piece: Piece, stream: BinaryIO, context: Context, progress: Callable[
     return count
 
 
-def write_rows(rows: Iterable[tuple[str, Sequence[str]]], context: Context) -> Text:
-    """Rows (the split, and a line a language), splits in any order; line breaks in them become spaces."""
-    with context.writer() as writer:
-        for split, row in rows:
-            writer.write(split, [line.replace("\n", " ").encode() + b"\n" for line in row], 1)
-    order = sorted(writer.lines, key=lambda split: SPLITS.index(split) if split in SPLITS else len(SPLITS))
-    return Text({split: writer.lines[split] for split in order}, writer.files())
+def write_rows(rows: Iterable[tuple[str, Sequence[str]]], context: Context) -> None:
+    """Write rows (the split, and a line a language), splits in any order; line breaks in them become spaces."""
+    for split, row in rows:
+        context.write(split, [line.replace("\n", " ").encode() + b"\n" for line in row], 1)
+    order = sorted(context.lines, key=lambda split: SPLITS.index(split) if split in SPLITS else len(SPLITS))
+    context.lines = {split: context.lines[split] for split in order}

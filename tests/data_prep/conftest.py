@@ -8,9 +8,17 @@ from tests.data_prep.web import Site, serving
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A web server on this machine, asked directly."""
-    for name in ("http_proxy", "HTTP_PROXY", "ftp_proxy", "FTP_PROXY", "all_proxy", "ALL_PROXY"):
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask servers directly, with little patience."""
+    for name, value in (("ATTEMPTS", 3), ("STALLED", 0.3), ("FIRST_DELAY", 0.01)):
+        monkeypatch.setattr(f"data_prep.fetch.{name}", value)
+    for name in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def site(direct: None) -> Iterator[Site]:
+    """A web server on this machine."""
     with serving() as served:
         yield served

@@ -1,18 +1,65 @@
 """Small files in the formats of the real ones, and how to run a command as a user does."""
 
+import functools
 import hashlib
+import importlib
+import json
+import logging
 import os
-import signal
-import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from data_prep.dataset import Dataset, Step
+import pytest
+
+from data_prep import __main__ as command
+from data_prep import binarise
+from data_prep.dataset import Dataset, Step, load_dataset
+from scripts.common import ownership
 from scripts.common.ownership import LEDGER
-from scripts.common.process import python_module
+from scripts.common.provenance import git_state
+from scripts.pipeline import pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
+SPLITS = ("train", "valid", "test")
+git_state = functools.cache(git_state)  # which else is three processes for each run of the command
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    """Run ``python -m data_prep`` in this process, its stages and fairseq-preprocess too: they start more slowly than
+    they work."""
+    monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
+    monkeypatch.setattr(binarise, "run_logged", preprocess)
+    monkeypatch.setattr(pipeline, "_run_command", stage)
+    monkeypatch.setattr(pipeline, "git_state", git_state)
+    command.main()
+
+
+def stage(_stage: pipeline.Stage | None, line: list[str]) -> None:
+    """Stands for the process of a stage: ``-m``, a module, its arguments."""
+    module, before = importlib.import_module(line[1]), sys.argv
+    sys.argv = line[1:]
+    try:
+        module.main()
+    finally:
+        sys.argv = before
+
+
+def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> None:
+    """Stands for the process: the same arguments, the same log."""
+    from fairseq_cli import preprocess as fairseq
+
+    options = line[line.index("fairseq_cli.preprocess") + 1 :]
+    ownership.claim(log)
+    handler = logging.FileHandler(log)
+    fairseq.logger.addHandler(handler)
+    fairseq.logger.setLevel(logging.INFO)
+    try:
+        fairseq.main(fairseq.options.get_preprocessing_parser().parse_args(options))
+    finally:
+        fairseq.logger.removeHandler(handler)
+        handler.close()
 
 
 def key(text: str) -> str:
@@ -30,75 +77,35 @@ def translations(folder: Path, count: int = 400) -> Path:
     english, german = [], []
     for n in range(count):
         form = FORMS[n % len(FORMS)]
-        english.append(
-            block(
-                f"pkg{n}",
-                "en",
-                f"number {n} of the {form} & friends",
-                f"This package number {n} contains the {form},",
-                "wrapped | over two lines.",
-                ".",
-                f"It has {n} features:",
-                "  * speed",
-                "  * size",
-            )
-        )
+        first = f"number {n} of the {form} & friends", f"This package number {n} contains the {form},"
+        more = "wrapped | over two lines.", ".", f"It has {n} features:", "  * speed", "  * size"
+        english.append(block(f"pkg{n}", "en", *first, *more))
         if n % 7:
-            german.append(
-                block(
-                    f"pkg{n}",
-                    "de",
-                    f"Nummer {n} von {form} & Freunden",
-                    f"Dieses Paket Nummer {n} enthält {form},",
-                    "umbrochen | auf zwei Zeilen.",
-                    ".",
-                    f"Es hat {n} Merkmale:",
-                    "  * Größe",
-                    "  * Tempo",
-                )
-            )
+            first = f"Nummer {n} von {form} & Freunden", f"Dieses Paket Nummer {n} enthält {form},"
+            more = "umbrochen | auf zwei Zeilen.", ".", f"Es hat {n} Merkmale:", "  * Größe", "  * Tempo"
+            german.append(block(f"pkg{n}", "de", *first, *more))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "Translation-en").write_text("\n".join(english), encoding="utf-8")
     (folder / "Translation-de").write_text("\n".join(german), encoding="utf-8")
     return folder
 
 
-DATASET = """\
-kind: {kind}
-source: en
-target: de
-steps:
-  - normalise_space
-  - clean: {clean}
-  - deduplicate: {{splits: [train]}}
-  - split_by_hash: {{by: en, valid_percent: 5, test_percent: 5}}
-  - save_raw
-  - tokenise: {{escape: false}}
-  - bpe: {{merges: 60}}
-binarise: {{joined_dictionary: true}}
-{more}
-"""
+def text_folder(folder: Path, **counts: int) -> Path:
+    """A folder with a numbered line for each of so many pairs of each split."""
+    folder.mkdir()
+    for split, count in counts.items():
+        for language in ("en", "de"):
+            rows = "".join(f"{language} line {n} of {split} it is\n" for n in range(count))
+            (folder / f"{split}.{language}").write_text(rows)
+    return folder
 
 
-def dataset_file(folder: Path, *, kind: str = "debian", clean: str = "{splits: [train]}", more: str = "") -> Path:
-    file = folder / "tiny.yaml"
-    file.write_text(DATASET.format(kind=kind, clean=clean, more=more), encoding="utf-8")
-    return file
-
-
-def run(
-    command: str, *arguments: object, path: str | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess:
-    """Run the module data_prep.<command> in a process of its own."""
-    env = dict(os.environ) if path is None else {**os.environ, "PATH": path}
-    line = [*python_module(f"data_prep.{command}"), *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, env=env, cwd=cwd)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files but those with times in them."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def own_dataset(folder: Path, *steps: Any, **more: Any) -> Dataset:
+    """A dataset of a user's own text from a YAML file; of keys, None leaves one out."""
+    keys = {"kind": "text", "source": "en", "target": "de", "steps": list(steps), **more}
+    file = folder / "own.yaml"
+    file.write_text(json.dumps({name: value for name, value in keys.items() if value is not None}))
+    return load_dataset(str(file))
 
 
 def with_steps(*steps: str | dict[str, Any]) -> Dataset:
@@ -108,13 +115,10 @@ def with_steps(*steps: str | dict[str, Any]) -> Dataset:
     return Dataset(name="d", file=Path("d.yaml"), kind="text", source="en", target="de", steps=made)
 
 
-def refuse(*texts: str, command: str, arguments: list[object], path: str | None = None) -> None:
-    done = run(command, *arguments, path=path)
-    assert done.returncode not in (0, -signal.SIGKILL)
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("error: ")
-    for text in texts:
-        assert text in done.stderr
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but those with times in them."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 APT = """#!/bin/sh

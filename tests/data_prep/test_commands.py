@@ -1,37 +1,61 @@
-"""download, prepare and binarise on small files, as a user runs them."""
+"""download, prepare, binarise and the command of all three, on package descriptions and a user's own text."""
 
 import bz2
 import gzip
+import hashlib
 import json
 import lzma
 import os
-import shutil
+import random
 import signal
 import subprocess
 import sys
-import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from data_prep.binarise import _check_known, _check_vocab_size, binarise, dictionary
-from data_prep.binarise import main as binarise_command
-from data_prep.dataset import load_dataset
+from data_prep import report
+from data_prep.binarise import _check_known, _check_vocab_size, _command, binarise, dictionary
+from data_prep.dataset import Dataset, load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
+from data_prep.sources import apt, debian
+from data_prep.text.debian import Description
 from scripts.common import scratch
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.process import python_module
-from tests.data_prep.corpora import lines_of
-from tests.data_prep.samples import block, contents, dataset_file, fake_apt, refuse, run, translations
+from scripts.pipeline.stamp import sizes
+from tests.data_prep import corpora
+from tests.data_prep.corpora import lines_of, numbers, pack
+from tests.data_prep.samples import (
+    SPLITS,
+    block,
+    contents,
+    fake_apt,
+    own_dataset,
+    preprocess,
+    run,
+    stage,
+    text_folder,
+    translations,
+)
+from tests.data_prep.web import wait_until
 
-pytestmark = pytest.mark.usefixtures("forks")
-
-PARTS = ("train", "valid", "test")
 LANGUAGES = ("en", "de")
+OWN: list[Any] = [
+    "normalise_space",
+    {"clean": {"splits": ["train"], "min_words": 6}},
+    {"deduplicate": {"splits": ["train"]}},
+    {"split_by_hash": {"by": "en", "valid_percent": 5, "test_percent": 5}},
+    "save_raw",
+    {"tokenise": {"escape": False}},
+    {"bpe": {"merges": 60}},
+]
 
 
 @pytest.fixture
@@ -39,57 +63,95 @@ def raw(tmp_path: Path) -> Path:
     return translations(tmp_path / "copied")
 
 
-def prepared(folder: Path, raw: Path, *, workers: int = 1, **options: str) -> Path:
-    out = folder / "prepared"
-    prepare(load_dataset(str(dataset_file(folder, **options))), raw=raw, out=out, workers=workers)
-    return out
-
-
-@pytest.mark.slow
-def test_the_whole_chain_from_another_folder(tmp_path: Path, raw: Path):
-    file = dataset_file(tmp_path)
-    fetched, ready, binary = (tmp_path / name for name in ("fetched", "ready", "binary"))
-    for command, *arguments in (
-        ("download", file, "--raw", raw, "--out", fetched),
-        ("prepare", file, "--raw", fetched, "--out", ready, "--workers", 2),
-        ("binarise", file, "--prepared", ready, "--out", binary),
-    ):
-        done = run(command, *arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert str(tmp_path) in done.stdout
-
+def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch):
+    run(monkeypatch, "debian_en_de", "--raw", raw, "--out", tmp_path, "--accept-counts", "--workers", 1)
+    ready = tmp_path / "prepared"
     counts = json.loads((ready / "counts.json").read_text(encoding="utf-8"))
     assert counts["source"]["en"]["descriptions"] == 400
     lost = sum(sum(entry.get("dropped", {}).values()) for entry in counts["steps"])
-    assert sum(counts["files"][f"{split}.en"]["lines"] for split in PARTS) + lost == 3 * 342
-    for split in PARTS:
-        count = counts["files"][f"{split}.en"]["lines"]
-        for language in LANGUAGES:
-            units = lines_of(ready / f"{split}.{language}")
-            assert len(units) == count
-            assert counts["files"][f"{split}.{language}"]["words"] == sum(len(line.split()) for line in units)
-            if split != "train":
-                assert len(lines_of(ready / "raw" / f"{split}.{language}")) == count
-        source, target = (lines_of(ready / f"{split}.{language}") for language in LANGUAGES)
-        for left, right in zip(source, target, strict=True):  # each pair has one number: sides that drift apart show
-            assert {word for word in left.replace("@@ ", "").split() if word.isdigit()} == {
-                word for word in right.replace("@@ ", "").split() if word.isdigit()
-            }
-    tokens = " ".join(lines_of(ready / "train.en")).replace("@@ ", "")
+    assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + lost == 3 * 342
+    for split in SPLITS:
+        sides = [lines_of(ready / f"{split}.{language}") for language in LANGUAGES]
+        for language, units in zip(LANGUAGES, sides, strict=True):
+            said = counts["files"][f"{split}.{language}"]
+            assert (said["lines"], said["words"]) == (len(units), sum(len(line.split()) for line in units))
+        for row in zip(*sides, strict=True):  # each pair has one number: sides that drift apart show
+            left, right = ({word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row)
+            assert left == right
+    tokens, untokenised = (" ".join(lines_of(ready / name)).replace("@@ ", "") for name in ("train.en", "raw/test.en"))
     assert "the library , wrapped | over two lines ." in tokens
     assert " & friends" in tokens
-    untokenised = " ".join(lines_of(ready / "raw" / "test.en"))
     assert "wrapped | over two lines." in untokenised
     assert "lines ." not in untokenised
-    assert len(lines_of(ready / "codes")) == 61
-    assert {"step": "bpe", "split": "train", "codes": "codes", "languages": ["en", "de"], "merges": 60} in counts[
-        "steps"
-    ]
-    for split in PARTS:
-        for name in (f"{split}.en-de.en.bin", f"{split}.en-de.de.idx"):
-            assert (binary / name).stat().st_size > 0
-    assert (binary / "dict.en.txt").read_bytes() == (binary / "dict.de.txt").read_bytes()
-    assert "Dictionary" in (binary / "preprocess.log").read_text(encoding="utf-8")
+    learnt = {"step": "bpe", "split": "train", "codes": "codes", "languages": ["en", "de"]}
+    assert {**learnt, "merges": len(lines_of(ready / "codes")) - 1} in counts["steps"]
+
+
+def english(folder: Path, count: int = 400) -> Path:
+    """Translation-en: source packages of two binary packages each, whose descriptions share a long sentence."""
+    rng, words = random.Random(3), [f"{a}{b}" for a in ("ba", "ce", "di", "fo", "gu") for b in "lmnrst"]
+
+    def sentence(length: int) -> str:
+        return " ".join(rng.choices(words, k=length)) + "."
+
+    blocks = []
+    for n in range(count // 2):
+        shared = sentence(20)
+        for kind in ("lib", "dev"):
+            body = [shared, ".", sentence(9), sentence(5)] if n % 4 else [shared]
+            blocks.append(block(f"{kind}{n}", "en", f"{kind} of {sentence(6)}", *body, ".", "Short."))
+    folder.mkdir(parents=True)
+    (folder / "Translation-en").write_text("\n".join(blocks), encoding="utf-8")
+    return folder
+
+
+def test_summaries_by_a_user_s_command_in_another_folder(tmp_path: Path):
+    out, line = tmp_path / "out", [*python_module("data_prep"), "debian_summaries", "--accept-counts", "--workers", "2"]
+    for raw, status in ((english(tmp_path / "few", count=4), 1), (english(tmp_path / "raw"), 0)):
+        command = [*line, "--raw", str(raw), "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == status, done.stderr
+        assert ("error: save_raw: there are no lines of" in done.stderr) is (status == 1)
+        assert "Traceback" not in done.stderr
+    names = ("en_description", "en_synopsis")
+    sides = {split: [lines_of(out / "prepared" / f"{split}.{side}") for side in names] for split in SPLITS}
+    assert sum(len(descriptions) for descriptions, _ in sides.values()) == 300  # a quarter is too short
+    first_words = {
+        split: {" ".join(line.replace("@@ ", "").split()[:20]) for line in descriptions}
+        for split, (descriptions, _) in sides.items()
+    }
+    assert len(set().union(*first_words.values())) == sum(map(len, first_words.values())) == 150
+    descriptions, synopses = (lines_of(out / "prepared" / "raw" / f"test.{side}") for side in names)
+    assert all(len(description.split()) == 35 for description in descriptions)
+    assert all(synopsis.startswith(("lib of ", "dev of ")) for synopsis in synopses)
+    assert (out / "binarised" / "test.en_description-en_synopsis.en_synopsis.bin").stat().st_size > 0
+    assert "\n- descriptions of fewer than 30 words: 100\n" in (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    raw = english(tmp_path / "given")
+    run(monkeypatch, "debian_lm", "--raw", raw, "--out", tmp_path, "--accept-counts", "--workers", 1)
+    splits = {split: lines_of(tmp_path / "prepared" / f"{split}.en") for split in SPLITS}
+    together = [line for split in splits.values() for line in split]
+    assert len(together) == len(set(together))
+    assert "Short ." in splits["test"]  # in every description, so in the first split only
+    counts = json.loads((tmp_path / "prepared" / "counts.json").read_text(encoding="utf-8"))
+    # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own
+    assert counts["source"]["lines left out"] == {"repeated": 399 + 200}
+
+
+def test_the_longest_line_and_summary_are_the_dataset_s():
+    found, said = [Description("a", "", "one two", ("one two three four five", "one two three"))], dict[str, Any]()
+
+    def cut(name: str, **options: Any) -> Dataset:
+        dataset = load_dataset(name)
+        return replace(dataset, debian=replace(dataset.debian, **options))
+
+    lines = debian._lines(cut("debian_lm", max_words=3), found, said)
+    assert [line for _, line in lines] == [("one two",), ("one two three",)]
+    assert said["lines left out"] == {"more than 3 words": 1}
+    pairs = debian._summaries(cut("debian_summaries", min_words=2, max_words=4), found, said)
+    assert [pair for _, pair in pairs] == [("one two three four", "one two")]
 
 
 @pytest.mark.parametrize(
@@ -102,46 +164,16 @@ def test_raw_takes_compressed_files_and_the_names_of_lists(tmp_path: Path, raw: 
     for language, name in names.items():
         (given / name).write_bytes(compress((raw / f"Translation-{language}").read_bytes()))
     (given / "Translation-de_AT").write_text("another language")
+    (given / "Translation-en_x.gz").write_bytes(gzip.compress(b"another"))
+    (given / "zz_Translation-de.gz").write_bytes(gzip.compress(block("pkg0", "de", "noch eines").encode()))
     manifest = download(load_dataset("debian_en_de"), raw=given, out=tmp_path / "out")
+    more = {"en": b"\n", "de": b"\n" + block("pkg0", "de", "noch eines").encode() + b"\n"}  # parted by an empty line
     for language in LANGUAGES:
         got = (tmp_path / "out" / f"Translation-{language}").read_bytes()
-        assert got == (raw / f"Translation-{language}").read_bytes() + b"\n"
+        assert got == (raw / f"Translation-{language}").read_bytes() + more[language]
         assert manifest["files"][f"Translation-{language}"]["lines"] == got.count(b"\n")
     assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["taken from the folder given with --raw"]["de"] == [names["de"]]
-
-
-def test_several_sources_are_parted_by_an_empty_line(tmp_path: Path, raw: Path):
-    (raw / "Translation-de.gz").write_bytes(gzip.compress(block("pkg0", "de", "noch eines").encode()))
-    download(load_dataset("debian_en_de"), raw=raw, out=tmp_path / "out")
-    assert "\n\nPackage: pkg0\n" in (tmp_path / "out" / "Translation-de").read_text(encoding="utf-8")
-
-
-def text_folder(folder: Path, **counts: int) -> Path:
-    folder.mkdir()
-    for split, count in counts.items():
-        for language in LANGUAGES:
-            rows = "".join(f"{language} line {n} of {split} it is\n" for n in range(count))
-            (folder / f"{split}.{language}").write_text(rows)
-    return folder
-
-
-def test_own_text_in_one_piece_is_split(tmp_path: Path):
-    given = text_folder(tmp_path / "own", train=300)
-    dataset = load_dataset(str(dataset_file(tmp_path, kind="text")))
-    manifest = download(dataset, raw=given, out=tmp_path / "raw")
-    assert sorted(manifest["files"]) == ["train.de", "train.en"]
-    out = prepared(tmp_path, tmp_path / "raw", kind="text")
-    assert sum(len(lines_of(out / f"{split}.en")) for split in PARTS) == 300
-
-
-def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
-    given = text_folder(tmp_path / "own", train=50, valid=3, test=4)
-    (given / "test.en").write_text("same\nsame\n" + "long " * 200 + "\n" + "short\n")
-    (given / "train.en").write_text((given / "train.en").read_text().replace("line 7 of", " "))
-    out = prepared(tmp_path, given, kind="text", clean="{splits: [train], min_words: 6}")
-    assert [len(lines_of(out / f"{split}.de")) for split in PARTS] == [49, 3, 4]
-    assert lines_of(out / "raw" / "test.en")[2] == ("long " * 200).strip()
+    assert manifest["taken from the folder given with --raw"]["de"] == [names["de"], "zz_Translation-de.gz"]
 
 
 @pytest.mark.parametrize(
@@ -149,20 +181,121 @@ def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
     [
         ("Translation-de.lz4", b"x", "got only Translation-de.lz4, whose compression Python cannot read"),
         ("Translation-fr", b"x", "got none; expected Translation-de"),
-        ("Translation-de.gz", b"x", "is damaged or cut short"),
         ("Translation-de.gz", gzip.compress(b"x" * 999, mtime=0)[:-5], "is damaged or cut short"),
         ("Translation-de.bz2", b"x", "is damaged or cut short"),
         ("Translation-de.xz", b"x", "is damaged or cut short"),
+        ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: line that is neither"),
     ],
 )
-def test_raw_files_that_cannot_be_used(tmp_path: Path, raw: Path, name: str, data: bytes, message: str):
+def test_raw_files_that_cannot_be_used(tmp_path: Path, raw: Path, monkeypatch, name: str, data: bytes, message: str):
     (raw / "Translation-de").unlink()
     (raw / name).write_bytes(data)
     before = contents(raw)
     with pytest.raises(UserError, match=message):
-        download(load_dataset("debian_en_de"), raw=raw, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        run(monkeypatch, "debian_en_de", "--raw", raw, "--out", tmp_path / "out", "--workers", 1)
+    assert not (tmp_path / "out" / "prepared").exists()
     assert contents(raw) == before
+
+
+def fetched_by_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> dict[str, Any]:
+    monkeypatch.setenv("PATH", path)
+    return download(load_dataset("debian_en_de"), raw=None, out=tmp_path / "out")
+
+
+def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    manifest = fetched_by_apt(tmp_path, monkeypatch, fake_apt(tmp_path / "apt"))
+    assert (tmp_path / "out" / "Translation-en").read_text() == "a\n\nb\n\nf\n\n"
+    assert (tmp_path / "out" / "Translation-de").read_text() == "d\n\n"
+    archives = {name: f"Debian {name} main" for name in ("old", "stable", "testing")}
+    assert manifest["archives"] == {"en": list(archives.values()), "de": [archives["stable"]]}
+
+
+@pytest.mark.parametrize(
+    ("files", "update", "message"),
+    [
+        (None, "", r"has no apt-get.*--raw DIR"),
+        ("abce", "echo W: no network", r"brought no Translation-de from Debian(.|\n)*W: no network"),
+        ("", "echo E: broken >&2; exit 100", r"status 100(.|\n)*E: broken"),
+    ],
+)
+def test_apt_that_is_not_there_or_brings_nothing(tmp_path: Path, monkeypatch, files: str | None, update, message: str):
+    path = str(tmp_path / "empty") if files is None else fake_apt(tmp_path / "apt", files=files, update=update)
+    with pytest.raises(UserError, match=message):
+        fetched_by_apt(tmp_path, monkeypatch, path)
+    assert not (tmp_path / "out").exists()
+
+
+PACKAGES = """#!/bin/sh
+case "$*" in
+  *update) grep -q 'Languages {{ "none"; }};' "$2" || exit 9 ;;
+  *pkgnames) printf 'a\\nb\\nc\\n' ;;
+  *download*) shift 3; echo "$*" >> {log}; for name; do echo "$name" > "${{name}}_1_all.deb"; done; {then} ;;
+esac
+"""
+
+
+def test_packages_come_in_slices_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def package_apt(then: str) -> None:
+        for name in ("apt-get", "apt-cache"):
+            (tmp_path / name).write_text(PACKAGES.format(log=tmp_path / "log", then=then))
+            (tmp_path / name).chmod(0o755)
+
+    package_apt("true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(apt, "_SLICE", 2)
+    (tmp_path / "out").mkdir()
+    notes = apt.fetch_packages(["c", "z", "a", "b"], out=tmp_path / "out")
+    assert (tmp_path / "log").read_text() == "a b\nc\n"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_1_all.deb", "b_1_all.deb", "c_1_all.deb"]
+    assert notes == {"packages this release does not have": ["z"]}
+    with pytest.raises(UserError, match="apt knows none of 2 packages"):
+        apt.fetch_packages(["y", "z"], out=tmp_path)
+    package_apt("echo E: no network >&2; exit 100")
+    with pytest.raises(UserError, match=r"status 100(.|\n)*E: no network"):
+        apt.fetch_packages(["a"], out=tmp_path)
+
+
+def test_own_text_in_one_piece_is_split_the_same_by_any_number_of_processes(tmp_path: Path):
+    given = text_folder(tmp_path / "own", train=2100)  # several blocks
+    dataset = own_dataset(tmp_path, *OWN)
+    assert sorted(download(dataset, raw=given, out=tmp_path / "raw")["files"]) == ["train.de", "train.en"]
+    outs = [tmp_path / f"out{workers}" for workers in (1, 2)]
+    for workers, out in enumerate(outs, 1):
+        prepare(dataset, raw=tmp_path / "raw", out=out, workers=workers)
+    assert contents(outs[0]) == contents(outs[1])
+    assert sum(len(lines_of(outs[0] / f"{split}.en")) for split in SPLITS) == 2100
+
+
+def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
+    given = text_folder(tmp_path / "own", train=50, valid=3, test=4)
+    (given / "test.en").write_text("same\nsame\n" + "long " * 200 + "\n" + "short\n")
+    (given / "train.en").write_text((given / "train.en").read_text().replace("line 7 of", " "))
+    prepare(own_dataset(tmp_path, *OWN), raw=given, out=tmp_path / "out", workers=1)
+    assert [len(lines_of(tmp_path / "out" / f"{split}.de")) for split in SPLITS] == [49, 3, 4]
+    assert lines_of(tmp_path / "out" / "raw" / "test.en")[2] == ("long " * 200).strip()
+
+
+def test_own_text_that_cannot_be_used_leaves_the_older_result(tmp_path: Path):
+    given, out = text_folder(tmp_path / "own", train=300), tmp_path / "out"
+    prepare(own_dataset(tmp_path, *OWN), raw=given, out=out, workers=1)
+    older, good = contents(out), contents(given)
+    expected = [{"after": "read", "lines": {"train": 999}, "tolerance": 0.5, "status": "x"}]
+    one = {f"train.{language}": b"one single line it may be\n" for language in LANGUAGES}
+    for changed, more, message in (
+        ({"train.de": good["train.de"] + b"eine mehr\n"}, {}, r"train.en has 300 lines but .*train.de has 301 lines"),
+        ({"train.de": b"ein Wort\n\xe4\n"}, {}, "train.de, line 2: byte 0xe4 is not UTF-8"),
+        ({"train.de": None}, {}, "train.de is missing, or not a file"),
+        (dict.fromkeys(one, b""), {}, "train.en is empty"),
+        (one, {}, r"no line is left of \w+ and \w+ \(train \d, valid \d, test \d; nothing was dropped\)"),
+        ({}, {"expected": expected}, "after read, train: got 300 lines, expected 500 to 1,498 .*fetch the files again"),
+    ):
+        for name, data in (good | changed).items():
+            (given / name).unlink(missing_ok=True)
+            if data is not None:
+                (given / name).write_bytes(data)
+        with pytest.raises(UserError, match=message):
+            prepare(own_dataset(tmp_path, *OWN, **more), raw=given, out=out, workers=1)
+        assert contents(out) == older
 
 
 @pytest.mark.parametrize(
@@ -170,83 +303,184 @@ def test_raw_files_that_cannot_be_used(tmp_path: Path, raw: Path, name: str, dat
     [
         ({"valid": 3}, "no train.en and no train.de; put both sides of train there"),
         ({"train": 3, "valid": 3}, "has train and valid but no test; give train, valid and test, or train alone"),
-        ({}, "no train.en and no train.de"),
+        (None, "is not a folder"),
     ],
 )
-def test_own_text_that_is_not_complete(tmp_path: Path, counts: dict[str, int], message: str):
-    given = text_folder(tmp_path / "own", **counts)
-    dataset = load_dataset(str(dataset_file(tmp_path, kind="text")))
+def test_own_text_that_is_not_complete(tmp_path: Path, counts: dict[str, int] | None, message: str):
+    given = tmp_path / "own" if counts is None else text_folder(tmp_path / "own", **counts)
     with pytest.raises(UserError, match=message):
-        download(dataset, raw=given, out=tmp_path / "out")
-
-
-def test_own_text_needs_a_folder(tmp_path: Path):
-    dataset = load_dataset("own_text")
+        download(load_dataset("own_text"), raw=given, out=tmp_path / "out")
     with pytest.raises(UserError, match="say with --raw DIR where it lies"):
-        download(dataset, raw=None, out=tmp_path / "out")
-    with pytest.raises(UserError, match="is not a folder"):
-        download(dataset, raw=tmp_path / "nowhere", out=tmp_path / "out")
-    with pytest.raises(UserError, match="is not a folder"):
-        prepare(dataset, raw=tmp_path / "nowhere", out=tmp_path / "out", workers=1)
+        download(load_dataset("own_text"), raw=None, out=tmp_path / "out")
 
 
-def test_prepare_refuses_and_leaves_the_older_result(tmp_path: Path):
-    given = text_folder(tmp_path / "own", train=300)
-    older = contents(prepared(tmp_path, given, kind="text"))
-    good = contents(given)
+@pytest.fixture
+def sides(tmp_path: Path) -> list[Path]:
+    """Two files with bytes that are not UTF-8."""
+    paths = [tmp_path / "my.en", tmp_path / "my.de"]
+    for path in paths:
+        path.write_bytes(b"".join(b"%s\xff word %d\n" % (path.suffix.encode(), n) for n in range(9)))
+    return paths
 
-    def fails(message: str, **options: str) -> None:
+
+def test_options_that_are_refused_before_anything_runs(tmp_path: Path, sides: list[Path], monkeypatch):
+    alone = tmp_path / "alone.yaml"
+    alone.write_text("{kind: text, source: en, steps: []}")
+    source, target = ("--src", sides[0]), ("--tgt", sides[1])
+    for given, message in (
+        (("own_text", *target), r"--tgt .*my.de without --src; give the other side"),
+        (("own_text", *source), "own_text is text in en and de; give --src FILE and --tgt FILE"),
+        ((alone, *source, *target), "alone is text in en; give --src alone"),
+        (("own_text", *source, *target, "--raw", tmp_path), "--raw and --src both say where the text lies"),
+        (("debian_en_de", *source, *target), "--src and --tgt are for your own text in en and de; debian_en_de is of"),
+        (("own_text", "--src", tmp_path / "no", *target), "cannot read .*no: no such file; give a text file"),
+        (("own_text", "--to", "train"), "--to train: unknown stage; the stages are download, prepare"),
+        (
+            ("debian_en_de", "--invalid", "drop"),
+            "debian_en_de.yaml: `invalid` is 'drop', expected nothing: kind",
+        ),
+    ):
         with pytest.raises(UserError, match=message):
-            prepared(tmp_path, given, workers=1, kind="text", **options)
-        assert contents(tmp_path / "prepared") == older
-        for name, data in good.items():
-            (given / name).write_bytes(data)
-
-    (given / "train.de").write_bytes(good["train.de"] + b"eine mehr\n")
-    fails(r"train.en has 300 lines but .*train.de has 301 lines")
-    (given / "train.de").write_bytes(b"ein Wort\n\xe4\n")
-    fails("train.de, line 2: byte 0xe4 is not UTF-8")
-    (given / "train.de").unlink()
-    fails("train.de is missing, or not a file")
-    for language in LANGUAGES:
-        (given / f"train.{language}").write_bytes(b"")
-    fails("train.en is empty")
-    fails("empty corpus: no line is left of train .*fewer than 90 words: 300", clean="{min_words: 90}")
-    for language in LANGUAGES:
-        (given / f"train.{language}").write_bytes(b"one single line\n")
-    fails(r"empty corpus: no line is left of train and test \(train 0, valid 1, test 0; nothing was dropped\)")
-    expected = "expected: [{after: read, lines: {train: 999}, tolerance: 0.5, status: x}]"
-    fails("after read, train: got 300 lines, expected 500 to 1,498 .*fetch the files again", more=expected)
+            run(monkeypatch, *given, "--out", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("[!.]*"))
 
 
-def test_a_file_that_is_no_translation(tmp_path: Path, raw: Path):
-    (raw / "Translation-de").write_text("<html>\n")
-    with pytest.raises(UserError, match=r"no description in 'de' \(1 times: line that is neither"):
-        prepared(tmp_path, raw)
+def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, sides: list[Path], monkeypatch, capsys):
+    given = ["own_text", "--src", sides[0], "--tgt", sides[1], "--out", tmp_path / "out", "--to", "download"]
+    with pytest.raises(UserError, match=r"my.en, line 1: byte 0xff is not UTF-8, as in 9 lines"):
+        run(monkeypatch, *given)
+    for said in ("not complete yet", "nothing has changed, skipped", "the files given with --raw have changed"):
+        if "given" in said:
+            sides[0].write_bytes(sides[0].read_bytes().upper())
+        run(monkeypatch, *given, "--invalid", "replace")
+        assert f"== download: {said}" in capsys.readouterr().out
+    assert (tmp_path / "out" / "raw" / "train.de").read_text().count("\ufffd") == 9
+    with pytest.raises(UserError, match="no pair is left"):  # not what the other option made
+        run(monkeypatch, *given, "--invalid", "drop")
 
 
-def test_the_number_of_processes_changes_nothing(tmp_path: Path):
-    given = text_folder(tmp_path / "own", train=2100)  # several chunks
-    one = contents(prepared(tmp_path, given, kind="text", workers=1))
-    assert contents(prepared(tmp_path, given, kind="text", workers=2)) == one
-    dataset, made = load_dataset(str(dataset_file(tmp_path))), []
-    ready = text_folder(tmp_path / "ready", train=9, valid=2, test=3)
+def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, capsys):
+    raw, out = tmp_path / "archives", tmp_path / "out"
+    pack(raw / "a.tgz", {f"{split}.en": b"one line\n" * 9 for split in SPLITS})
+    splits = {split: [{"file": "a.tgz", "members": {"en": f"{split}.en"}}] for split in SPLITS}
+    keys: dict[str, Any] = {"kind": "archives", "target": None, "files": {"a.tgz": {}}, "splits": splits}
+    file = own_dataset(tmp_path, "normalise_space", **keys).file
+    (out / "raw").mkdir(parents=True)
+    (out / "raw" / "a.tgz.bad").write_text("of a mirror")
+
+    def made(said: str) -> None:
+        run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "prepare", "--workers", 1)
+        assert f"== download: {said}" in capsys.readouterr().out
+
+    made("not complete yet")
+    content = (raw / "a.tgz").read_bytes()
+    described = json.loads((out / "raw" / "manifest.json").read_text())["files"]["a.tgz"]
+    assert described == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}  # lines are of text
+    stamp = json.loads((out / "raw" / "stamp.json").read_text())
+    assert stamp["files"].keys() == {"a.tgz", "manifest.json"}
+    (out / "raw" / "stamp.json").write_text(json.dumps(stamp | {"files": sizes(out / "raw")}))  # as it was once
+    (out / "raw" / "a.tgz.bad").unlink()
+    (raw / "else.txt").write_text("of something else")
+    made("nothing has changed, skipped")
+    for gone in ("manifest.json", "a.tgz"):
+        (out / "raw" / gone).unlink()
+        made(f"{gone} is gone or has changed")
+    for gone in ("a.tgz", "ledger.json"):
+        (out / "raw" / gone).unlink()
+    pack(raw / "a.tgz", {f"{split}.en": b"another line\n" * 9 for split in SPLITS})
+    made("the files given with --raw have changed")
+
+
+def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each of them in a line of its own, and at its end, up to what fairseq has read."""
+    odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
+    rows = [
+        (f"{one} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", other)
+        for n, (one, other) in enumerate(corpora.pairs(LANGUAGES, 80, 10_000))
+    ]
+    (tmp_path / "raw").mkdir()
+    for split in SPLITS:
+        for side, language in enumerate(LANGUAGES):
+            (tmp_path / "raw" / f"{split}.{language}").write_bytes(corpora.text(rows, side))
+    file, out = own_dataset(tmp_path, "normalise_space", "save_raw", {"bpe": {"merges": 30}}).file, tmp_path / "out"
+    run(monkeypatch, file, "--raw", tmp_path / "raw", "--out", out, "--workers", 1)
+    for path in [out / "prepared" / f"{split}.{language}" for split in SPLITS for language in LANGUAGES]:
+        assert numbers(lines_of(path)) == list(range(10_000, 10_080))
+    assert "| 80 |" in (out / "report.md").read_text()
+    assert (out / "binarised" / "preprocess.log").read_text().count(": 80 sents, ") == 6
+    assert len((out / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize("command", ["download", "prepare"])
+def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, monkeypatch, command: str):
+    """A process that is killed while it fills the folder that is to replace an older one."""
+    out, mark = tmp_path / "out", "manifest.json" if command == "download" else "counts.json"
+    out.mkdir()
+    write_lines(out / mark, ["older"])
+    if command == "download":
+        monkeypatch.setenv("PATH", fake_apt(tmp_path / "apt", update="touch $(dirname $2)/here; sleep 60"))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        line = ["debian_en_de", "--out", str(out)]
+    else:
+        line = [str(own_dataset(tmp_path, *OWN, kind="debian").file), "--raw", str(raw), "--out", str(out)]
+        stop = "import os, signal; import data_prep.steps.engine as e; e.long_lines = lambda path: signal.pause()\n"
+        (tmp_path / "sitecustomize.py").write_text(stop)
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    process = subprocess.Popen(
+        [*python_module(f"data_prep.{command}"), *line], stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        assert wait_until(lambda: scratch.beside(out, "partial"), 60)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert contents(out) == {mark: b"older\n"}
+
+
+@pytest.mark.parametrize("command", ["download", "prepare", "binarise"])
+def test_what_another_program_wrote_is_never_replaced(tmp_path: Path, raw: Path, command: str):
+    out = text_folder(tmp_path / "mine", train=5, valid=2, test=2)
+    before, file = contents(out), own_dataset(tmp_path, *OWN, kind="debian").file
+    given = ["--prepared", str(out)] if command == "binarise" else ["--raw", str(raw)]
+    for place, message in (
+        (out, "which this project did not write there: test.de, test.en"),
+        (out / "train.en", "is not a folder, and one of that name is to be written"),
+    ):
+        with pytest.raises(UserError, match=message):
+            stage(None, ["-m", f"data_prep.{command}", str(file), *given, "--out", str(place)])
+    assert before.items() <= contents(out).items()
+
+
+@pytest.mark.parametrize("command", ["download", "prepare", "binarise"])
+def test_help_suffices(command: str, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("data_prep.cli.available_cores", lambda: 55)
+    with pytest.raises(SystemExit):
+        stage(None, ["-m", f"data_prep.{command}", "--help"])
+    said = capsys.readouterr().out
+    for text in (f"example: python -m data_prep.{command} debian_en_de", "DATASET", "--out DIR"):
+        assert text in said
+    if command != "download":
+        assert "one a core, 55 here" in said
+        with pytest.raises(SystemExit):
+            stage(None, ["-m", f"data_prep.{command}", "debian_en_de", "--out", "x", "--workers", "0"])
+        assert "argument --workers: got '0', expected a whole number above 0" in capsys.readouterr().err
+
+
+def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
+    dataset = own_dataset(tmp_path, *OWN, binarise={"joined_dictionary": True})
+    ready, made = text_folder(tmp_path / "ready", train=9, valid=2, test=3), []
     for workers in (1, 4):  # of which some get no line
         binarise(dataset, prepared=ready, out=tmp_path / "out", workers=workers)
         made.append({name: data for name, data in contents(tmp_path / "out").items() if name != "preprocess.log"})
     assert made[0] == made[1]
     assert len(made[0]) == 14
-
-
-@pytest.mark.parametrize(("given", "workers"), [([], 55), (["--workers", "77"], 77)])
-def test_binarise_takes_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], workers: int):
-    taken: dict[str, object] = {}
-    monkeypatch.setattr("data_prep.cli.available_cores", lambda: 55)
-    monkeypatch.setattr("data_prep.binarise.binarise", lambda *_, **options: taken.update(options))
-    monkeypatch.setattr("data_prep.binarise.vocab_size", lambda file: 0)
-    monkeypatch.setattr(sys, "argv", ["binarise", "gbw", "--prepared", "ready", "--out", str(tmp_path), *given])
-    binarise_command()
-    assert taken["workers"] == workers
+    limits: dict = {"threshold_source": 1, "threshold_target": 2, "nwords_source": 3, "nwords_target": 4}
+    dataset = replace(dataset, binarise=replace(dataset.binarise, joined_dictionary=False, **limits))
+    command = _command(dataset, tmp_path, tmp_path, ("train",), 1, None)
+    given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
+    assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
+    assert "--joined-dictionary" not in command
 
 
 def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -261,10 +495,12 @@ def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("target", [None, "de"])
-def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, target: str | None):
-    dataset = replace(load_dataset(str(dataset_file(tmp_path))), target=target)
+def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, monkeypatch, target: str | None):
+    monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
+    dataset = own_dataset(tmp_path, target=target)
     ready, model, out = text_folder(tmp_path / "ready", test=9), tmp_path / "model", tmp_path / "out"
-    model.mkdir()
+    with pytest.raises(UserError, match=r"there is no .*dict.*txt; expected the dictionaries"):
+        binarise(dataset, prepared=ready, out=out, workers=2, given=model)
     for language in dataset.languages:
         words = [language, "line", *map(str, range(9)), "of", "test", "it", "is"]
         write_lines(model / dictionary(dataset, language), [f"{word} 1" for word in words])
@@ -286,107 +522,48 @@ def test_each_share_of_unknown_units_that_fairseq_writes_is_read(tmp_path: Path,
         _check_known(load_dataset("gbw"), log, tmp_path)
 
 
-@pytest.mark.parametrize("command", ["download", "prepare"])
-def test_killed_midway_leaves_the_older_result(tmp_path: Path, raw: Path, command: str):
-    out = tmp_path / "out"
-    out.mkdir()
-    mark = "manifest.json" if command == "download" else "counts.json"
-    write_lines(out / mark, ["older"])
-    if command == "download":
-        path = fake_apt(tmp_path / "apt", update="sleep 60")
-        arguments = ["debian_en_de", "--out", out]
-    else:
-        path = os.environ["PATH"]
-        arguments = [dataset_file(tmp_path), "--raw", raw, "--out", out]
-        slow = translations(raw, count=6000)
-        assert slow == raw
-    for _ in range(5):  # on a busy machine the moment can pass unseen
-        process = subprocess.Popen(
-            [*python_module(f"data_prep.{command}"), *map(str, arguments)],
-            env={**os.environ, "PATH": path, "TMPDIR": str(tmp_path)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + 30
-        while not scratch.beside(out, "partial") and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-        if process.poll() is None:
-            break
-        shutil.rmtree(out)
-        out.mkdir()
-        write_lines(out / mark, ["older"])
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert scratch.beside(out, "partial")
-    assert contents(out) == {mark: b"older\n"}
-
-
-def test_binarise_checks_what_fairseq_does_not(tmp_path: Path):
-    dataset = load_dataset(str(dataset_file(tmp_path)))
-    given = text_folder(tmp_path / "ready", train=5, valid=2, test=2)
-
-    def fails(message: str) -> None:
-        with pytest.raises(UserError, match=message):
-            binarise(dataset, prepared=given, out=tmp_path / "out", workers=1)
-        assert not (tmp_path / "out").exists()
-
-    (given / "valid.de").write_text("one\n")
-    fails("got valid.en 2 lines, valid.de 1 lines; expected equal numbers")
-    for language in LANGUAGES:
-        (given / f"valid.{language}").write_text("")
-    fails("valid.en 0 lines")
-    shutil.rmtree(given)
-    fails("cannot read .*train.en: No such file")
-
-
 @pytest.mark.parametrize(
-    ("script", "message"),
+    ("changed", "script", "message"),
     [
-        (
-            "echo out of memory; exit 3",
-            r"fairseq-preprocess ended with status 3. Its last lines:\n  out of memory\n.*out.log",
-        ),
-        ("echo fine", "ended well but wrote no train.en-de.en.bin; its output:\nfine"),
+        ({"valid.de": "one\n"}, "", "got valid.en 2 lines, valid.de 1 lines; expected equal numbers"),
+        ({"valid.de": "", "valid.en": ""}, "", "valid.en 0 lines"),
+        ({"train.en": None}, "", "cannot read .*train.en: No such file"),
+        ({}, "echo out of memory; exit 3", r"ended with status 3. Its last lines:\n  out of memory\n.*out.log"),
+        ({}, "echo fine", "ended well but wrote no train.en-de.en.bin; its output:\nfine"),
     ],
 )
-def test_binarise_shows_what_fairseq_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str):
-    given = text_folder(tmp_path / "ready", train=5, valid=2, test=2)
-    python = tmp_path / "python"
+def test_binarise_says_what_fairseq_does_not_and_does(tmp_path: Path, monkeypatch, changed, script: str, message: str):
+    given, python = text_folder(tmp_path / "ready", train=5, valid=2, test=2), tmp_path / "python"
+    for name, text in changed.items():
+        (given / name).unlink() if text is None else (given / name).write_text(text)
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(UserError, match=message):
-        binarise(load_dataset(str(dataset_file(tmp_path))), prepared=given, out=tmp_path / "out", workers=1)
+        binarise(own_dataset(tmp_path), prepared=given, out=tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["download", "prepare", "binarise"])
-def test_what_another_program_wrote_is_never_replaced(tmp_path: Path, raw: Path, command: str):
-    out = text_folder(tmp_path / "mine", train=5, valid=2, test=2)
-    before = contents(out)
-    given = ["--prepared", out] if command == "binarise" else ["--raw", raw]
-    arguments: list[object] = [dataset_file(tmp_path), *given, "--out", out]
-    refuse("which this project did not write there: test.de, test.en", command=command, arguments=arguments)
-    assert contents(out) == before
-    refuse(
-        "is not a folder, and one of that name is to be written",
-        command=command,
-        arguments=[*arguments[:-1], out / "train.en"],
-    )
+@pytest.mark.parametrize(
+    ("lengths", "longest", "heights"),
+    [
+        ({2: 50, 40: 50}, 41, {2: 50, 40: 50}),  # lengths that no line has are drawn as none
+        ({100: 600, 119: 399, 5000: 1}, 120, {100: 60, 118: 39.9}),  # two lengths to a bar, one line not drawn
+    ],
+)
+def test_the_picture_of_lengths(tmp_path: Path, monkeypatch, lengths: dict, longest: int, heights: dict):
+    figures: list[Any] = []
+    monkeypatch.setattr("matplotlib.pyplot.close", figures.append)
+    histograms = {(split, "en"): Counter(lengths) for split in SPLITS}
+    assert report._draw(histograms, ("en",), tmp_path / "lengths.png") == longest
+    (outline,) = figures[0].axes[0].patches
+    drawn = {float(x): float(y) for x, y in outline.get_xy()[1:-1:2] if y}
+    assert drawn == {x: pytest.approx(y) for x, y in heights.items()}
 
 
-@pytest.mark.parametrize("command", ["prepare", "binarise"])
-def test_a_number_of_processes_is_above_0(tmp_path: Path, command: str):
-    done = run(command, "debian_en_de", "--out", tmp_path / "out", "--workers", 0)
-    assert done.returncode == 2
-    assert "argument --workers: got '0', expected a whole number above 0" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["download", "prepare", "binarise"])
-def test_help_suffices(command: str):
-    done = run(command, "--help")
-    assert done.returncode == 0
-    assert f"example: python -m data_prep.{command} debian_en_de" in done.stdout
-    assert "DATASET" in done.stdout
-    assert "--out DIR" in done.stdout
+def test_the_words_and_columns_of_the_report():
+    found = {"en": {"descriptions": 1234, "left out": {"repeated": 5}}, "cnn": ["a.tgz", "b.tgz"]}
+    assert report._listed(found) == "en (descriptions 1,234; left out (repeated 5)); cnn (a.tgz, b.tgz)"
+    rows = [("read", 12345, "", ""), ("clean", 9, "0.5%", "")]
+    table = report.table(("step", "lines", "share", "why"), rows)
+    assert table[1:3] == ["| --- | ---: | ---: | --- |", "| read | 12,345 |  |  |"]

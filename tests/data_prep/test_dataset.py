@@ -1,6 +1,7 @@
 """The files of datasets/, and what is said of one that is wrong."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,26 +9,178 @@ from data_prep.dataset import FOLDER, load_dataset
 from data_prep.sources import kind_of
 from data_prep.steps.plan import plan
 from scripts.common.errors import UserError
-from tests.data_prep.samples import dataset_file
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+YAML = """\
+kind: archives
+source: en
+target: de
+files: {a.tgz: {}}
+splits:
+  train: [{file: a.tgz, members: {en: a.en, de: a.de}}]
+  valid: [{file: a.tgz, members: {en: v.en, de: v.de}}]
+  test: [{file: a.tgz, members: {en: t.en, de: t.de}}]
+steps: [save_raw, {bpe: {merges: 20}}]
+binarise: {joined_dictionary: true}
+"""
+TRAIN = "  train: [{file: a.tgz, members: {en: a.en, de: a.de}}]\n"
+STEP = "save_raw"
+# what is replaced, by what, and the message
+WRONG = [
+    ("source: en", "sauce: en", "unknown key `sauce`; expected one of kind, source"),
+    ("source: en\n", "", "the key `source` is missing"),
+    ("{joined_dictionary: true}", "60", "binarise` is 60, expected keys with values"),
+    ("joined_dictionary: true", "threshold_source: many", "threshold_source` is 'many', expected a whole number"),
+    ("joined_dictionary: true", "threshold_source: 6.5", "threshold_source` is 6.5, expected a whole number"),
+    ("joined_dictionary: true", "joined_dictionary: 1", "joined_dictionary` is 1, expected true or false"),
+    ("target: de", "target: no", r"target` is False, expected a word \(YAML reads no and on as false and true"),
+    ("target: de", "target: en", r"source and target` is \('en', 'en'\), expected two languages"),
+    ("source: en", "source: ../en", r"source and target` is \('../en', 'de'\), expected names such as en"),
+    ("target: de", "target: de\nsource: fr", "the key 'source' stands here a second time"),
+    ("kind: archives", "? [a, b]", "found unhashable key"),
+    ("kind: archives", "kind: parquet", "kind` is 'parquet', expected one of archives,"),
+    ("kind: archives", "kind: text", r"`files` is \['a.tgz'\], expected none for this kind"),
+    ("kind: archives", "kind: text\ninvalid: skip", "`invalid` is 'skip', expected error, replace or drop"),
+    ("target: de", "target: de\ninvalid: drop", "`invalid` is 'drop', expected nothing: kind archives says it of each"),
+    ("target: de", "target: de\ndebian: {origins: Debian}", "debian.origins` is 'Debian', expected a list of words"),
+    ("target: de", "target: [de", "not valid YAML"),
+    ("target: de", "target: d\x80", "is not UTF-8"),
+    ("files: {a.tgz: {}}", "files: {no: {}}", r"files` is {False: {}}, expected keys with values \(YAML reads"),
+    ("files: {a.tgz: {}}", "files: {a.tgz: {size: 3}}", "unknown key `files.a.tgz.size`; expected one of urls, bytes"),
+    ("files: {a.tgz: {}}", "files: {../a: {}}", "`files` is '../a', expected names without a folder"),
+    ("a.tgz: {}", "a.tgz: {sha256: abc}", "`files.a.tgz.sha256` is 'abc', expected 64 digits of 0-9 and a-f"),
+    ("a.tgz: {}", f"a.tgz: {{md5: {'A' * 32}}}", "`files.a.tgz.md5` is 'AA.*, expected 32 digits of 0-9 and a-f"),
+    ("a.tgz: {}", "a.tgz: {member_md5: none.md5}", "there is no .*none.md5"),
+    ("a.tgz: {}", "a.tgz: {member_md5: sums.md5}", "sums.md5 has no checksum for a.en"),
+    (TRAIN, "  train: x.en\n", "splits.train` is 'x.en', expected a list"),
+    (YAML[YAML.index("splits") : YAML.index("steps")], "splits: [train]\n", "splits` is .*, expected keys with values"),
+    (
+        "a.tgz, members: {en: v",
+        "b.tgz, members: {en: v",
+        r"splits.valid\[0\].file` is 'b.tgz', expected a key of files",
+    ),
+    ("{en: v.en, de: v.de}", "{en: v.en}", r"splits.valid\[0\].members` is \['en'\], expected en, de"),
+    ("v.en", "a.en", "splits: a.en of a.tgz stands in two places"),
+    ("  test:", "  tset:", "splits: there is no test, nor does a step make it"),
+    (TRAIN, "", r"splits: there is no train, nor does a step make it"),
+    ("a.de}", "a.de}, reader: csv", r"splits.train\[0\].reader` is 'csv', expected one of plain"),
+    ("a.de}", "a.de}, invalid: skip", r"splits.train\[0\].invalid` is 'skip', expected error, replace or drop"),
+    ("a.de}", "a.de}, numbers: [3, 1]", r"splits.train\[0\].numbers` is \[3, 1\], expected the first and the last"),
+    ("a.de}", "a.de}, numbers: [1, 999999999]", r"numbers` is \[1, 999999999\], expected .* of 100,000 at most"),
+    ("a.de}", "a.de}, numbers: [1, 3]", r"members` is .*, expected \{n\} where the number stands"),
+    ("binarise", "expected: [{after: x, lines: {}, status: y}]\nbinarise", "after` is 'x', expected one of"),
+    (
+        "binarise",
+        "expected: [{after: end, lines: {}, tolerance: .nan, status: y}]\nbinarise",
+        r"expected\[0\].tolerance` is nan, expected a fraction",
+    ),
+    ("[save_raw, {bpe: {merges: 20}}]", "bpe", "steps` is 'bpe', expected a list"),
+    (STEP, "{a: {}, b: {}}", r"steps\[0\]` is .*expected a step's name, or"),
+    (STEP, "tokenize", r"steps\[0\]: unknown step tokenize; expected one of .*tokenise"),
+    (STEP, "decode", r"steps\[0\]: unknown step decode"),
+    (STEP, "bpe", "the key `bpe.merges` is missing"),
+    ("merges: 20", "merges: 5, join: true", "unknown key `bpe.join`; expected one of .*merges, joint"),
+    ("merges: 20", "merges: many", "bpe.merges` is 'many', expected a whole number"),
+    ("merges: 20", "merges: true", "bpe.merges` is True, expected a whole number"),
+    ("merges: 20", "merges: 0", "bpe: merges: got 0, expected a number above 0"),
+    ("merges: 20", "merges: 5, engine: fast", "got 'fast', expected one of subword-nmt, fastBPE"),
+    ("merges: 20", "merges: 5, glossaries: ['(']", r"the glossary '\(' is no regular expression"),
+    ("merges: 20", "merges: 5, glossaries: 5", "bpe.glossaries` is 5, expected a list of words"),
+    ("merges: 20", "merges: 5, glossaries: abc", "bpe.glossaries` is 'abc', expected a list of"),
+    (STEP, "{sentencepiece: {units: 0}}", "units: got 0, expected a number above 0"),
+    (STEP, "{truncate: {tokens: 0}}", "tokens: got 0, expected a number above 0"),
+    (STEP, "{tokenise: {moses: 2018-12}}", "got '2018-12', expected one of 2018-10"),
+    (STEP, "{tokenise: {escape: 1}}", "tokenise.escape` is 1, expected true or false"),
+    (STEP, "{tokenise: {splits: [dev]}}", "tokenise.splits` is 'dev', expected some of test,"),
+    (STEP, "{tokenise: {languages: [fr]}}", r"steps\[0\].languages` is \['fr'\], expected some of en, de"),
+    (STEP, "{clean: {languages: [en]}}", "clean works on whole pairs and takes no languages"),
+    (STEP, "{clean: {min_words: 0}}", "expected 1 <= min_words <= max_words and max_ratio above 1"),
+    (STEP, "{clean: {max_words: 0}}", "expected 1 <= min_words <= max_words and max_ratio above 1"),
+    (STEP, "{clean: {max_ratio: 1}}", "expected 1 <= min_words <= max_words and max_ratio above 1"),
+    (STEP, "{clean_corpus: {min_tokens: 5, max_tokens: 4}}", "got min_tokens 5, max_tokens 4"),
+    (STEP, "{clean_scripts: {chinese: 2}}", "got 2, expected 0"),
+    (STEP, "{hold_out: {into: x, every: 3}}", "hold_out.splits` is .*, expected the one split"),
+    (STEP, "{hold_out: {splits: [train], into: x, every: 0}}", "every: got 0, expected a number above 1"),
+    (
+        STEP,
+        "{split_by_hash: {by: fr, valid_percent: 1, test_percent: 1}}",
+        "split_by_hash.by` is 'fr', expected one of en, de",
+    ),
+    (
+        STEP,
+        "{split_by_hash: {by: en, valid_percent: 50, test_percent: 50}}",
+        "got 50 and 50, expected numbers above 0 whose sum is below 100",
+    ),
+]
 
 
-def test_how_many_there_are():
-    assert len(NAMES) >= 15  # own_text adds to them
-    assert {"wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "iwslt14_de_en", "gbw", "cnn_dm", "debian_en_de"} < set(NAMES)
+def checked(file: Path) -> tuple[Any, list[str]]:
+    """What is to be read, and the passes."""
+    dataset = load_dataset(str(file))
+    return kind_of(dataset).read(dataset, file.parent, {}), [each.folder for each in plan(dataset, file.parent)]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), WRONG)
+def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, message: str):
+    assert old in YAML
+    file = tmp_path / "tiny.yaml"
+    file.write_bytes(YAML.replace(old, new).encode("latin-1"))
+    (tmp_path / "a.tgz").touch()
+    (tmp_path / "sums.md5").write_text("# of others\n0  b.en\n")
+    with pytest.raises(UserError, match=message) as caught:
+        checked(file)
+    assert str(file) in str(caught.value)
+
+
+def test_one_that_is_right(tmp_path: Path):
+    (tmp_path / "tiny.yaml").write_text(YAML)
+    (tmp_path / "a.tgz").touch()
+    pieces, passes = checked(tmp_path / "tiny.yaml")
+    assert len(pieces) == 6
+    assert passes == ["01-save_raw", "02-bpe", "03-apply_bpe"]
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])
+def test_a_file_without_keys(tmp_path: Path, text: str):
+    (tmp_path / "tiny.yaml").write_text(text)
+    with pytest.raises(UserError, match="expected keys with values"):
+        load_dataset(str(tmp_path / "tiny.yaml"))
+
+
+@pytest.mark.parametrize("name", ["debian_en_xx", "missing/tiny.yaml", "tiny.yml"])
+def test_an_unknown_dataset_lists_those_there_are(name: str):
+    with pytest.raises(UserError, match=r"no dataset .*debian_en_de.*or the path of a YAML file"):
+        load_dataset(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dataset_loads(name: str):
     dataset = load_dataset(name)
-    assert dataset.name == name
     assert dataset == load_dataset(str(FOLDER / f"{name}.yaml"))
     kind_of(dataset)
     assert plan(dataset, FOLDER) or not dataset.steps
     assert dataset.about
-    for file in dataset.files.values():
-        assert file.urls or file.by_hand
+    assert [file for file in dataset.files.values() if not (file.urls or file.by_hand)] == []
+    listed = dataset.debian.packages
+    assert list(listed) == sorted(set(listed))
+    assert not any(each.startswith("libreoffice-help") for each in listed)
+
+
+def test_what_the_datasets_say():
+    assert {"wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "iwslt14_de_en", "gbw", "cnn_dm", "debian_en_de"} < set(NAMES)
+    demo = load_dataset("debian_en_de")
+    steps = {step.name: step.parameters for step in demo.steps}
+    assert steps["bpe"] == {"merges": 3000}
+    assert steps["clean"] == {"min_words": 1, "max_words": 100, "max_ratio": 2.5}
+    assert steps["split_by_hash"] == {"by": "en", "valid_percent": 2, "test_percent": 3}
+    assert demo.binarise.joined_dictionary
+    kinds = {name: load_dataset(name).debian.task for name in ("debian_en_zh", "debian_summaries", "debian_lm")}
+    assert list(kinds.values()) == ["translation", "summarization", "language_modeling"]
+    un = "UNv1.0.en-zh.tar.gz"  # whose pieces are named for a person
+    said = (load_dataset("wmt17_zh_en").files[un].by_hand or "").split()
+    folder = "https://stuncorpusprod.blob.core.windows.net/corpusfiles"
+    assert {f"{folder}/{un}.00", f"{folder}/{un}.01"} <= set(said)
+    assert said[-4:] == ["cat", f"{un}.*", ">", un]
 
 
 def test_the_test_set_alone():
@@ -35,9 +188,9 @@ def test_the_test_set_alone():
     dataset = load_dataset("wmt16_en_de").only_test([Path("en.code"), Path("de.code")])
     assert list(dataset.files) == ["dev.tgz"]
     assert list(dataset.splits) == ["test"]
-    steps = [(step.name, step.languages, step.parameters.get("codes")) for step in dataset.steps]
-    assert steps[:2] == [("save_raw", (), None), ("tokenise", (), None)]
-    assert steps[2:] == [("apply_bpe", ("en",), "en.code"), ("apply_bpe", ("de",), "de.code")]
+    steps = [(step.name, step.splits, step.languages, step.parameters.get("codes")) for step in dataset.steps]
+    assert [step[:3] for step in steps[:2]] == [("save_raw", ("test",), ()), ("tokenise", ("test",), ())]
+    assert steps[2:] == [("apply_bpe", ("test",), (lang,), f"{lang}.code") for lang in ("en", "de")]
     assert [(each.after, each.lines) for each in dataset.expected] == [("end", {"test": 3003})]
     with pytest.raises(UserError, match=r"debian_en_de.yaml makes its test set of its training text"):
         load_dataset("debian_en_de").only_test()
@@ -53,73 +206,3 @@ def test_codes_count_by_what_they_hold(tmp_path: Path):
         (tmp_path / "mine.yaml").write_text(f"kind: text\nsource: en\nsteps: [apply_bpe: {{codes: {path}}}]\n")
         facts.append(load_dataset(str(tmp_path / "mine.yaml")).facts())
     assert facts[0] == facts[1] != facts[2]
-
-
-def test_the_demo_is_what_the_design_says():
-    dataset = load_dataset("debian_en_de")
-    assert dataset.languages == ("en", "de")
-    steps = {step.name: step.parameters for step in dataset.steps}
-    assert steps["bpe"] == {"merges": 3000}
-    assert steps["clean"] == {"min_words": 1, "max_words": 100, "max_ratio": 2.5}
-    assert steps["split_by_hash"] == {"by": "en", "valid_percent": 2, "test_percent": 3}
-    assert dataset.binarise.joined_dictionary
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("source: en", "sauce: en", "unknown key `sauce`; expected one of kind, source"),
-        ("source: en", "", "the key `source` is missing"),
-        ("{joined_dictionary: true}", "60", "binarise` is 60, expected keys with values"),
-        ("joined_dictionary: true", "threshold_source: many", "threshold_source` is 'many', expected a whole number"),
-        ("joined_dictionary: true", "threshold_source: 6.5", "threshold_source` is 6.5, expected a whole number"),
-        ("joined_dictionary: true", "joined_dictionary: 1", "joined_dictionary` is 1, expected true or false"),
-        ("target: de", "target: no", "target` is False, expected a word (YAML reads no and on as false and true"),
-        ("target: de", "target: en", "source and target` is ('en', 'en'), expected two languages"),
-        ("source: en", "source: ../en", "source and target` is ('../en', 'de'), expected names such as en"),
-        ("target: de", "target: de\nsource: fr", "the key 'source' stands here a second time"),
-        ("kind: debian", "? [a, b]", "found unhashable key"),
-        ("kind: debian", "kind: parquet", "kind` is 'parquet', expected one of archives,"),
-        (
-            "target: de",
-            "target: de\ndebian: {origins: Debian}",
-            "debian.origins` is 'Debian', expected a list of words",
-        ),
-        ("target: de", "target: de\nsplits: {train: x.en}", "splits.train` is 'x.en', expected a list"),
-        ("target: de", "target: de\nsplits: [train]", "splits` is ['train'], expected keys with values"),
-        ("target: de", "target: de\nfiles: {no: {}}", "files` is {False: {}}, expected keys with values (YAML reads"),
-        ("target: de", "target: [de", "not valid YAML"),
-        ("target: de", "target: d\x80", "is not UTF-8"),
-    ],
-)
-def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, message: str):
-    file = dataset_file(tmp_path)
-    text = file.read_text(encoding="utf-8")
-    assert old in text
-    file.write_bytes(text.replace(old, new).encode("latin-1"))
-    with pytest.raises(UserError) as caught:
-        kind_of(load_dataset(str(file)))
-    assert str(file) in str(caught.value)
-    assert message in str(caught.value)
-
-
-def test_the_pieces_of_the_un_corpus_are_named_for_a_person():
-    name = "UNv1.0.en-zh.tar.gz"
-    said = (load_dataset("wmt17_zh_en").files[name].by_hand or "").split()
-    folder = "https://stuncorpusprod.blob.core.windows.net/corpusfiles"
-    assert {f"{folder}/{name}.00", f"{folder}/{name}.01"} <= set(said)
-    assert said[-4:] == ["cat", f"{name}.*", ">", name]
-
-
-@pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])
-def test_a_file_without_keys(tmp_path: Path, text: str):
-    file = tmp_path / "tiny.yaml"
-    file.write_text(text)
-    with pytest.raises(UserError, match="expected keys with values"):
-        load_dataset(str(file))
-
-
-@pytest.mark.parametrize("name", ["debian_en_xx", "missing/tiny.yaml", "tiny.yml"])
-def test_an_unknown_dataset_lists_those_there_are(name: str):
-    with pytest.raises(UserError, match=r"no dataset .*debian_en_de.*or the path of a YAML file"):
-        load_dataset(name)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from data_prep.dataset import Dataset, Debian, load_dataset
-from data_prep.download import MANY, main
+from data_prep.dataset import Dataset, Debian
+from data_prep.download import MANY
 from data_prep.sources import debian_docs
 from data_prep.sources.debian_docs import read_package, rows
 from scripts.common.errors import UserError
 from tests.data_prep.package_samples import catalogue, package
-from tests.data_prep.samples import refuse, run
+from tests.data_prep.samples import stage
 
 MAN = ".TH X 1\n.SH NAME\n.PP\n{}\n.SH SEE\n.PP\n{}\n"
 HELP = '<page xmlns="http://projectmallard.org/1.0/"><title>{}</title><p>{}</p></page>'
@@ -145,44 +145,27 @@ def test_sources_of_two_versions_are_one(control: str, source: str):
     assert debian_docs._source(control.encode()) == source
 
 
-def test_the_command_takes_a_folder_of_packages(tmp_path: Path):
+def test_the_command_takes_a_folder_of_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     raw = packages(tmp_path / "raw")
     dataset_file = tmp_path / "mine.yaml"
     keys = {"kind": "debian_docs", "source": "en", "target": "de", "debian": {"packages": ["ls", "ls-l10n", "absent"]}}
     dataset_file.write_text(json.dumps(keys))
-    done = run("download", dataset_file, "--raw", raw, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    line = ["-m", "data_prep.download", str(dataset_file), "--raw", str(raw), "--out", str(tmp_path / "out")]
+    stage(None, line)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["packages not in the folder given with --raw"] == ["absent"]
     assert set(manifest["files"]) == {path.name for path in raw.iterdir()}
     assert all((tmp_path / "out" / path.name).read_bytes() == path.read_bytes() for path in raw.iterdir())
 
-    assert (
-        f"{tmp_path / 'out' / 'ls_1.0-1_all.deb'}: {(raw / 'ls_1.0-1_all.deb').stat().st_size:,} bytes" in done.stdout
-    )
-
-    (tmp_path / "empty").mkdir()
-    arguments: list[object] = [dataset_file, "--raw", tmp_path / "empty", "--out", tmp_path / "none"]
-    refuse("has none of the packages", command="download", arguments=arguments)
-
-
-def test_of_many_packages_the_sum_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    raw, file = tmp_path / "raw", tmp_path / "mine.yaml"
-    raw.mkdir()
-    names = [f"p{n:02}" for n in range(MANY + 1)]
+    size = (raw / "ls_1.0-1_all.deb").stat().st_size
+    assert f"{tmp_path / 'out' / 'ls_1.0-1_all.deb'}: {size:,} bytes" in capsys.readouterr().out
+    for path in raw.iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="has none of the packages"):
+        stage(None, line)
+    names = [f"p{n:02}" for n in range(MANY + 1)]  # of so many the sum is printed
     for name in names:
         (raw / f"{name}_1_all.deb").write_bytes(b"12345")
-    file.write_text(json.dumps({"kind": "debian_docs", "source": "en", "target": "de", "debian": {"packages": names}}))
-    arguments = ["download", str(file), "--raw", str(raw), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", arguments)
-    main()
+    dataset_file.write_text(json.dumps(keys | {"debian": {"packages": names}}))
+    stage(None, line)
     assert capsys.readouterr().out == f"{tmp_path / 'out'}: 21 files, 105 bytes\n"
-
-
-def test_the_datasets_name_each_package_once():
-    for name in ("debian_docs_en_de", "debian_docs_en_fr", "debian_docs_en_zh"):
-        listed = load_dataset(name).debian.packages
-        assert list(listed) == sorted(set(listed))
-        assert not any(each.startswith("libreoffice-help") for each in listed)

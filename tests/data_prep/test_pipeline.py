@@ -1,306 +1,292 @@
-"""Each dataset of the paper the whole way, from a web server on this machine to what fairseq-train takes."""
+"""Each dataset the whole way, from a web server on this machine to what fairseq reads; and killed at each step."""
 
 import functools
-import importlib
 import json
-import logging
 import re
-import struct
-import subprocess
-import sys
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
-from data_prep import __main__ as command
-from data_prep import binarise
 from data_prep.archives import named_members
-from scripts.common import ownership
-from scripts.common.provenance import git_state
-from scripts.pipeline import pipeline
+from data_prep.dataset import Dataset, load_dataset
+from data_prep.lines import line_steps
+from scripts.common.errors import UserError
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
-from tests.data_prep.samples import ROOT
+from tests.data_prep.samples import SPLITS, run
 from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
+from tests.killed import Moment, killed_at
 
-pytestmark = pytest.mark.usefixtures("forks")
-
-Splits = dict[str, list[Pair]]
-PAIRS = corpora.pairs(("en", "de"), 80, 10_000)
-git_state = functools.cache(git_state)  # which else is three processes for each run of the command
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    """Run the command, its stages and fairseq-preprocess in this process: they start more slowly than they work."""
-    monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
-    monkeypatch.setattr(binarise, "run_logged", preprocess)
-    monkeypatch.setattr(pipeline, "_run_command", stage)
-    monkeypatch.setattr(pipeline, "git_state", git_state)
-    command.main()
+BUILD: dict[str, Callable[[Path], Any]] = {
+    "wmt16_en_de": corpora.wmt16,
+    "wmt16_en_de_google": corpora.wmt16_google,
+    "wmt14_en_fr": corpora.wmt14,
+    "wmt17_zh_en": corpora.wmt17,
+    "iwslt14_de_en": corpora.iwslt14,
+    "iwslt14_de_en_2018": corpora.iwslt14,
+    "gbw": corpora.gbw,
+    "cnn_dm": lambda folder: Collection().write(folder),
+    "cnn_dm_plain": lambda folder: Collection().write(folder),
+}
 
 
-def stage(_stage: pipeline.Stage, line: list[str]) -> None:
-    """Stands for the process of a stage: ``-m``, a module, its arguments."""
-    module, before = importlib.import_module(line[1]), sys.argv
-    sys.argv = line[1:]
-    try:
-        module.main()
-    finally:
-        sys.argv = before
+class Made(NamedTuple):
+    """A dataset made from small archives."""
+
+    dataset: Dataset
+    archives: Path
+    given: Any
+    """The pairs of its splits."""
+    out: Path
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return json.loads((self.out / "prepared" / "counts.json").read_text())
+
+    def text(self, name: str) -> str:
+        """A prepared file without the marks of BPE, as one line."""
+        return " ".join(lines_of(self.out / "prepared" / name)).replace("@@ ", "")
 
 
-def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> None:
-    """Stands for the process: the same arguments, the same log."""
-    from fairseq_cli import preprocess as fairseq
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Made]]:
+    """Makes a dataset by its name, once."""
+    with pytest.MonkeyPatch.context() as patch:
 
-    options = line[line.index("fairseq_cli.preprocess") + 1 :]
-    ownership.claim(log)
-    handler = logging.FileHandler(log)
-    fairseq.logger.addHandler(handler)
-    fairseq.logger.setLevel(logging.INFO)
-    try:
-        fairseq.main(fairseq.options.get_preprocessing_parser().parse_args(options))
-    finally:
-        fairseq.logger.removeHandler(handler)
-        handler.close()
+        @functools.cache
+        def make(name: str) -> Made:
+            folder = tmp_path_factory.mktemp(name)
+            archives, out = folder / "archives", folder / "out"
+            given = BUILD[name](archives)
+            with serving() as site:
+                for path in archives.iterdir():
+                    site.add(f"/{path.name}", path.read_bytes(), ranges=name != "wmt14_en_fr")
+                file = local_copy(name, folder, archives, site.url)
+                if name == "gbw":
+                    (folder / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
+                for _ in range(2):  # the second time nothing is fetched or made
+                    run(patch, file, "--out", out, "--workers", 1)
+                fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
+                assert sorted(path for path, _ in site.asked) == sorted(f"/{name}" for name in fetched)
+            return Made(load_dataset(str(file)), archives, given, out)
 
-
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, Splits, dict[str, Any]]]:
-    """Makes a dataset from small archives; returns its folder, the pairs of its splits and counts.json."""
-
-    def make(name: str, build: Callable[[Path], Any], *, ranges: bool = True) -> tuple[Path, Splits, dict[str, Any]]:
-        archives, out = tmp_path / "archives", tmp_path / "out"
-        splits = build(archives)
-        with serving() as site:
-            for path in archives.iterdir():
-                site.add(f"/{path.name}", path.read_bytes(), ranges=ranges)
-            file = local_copy(name, tmp_path, archives, site.url)
-            if (archives / "gbw.md5").exists():
-                (tmp_path / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
-            run(monkeypatch, file, "--out", out, "--workers", 1)
-            asked = len(site.asked)
-            fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
-            assert asked >= len(fetched), "everything came from the server"
-            run(monkeypatch, file, "--out", out, "--workers", 1)  # nothing is fetched or made twice
-            assert len(site.asked) == asked
-        return out, splits, json.loads((out / "prepared" / "counts.json").read_text())
-
-    return make
+        yield make
 
 
 def good(rows: list[Pair]) -> list[int]:
     """The numbers of the pairs that no recipe drops, first occurrences only."""
     found = [int(re.findall(r"\d{5,}", side)[0]) for row in rows for side in [row[0] or row[1]]]
-    return [number for number in dict.fromkeys(found) if number < BAD]
+    return [number for number in dict.fromkeys(found) if number < BAD and not 60_000 < number < 60_010]
 
 
-def check(out: Path, split: str, expected: list[int], languages: tuple[str, ...]) -> None:
-    """All languages of a prepared split have the pairs expected, in order, and fairseq has as many lines."""
-    for language in languages:
-        assert numbers(lines_of(out / "prepared" / f"{split}.{language}")) == expected, (split, language)
-    name = f"{split}.idx" if len(languages) == 1 else f"{split}.{'-'.join(languages)}.{languages[0]}.idx"
-    header = (out / "binarised" / name).read_bytes()[:26]
-    assert struct.unpack("<Q", header[18:26])[0] == len(expected)  # fairseq's index: magic, version, type, count
+def expected(name: str, given: dict[str, list[Pair]]) -> dict[str, list[int]]:
+    """The numbers of the pairs of each split that is made."""
+    if name == "gbw":
+        return {split: numbers(lines) for split, lines in given.items()}  # type: ignore[arg-type]
+    found = {split: good(rows) for split, rows in given.items()}
+    if name.startswith("iwslt14"):  # held out after cleaning, as published
+        survivors = found["train"]
+        found["train"] = [number for place, number in enumerate(survivors, 1) if place % 7]
+        found["valid"] = survivors[6::7]
+    elif name == "wmt14_en_fr":  # before cleaning, as published
+        every = [int(re.findall(r"\d{5,}", row[0] or row[1])[0]) for row in given["train"]]
+        found["train"] = [number for place, number in enumerate(every, 1) if place % 7 and number < BAD]
+        found["sampled"] = [number for number in every[6::7] if number < BAD]
+    return found
 
 
-def check_raw(out: Path, split: str, rows: list[Pair], languages: tuple[str, ...], *, sgm: bool = False) -> None:
-    """The untokenised lines are those of the archive."""
-    for side, language in enumerate(languages):
-        expected = [row[side].replace("&", "&amp;") if sgm else row[side] for row in rows]
-        assert lines_of(out / "prepared" / "raw" / f"{split}.{language}") == expected
+TRANSLATED = [name for name in BUILD if not name.startswith("cnn_dm")]
+REFERENCES = {  # of test sets in SGM: the language, the archive and the member
+    "wmt16_en_de": ("de", "dev.tgz", "dev/newstest2014-deen-src.de.sgm"),
+    "wmt14_en_fr": ("fr", "newstest2014.tgz", "test-full/newstest2014-fren-ref.fr.sgm"),
+    "wmt17_zh_en": ("en", "newstest2017.tgz", "test/newstest2017-zhen-ref.en.sgm"),
+}
 
 
-def check_reference(out: Path, language: str, archive: str, member: str) -> None:
-    """The reference is, byte for byte, the one that sacreBLEU makes of the published file."""
-    published, made = out.parent / "published.sgm", out.parent / "published.txt"
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_each_pair_arrives_where_it_belongs(made, name: str):
+    dataset, _, given, out = made(name)
+    for split, wanted in expected(name, given).items():
+        for language in dataset.languages:
+            assert numbers(lines_of(out / "prepared" / f"{split}.{language}")) == wanted, (split, language)
+    for split in ("valid", "test"):
+        raw = [out / "prepared" / "raw" / f"{split}.{language}" for language in dataset.languages]
+        if split in given and name != "gbw" and raw[0].exists():
+            sgm = name in REFERENCES and (split, name) != ("valid", "wmt16_en_de")
+            rows = [[side.replace("&", "&amp;") if sgm else side for side in row] for row in given[split]]
+            assert [list(row) for row in zip(*map(lines_of, raw), strict=True)] == rows
+    assert "&amp;" in made("wmt16_en_de").text("raw/test.de")
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_references_are_byte_for_byte_those_that_sacrebleu_makes(made, tmp_path: Path, name: str):
+    out, (language, archive, member) = made(name).out, REFERENCES[name]
+    published, theirs = tmp_path / "published.sgm", tmp_path / "published.txt"
     with closing(named_members(out / "raw" / archive, [member])) as members:
         published.write_bytes(next(members)[1].read())
-    FakeSGMLDataset("published")._convert_format(str(published), str(made))
-    assert "&amp;" in made.read_text(encoding="utf-8")
-    assert (out / "prepared" / "raw" / f"test.{language}").read_bytes() == made.read_bytes()
-
-
-def test_wmt16(made):
-    out, splits, counts = made("wmt16_en_de", corpora.wmt16)
-    languages = ("en", "de")
-    for split in ("train", "valid", "test"):
-        check(out, split, good(splits[split]), languages)
-    check_raw(out, "valid", splits["valid"], languages)
-    check_raw(out, "test", splits["test"], languages, sgm=True)
-    check_reference(out, "de", "dev.tgz", "dev/newstest2014-deen-src.de.sgm")
-    text = " ".join(lines_of(out / "prepared" / "train.en")).replace("@@ ", "")
-    assert " &amp; " in text
-    assert "well-known" in text  # hyphens stay
-    assert (out / "binarised" / "dict.en.txt").read_bytes() == (out / "binarised" / "dict.de.txt").read_bytes()
-    (cleaning,) = [entry for entry in counts["steps"] if entry["step"] == "clean_corpus"]
-    assert (cleaning["split"], cleaning["in"] - cleaning["out"]) == ("train", 4)
-    check_report(out)
-
-
-def check_report(out: Path) -> None:
-    """Check that what a reader needs is in it."""
-    report = (out / "report.md").read_text(encoding="utf-8")
-    for heading in ("Sources", "Steps", "Sizes", "Lengths", "Vocabulary", "Lines drawn", "Checksums", "Versions"):
-        assert f"\n## {heading}" in report
-    archive = json.loads((out / "raw" / "manifest.json").read_text())["files"]["dev.tgz"]
-    assert archive["sha256"] in report
-    assert "| clean_corpus | train | 94 | 90 |" in report
-    assert "| dict.en.txt = dict.de.txt |" in report
-    for split in ("train", "valid", "test"):
-        for language in ("en", "de"):
-            lines = lines_of(out / "prepared" / f"{split}.{language}")
-            tokens = sum(len(line.split()) + 1 for line in lines)
-            assert f"| {split} | {language} | {len(lines):,} | {tokens:,} | " in report
-    assert (out / "lengths.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_wmt16_google(made):
-    out, splits, _ = made("wmt16_en_de_google", corpora.wmt16_google)
-    for split in ("train", "valid", "test"):
-        check(out, split, good(splits[split]), ("en", "de"))
-    check_raw(out, "test", splits["test"], ("en", "de"))
-    assert lines_of(out / "prepared" / "train.de") == [row[1] for row in splits["train"]]
-
-
-def test_wmt14(made):
-    out, splits, _ = made("wmt14_en_fr", corpora.wmt14, ranges=False)
-    languages = ("en", "fr")
-    every = [int(re.findall(r"\d{5,}", row[0] or row[1])[0]) for row in splits["train"]]
-    held_out = every[6::7]  # before cleaning, as published
-    train = [number for place, number in enumerate(every, 1) if place % 7 and number < BAD]
-    check(out, "train", train, languages)
-    assert numbers(lines_of(out / "prepared" / "sampled.fr")) == [number for number in held_out if number < BAD]
-    for split in ("valid", "test"):
-        check(out, split, good(splits[split]), languages)
-        check_raw(out, split, splits[split], languages, sgm=True)
-    check_reference(out, "fr", "newstest2014.tgz", "test-full/newstest2014-fren-ref.fr.sgm")
-    train_text = " ".join(lines_of(out / "prepared" / "train.fr")).replace("@@ ", "")
-    test_text = " ".join(lines_of(out / "prepared" / "test.fr")).replace("@@ ", "")
-    assert "bien @-@ connu" in train_text
-    assert "«" not in train_text  # normalised, which a test set is not
-    assert "«" in test_text
-    assert "l&apos; ami" in test_text
-    assert "’" not in test_text + train_text
-
-
-def test_wmt17(made):
-    out, splits, counts = made("wmt17_zh_en", corpora.wmt17)
-    languages = ("zh", "en")
-    check(out, "train", [number for number in good(splits["train"]) if not 60_000 < number < 60_010], languages)
-    for split in ("valid", "test"):
-        check(out, split, good(splits[split]), languages)
-        check_raw(out, split, splits[split], languages, sgm=True)
-    check_reference(out, "en", "newstest2017.tgz", "test/newstest2017-zhen-ref.en.sgm")
-    assert (out / "prepared" / "codes.zh").read_bytes() != (out / "prepared" / "codes.en").read_bytes()
-    assert (out / "binarised" / "dict.zh.txt").read_bytes() != (out / "binarised" / "dict.en.txt").read_bytes()
-    dropped = {entry["step"]: entry["dropped"] for entry in counts["steps"] if entry.get("dropped")}
-    assert dropped["deduplicate"] == {"duplicate": 3}
-    assert b"\r" not in (out / "prepared" / "train.zh").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["iwslt14_de_en", "iwslt14_de_en_2018"])
-def test_iwslt14(made, name: str):
-    out, splits, _ = made(name, corpora.iwslt14)
-    languages = ("de", "en")
-    survivors = good(splits["train"])
-    check(out, "train", [number for place, number in enumerate(survivors, 1) if place % 7], languages)
-    check(out, "valid", survivors[6::7], languages)  # after cleaning, as published
-    check(out, "test", good(splits["test"]), languages)
-    check_raw(out, "test", splits["test"], languages)
-    text = " ".join(lines_of(out / "prepared" / "train.de")).replace("@@ ", "")
-    assert text == text.lower()
-    assert "<" not in text
-    if name == "iwslt14_de_en":
-        train(out / "binarised")
-
-
-def train(data: Path, *, monolingual: bool = False) -> None:
-    """Two updates; fairseq makes checkpoints/ where it runs."""
-    line = [sys.executable, "-m", "fairseq_cli.train", data, "--cpu", "--no-save", "--optimizer", "adam"]
-    line += ["--lr", "0.001", "--max-update", "2", "--max-tokens", "400", "--required-batch-size-multiple", "1"]
-    line += ["--num-workers", "0", "--decoder-layers", "1", "--decoder-embed-dim", "16"]
-    if monolingual:  # fairseq's language models need what the plugin mends
-        line += ["--user-dir", ROOT / "lightconv_plugin", "--task", "language_modeling", "--arch", "transformer_lm"]
-        line += ["--sample-break-mode", "eos"]
-    else:
-        line += ["--arch", "transformer_iwslt_de_en", "--encoder-layers", "1", "--encoder-embed-dim", "16"]
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, cwd=data.parent)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "num_updates 2" in done.stdout + done.stderr
-
-
-def test_gbw(made):
-    out, splits, _ = made("gbw", corpora.gbw)
-    for split, lines in splits.items():
-        check(out, split, numbers(lines), ("en",))
-        assert lines_of(out / "prepared" / f"{split}.en") == lines
-    words = [line.split(" ")[0] for line in lines_of(out / "binarised" / "dict.txt")]
-    assert "house" in words
-    assert "10010" not in words  # seen once
-    train(out / "binarised", monolingual=True)
-
-
-def stories(folder: Path) -> dict[str, list[int]]:
-    """The archives of cnn_dm; returns how many stories each split has."""
-    Collection().write(folder)
-    return {"train": [16], "valid": [2], "test": [2]}
+    FakeSGMLDataset("published")._convert_format(str(published), str(theirs))
+    assert (out / "prepared" / "raw" / f"test.{language}").read_bytes() == theirs.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("name", "article", "summary"),
+    ("name", "file", "there", "absent"),
     [
-        ("cnn_dm", "@entity4 visited @entity11 9 times . he", "@entity4 went to @entity11 9 times ¶ it was naïve"),
-        ("cnn_dm_plain", "josé müller visited zürich 9 times . he", "müller went to zürich 9 times . ¶ it was naïve ."),
+        ("wmt16_en_de", "train.en", [" &amp; ", "well-known"], []),  # hyphens stay
+        ("wmt14_en_fr", "train.fr", ["bien @-@ connu"], ["«", "’"]),  # normalised, which a test set is not
+        ("wmt14_en_fr", "test.fr", ["«", "l&apos; ami"], ["’"]),
+        ("wmt17_zh_en", "train.zh", [" 朋友 "], ["\r"]),
+        ("iwslt14_de_en", "train.de", [" haus "], ["<", "H"]),
+        ("iwslt14_de_en_2018", "train.de", [" haus "], ["<", "H"]),
+        ("cnn_dm", "test.en_article", ["@entity4 visited @entity11 9 times . he"], ["Z"]),
+        ("cnn_dm", "test.en_summary", ["@entity4 went to @entity11 9 times ¶ it was naïve"], []),
+        ("cnn_dm_plain", "test.en_article", ["josé müller visited zürich 9 times . he"], ["Z"]),
+        ("cnn_dm_plain", "test.en_summary", ["müller went to zürich 9 times . ¶ it was naïve ."], []),
     ],
 )
-def test_cnn_dm(made, name: str, article: str, summary: str):
-    out, splits, counts = made(name, stories)
-    for split, (count,) in splits.items():
-        for side in ("en_article", "en_summary"):
-            assert counts["files"][f"{split}.{side}"]["lines"] == count
-    sides = [lines_of(out / "prepared" / f"test.{side}")[0] for side in ("en_article", "en_summary")]
-    assert sides[0].replace("@@ ", "").startswith(article)
-    assert sides[1].replace("@@ ", "") == summary
-    assert " ¶ " in sides[1]
-    assert "entity" not in (out / "prepared" / "codes").read_text(encoding="utf-8").replace(" ", "")
-    assert counts["source"]["stories"]["cnn: stories in train"] == 8
-    assert all(line.count(" ¶ ") == 1 for line in lines_of(out / "prepared" / "raw" / "test.en_summary"))
-    assert "- cnn: offsets: count bytes" in (out / "report.md").read_text(encoding="utf-8") or name == "cnn_dm_plain"
-    if name == "cnn_dm":
-        train(out / "binarised")
+def test_the_text_is_as_its_recipe_says(made, name: str, file: str, there: list[str], absent: list[str]):
+    text = made(name).text(file)
+    assert [piece for piece in there if piece not in text] == []
+    assert [piece for piece in absent if piece in text] == []
 
 
-def test_a_damaged_download_is_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    archives = tmp_path / "archives"
-    corpora.iwslt14(archives)
+def test_what_else_is_of_one_dataset(made):
+    for name, language in (("wmt16_en_de_google", "de"), ("gbw", "en")):  # which are taken as they are
+        side = made(name).dataset.languages.index(language)
+        for split, rows in made(name).given.items():
+            as_given = [row if name == "gbw" else row[side] for row in rows]
+            assert lines_of(made(name).out / "prepared" / f"{split}.{language}") == as_given
+    for name, file, step, dropped in (
+        ("wmt16_en_de", "dict.{}.txt", "clean_corpus", 4),
+        ("wmt17_zh_en", "dict.{}.txt", "deduplicate", 3),
+    ):
+        folder = made(name).out / "binarised"
+        files = [(folder / file.format(language)).read_bytes() for language in made(name).dataset.languages]
+        assert (files[0] == files[1]) is (name == "wmt16_en_de")
+        (entry,) = [entry for entry in made(name).counts["steps"] if entry["step"] == step]
+        assert (entry["split"], entry["in"] - entry["out"]) == ("train", dropped)
+    words = [line.split(" ")[0] for line in lines_of(made("gbw").out / "binarised" / "dict.txt")]
+    assert "house" in words
+    assert "10010" not in words  # seen once
+    for name in ("cnn_dm", "cnn_dm_plain"):
+        counts, prepared = made(name).counts, made(name).out / "prepared"
+        assert [counts["files"][f"{split}.en_article"]["lines"] for split in SPLITS] == [16, 2, 2]
+        assert counts["source"]["stories"]["cnn: stories in train"] == 8
+        assert "entity" not in (prepared / "codes").read_text(encoding="utf-8").replace(" ", "")
+        assert all(line.count(" ¶ ") == 1 for line in lines_of(prepared / "raw" / "test.en_summary"))
+    assert "- cnn: offsets: count bytes" in (made("cnn_dm").out / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_fairseq_reads_the_prepared_lines_and_the_report_has_their_numbers(made, name: str):
+    from fairseq.data import Dictionary, data_utils
+
+    dataset, _, _, out = made(name)
+    report = (out / "report.md").read_text(encoding="utf-8")
+    for heading in ("Sources", "Steps", "Sizes", "Lengths", "Vocabulary", "Lines drawn", "Checksums", "Versions"):
+        assert f"\n## {heading}" in report
+    fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
+    assert [file["sha256"] for file in fetched.values() if file["sha256"] not in report] == []
+    assert (out / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    pair = f".{dataset.source}-{dataset.target}." if dataset.target else ""
+    for language in dataset.languages:
+        ending = language if pair else ""
+        dictionary = Dictionary.load(str(out / "binarised" / (f"dict.{ending}.txt" if pair else "dict.txt")))
+        for split in SPLITS:
+            lines = lines_of(out / "prepared" / f"{split}.{language}")
+            read = data_utils.load_indexed_dataset(str(out / "binarised" / f"{split}{pair}{ending}"), dictionary)
+            known = [" ".join(w if w in dictionary else "<unk>" for w in line.split()) for line in lines]
+            assert [dictionary.string(tokens) for tokens in read] == known
+            tokens = sum(len(line.split()) + 1 for line in lines)
+            assert f"| {split} | {language} | {len(lines):,} | {tokens:,} | " in report
+
+
+@pytest.mark.parametrize("name", ["wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "cnn_dm_plain"])
+def test_lines_that_a_model_is_asked_become_those_of_its_test_set(made, name: str):
+    dataset, folder = made(name).dataset, made(name).out / "prepared"
+    for language in dataset.languages:
+        codes = next(path for path in (folder / f"codes.{language}", folder / "codes") if path.exists())
+        apply = line_steps(dataset, language, codes)
+        raw, ready = lines_of(folder / "raw" / f"test.{language}"), lines_of(folder / f"test.{language}")
+        assert [apply(line) for line in raw] == ready != raw
+    with pytest.raises(UserError, match="no language 'fi'; expected"):
+        line_steps(dataset, "fi", folder / "codes")
+    with pytest.raises(UserError, match="cannot be read"):
+        line_steps(dataset, dataset.source, folder / "nothing")
+    with pytest.raises(UserError, match="wmt16_en_de for wmt16_en_de_google"):
+        line_steps(load_dataset("wmt16_en_de_google"), "en", folder / "codes")
+
+
+def test_a_damaged_download_is_no_corpus(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    archives, out = made("iwslt14_de_en").archives, tmp_path / "out"
     with serving() as site:
         site.add("/de-en.tgz", (archives / "de-en.tgz").read_bytes()[:-100])
         file = local_copy("iwslt14_de_en", tmp_path, archives, site.url)
-        with pytest.raises(command.UserError, match=r"de-en.tgz"):
-            run(monkeypatch, file, "--out", tmp_path / "out", "--workers", 1)
-    assert not (tmp_path / "out" / "prepared").exists()
-    run(monkeypatch, file, "--out", tmp_path / "out", "--workers", 1, "--raw", archives, "--to", "prepare")
-    assert (tmp_path / "out" / "prepared" / "train.de").exists()
+        with pytest.raises(UserError, match=r"de-en.tgz"):
+            run(monkeypatch, file, "--out", out, "--workers", 1)
+    assert not (out / "prepared").exists()
+    run(monkeypatch, file, "--out", out, "--workers", 1, "--raw", archives, "--to", "prepare")
+    assert (out / "prepared" / "train.de").exists()
 
 
-def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each of them in a line of its own, and at its end, up to what fairseq has read."""
-    odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
-    rows = [(f"{one[0]} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", one[1]) for n, one in enumerate(PAIRS)]
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for split in ("train", "valid", "test"):
-        for side, language in enumerate(("en", "de")):
-            (raw / f"{split}.{language}").write_bytes(corpora.text(rows, side))
-    file = tmp_path / "odd.yaml"
-    file.write_text("{kind: text, source: en, target: de, steps: [normalise_space, save_raw, {bpe: {merges: 30}}]}")
-    run(monkeypatch, file, "--raw", raw, "--out", tmp_path / "out", "--workers", 1)
-    for split in ("train", "valid", "test"):
-        check(tmp_path / "out", split, numbers([row[0] for row in rows]), ("en", "de"))
-    assert len((tmp_path / "out" / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)
+def kind_of_file(path: Path, out: Path) -> str:
+    """Return where a file is and what it is for, without its number, process and, of what was fetched, its name.
+
+    The splits and languages are one kind: the same lines of code write each.
+    """
+    name = re.sub(r"\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
+    name = re.sub(r"/(train|valid|test)\.\w+$", "/split.language", name)
+    return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """Return what was made, but for times and for addresses of the server."""
+    files = [path for folder in ("prepared", "binarised") for path in (out / folder).rglob("*") if path.is_file()]
+    left_out = re.compile(r".*timings\.json|.*preprocess\.log|.*stamp.*|.*/\..*")
+    named = {str(path.relative_to(out)): path for path in files}
+    return {name: path.read_bytes() for name, path in named.items() if not left_out.fullmatch(name)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [("wmt17_zh_en", "before"), ("wmt14_en_fr", "after"), ("gbw", "after"), ("cnn_dm", "before")],
+)
+def test_killed_at_each_step(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: Moment):
+    """The process kills itself at the first rename of each kind of file, and every download breaks off half-way once.
+
+    What a run writes is under its final name once it has been renamed. Where the kills come after it, the server knows
+    no ranges.
+    """
+    whole, out, done, log = made(name), tmp_path / "out", list[str](), tmp_path / "kill.log"
+    monkeypatch.setattr("data_prep.fetch.FIRST_DELAY", 0.01)
+    # the picture is drawn above; here its file is enough
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **options: file.write(b"drawn"))
+
+    def first(target: Path) -> Moment | None:
+        if (kind := kind_of_file(target, out)) in done:
+            return None
+        log.write_text(kind)
+        return moment
+
+    with serving() as site:
+        for path in whole.archives.iterdir():
+            content = path.read_bytes()
+            site.add(f"/{path.name}", content, ranges=moment == "before", drop=[len(content) // 2])
+        file = local_copy(name, tmp_path, whole.archives, site.url)
+        if name == "gbw":
+            (tmp_path / "gbw.md5").write_bytes((whole.archives / "gbw.md5").read_bytes())
+        while status := killed_at(lambda: run(monkeypatch, file, "--out", out, "--workers", 1), first):
+            assert status == -signal.SIGKILL
+            done.append(log.read_text())
+            assert len(done) == len(set(done))
+    assert {kind.split("/")[1] for kind in done} >= {"raw", ".prepared..work", "prepared", "binarised", "report.md"}
+    assert results(out) == results(whole.out)
+    assert {path.relative_to(out) for path in out.rglob("*")} == {
+        path.relative_to(whole.out) for path in whole.out.rglob("*")
+    }

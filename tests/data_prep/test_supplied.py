@@ -20,7 +20,7 @@ from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.report import _sources
 from data_prep.sources.supplied import _LONGEST, SuppliedText
-from data_prep.steps.units import count_words
+from data_prep.steps.whole import count_words
 from scripts.common.errors import UserError
 
 GOOD = b"one\ntwo\nthree\n"

@@ -35,7 +35,7 @@ from scripts.fairseq_io.trainlog import read_log_file
 from scripts.pipeline import pipeline
 from scripts.reproduce import select
 from scripts.scoring import perplexity
-from tests.data_prep.test_pipeline import preprocess, stage
+from tests.data_prep.samples import preprocess, stage
 from tests.killed import killed_at
 
 REFUSED = 3

@@ -39,9 +39,9 @@ CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 BUDGET = {
     "lightconv_plugin/ops": 10_700,
     "lightconv_plugin": 17_700,
-    "data_prep": 6_200,
+    "data_prep": 5_900,
     "scripts": 11_300,
-    "tests": 32_000,
+    "tests": 31_200,
 }
 # but this: who imports a model by name wants all that --user-dir loads
 UPWARDS = ("lightconv_plugin/models/__init__.py", "lightconv_plugin.register")
@@ -170,7 +170,7 @@ MAY_WRITE = MAY_REMOVE | {
     "scripts/common/lock.py",  # which looks into a lock before it writes
     "scripts/bench/operators.py",  # /proc
     "data_prep/__main__.py",  # links in scratch
-    "data_prep/transfer.py",  # scratch that grows
+    "data_prep/fetch.py",  # scratch that grows
     "data_prep/sources/apt.py",  # in a temporary folder
     "data_prep/text/bpe.py",  # in a temporary folder
 }

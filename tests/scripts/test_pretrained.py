@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.fetch import Patience
 from scripts import pretrained
 from scripts.common.errors import UserError
 from scripts.common.process import ask_python
@@ -89,7 +88,7 @@ def quick(monkeypatch) -> None:
 def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, monkeypatch):
     out = tmp_path / "model"
     site.pages[f"/{ARCHIVE}"].drop = [1000]
-    monkeypatch.setattr("data_prep.fetch.Patience", lambda: Patience(attempts=1))
+    monkeypatch.setattr("data_prep.fetch.ATTEMPTS", 1)
     with pytest.raises(UserError, match=r"bytes missing.*\n.*a folder that you give with --from"):
         pretrained.get(MODEL, out=out, origin=site.url)
     assert not out.exists()

@@ -1,0 +1,503 @@
+"""Preparation: steps of the whole corpus, units, long lines, faults of raw text, and runs that are killed."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.dataset import FOLDER, Dataset, load_dataset
+from data_prep.lines import line_steps
+from data_prep.prepare import prepare
+from data_prep.report import _lengths
+from data_prep.steps import corpus, whole
+from data_prep.steps.engine import long_lines
+from data_prep.text.split import split_of
+from scripts.common.errors import UserError
+from tests.data_prep.corpora import Pair, lines_of, numbers, pack, pairs, text
+from tests.data_prep.samples import SPLITS, contents, own_dataset
+from tests.data_prep.web import wait_until
+from tests.killed import Moment, killed_at
+
+LANGUAGES = ("en", "de")
+PARTS = {
+    split: pairs(LANGUAGES, n, start)
+    for split, n, start in (("train", 300, 10_000), ("valid", 5, 20_000), ("test", 5, 21_000))
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many blocks of a few lines."""
+    monkeypatch.setattr(corpus, "CHUNK", 60)
+    monkeypatch.setattr(whole, "_COUNTED", 70)
+
+
+def made(folder: Path, rows: list[Pair] | dict[str, list[Pair]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
+    """Prepare a user's corpus in one piece, or its splits, by these steps."""
+    out = folder / f"out{len(list(folder.iterdir()))}"
+    (folder / "raw").mkdir(exist_ok=True)
+    for split, given in rows.items() if isinstance(rows, dict) else [("train", rows)]:
+        for side, language in enumerate(LANGUAGES[:sides]):
+            (folder / "raw" / f"{split}.{language}").write_bytes(text(given, side))
+    dataset = own_dataset(folder, *steps, target="de" if sides == 2 else None)
+    prepare(dataset, raw=folder / "raw", out=out, workers=workers)
+    return out
+
+
+def counts_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "counts.json").read_text())
+
+
+def rows_of(out: Path, *, sides: int = 2) -> dict[str, list[tuple[str, ...]]]:
+    splits = counts_of(out)["passes"][-1]["lines"]
+    return {
+        split: list(zip(*(lines_of(out / f"{split}.{language}") for language in LANGUAGES[:sides]), strict=True))
+        for split in splits
+    }
+
+
+def drawn(count: int, words: int = 40) -> list[Pair]:
+    """Pairs of few different sentences, so that there are repeats of pairs, of one side, and in another case."""
+    dice = random.Random(1)
+    sides = [f"{case(f'Word {n} is here')}" for n in range(words) for case in (str, str.lower)]
+    return [(dice.choice(sides), dice.choice(sides)) for _ in range(count)]
+
+
+BY_HASH = {"split_by_hash": {"by": "en", "valid_percent": 10, "test_percent": 10}}
+
+
+def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
+    rows = drawn(900, words=400)
+    out = made(tmp_path, rows, BY_HASH)
+    splits = rows_of(out)
+    assert set(splits) == set(SPLITS)
+    for side in (0, 1):
+        sets = [{row[side].lower() for row in split} for split in splits.values()]
+        assert len(set().union(*sets)) == sum(map(len, sets))
+    where = [split_of(row[0], valid_percent=10, test_percent=10) for row in rows]
+    assert splits["test"] == [row for row, split in zip(rows, where, strict=True) if split == "test"]
+    taken = {row[1].lower() for row in splits["test"]}
+    valid = [row for row, split in zip(rows, where, strict=True) if split == "valid" and row[1].lower() not in taken]
+    assert splits["valid"] == valid
+    (entry,) = [entry for entry in counts_of(out)["steps"] if entry["step"] == "split_by_hash"]
+    assert entry["in"] - sum(entry["dropped"].values()) == entry["out"] == sum(map(len, splits.values()))
+    assert entry["moved"] == {split: len(found) for split, found in splits.items()}
+    given = dict.fromkeys(SPLITS, rows)  # splits of its own
+    assert rows_of(made(tmp_path, given, BY_HASH)) == given
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
+    rows = [*drawn(1000), ("a b", "c"), ("a", "b c"), ("a b", "c")]  # whose sides are no one line
+    out = made(tmp_path, rows, "deduplicate", sides=sides)
+    assert rows_of(out, sides=sides)["train"] == (unique := list(dict.fromkeys(row[:sides] for row in rows)))
+    assert counts_of(out)["steps"][-1]["dropped"] == {"duplicate": 1003 - len(unique)}
+
+
+@pytest.mark.parametrize("every", [2, 7, 60, 1333])
+def test_every_nth_line_counts_over_all_blocks(tmp_path: Path, every: int):
+    rows = [(f"{n}", f"{n}") for n in range(1, 2001)]
+    splits = rows_of(made(tmp_path, rows, {"hold_out": {"splits": ["train"], "into": "rest", "every": every}}))
+    assert splits["rest"] == [row for row in rows if int(row[0]) % every == 0]
+    assert splits["train"] == [row for row in rows if int(row[0]) % every]
+
+
+def test_words_are_counted_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows, seen = drawn(700), dict[str, int]()
+
+    def learn(counts: Any, *, merges: int) -> str:
+        seen.update(dict(counts))
+        return "#version: 0.2\na b\n"
+
+    monkeypatch.setattr("data_prep.text.bpe.learn_from_counts", learn)
+    made(tmp_path, rows, {"bpe": {"merges": 5}})
+    assert seen == Counter(word for row in rows for side in row for word in side.split())
+
+
+def test_the_engine_of_bpe_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    slow, fast = (made(tmp_path, PARTS, {"bpe": {"merges": 90, "engine": name}}) for name in ("subword-nmt", "fastBPE"))
+    assert rows_of(slow) == rows_of(fast)
+    assert "@@" in (slow / "train.de").read_text()
+    monkeypatch.setitem(sys.modules, "fastBPE", None)
+    with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):
+        made(tmp_path, PARTS, {"bpe": {"merges": 90, "engine": "fastBPE"}})
+
+
+@pytest.mark.parametrize("step", [{"bpe": {"merges": 30}}, {"sentencepiece": {"units": 90}}])
+def test_other_splits_stay_whole(tmp_path: Path, step: dict[str, dict[str, Any]]):
+    ((name, parameters),) = step.items()
+    found = rows_of(made(tmp_path, PARTS, {name: parameters | {"splits": ["train"]}}))
+    assert found["valid"] == PARTS["valid"]
+    assert found["train"] != PARTS["train"]
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_sentencepiece(tmp_path: Path, joint: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(whole, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
+    out, again = (
+        made(tmp_path, PARTS, "save_raw", {"sentencepiece": {"units": 90, "joint": joint}}, workers=workers)
+        for workers in (1, 2)
+    )
+    assert contents(out) == contents(again)
+    models = ["sentencepiece.model"] if joint else [f"sentencepiece.model.{language}" for language in ("de", "en")]
+    assert sorted(path.name for path in out.glob("sentencepiece*")) == models
+    assert [entry["units"] for entry in counts_of(out)["steps"] if "units" in entry] == [90] * len(models)
+    back = {
+        split: [tuple(side.replace(" ", "").replace("▁", " ").strip() for side in row) for row in rows]
+        for split, rows in rows_of(out).items()
+    }
+    assert back == PARTS
+    apply = line_steps(load_dataset(str(tmp_path / "own.yaml")), "de", out / models[0])
+    assert list(map(apply, lines_of(out / "raw" / "test.de"))) == lines_of(out / "test.de")
+
+
+def test_more_units_than_a_text_has(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot learn 100000 units from this text, which has room for") as refused:
+        made(tmp_path, PARTS, {"sentencepiece": {"units": 100_000}})
+    allowed = int(re.findall(r"units: (\d+)", str(refused.value))[0])
+    exact, fewer = (
+        made(tmp_path, PARTS, {"sentencepiece": {"units": units, "fewer": units > allowed}})
+        for units in (allowed, 100_000)
+    )
+    assert contents(fewer) == contents(exact)
+
+
+def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(corpus, "CHUNK", 3)
+    for language in LANGUAGES:
+        (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
+    found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
+    with corpus.Pool(1) as pool, ExitStack() as stack:
+        taken = list(whole._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
+    assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
+
+
+@pytest.mark.parametrize(("target", "flag"), [("de", "max-source-positions"), (None, "tokens-per-sample")])
+def test_long_lines_are_said_with_the_setting_that_takes_them(tmp_path: Path, capsys, target: str | None, flag: str):
+    lengths = {"train": [5, 5000], "valid": [1023, 1024, 1500], "test": [7, *range(2000, 2012)]}
+    rows = {split: [(("x " * size).strip(), "x") for size in sizes] for split, sizes in lengths.items()}
+    out = made(tmp_path, rows, sides=2 if target else 1)
+    valid, test = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    assert "valid.en has 2 lines of more than 1,024 tokens" in valid
+    assert "line 2 (1,025), line 3 (1,501);" in valid
+    assert f"set train.{flag}: 1501 in the configuration" in valid
+    assert "step truncate or clean in own.yaml" in valid
+    assert "test.en has 12 lines" in test
+    assert "line 6 (2,005), ...;" in test
+    counts = counts_of(out)
+    assert counts["long"]["valid.en"] == {"lines": 2, "longest": 1501, "first": [[2, 1025], [3, 1501]]}
+    out.rename(tmp_path / "prepared")
+    report = "\n".join(_lengths(load_dataset(str(tmp_path / "own.yaml")), tmp_path, counts))
+    assert "test.en: 12 lines are longer than the 1,024 tokens" in report
+    assert "the longest has 2,012 with its end" in report
+
+
+@pytest.mark.parametrize("space", [" ", "\u3000", "  \t"])
+def test_tokens_are_parted_as_fairseq_parts_them(tmp_path: Path, space: str):
+    from fairseq.tokenizer import tokenize_line
+
+    lines = [space.join(["é"] * count) for count in (1022, 1023, 1024, 1025)]
+    (tmp_path / "valid.en").write_text("".join(f"{line}\n" for line in lines))
+    expected = [(n, len(tokenize_line(line)) + 1) for n, line in enumerate(lines, 1)][2:]
+    assert long_lines(tmp_path / "valid.en") == {"lines": 2, "longest": 1026, "first": expected}
+
+
+class Place:
+    """A dataset of one archive whose members a test changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "out"
+        rows = pairs(LANGUAGES, 20, 10_000)
+        self.members = {
+            f"{name}.{language}": text(split, side)
+            for name, split in (("train", rows), ("valid", rows[:3]), ("test", rows[3:6]))
+            for side, language in enumerate(LANGUAGES)
+        }
+
+    def prepare(self, *steps: Any, accept: bool = False, packed: bool = True, file: Any = None, **more: Any) -> Path:
+        """Prepare what the members hold now; of ``more``, reader and invalid are train's."""
+        if packed:
+            pack(self.folder / "raw" / "a.tgz", self.members)
+        source = {key: more.pop(key) for key in ("reader", "invalid") if key in more}
+        splits: Any = {
+            split: [{"file": "a.tgz", "members": {language: f"{split}.{language}" for language in LANGUAGES}}]
+            for split in SPLITS
+        }
+        splits["train"][0] |= source
+        more = {"kind": "archives", "files": {"a.tgz": file or {}}, "splits": splits, **more}
+        dataset = own_dataset(self.folder, *steps, **more)
+        prepare(dataset, raw=self.folder / "raw", out=self.out, workers=1, accept_counts=accept)
+        return self.out
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+STEPS: list[Any] = ["normalise_space", "save_raw", {"bpe": {"merges": 20}}]
+SUMS = {"file": {"member_md5": "sums.md5"}}
+NO_UTF_8 = b"\n".join([b"\xff\xfe10004", b"x", b"10006 \xc3"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "steps", "more", "message"),
+    [
+        (
+            {"train.de": b"one\n"},
+            STEPS,
+            {},
+            r"train.en has 20 lines but a.tgz, train.de has 1 lines; line n of one must",
+        ),
+        ({"valid.de": None}, STEPS, {}, r"a.tgz has no member valid.de"),
+        ({"test.en": b"", "test.de": b""}, STEPS, {}, "a.tgz, test.en has no lines"),
+        ({}, STEPS, SUMS, r"a.tgz, \w+.en: got MD5 [0-9a-f]{32}, expected 0{32}; delete .*a.tgz and fetch it again"),
+        ({"train.de": NO_UTF_8}, STEPS, {}, "train.de: 2 lines are not UTF-8, the first is line 1; .*`invalid: drop`"),
+        ({"train.en": b"a\r\n" * 20}, [], {}, "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
+        ({}, [{"clean": {"min_words": 90}}], {}, r"empty corpus: no line is left of train.*fewer than 90 words: 26"),
+        (
+            {},
+            ["save_raw", {"clean": {"splits": ["valid"], "max_words": 12}}],
+            {},
+            r"raw/valid.de was saved with 3 lines, but valid has \d now: a step after save_raw",
+        ),
+        (
+            {},
+            [{"hold_out": {"splits": ["train"], "into": "valid", "every": 3}}],
+            {},
+            "the split valid is there already; give `into` another name",
+        ),
+        (
+            {},
+            [{"tokenise": {"splits": ["x"]}}, {"hold_out": {"splits": ["train"], "into": "x", "every": 3}}],
+            {},
+            r"tokenise.splits: there is no split x when this step runs; there are train, valid, test",
+        ),
+    ],
+)
+def test_raw_text_that_is_wrong(place: Place, changed: dict[str, bytes | None], steps, more, message: str):
+    place.members = {name: data for name, data in (place.members | changed).items() if data is not None}
+    (place.folder / "sums.md5").write_text("".join(f"{'0' * 32}  {name}\n" for name in place.members))
+    with pytest.raises(UserError, match=message):
+        place.prepare(*steps, **more)
+    assert not place.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(-300, "a.tgz.*(cut|damaged|end)"), (0, "raw has no a.tgz; run python -m data_prep.download")],
+)
+def test_an_archive_cut_short_or_missing(place: Place, content: int, message: str):
+    whole = pack(place.folder / "raw" / "a.tgz", place.members).read_bytes()
+    (place.folder / "raw" / "a.tgz").unlink()
+    if content:
+        (place.folder / "raw" / "a.tgz").write_bytes(whole[:content])
+    with pytest.raises(UserError, match=message):
+        place.prepare(packed=False)
+
+
+@pytest.mark.parametrize("steps", [STEPS, []])
+@pytest.mark.parametrize("reader", ["plain", "iwslt_tags"])
+@pytest.mark.parametrize("invalid", ["drop", "replace"])
+def test_bytes_that_are_not_utf8(place: Place, steps: list[Any], reader: str, invalid: str):
+    lines = place.members["train.de"].split(b"\n")
+    lines[4], lines[6] = b"\xff\xfe" + lines[4], lines[6] + b" \xc3"
+    place.members["train.de"] = b"\n".join(lines)
+    out = place.prepare(*steps, invalid=invalid, reader=reader)
+    left = [number for number in range(10_000, 10_020) if invalid == "replace" or number not in (10_004, 10_006)]
+    assert [numbers(lines_of(out / f"train.{language}")) for language in LANGUAGES] == [left, left]
+    dropped = [entry.get("dropped") for entry in counts_of(out)["steps"]]
+    assert ({"not UTF-8": 2} in dropped) is (invalid == "drop")
+    assert ("\ufffd" in lines_of(out / "train.de")[4]) is (invalid == "replace")
+
+
+def test_odd_lines(place: Place):
+    """Nothing but LF ends a line, empty ones stay, and a long one is a line like others."""
+    first, rest = place.members["train.en"].split(b"\n", 1)
+    odd = "\u2028".join(["10000 a", "b\x0bc", "d\x85e"])
+    for line, made, steps in (
+        (odd.encode(), odd, []),
+        (first + b"\r", first.decode(), STEPS),
+        (b"", "", STEPS),
+        (
+            b"w " * 200_000 + b"x" * 1_000_000,
+            None,
+            ["normalise_space", {"clean": {"splits": ["train"]}}, {"tokenise": {}}],
+        ),
+    ):
+        place.members["train.en"] = line + b"\n" + rest
+        lines = lines_of(place.prepare(*steps) / "train.en")
+        kept = lines if made is None else lines[1:]
+        assert numbers(kept) == list(range(10_001, 10_020))
+        assert made is None or lines[0].replace("@@ ", "") == made
+
+
+def test_counts_that_are_not_those_expected(place: Place):
+    expected = {"after": "normalise_space", "lines": {"train": 21}, "status": "published"}
+    go_on = rf"--accept-counts \(scripts.reproduce .*python -m data_prep own --out {place.folder} --accept-counts\)"
+    message = rf"after normalise_space, train: got 20 lines, expected 21 .*published.* {go_on}$"
+    with pytest.raises(UserError, match=message):
+        place.prepare(*STEPS, expected=[expected])
+    (entry,) = counts_of(place.prepare(*STEPS, expected=[expected], accept=True))["expected"]
+    assert (entry["got"], entry["expected"], entry["holds"]) == (20, "21", False)
+    (entry,) = counts_of(place.prepare(*STEPS, expected=[{**expected, "tolerance": 0.06}]))["expected"]
+    assert (entry["expected"], entry["holds"]) == ("20 to 22", True)
+    twice = [{"hold_out": {"splits": ["train"], "into": into, "every": 4}} for into in ("x", "y")]
+    last = {"after": "hold_out", "lines": {"train": 12}, "status": "published"}
+    assert [entry["got"] for entry in counts_of(place.prepare(*twice, expected=[last]))["expected"]] == [12]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """Two archives whose lines repeat one another, and steps of each kind."""
+    monkeypatch.setattr(corpus, "CHUNK", 8)
+    rows = pairs(LANGUAGES, 30, 10_000)
+    rows = [*rows, *rows[:7], ("", "leer"), *rows[3:5]]
+    content = {
+        "b.two": [*pairs(LANGUAGES, 10, 11_000), *rows[:2]],
+        "b.test": pairs(LANGUAGES, 6, 20_000),
+        "a.one": rows,
+    }
+    members = {
+        archive: {
+            f"{name}.{language}": text(found, side)
+            for name, found in content.items()
+            for side, language in enumerate(LANGUAGES)
+            if name.startswith(archive[0])
+        }
+        for archive in ("a.tgz", "b.zip")
+    }
+    for archive, each in members.items():
+        pack(tmp_path / "raw" / archive, each)
+    sources = {
+        name: {"file": archive, "members": {language: f"{name}.{language}" for language in LANGUAGES}}
+        for name, archive in (("a.one", "a.tgz"), ("b.two", "b.zip"), ("b.test", "b.zip"))
+    }
+    return own_dataset(
+        tmp_path,
+        {"save_raw": {"splits": ["test"]}},
+        "normalise_space",
+        {"clean": {"splits": ["train"], "max_words": 60}},
+        {"deduplicate": {"splits": ["train"]}},
+        {"hold_out": {"splits": ["train"], "into": "valid", "every": 5}},
+        {"tokenise": {"escape": False}},
+        {"bpe": {"merges": 40, "joint": False}},
+        kind="archives",
+        files={"a.tgz": {}, "b.zip": {}},
+        splits={"train": [sources["a.one"], sources["b.two"]], "test": [sources["b.test"]]},
+    )
+
+
+def run_until_commit(dataset: Dataset, folder: Path, last: int, moment: Moment) -> int:
+    """Prepare in a process that kills itself at its ``last``-th rename; return its exit status."""
+    renames = itertools.count(1)
+    return killed_at(
+        lambda: prepare(dataset, raw=folder / "raw", out=folder / "out", workers=1),
+        lambda target: moment if next(renames) == last else None,
+    )
+
+
+def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_path: Path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "whole", workers=1, keep=True)
+    first = contents(tmp_path / "whole")
+    survivors = [*range(10_000, 10_030), *range(11_000, 11_010)]
+    train = [number for place, number in enumerate(survivors, 1) if place % 5]
+    assert numbers(lines_of(tmp_path / "whole" / "train.de")) == train
+    assert numbers(lines_of(tmp_path / "whole" / "valid.en")) == survivors[4::5]
+    dropped = [entry["dropped"] for entry in counts_of(tmp_path / "whole")["steps"] if entry.get("dropped")]
+    assert dropped == [{"empty": 1}, {"duplicate": 11}]
+    (work,) = tmp_path.glob(".whole.*.work")  # which --keep keeps
+    kept = {path.name for path in work.iterdir() if path.is_dir()}
+    assert kept >= {"00-read", "02-normalise_space", "03-deduplicate", "04-hold_out", "05-tokenise", "07-apply_bpe"}
+    assert (work / "00-read" / "train.en.0").exists()
+    kills = itertools.count(3)
+    while run_until_commit(dataset, tmp_path, next(kills) // 2, "before") != 0:
+        assert not out.exists()
+    assert next(kills) > 10
+    assert contents(out) == first
+    assert list(tmp_path.glob(".out*")) == []
+    for workers, size in ((3, 8), (2, 4), (1, 5_000)):
+        monkeypatch.setattr(corpus, "CHUNK", size)
+        prepare(dataset, raw=tmp_path / "raw", out=tmp_path / str(size), workers=workers)
+        assert contents(tmp_path / str(size)) == first
+
+
+@pytest.mark.parametrize(
+    ("edited", "goes_on"),
+    [
+        ("code/text/clean.py", False),
+        ("code/text/unicode_14.txt", False),
+        ("code/sources/text.py", False),
+        ("raw/a.tgz", False),
+        ("code/binarise.py", True),
+        ("raw/ledger.json", True),
+        ("raw/stamp.json", True),
+        ("raw/b.zip.bad", True),
+    ],
+)
+def test_a_run_goes_on_with_the_code_and_the_text_that_began_it(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, edited: str, goes_on: bool
+):
+    code = tmp_path / "code"
+    shutil.copytree(FOLDER.parent, code, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("data_prep.prepare._PACKAGE", code)
+    assert run_until_commit(dataset, tmp_path, 12, "after") == -signal.SIGKILL
+    if edited == "raw/a.tgz":
+        rows = pairs(LANGUAGES, 12, 13_000)
+        pack(tmp_path / edited, {f"a.one.{language}": text(rows, side) for side, language in enumerate(LANGUAGES)})
+    else:
+        with open(tmp_path / edited, "a") as f:
+            f.write("\n# mended\n")
+    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
+    said = capsys.readouterr().out
+    assert ("going on with what" in said) is goes_on
+    assert (f"begins {tmp_path / 'out'} anew" in said) is not goes_on
+    assert (10_005 in numbers(lines_of(tmp_path / "out" / "train.de"))) is (edited != "raw/a.tgz")
+
+
+def killing_worker(block: object, **_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_a_sentence_and_can_be_gone_on_from(dataset: Dataset, tmp_path: Path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.steps.engine.run_on_block", killing_worker)
+        message = r"normalise_space, clean: a worker process was killed.*--workers \(now 2\)"
+        with pytest.raises(UserError, match=message):
+            prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=2)
+    assert not (tmp_path / "out").exists()
+    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=2)
+
+
+def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.2)
+    started, go_on = tmp_path / "started", tmp_path / "go_on"
+
+    def wait(*arguments: object) -> None:
+        started.touch()
+        assert wait_until(go_on.exists)
+
+    def run() -> None:
+        monkeypatch.setattr("data_prep.steps.engine.Engine.finish", wait)
+        prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    assert wait_until(started.exists)
+    with pytest.raises(UserError, match=rf"another run \(process {process.pid} on \S+\) is at work in .*/out;"):
+        prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
+    go_on.touch()
+    process.join()
+    assert process.exitcode == 0
