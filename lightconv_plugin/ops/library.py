@@ -11,6 +11,7 @@ import fcntl
 import functools
 import hashlib
 import importlib.util
+import itertools
 import logging
 import os
 import platform
@@ -35,14 +36,11 @@ _lock = threading.Lock()
 SOURCES = Path(__file__).parent / "native" / "csrc"
 SYSTEM = Path("/usr/local/cuda")  # where NVIDIA's own installer puts its toolkit
 
-# the kernels are compiled once for each vector width, and the widest that the machine has is taken at run time
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
-X86_FLAGS = {
-    "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512.cpp": AVX512,
-    "bf16.cpp": [*AVX512, "-mavx512bf16"],
-}
-SLOW = (*X86_FLAGS, "baseline.cpp")
+# the kernels are compiled once for each vector width, and the widest that the machine has is taken at run time
+KERNELS = "vectors.cpp"
+WIDTHS = {"avx512": (512, AVX512), "avx2": (256, ["-mavx2", "-mfma", "-mf16c"]), "baseline": (128, [])}
+X86_FLAGS = {"bf16.cpp": [*AVX512, "-mavx512bf16"]}
 COMMON_FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
     # -O3 would add what the kernels do by hand, and half as much compile time
@@ -139,17 +137,29 @@ def library_path() -> Path:
     """
     digest = hashlib.sha256(fingerprint_of_sources().encode())
     # a container's C library may be older than that of the machine with which it shares the cache
-    for text in (torch.__version__, platform.machine(), repr(platform.libc_ver()), repr(COMMON_FLAGS), repr(X86_FLAGS)):
+    for text in (
+        torch.__version__,
+        platform.machine(),
+        repr(platform.libc_ver()),
+        repr((COMMON_FLAGS, WIDTHS, X86_FLAGS)),
+    ):
         digest.update(text.encode() + b"\0")
     version = digest.hexdigest()[:16]
     return _intact(version) or _compile_alone(compiler(), version)
 
 
-def sources() -> list[Path]:
-    """The files that are compiled on this kind of machine; headers and CUDA sources not among them."""
+def compilations() -> list[tuple[Path, list[str]]]:
+    """Each source and its flags on this kind of machine; what takes longest comes first."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    found = [path for path in SOURCES.rglob("*.cpp") if x86 or path.name not in X86_FLAGS]
-    return sorted(found, key=lambda path: (path.name not in SLOW, str(path)))  # what takes longest begins first
+    kernels, others = [], []
+    for path in sorted(SOURCES.rglob("*.cpp")):
+        if path.name == KERNELS:
+            for name, (bits, flags) in WIDTHS.items():
+                if x86 or not flags:
+                    kernels.append((path, [f"-DLIGHTCONV_TABLE={name}_kernels", f"-DLIGHTCONV_BITS={bits}", *flags]))
+        elif x86 or path.name not in X86_FLAGS:
+            others.append((path, X86_FLAGS.get(path.name, [])))
+    return kernels + others
 
 
 def fingerprint_of_sources() -> str:
@@ -213,16 +223,14 @@ def _compile(cxx: str) -> bytes:
     include = [f"-I{torch_root / 'include'}", f"-I{SOURCES}", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     with tempfile.TemporaryDirectory(prefix="lightconv-build-") as folder:
 
-        def one(source: Path) -> str:
-            target = Path(folder) / (str(source.relative_to(SOURCES)).replace(os.sep, "-") + ".o")
-            flags = [*COMMON_FLAGS, *X86_FLAGS.get(source.name, [])]
-            _run([cxx, *flags, *include, "-c", str(source), "-o", str(target)])
-            return str(target)
+        def one(number: int, source: Path, flags: list[str]) -> str:
+            target = f"{folder}/{number}.o"
+            _run([cxx, *COMMON_FLAGS, *flags, *include, "-c", str(source), "-o", target])
+            return target
 
-        with ThreadPoolExecutor(
-            min(8, len(os.sched_getaffinity(0)))
-        ) as pool:  # the three largest take up to half a gigabyte each
-            objects = list(pool.map(one, sources()))
+        # the three largest take up to half a gigabyte each
+        with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
+            objects = list(pool.map(one, itertools.count(), *zip(*compilations(), strict=True)))
         whole = Path(folder) / "native.so"
         lib = torch_root / "lib"
         _run([cxx, "-shared", *objects, "-o", str(whole), f"-L{lib}", "-ltorch_cpu", "-ldl", f"-Wl,-rpath,{lib}"])

@@ -4,13 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
-from tests.ops.test_cuda_compile import (  # noqa: F401  the same tests with this build's NVRTC
-    nvrtc,
-    test_gate_and_step,
-    test_the_main_kernels_on_every_architecture,
-)
+from tests.ops import test_cuda_compile as compiled
+from tests.ops.test_cuda_compile import nvrtc  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
@@ -30,6 +28,13 @@ with FakeTensorMode(), torch.device("cuda"):
     except ValueError as error:
         print(error)
 """
+
+
+@pytest.mark.parametrize("capability", compiled.EACH_GENERATION)
+@pytest.mark.parametrize("name", ["the main kernels", "gate and step"])
+def test_kernels(nvrtc, name, capability, tmp_path):  # noqa: F811
+    """With this build's NVRTC."""
+    compiled.test_kernels(nvrtc, name, capability, tmp_path)
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

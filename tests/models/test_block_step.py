@@ -13,7 +13,7 @@ from lightconv_plugin.models import block_step
 from lightconv_plugin.models.layers import KNOWN_PARTS
 from lightconv_plugin.modules import pack_weights
 from tests.models import common
-from tests.ops.conftest import products_in_bf16, vector_bits  # noqa: F401  a fixture
+from tests.ops.conftest import cpu, products_in_bf16  # noqa: F401  a fixture
 from tests.tolerances import assert_close
 
 S = 5  # source positions
@@ -73,7 +73,7 @@ ORDERS = [[0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 2, 4, 4], [2, 3, 4, 5], [3, 3
 @pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
 @pytest.mark.parametrize("glu", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_step_is_the_block(conv, glu, norm_first, calls, vector_bits):  # noqa: F811
+def test_a_step_is_the_block(conv, glu, norm_first, calls, cpu):  # noqa: F811
     block = decoder_block(decoder_conv_type=conv, decoder_glu=glu, decoder_normalize_before=norm_first)
     follow(block, ORDERS, padded=True)
     assert calls == [len(order) for order in ORDERS[1:]]  # the first step makes the states

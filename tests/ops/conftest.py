@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
+from lightconv_plugin.ops.backend import TYPES
 from lightconv_plugin.ops.fused.linear import lacking
 from tests.ops.cuda_on_cpu import Machine
 
@@ -31,13 +31,37 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=VECTOR_BITS)
-def vector_bits(request):
-    """Kernels of one vector width that this machine has."""
-    widest = torch.ops.lightconv.cpu_vector_bits(0)
-    assert torch.ops.lightconv.cpu_vector_bits(request.param) == request.param
-    yield
-    torch.ops.lightconv.cpu_vector_bits(widest)
+def operators_of(device: int | str) -> Iterator[Any]:
+    """The library's operators: those for a CPU with vectors of so many bits, or those for a GPU, run on the CPU.
+
+    ``types`` are the floating types that they take, ``gpu`` tells which they are.
+    """
+    if device == "gpu":
+        machine: Any = Machine()
+        machine.types, machine.gpu = TYPES["cuda"], True
+        yield machine
+        return
+    operators: Any = torch.ops.lightconv
+    widest = operators.cpu_vector_bits(0)
+    assert operators.cpu_vector_bits(device) == device
+    operators.types, operators.gpu = TYPES["cpu"], False
+    yield operators
+    operators.cpu_vector_bits(widest)
+
+
+@pytest.fixture(scope="module", params=[*VECTOR_BITS, "gpu"], ids=str)
+def run(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from operators_of(request.param)
+
+
+@pytest.fixture(scope="module", params=VECTOR_BITS, ids=str)
+def cpu(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from operators_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Any]:
+    yield from operators_of("gpu")
 
 
 @pytest.fixture
@@ -55,30 +79,17 @@ def gate() -> Iterator[None]:
         yield
 
 
-GPU_ALONE = ("residual_norm", "residual_norm_backward", "column_sums", "step_candidates")
+GPU_ALONE = ("residual_norm", "residual_norm_backward", "column_sums", "step_candidates", "adam_step", "update_decide")
 
 
 @pytest.fixture
-def cuda_kernels(monkeypatch) -> Iterator[None]:
-    """CUDA kernels that no CPU kernel stands beside, run on a CPU as operators for its tensors."""
+def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library's operators that a CPU has no kernel for, run by the CUDA kernels on the CPU."""
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
     machine = Machine()
-
-    def adam_step(
-        param: Tensor, grad: Tensor, mean: Tensor, square: Tensor, weight: Tensor, outcome: Tensor, *numbers: float
-    ) -> None:
-        settings = SimpleNamespace(betas=numbers[:2], eps=numbers[2])
-        machine.adam(param, grad, mean, square, weight, outcome, settings)
-
-    runs: dict[str, Callable[..., Any]] = {"adam_step": adam_step, "update_decide": machine.decide}
-    runs |= {name: getattr(machine, name) for name in GPU_ALONE}
     with torch.library._scoped_library("lightconv", "IMPL") as library:
-        for name, run in runs.items():
-
-            def contiguous(*args: Any, run: Callable[..., Any] = run) -> Any:
-                return run(*(arg.contiguous() if isinstance(arg, Tensor) else arg for arg in args))
-
-            library.impl(name, contiguous, "CPU")
+        for name in GPU_ALONE:
+            library.impl(name, getattr(machine, name), "CPU")
         ops.backend._cached_reason_of_kind.cache_clear()
         yield
     ops.backend._cached_reason_of_kind.cache_clear()

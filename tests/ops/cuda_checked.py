@@ -4,8 +4,7 @@ test_cuda_checked.py starts this file as a program with AddressSanitizer loaded 
 reads what each printed. A job is a process of its own, forked once torch is imported: what a check finds ends it.
 
 A new kernel needs a line in CASES: a function that makes its operands with ``machine.place`` or ``machine.numbers``,
-calls methods of ``Machine`` and returns every tensor that the kernels may have written. A method of ``Machine`` that
-takes the memory of its results from ``blank`` has them at the smallest alignment too. Nothing else has to change.
+calls operators of ``machine`` and returns every tensor that the kernels may have written. Nothing else has to change.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ ORDERS = {
 class Checked(Machine):
     """Pretended GPU that compiles its kernels for a check, with operands at exact places.
 
-    An operand's memory has not a byte more than its elements need.
+    An operand's memory, and a result's, has not a byte more than its elements need.
 
     Attributes:
         alignment: bytes; an operand's address is a multiple of these and of no larger power of two.
@@ -53,9 +52,6 @@ class Checked(Machine):
         self.poison(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(before * size))
         placed = storage[before:].view(tensor.shape)
         return placed.copy_(tensor)
-
-    def blank(self, like: Tensor, *shape: int) -> Tensor:
-        return self.place(super().blank(like, *shape))
 
     def numbers(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return self.place(torch.randn(shape, dtype=F64).to(dtype))
@@ -88,8 +84,8 @@ def conv(
             weight = machine.numbers(dtype, *(time, 2) * dynamic, H, K)
             written += [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
             if dtype.itemsize == 2 and capability >= 80:  # above, both gradients by one kernel
-                written.append(machine.backward(grad, x, weight, *options, wanted=(True, False))[0])
-                written.append(machine.backward(grad, x, weight, *options, wanted=(False, True))[1])
+                for wanted in ((True, False), (False, True)):
+                    written += machine.backward(grad, x, weight, *options, wanted=wanted)
         return written
 
     return run
@@ -101,7 +97,7 @@ def glu(dtype: torch.dtype, channels: int, masked: bool) -> Case:
     def run(machine: Checked) -> list[Tensor]:
         x, grad = machine.numbers(dtype, 7, 3, 2 * channels), machine.numbers(dtype, 7, 3, channels)
         mask = machine.place(torch.rand(3, 7) < 0.3) if masked else None
-        return [machine.glu(x, mask), machine.glu(x, mask, grad)]
+        return [machine.glu_mask(x, mask), machine.glu_mask_backward(grad, x, mask)]
 
     return run
 
@@ -110,14 +106,15 @@ def step(dtype: torch.dtype, dynamic: bool, K: int, H: int, R: int, softmax: boo
     """Steps of 4 hypotheses until the ring is full and begins anew, each with ancestors of its own."""
 
     def run(machine: Checked) -> list[Tensor]:
-        ring, ancestors = machine.blank(torch.empty(0, dtype=dtype), K, 6, H * R), torch.zeros(K, 4, dtype=torch.int32)
+        ring = machine.place(torch.full((K, 6, H * R), torch.nan, dtype=dtype))
+        ancestors = torch.zeros(K, 4, dtype=torch.int32)
         position, light = machine.place(torch.tensor([0])), machine.numbers(dtype, H, K)
         written = []
         for _ in range(K + 2):
             ancestors = machine.place(ancestors[:, torch.randint(4, (4,))])
             weight = machine.numbers(dtype, 1, 4, H, K) if dynamic else light
             x = machine.numbers(dtype, 1, 4, H * R)
-            written.append(machine.step(x, weight, ring, ancestors, position, softmax))
+            written.append(machine.conv_step(x, weight, ring, ancestors, position, softmax))
         return [*written, ring[:, :4], ancestors, position]
 
     return run
@@ -129,8 +126,8 @@ def loss(dtype: torch.dtype, types: int) -> Case:
     def run(machine: Checked) -> list[Tensor]:
         logits, target = machine.numbers(dtype, 5, types), machine.place(torch.tensor([3, 0, 1, types - 1, 2]))
         grad = machine.numbers(torch.float64 if dtype == F64 else torch.float32, 1)
-        sums, log_sums = machine.loss(logits, target, 1)
-        return [sums, log_sums, machine.loss_backward(grad, logits, target, log_sums, (0.9, 0.1 / types), 1)]
+        sums, log_sums = machine.smoothed_nll(logits, target, 1)
+        return [sums, log_sums, machine.smoothed_nll_backward(grad, logits, target, log_sums, 0.9, 0.1 / types, 1)]
 
     return run
 

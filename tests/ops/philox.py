@@ -1,13 +1,17 @@
-"""DropConnect's mask, from the text of csrc/random.h and the paper it names; no code is shared with what is tested."""
+"""The kernels' masks, from the text of csrc/random.h and the paper it names; no code is shared with what is tested."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
 
 
-def philox(counter: list[int], key: tuple[int, int], rounds: int = 7) -> list[int]:
-    """Philox4x32 (Salmon et al., 2011): four words from a counter of four and a key of two."""
+def philox(counter: Sequence[Any], key: tuple[int, int], rounds: int = 7) -> Sequence[Any]:
+    """Philox4x32 (Salmon et al., 2011): four words from a counter of four, or arrays of them, and a key of two."""
     low, high = key
     for _ in range(rounds):
         a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
@@ -16,22 +20,27 @@ def philox(counter: list[int], key: tuple[int, int], rounds: int = 7) -> list[in
     return counter
 
 
-def dropout_factors(count: int, p: float, seed: int) -> Tensor:
-    """Return what residual_norm multiplies each of ``count`` numbers with: 1 / (1 - p) or 0, float64."""
-    p, key = torch.tensor(p, dtype=torch.float32).item(), (seed & WORD, seed >> 32 & WORD)
-    words = [philox([quad & WORD, quad >> 32, 0, 2], key) for quad in range((count + 3) // 4)]
-    return (torch.tensor(words).flatten()[:count] >= round(p * 2**32)).double() / (1 - p)
+def kept(numbers: np.ndarray, third: Any, fourth: int, p: float, seed: int) -> Tensor:
+    """Return 1 / (1 - p) or 0 for the words of the blocks with counters (n low, n high, third, fourth): (..., 4)."""
+    p, n = torch.tensor(p, dtype=torch.float32).item(), numbers.astype(np.uint64)
+    counter = np.broadcast_arrays(n & WORD, n >> 32, np.asarray(third, np.uint64), np.asarray(fourth, np.uint64))
+    words = np.stack(philox(counter, (seed & WORD, seed >> 32 & WORD)), axis=-1)
+    return torch.from_numpy(words >= round(p * 2**32)).double() / (1 - p)
 
 
 def factors(shape: tuple[int, int, int, int], p: float, seed: int) -> Tensor:
-    """Return what each of (T, B, H, K) weights is multiplied with: 1 / (1 - p) or 0, float64."""
+    """DropConnect's, of (T, B, H, K) weights."""
     time, batch, heads, width = shape
-    p = torch.tensor(p, dtype=torch.float32).item()
-    key = (seed & WORD, seed >> 32 & WORD)
-    words = [
-        philox([n & WORD, n >> 32, quad, 0], key)[:4]
-        for n in range(time * batch * heads)
-        for quad in range((width + 3) // 4)
-    ]
-    kept = torch.tensor(words).reshape(time, batch, heads, -1)[..., :width] >= round(p * 2**32)
-    return kept.double() / (1 - p)
+    found = kept(np.arange(time * batch * heads)[:, None], np.arange((width + 3) // 4), 0, p, seed)
+    return found.reshape(time, batch, heads, -1)[..., :width]
+
+
+def dropout_factors(count: int, p: float, seed: int) -> Tensor:
+    """Those of the dropout in residual_norm, of ``count`` numbers."""
+    return kept(np.arange((count + 3) // 4), 0, 2, p, seed).flatten()[:count]
+
+
+def cpu_dropout_factors(count: int, p: float, seed: int) -> Tensor:
+    """Those of dropout on a CPU: groups of 64 numbers have a word each of 16 blocks, one word after the other."""
+    groups = (count + 63) // 64
+    return kept(np.arange(16 * groups), 0, 1, p, seed).reshape(groups, 16, 4).transpose(1, 2).flatten()[:count]

@@ -10,7 +10,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.modules import LightweightConv
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.fused import training
-from tests.ops.test_training import defined_loss
+from tests.ops.test_fused_training import defined_loss
 from tests.tolerances import assert_close
 
 BF16 = torch.bfloat16
@@ -95,6 +95,18 @@ def test_second_derivatives_of_kernels_wider_than_their_inputs(dynamic):
         assert got.dtype == dtype
         scale = want.abs().max()
         assert_close(got / scale, want / scale, BF16)
+
+
+def test_kernels_of_another_type_leave_that_of_x(backend):
+    """Under autocast a linear layer gives bfloat16 logits beside a float32 x."""
+    x, logits = torch.randn(T, B, H * R, requires_grad=True), torch.randn(T, B, H, K).bfloat16().requires_grad_()
+    with torch.autocast("cpu", BF16):
+        out = ops.dynamic_conv(x, logits, padding_l=2)
+        step, _ = ops.conv_step(x.detach()[:1], logits.detach()[:1], None)
+    gradients = torch.autograd.grad(out.sum(), (x, logits))
+    assert [t.dtype for t in (out, step, *gradients)] == [torch.float32] * 3 + [BF16]
+    want = reference.dynamic_conv(x.detach().double(), logits.detach().double(), padding_l=2)
+    assert_close(out, want, BF16 if backend == "reference" else torch.float32)  # its product is autocast's
 
 
 def test_a_module_of_float32(backend):

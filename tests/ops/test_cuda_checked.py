@@ -77,7 +77,7 @@ RING_ROW = "ring + (static_cast<long long>(slot) * args.M + n)"
 ANCESTOR = "args.ancestors[static_cast<long long>(slot) * args.N + n]"
 FAULTS = {
     "misaligned load": Fault(
-        *("address", "glu-bf16-mask", "auxiliary/glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),
+        *("address", "glu-bf16-mask", "fused/glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),
         "misaligned address .* which requires 16 byte alignment",
     ),
     "read past the end": Fault(

@@ -113,7 +113,7 @@ def test_attention_of_no_rows(rows, sentences, positions, backend):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("positions", [0, 1, 4, 37])
 @torch.no_grad()
-def test_attention_to_padding_alone_is_zero(dtype, positions, backend, vector_bits):
+def test_attention_to_padding_alone_is_zero(dtype, positions, backend, cpu):
     keys = torch.randn(3, positions, C).to(dtype)
     padding = torch.zeros(3, positions, dtype=torch.bool)
     padding[1] = True

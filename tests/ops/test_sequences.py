@@ -11,8 +11,6 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import autograd, reference
-from lightconv_plugin.ops.normalization import normalize_kernel
-from tests.ops.philox import factors
 from tests.tolerances import assert_close
 
 OPERATORS = ("light_conv", "dynamic_conv")
@@ -90,40 +88,6 @@ def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_
     ends = [reference.final_state(x[a:b, None], width, state[:, n, None]) for n, (a, b) in enumerate(pairwise(offsets))]
     got = getattr(ops, name)(x, weight, initial_state=state, return_state=True, **options)
     compare(got, (want, torch.cat(ends, 1)), x, weight, state)
-
-
-@operators
-@pytest.mark.parametrize("p", [0.0, 0.4])
-@pytest.mark.parametrize(("heads", "channels", "width"), [(2, 64, 31), (12, 24, 3), (3, 9, 70), (40, 40, 4)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_packed_sentences_that_kernels_cut_and_join(name, p, heads, channels, width, dtype, vector_bits):
-    """Long ones among short and empty ones, of x that lies apart; a row of x draws one mask however it is packed."""
-    lengths = [0, 1, 200, 3, 0, 70, 9, 131, 0, 0]
-    total, offsets = sum(lengths), torch.tensor([0, *accumulate(lengths)])
-    shape = (heads, width) if name == "light_conv" else (total, 1, heads, width)
-    x, weight = draw(total, 1, 2 * channels)[..., ::2].to(dtype), draw(*shape).to(dtype)
-    seed = torch.tensor([77]) if p else None
-    got = autograd.conv(name, x, weight, width // 2, True, p, seed, offsets)
-    x64, weight64 = x.double(), weight.double()
-    kernel = normalize_kernel(weight64).expand(total, 1, heads, width)[:, 0]
-    if p:
-        kernel = kernel * factors((total, 1, heads, width), p, 77)[:, 0]
-    options = {"padding_l": width // 2, "normalization": "none"}
-    want = reference.packed(reference.dynamic_conv, x64[:, 0], kernel, offsets, **options)
-    assert_close(got[:, 0], want)
-    grad = torch.randn(want.shape, dtype=torch.float64).to(dtype)
-    found = torch.autograd.grad(got, (x, weight), grad.unsqueeze(1))
-    for a, b in zip(found, torch.autograd.grad(want, (x64, weight64), grad.double()), strict=True):
-        assert_close(a, b)
-
-
-@pytest.mark.parametrize("offsets", [[0, 4], [1, 5], [0, 4, 3, 5], []])
-def test_the_operator_checks_offsets_itself(offsets):
-    """A compiled graph has them unseen."""
-    with pytest.raises(RuntimeError, match="offsets"):
-        torch.ops.lightconv.light_conv(
-            torch.zeros(5, 1, 4), torch.zeros(2, 3), 1, True, 0.0, None, torch.tensor(offsets, dtype=torch.int64)
-        )
 
 
 @operators
@@ -255,27 +219,3 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
 def test_refusals(x, options, message):
     with pytest.raises(ValueError, match=message):
         ops.light_conv(x, torch.zeros(2, 3), **{"padding_l": 2, **options})
-
-
-@operators
-@pytest.mark.parametrize("p", [0.0, 0.4])
-@pytest.mark.parametrize(("heads", "channels", "width"), [(2, 64, 31), (12, 24, 3), (3, 9, 70)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_batch_first_is_neither_copied_nor_another_mask(name, p, heads, channels, width, dtype):
-    """The operators read and write a batch-first order, with the numbers of the other, to the bit."""
-    shape, seed = (heads, width) if name == "light_conv" else (37, 5, heads, width), torch.tensor([77])
-    x, weight, grad = (torch.randn(s).to(dtype) for s in ((37, 5, channels), shape, (37, 5, channels)))
-
-    def turned(t: Tensor) -> Tensor:
-        return t.transpose(0, 1).contiguous().transpose(0, 1) if t.ndim > 2 else t
-
-    found = []
-    for a, b, g in ((x, weight, grad), (turned(x), weight, grad), (turned(x), turned(weight), turned(grad))):
-        options = (width // 2, True, p, seed if p else None)
-        out = getattr(torch.ops.lightconv, name)(a, b, *options)
-        grads = getattr(torch.ops.lightconv, f"{name}_backward")(g, a, b, *options, True, True)
-        assert all(t.stride() == a.stride() for t in (out, grads[0]))
-        found.append((out, *grads))
-    for plain, first, second in zip(*found, strict=True):
-        assert torch.equal(plain, first)
-        assert torch.equal(plain, second)

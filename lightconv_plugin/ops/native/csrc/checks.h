@@ -12,54 +12,10 @@ namespace lightconv {
 // A probability of dropping as the kernels have it: in float32, and less than 1 there too.
 inline float probability_of(double p) { return std::min(static_cast<float>(p), 0x1.fffffep-1f); }
 
-// Sizes of a convolution: x (T, B, C), weight (H, K) or, dynamic, (T, B, H, K).
-struct ConvSizes {
-  int64_t T, B, C, H, K;
-  bool dynamic;
-};
-
-inline ConvSizes check_conv(const Tensor& x, const Tensor& weight, int64_t padding_l, double dropconnect,
-                            const std::optional<Tensor>& seed) {
-  STD_TORCH_CHECK(x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
-                  "lightconv: expected x (T, B, C) and weight (H, K) or (T, B, H, K)");
-  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: x and weight differ in type");
-  const bool dynamic = weight.dim() == 4;
-  const ConvSizes sizes{x.size(0), x.size(1), x.size(2), weight.size(dynamic ? 2 : 0), weight.size(dynamic ? 3 : 1),
-                        dynamic};
-  STD_TORCH_CHECK(!dynamic || (weight.size(0) == sizes.T && weight.size(1) == sizes.B),
-                  "lightconv: weight (T, B, H, K) has another T or B than x");
-  STD_TORCH_CHECK(sizes.H > 0 && sizes.C % sizes.H == 0, "lightconv: the heads do not divide the channels");
-  STD_TORCH_CHECK(padding_l >= 0 && padding_l < sizes.K, "lightconv: padding_l is outside 0..K-1");
-  STD_TORCH_CHECK(dropconnect >= 0.0 && dropconnect < 1.0, "lightconv: dropconnect is outside [0, 1)");
-  STD_TORCH_CHECK(dropconnect == 0.0 ||
-                      (seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long),
-                  "lightconv: DropConnect needs a seed, one int64");
-  return sizes;
-}
-
-// Does x (T, B, C) lie as (B, T, C)? Its kernels and its gradient are read, and the results written, in the same order.
-inline bool is_batch_first(const Tensor& x) {
-  return x.dim() == 3 && !x.is_contiguous() && torch::stable::transpose(x, 0, 1).is_contiguous();
-}
-
-// A tensor (T, B, ..) with its rows one behind another in that order, or LightConv's weight.
-inline Tensor in_order(const Tensor& given, bool batch_first) {
-  if (!batch_first || given.dim() < 3) return torch::stable::contiguous(given);
-  return torch::stable::transpose(torch::stable::contiguous(torch::stable::transpose(given, 0, 1)), 0, 1);
-}
-
-// Room for a result of the shape of `like`, in that order.
-inline Tensor empty_in_order(const Tensor& like, bool batch_first, ScalarType type) {
-  if (!batch_first || like.dim() < 3) return torch::stable::new_empty(like, like.sizes(), type);
-  const Tensor turned = torch::stable::transpose(like, 0, 1);
-  return torch::stable::transpose(torch::stable::new_empty(turned, turned.sizes(), type), 0, 1);
-}
-
-// The type of a gradient of weights. LightConv's is a sum over all positions: of 16-bit numbers it stays in float32 where
-// a normalisation's derivative follows, in which its large parts cancel.
-inline ScalarType weight_gradient_type(const Tensor& x, const Tensor& weight, bool softmax) {
-  const ScalarType type = x.scalar_type();
-  return weight.dim() == 4 || softmax || type == ScalarType::Double ? type : ScalarType::Float;
+inline void check_dropping(const char* operator_name, double p, const std::optional<Tensor>& seed) {
+  STD_TORCH_CHECK(p >= 0.0 && p < 1.0, operator_name, " is outside [0, 1)");
+  STD_TORCH_CHECK(p == 0.0 || (seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long),
+                  operator_name, " needs a seed, one int64");
 }
 
 // A decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Gives M.
@@ -96,6 +52,42 @@ inline StepSizes check_step(const Tensor& x, const Tensor& weight, const Tensor&
   STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "conv_step: x, weight and ring differ in type");
   sizes.M = check_ring(ring, ancestors, position, sizes.N, sizes.C, sizes.K, x.scalar_type());
   return sizes;
+}
+
+// Rows of logits (N, V) and their targets (N,).
+inline void check_loss(const Tensor& logits, const Tensor& target) {
+  STD_TORCH_CHECK(logits.dim() == 2 && target.dim() == 1 && target.size(0) == logits.size(0) &&
+                      target.scalar_type() == ScalarType::Long,
+                  "smoothed_nll: expected logits (N, V) and target (N,), int64");
+}
+
+// What the gradient of the loss comes from: one number of the loss's type, and log_sums (N,).
+inline void check_loss_gradient(const Tensor& grad, const Tensor& logits, const Tensor& log_sums) {
+  const ScalarType type = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  STD_TORCH_CHECK(grad.numel() == 1 && grad.scalar_type() == type,
+                  "smoothed_nll_backward: expected one number for a gradient, float64 for logits of float64, else float32");
+  STD_TORCH_CHECK(log_sums.dim() == 1 && log_sums.size(0) == logits.size(0) && log_sums.scalar_type() == ScalarType::Double,
+                  "smoothed_nll_backward: expected log_sums (N,), float64");
+}
+
+// What N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S), sentence (N,).
+inline void check_attention(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
+                            const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
+  STD_TORCH_CHECK(keys.dim() == 3 && values.dim() == 3, "attend: expected keys and values (sentences, S, C)");
+  const int64_t sentences = keys.size(0), S = keys.size(1);
+  STD_TORCH_CHECK(heads > 0 && C % heads == 0, "attend: the heads do not divide the channels");
+  STD_TORCH_CHECK(keys.size(2) == C && values.size(0) == sentences && values.size(1) == S && values.size(2) == C,
+                  "attend: query, keys and values differ in shape");
+  STD_TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type,
+                  "attend: query, keys and values differ in type");
+  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
+                                           padding->size(0) == sentences && padding->size(1) == S),
+                  "attend: expected padding (sentences, S), bool");
+  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == N,
+                  "attend: expected sentence (N,), int64");
+  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
+                      (!padding.has_value() || padding->is_contiguous()),
+                  "attend: the state is not contiguous");
 }
 
 }  // namespace lightconv

@@ -17,7 +17,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "cuda_configure(str sources, str nvrtc, str cache, str fingerprint) -> ()",
            "cuda_gather(bool begin) -> int",
 
-           // beside the paper's operators: cpu/auxiliary, cuda/auxiliary
+           // fused operators, beside the paper's: cpu/fused, cuda/fused
            "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",
            "glu_mask_backward(Tensor grad, Tensor x, Tensor? padding_mask) -> Tensor",
            "dropout(Tensor x, float p, Tensor seed) -> Tensor",

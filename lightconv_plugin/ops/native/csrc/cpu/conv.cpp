@@ -1,36 +1,27 @@
-// LightConv and DynamicConv on a CPU: checks, threads, sums over units.
+// LightConv and DynamicConv on a CPU: threads, sums over units, and the step of a decoder.
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <optional>
-#include <tuple>
 #include <vector>
 
-#include "checks.h"
-#include "cpu/kernels.h"
-#include "cpu/scalar.h"
+#include "conv.h"
+#include "cpu/run.h"
 
 namespace lightconv {
 namespace {
 
 #include "cpu/types.inl"
 
-Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
-              const std::optional<Tensor>& seed, const std::optional<Tensor>& offsets) {
-  const ConvSizes sizes = check_conv(x, weight, padding_l, dropconnect, seed);
-  Conv conv{};
-  conv.T = sizes.T, conv.B = sizes.B, conv.C = sizes.C, conv.H = sizes.H, conv.K = sizes.K;
-  conv.step = is_batch_first(x) ? 1 : sizes.B, conv.sentence = is_batch_first(x) ? sizes.T : 1;
-  conv.dynamic = sizes.dynamic, conv.padding_l = padding_l, conv.softmax = softmax;
-  conv.dropconnect = probability_of(dropconnect);
-  if (dropconnect > 0.0) conv.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed->const_data_ptr()));
-  conv.type = scalar_of(x);
-  conv.x = x.const_data_ptr(), conv.weight = weight.const_data_ptr();
-  if (!offsets.has_value()) return conv;
-  STD_TORCH_CHECK(offsets->dim() == 1 && offsets->size(0) > 0 && offsets->scalar_type() == ScalarType::Long &&
-                      offsets->is_contiguous() && conv.B == 1,
+Conv describe(const Operands& given) {
+  Conv conv = sizes_of<Conv>(given);
+  conv.C = given.C, conv.type = scalar_of(given.x);
+  if (conv.dropconnect > 0) conv.seed = *static_cast<const uint64_t*>(given.seed->const_data_ptr());
+  if (!given.offsets.has_value()) return conv;
+  const Tensor& offsets = *given.offsets;
+  STD_TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) > 0 && offsets.scalar_type() == ScalarType::Long &&
+                      offsets.is_contiguous() && conv.B == 1,
                   "lightconv: expected offsets (N + 1,), int64 and contiguous, of packed x (T, 1, C)");
-  conv.offsets = static_cast<const int64_t*>(offsets->const_data_ptr()), conv.sentences = offsets->size(0) - 1;
+  conv.offsets = static_cast<const int64_t*>(offsets.const_data_ptr()), conv.sentences = offsets.size(0) - 1;
   const int64_t* end = conv.offsets + conv.sentences;
   STD_TORCH_CHECK(*conv.offsets == 0 && *end == conv.T && std::is_sorted(conv.offsets, end + 1),
                   "lightconv: the offsets do not rise from 0 to T");
@@ -41,7 +32,7 @@ Conv describe(const Tensor& x, const Tensor& weight, int64_t padding_l, bool sof
 std::vector<double> light_kernels(const Conv& conv) {
   std::vector<double> kernels(conv.H * conv.K);
   by_type(conv.type, [&]<class S>(S) {
-    for (size_t i = 0; i < kernels.size(); ++i) kernels[i] = load(static_cast<const S*>(conv.weight)[i]);
+    for (size_t i = 0; i < kernels.size(); ++i) kernels[i] = load(static_cast<const S*>(conv.logits)[i]);
   });
   if (!conv.softmax) return kernels;
   for (double* row = kernels.data(); row < kernels.data() + kernels.size(); row += conv.K) {
@@ -101,20 +92,13 @@ void share_out(const Units& units, const std::function<void(void*, int64_t, int6
   });
 }
 
-Tensor forward(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l, bool softmax, double dropconnect,
-               std::optional<Tensor> seed, std::optional<Tensor> offsets) {
-  const bool batch_first = is_batch_first(x_any);
-  const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
-  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed, offsets);
-  Tensor out = empty_in_order(x, batch_first, x.scalar_type());
-  if (out.numel() == 0) return out;
+void run_forward(const Operands& given, void* out) {
+  Conv conv = describe(given);
   const LightKernels light(conv);
   const Work work(conv, false);
-  void* to = out.mutable_data_ptr();
   share_out(work.units, [&](void* scratch, int64_t begin, int64_t end) {
-    kernels().forward(conv, work.units, to, scratch, begin, end);
+    kernels().forward(conv, work.units, out, scratch, begin, end);
   });
-  return out;
 }
 
 // The sum over the units in their order, through the softmax, to the gradient of the logits (H, K).
@@ -149,41 +133,37 @@ void backward_as(const Conv& conv, Gradients gradients, void* light_gradient) {
   if (light_gradient != nullptr) finish_light(conv, units, partials, light_gradient);
 }
 
-std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
-                                    int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
-                                    bool need_x, bool need_weight, std::optional<Tensor> offsets) {
-  const bool batch_first = is_batch_first(x_any);
-  const Tensor x = in_order(x_any, batch_first), weight = in_order(weight_any, batch_first);
-  const Tensor grad = in_order(grad_any, batch_first);
-  Conv conv = describe(x, weight, padding_l, softmax, dropconnect, seed, offsets);
-  STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == conv.T && grad.size(1) == conv.B && grad.size(2) == conv.C &&
-                      grad.scalar_type() == x.scalar_type(),
-                  "lightconv: the gradient has another shape or type than x");
-  const Tensor none = torch::stable::new_empty(x, {0});
-  Tensor grad_x = need_x ? empty_in_order(x, batch_first, x.scalar_type()) : none;
-  const ScalarType type = weight_gradient_type(x, weight, softmax);
-  Tensor grad_weight = !need_weight ? none
-                       : x.numel() > 0 ? empty_in_order(weight, batch_first, type)
-                                       : torch::stable::new_zeros(weight, weight.sizes(), type);
-  if (x.numel() == 0 || !(need_x || need_weight)) return {grad_x, grad_weight};
+void run_backward(const Operands& given, const Tensor& grad, void* grad_x, void* grad_weight) {
+  Conv conv = describe(given);
   const LightKernels light(conv);
-  Gradients gradients{grad.const_data_ptr(), need_x ? grad_x.mutable_data_ptr() : nullptr, nullptr, nullptr};
-  void* weight_gradient = need_weight ? grad_weight.mutable_data_ptr() : nullptr;
-  if (conv.dynamic) gradients.weight = weight_gradient, weight_gradient = nullptr;
-  if (conv.type == Scalar::f64)
-    backward_as<double>(conv, gradients, weight_gradient);
-  else
-    backward_as<float>(conv, gradients, weight_gradient);
-  return {grad_x, grad_weight};
+  const Gradients gradients{grad.const_data_ptr(), grad_x, conv.dynamic ? grad_weight : nullptr, nullptr};
+  void* light_gradient = conv.dynamic ? nullptr : grad_weight;
+  conv.type == Scalar::f64 ? backward_as<double>(conv, gradients, light_gradient)
+                           : backward_as<float>(conv, gradients, light_gradient);
+}
+
+Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Tensor ancestors, Tensor position,
+                 bool softmax) {
+  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
+  const StepSizes sizes = check_step(x, weight, ring, ancestors, position);
+  Step step{};
+  step.N = sizes.N, step.M = sizes.M, step.C = sizes.C, step.H = sizes.H, step.K = sizes.K;
+  step.dynamic = sizes.dynamic, step.softmax = softmax, step.type = scalar_of(x);
+  Tensor out = torch::stable::new_empty(x, x.sizes());
+  step.x = x.const_data_ptr(), step.weight = weight.const_data_ptr(), step.out = out.mutable_data_ptr();
+  take_state(step, ring, ancestors, position);
+  run(step);
+  return out;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
-  m.impl("light_conv", TORCH_BOX(&forward));
-  m.impl("dynamic_conv", TORCH_BOX(&forward));
-  m.impl("light_conv_backward", TORCH_BOX(&backward));
-  m.impl("dynamic_conv_backward", TORCH_BOX(&backward));
+  m.impl("light_conv", TORCH_BOX(&forward<&run_forward>));
+  m.impl("dynamic_conv", TORCH_BOX(&forward<&run_forward>));
+  m.impl("light_conv_backward", TORCH_BOX(&backward<&run_backward>));
+  m.impl("dynamic_conv_backward", TORCH_BOX(&backward<&run_backward>));
+  m.impl("conv_step", TORCH_BOX(&conv_step));
 }
 
 }  // namespace lightconv

@@ -1,4 +1,4 @@
-// The choice of the CPU kernels by vector width, when the library is first used.
+// The choice of the CPU kernels by vector width, when the library is first used; and the machine's peak, for benchmarks.
 #include "cpu/kernels.h"
 
 #include <atomic>
@@ -8,45 +8,47 @@
 namespace lightconv {
 namespace {
 
-const Kernels& widest() {
+// Those of the widest vectors that the machine has, of at most so many bits.
+const Kernels* widest(int64_t bits) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return avx512_kernels;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2_kernels;
+  if (bits >= 512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return &avx512_kernels;
+  if (bits >= 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2_kernels;
 #endif
-  return baseline_kernels;
+  return &baseline_kernels;
 }
 
-std::atomic<const Kernels*> chosen{nullptr};
-
-}  // namespace
-
-const Kernels& kernels() {
-  const Kernels* table = chosen.load();
-  if (table == nullptr) chosen.store(table = &widest());
-  return *table;
+std::atomic<const Kernels*>& chosen() {
+  static std::atomic<const Kernels*> table{widest(512)};
+  return table;
 }
-
-namespace {
 
 // Bits of a vector register that the kernels use; bits > 0 asks for kernels of at most that width, for tests and timing.
 int64_t cpu_vector_bits(int64_t bits) {
-  if (bits > 0) {
-    const Kernels* table = &widest();
-#if defined(__x86_64__)
-    if (bits < table->vector_bits && bits >= avx2_kernels.vector_bits) table = &avx2_kernels;
-    if (bits < avx2_kernels.vector_bits) table = &baseline_kernels;
-#endif
-    chosen.store(table);
-  }
+  if (bits > 0) chosen() = widest(bits);
   return kernels().vector_bits;
+}
+
+// Floating-point operations done by a loop of fused multiply-adds on all threads: timed, the machine's peak.
+double cpu_fma(int64_t iterations) {
+  std::atomic<double> total{0};
+  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
+    float sink = 0;
+    double done = 0;
+    for (int64_t i = begin; i < end; ++i) done += kernels().fma(iterations, &sink);
+    if (sink != 0) total.fetch_add(done);
+  });
+  return total;
 }
 
 }  // namespace
 
+const Kernels& kernels() { return *chosen().load(); }
+
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {
   m.impl("cpu_vector_bits", TORCH_BOX(&cpu_vector_bits));
+  m.impl("cpu_fma", TORCH_BOX(&cpu_fma));
 }
 
 }  // namespace lightconv

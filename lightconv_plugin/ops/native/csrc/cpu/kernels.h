@@ -1,4 +1,4 @@
-// What the CPU kernels offer, once for each vector width. They work on a part of the units or rows with scratch of their
+// What the CPU kernels offer, once for each vector width (vectors.cpp). They work on a part of the units or rows with scratch of their
 // caller's, so that nothing of torch is compiled for a width that the machine may not have.
 #pragma once
 
@@ -23,7 +23,7 @@ struct Conv {
   uint64_t seed;
   Scalar type;
   const void* x;
-  const void* weight;
+  const void* logits;
   const void* light;  // LightConv: the kernels as they are used, (H, K), of type A
 };
 
@@ -40,7 +40,7 @@ struct Units {
   const Piece* pieces;         // packed: these in place of chunks and batches, of at most `rows` positions in all
   int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
   bool wide;                   // heads are narrower than a vector: lanes run over several heads
-  bool by_channel;             // wide, and each position has its kernels (narrow.inl)
+  bool by_channel;             // wide, and each position has its kernels (see make_shuffles)
   bool kernel_rows;            // a kernel is laid out for each position and head
   int64_t count;               // groups * partials
   size_t scratch;              // bytes that a thread needs
@@ -67,12 +67,87 @@ struct Step {
   void* out;           // (N, C)
 };
 
+// x to y, numbers in groups of 64, see fused/training.inl.
+struct Dropout {
+  Scalar type;
+  const void* x;
+  void* y;
+  int64_t count;
+  float probability;
+  uint64_t seed;
+};
+
+// Rows of logits (N, V), and the type that each row should give; negative: the row does not count.
+struct LossTask {
+  int64_t V;
+  Scalar type;
+  const void* logits;
+  const int64_t* target;
+};
+
+// gradient = scale * exp(logit - log_sum) - share - (at the target: extra); rows whose target is negative get 0.
+struct LossGradient {
+  const double* log_sums;
+  double scale, share, extra;
+  void* gradient;
+};
+
+// Attention of N queries, each over the S keys of one sentence.
+struct Attention {
+  int64_t N, S, C, H;
+  Scalar type;
+  const void* query;        // (N, C)
+  const void* keys;         // (sentences, S, C)
+  const void* values;       // (sentences, S, C)
+  const bool* padding;      // (sentences, S), or null: none
+  const int64_t* sentence;  // (N), each row's
+  void* out;                // (N, C)
+};
+
+// The best continuations of each of N hypotheses, by log-probability plus the score so far.
+struct Search {
+  int64_t N, V, count;
+  const float* logits;  // (N, V)
+  const float* scores;  // (N), or null: 0
+  float temperature, unk_penalty;
+  int64_t pad, unk, banned, only;  // pad and banned are never taken; only, unless -1, is all that may be
+  float* values;                   // (N, count), the largest first, -inf where there is none
+  int32_t* tokens;                 // (N, count)
+};
+
+// y = x weight^T + bias
+struct Linear {
+  int64_t rows, in, out;
+  const float *x, *weight, *bias;  // (rows, in), (out, in), (out) or null
+  const uint16_t* packed;          // the weight for products in bfloat16 (bf16.h), or null: in float32
+  float* y;                        // (rows, out)
+};
+
+// Of C channels: (C), (C)
+struct LayerNorm {
+  const float *scale, *shift;
+  float eps;
+};
+
+// The paper's operators, and from `dropout` on the fused ones (fused/).
 struct Kernels {
   int vector_bits;
   Units (*units)(const Conv&, bool backward);
   void (*forward)(const Conv&, const Units&, void* out, void* scratch, int64_t begin, int64_t end);
   void (*backward)(const Conv&, const Units&, const Gradients&, void* scratch, int64_t begin, int64_t end);
   void (*step)(const Step&, void* scratch, int64_t begin, int64_t end);
+  void (*dropout)(const Dropout&, int64_t begin, int64_t end);  // groups
+  void (*loss_rows)(const LossTask&, double* rows, int64_t begin, int64_t end);  // four numbers a row
+  void (*loss_gradient)(const LossTask&, const LossGradient&, int64_t begin, int64_t end);
+  void (*attend)(const Attention&, void* scratch, int64_t begin, int64_t end);
+  void (*best)(const Search&, void* scratch, int64_t begin, int64_t end);
+  void (*linear)(const Linear&, int64_t begin, int64_t end);  // columns of y
+  // of few rows, between the products of a block
+  void (*gate)(const float* x, int64_t rows, int64_t C, float* y);  // (rows, 2C) to (rows, C)
+  void (*relu)(float* x, int64_t count);
+  void (*add)(const float* x, int64_t count, float* sum);
+  void (*normalize)(const LayerNorm&, const float* x, int64_t rows, int64_t C, float* y);
+  double (*fma)(int64_t iterations, float* sink);
 };
 
 extern const Kernels baseline_kernels;
@@ -82,18 +157,26 @@ extern const Kernels avx512_kernels;
 #endif
 
 // Whether a head's channels fill a vector; else weights are laid out for each channel.
-inline bool by_head(const Step& step) { return step.C / step.H >= 16; }
+static inline bool by_head(const Step& step) { return step.C / step.H >= 16; }
 
 // Rows that `step` works on at once: their sums fill half of the first cache. One where each lays out its weights.
-inline int64_t block_rows(const Step& step) {
+static inline int64_t block_rows(const Step& step) {
   const int64_t rows = step.C == 0 ? 1 : 4096 / step.C;
   return rows < 1 || (step.dynamic && !by_head(step)) ? 1 : rows;
 }
 
 // Numbers of 8 bytes that `step` needs for itself: kernels and sums of a block, and weights by channel.
-inline int64_t step_scratch(const Step& step) {
+static inline int64_t step_scratch(const Step& step) {
   return block_rows(step) * (step.H * step.K + step.C) + (by_head(step) ? 0 : step.K * step.C);
 }
+
+// Numbers of 8 bytes that `attend` needs for itself: a query, a sum and the weights of a head, the first of which is read
+// whatever S is.
+static inline int64_t attend_scratch(const Attention& a) { return 2 * (a.C / a.H) + a.S + 1; }
+
+// And for `best`: the largest logit of each chunk.
+constexpr int64_t kSearchChunk = 256;
+static inline int64_t best_scratch(const Search& search) { return search.V / kSearchChunk + 1; }
 
 const Kernels& kernels();  // the table in use: of the widest vectors that the machine has, unless a test asked for less
 

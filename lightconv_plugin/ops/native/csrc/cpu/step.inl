@@ -27,40 +27,31 @@ void by_channel(const A* kernel, const Step& s, A* __restrict__ weights) {
     for (int64_t c = 0; c < s.C; ++c) weights[k * s.C + c] = kernel[c / (s.C / s.H) * s.K + k];
 }
 
-// sum (+)= Taps inputs with their weights; `channels` of them share one, and the taps' weights are neighbours.
-template <int Taps, bool First, class T, class A>
-void add(const T* const* source, const A* kernel, int64_t K, int64_t C, int64_t channels, A* __restrict__ sum) {
-  for (int64_t head = 0; head < C; head += channels, kernel += K) {
+// sum (+)= Taps inputs with their weights. By head: `channels` share one, and the taps' weights are neighbours; else each
+// channel has its own, and the weights of a tap are neighbours.
+template <int Taps, bool ByHead, bool First, class T, class A>
+void add(const T* const* source, const A* weights, int64_t K, int64_t C, int64_t channels, A* __restrict__ sum) {
+  for (int64_t head = 0; head < C; head += channels, weights += K) {
     for (int64_t c = head; c < head + channels; ++c) {
       A total = First ? A(0) : sum[c];
 #pragma GCC unroll 8
-      for (int t = 0; t < Taps; ++t) total += kernel[t] * load(source[t][c]);
+      for (int t = 0; t < Taps; ++t) total += (ByHead ? weights[t] : weights[t * C + c]) * load(source[t][c]);
       sum[c] = total;
     }
-  }
-}
-
-template <int Taps, bool First, class T, class A>
-void add_by_channel(const T* const* source, const A* weights, int64_t C, A* __restrict__ sum) {
-  for (int64_t c = 0; c < C; ++c) {
-    A total = First ? A(0) : sum[c];
-#pragma GCC unroll 8
-    for (int t = 0; t < Taps; ++t) total += weights[t * C + c] * load(source[t][c]);
-    sum[c] = total;
   }
 }
 
 // Several taps at once, so that the sum is seldom read and written; few enough streams for the prefetcher.
 const int kTaps = 8;
 
-template <int Taps, class T, class A>
+template <class T, class A>
 void add(const Step& s, int64_t taps, bool first, const T* const* source, const A* weights, int64_t tap, A* sum) {
-  if constexpr (Taps > 1)
-    if (taps < Taps) return add<Taps - 1>(s, taps, first, source, weights, tap, sum);
-  if (by_head(s) && first) add<Taps, true>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
-  if (by_head(s) && !first) add<Taps, false>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
-  if (!by_head(s) && first) add_by_channel<Taps, true>(source, weights + tap * s.C, s.C, sum);
-  if (!by_head(s) && !first) add_by_channel<Taps, false>(source, weights + tap * s.C, s.C, sum);
+  by_number<8, 7, 6, 5, 4, 3, 2, 1>(taps, [&]<int Taps>() {
+    if (by_head(s) && first) add<Taps, true, true>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
+    if (by_head(s) && !first) add<Taps, true, false>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
+    if (!by_head(s) && first) add<Taps, false, true>(source, weights + tap * s.C, 0, s.C, s.C, sum);
+    if (!by_head(s) && !first) add<Taps, false, false>(source, weights + tap * s.C, 0, s.C, s.C, sum);
+  });
 }
 
 // A block of rows at a time, a few taps after the other: each slot is then read from one end of the block to the other,
@@ -94,7 +85,7 @@ void step_rows(const Step& s, void* scratch, int64_t begin, int64_t end) {
         }
         A* sum = sizeof(A) == sizeof(T) ? reinterpret_cast<A*>(out) + n * s.C : wide + (n - block) * s.C;
         const A* used = by_head(s) ? kernels + (s.dynamic ? n - block : 0) * size : weights;
-        add<kTaps>(s, taps, i == 0, source, used, oldest + i, sum);
+        add(s, taps, i == 0, source, used, oldest + i, sum);
       }
     }
     if (sizeof(A) != sizeof(T))

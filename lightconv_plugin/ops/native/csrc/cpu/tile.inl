@@ -1,4 +1,4 @@
-// The convolution of a few positions by a few vectors of channels, in registers.
+// The convolution of a few positions by a few vectors of channels, in registers, and the sums of its gradients.
 //
 // MT outputs i = 0..MT-1 at consecutive positions read K + MT - 1 input rows q; output i takes row q with the weight
 //   w[q * wq + i * wi],  0 <= q - i < K.
@@ -8,36 +8,41 @@
 // The triangles where q - i leaves 0..K-1 are unrolled, so nothing outside a kernel's reach is ever multiplied.
 // Wide: each weight is NV vectors, one a channel, instead of a number; wq and wi count weights of `wide` numbers.
 
+// A stretch of consecutive positions; what stays the same from tile to tile.
 template <class A>
-struct TileTask {
-  const A* x;       // row q = 0; it may lie before the first row that exists
-  int64_t x_row;    // from row to row
-  const A* w;
-  int64_t wq, wi;
-  int64_t wide;
-  int q_begin, q_end;  // the rows that exist, of 0..K+MT-2
+struct Stretch {
+  const A* x;              // input rows
+  int64_t x_first;         // the position of the first of them
+  int64_t x_row;           // from row to row
+  int64_t begin, end;      // positions of input rows that exist
+  int64_t padding;         // position t reads inputs from t - padding on
   int K;
-  A* out;
-  int64_t out_row;
+  const A* w;              // as above, for position `w_first`
+  int64_t w_first, w_step; // the weights of a tile at t begin at w + (t - w_first) * w_step
+  int64_t wq, wi, wide;
 };
 
+// Positions t to t + MT - 1, at channels from c on.
 template <class A, int MT, int NV, bool Wide>
-void tile(const TileTask<A>& task) {
+[[gnu::noinline]] void tile(const Stretch<A>& s, int64_t t, int64_t c, A* out, int64_t out_row) {
   Vec<A> acc[MT][NV];
 #pragma GCC unroll 16
   for (int i = 0; i < MT; ++i)
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) acc[i][v] = Vec<A>{};
 
+  const int64_t first = t - s.padding, wide = Wide ? s.wide : 1, x_row = s.x_row, wq = s.wq * wide, wi = s.wi * wide;
+  const A* x_0 = s.x + (first - s.x_first) * x_row + c;  // of q = 0; it may lie before the first row that exists
+  const A* w_0 = s.w + (t - s.w_first) * s.w_step + (Wide ? c : 0);
   auto row = [&]<int First, int Last>(int q) __attribute__((always_inline)) {
-    const A* x = task.x + q * task.x_row;
+    const A* x = x_0 + q * x_row;
     Vec<A> xs[NV];
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) xs[v] = load(x + v * kLanes<A>);
-    const A* w = task.w + q * task.wq * (Wide ? task.wide : 1);
+    const A* w = w_0 + q * wq;
 #pragma GCC unroll 16
     for (int i = First; i <= Last; ++i) {
-      const A* here = w + i * task.wi * (Wide ? task.wide : 1);
+      const A* here = w + i * wi;
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) {
         if constexpr (Wide)
@@ -47,7 +52,9 @@ void tile(const TileTask<A>& task) {
       }
     }
   };
-  const int begin = task.q_begin, end = task.q_end, K = task.K;
+  const int K = s.K, most = K + MT - 1;
+  const int begin = s.begin > first ? static_cast<int>(s.begin - first) : 0;  // the rows that exist
+  const int end = s.end - first < most ? static_cast<int>(s.end - first) : most;
   [&]<int... Q>(std::integer_sequence<int, Q...>) {
     ((Q >= begin && Q < end ? row.template operator()<0, Q>(Q) : void()), ...);
   }(std::make_integer_sequence<int, MT - 1>{});
@@ -60,7 +67,7 @@ void tile(const TileTask<A>& task) {
 #pragma GCC unroll 16
   for (int i = 0; i < MT; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) store(task.out + i * task.out_row + v * kLanes<A>, acc[i][v]);
+    for (int v = 0; v < NV; ++v) store(out + i * out_row + v * kLanes<A>, acc[i][v]);
 }
 
 // Vectors a tile has at most, and positions by that number: as many sums as registers hold beside inputs and weights.
@@ -71,32 +78,6 @@ template <class A>
 constexpr int tallest(int nv) {
   if (sizeof(A) == 8) return 4;
   return LIGHTCONV_BITS == 512 && nv <= 2 ? 12 : 6;
-}
-
-template <class A>
-using TileFunction = void (*)(const TileTask<A>&);
-
-template <class A, int NV, bool Wide>
-TileFunction<A> tile_of_height(int height) {
-  if constexpr (tallest<A>(NV) >= 12)
-    if (height == 12) return &tile<A, 12, NV, Wide>;
-  if constexpr (tallest<A>(NV) >= 6)
-    if (height == 6) return &tile<A, 6, NV, Wide>;
-  switch (height) {
-    case 4: return &tile<A, 4, NV, Wide>;
-    case 3: return &tile<A, 3, NV, Wide>;
-    case 2: return &tile<A, 2, NV, Wide>;
-    default: return &tile<A, 1, NV, Wide>;
-  }
-}
-
-template <class A, bool Wide>
-TileFunction<A> tile_of(int height, int nv) {
-  if constexpr (kMaxNV<A> >= 4)
-    if (nv == 4) return tile_of_height<A, 4, Wide>(height);
-  if constexpr (kMaxNV<A> >= 2)
-    if (nv == 2) return tile_of_height<A, 2, Wide>(height);
-  return tile_of_height<A, 1, Wide>(height);
 }
 
 // The widest tile for what is left, and the tallest: no taller than the kernel, whose triangles it would not fit.
@@ -114,30 +95,13 @@ constexpr int tile_height(int64_t positions, int64_t K, int nv) {
   return 1;
 }
 
-// A stretch of consecutive positions, convolved; what stays the same from tile to tile.
-template <class A>
-struct Stretch {
-  const A* x;              // packed input rows
-  int64_t x_first;         // the position of the first of them
-  int64_t x_row;           // numbers a row, whole vectors
-  int64_t begin, end;      // positions of input rows that exist
-  int64_t padding;         // position t reads inputs from t - padding on
-  int K;
-  const A* w;              // as above, for position `w_first`
-  int64_t w_first, w_step; // the weights of a tile at t begin at w + (t - w_first) * w_step
-  int64_t wq, wi, wide;
-};
-
 constexpr int kFewTaps = 8;
 constexpr int64_t kAhead = 4;  // rows between what is asked of the memory and what is used
 
-// Calls with_taps<K>(), K = 1..kFewTaps.
-template <int Most = kFewTaps, class Call>
+// Calls call<K>(), K = 1..kFewTaps.
+template <class Call>
 inline void by_taps(int64_t K, Call call) {
-  if constexpr (Most > 0) {
-    if (K == Most) return call.template operator()<Most>();
-    by_taps<Most - 1>(K, call);
-  }
+  by_number<8, 7, 6, 5, 4, 3, 2, 1>(K, call);
 }
 
 // Few taps, of inputs that all exist, a position after the other.
@@ -183,14 +147,152 @@ void convolve(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out
     for (int v = 0, nv = 0; v < vectors; v += nv) {
       nv = tile_width<A>(vectors - v);
       if (v == 0) height = tile_height<A>(t_end - t, s.K, nv);
-      const int64_t first = t - s.padding;  // the input of q = 0
-      const int64_t q_begin = s.begin - first, q_end = s.end - first, most = s.K + height - 1;
-      const TileTask<A> task{
-          s.x + (first - s.x_first) * s.x_row + v * kLanes<A>, s.x_row,
-          s.w + (t - s.w_first) * s.w_step + (Wide ? v * kLanes<A> : 0), s.wq, s.wi, s.wide,
-          static_cast<int>(q_begin > 0 ? q_begin : 0), static_cast<int>(q_end < most ? q_end : most),
-          s.K, out + v * kLanes<A>, out_row};
-      tile_of<A, Wide>(height, nv)(task);
+      by_number<4, 2, 1>(nv, [&]<int NV>() {
+        by_number<12, 6, 4, 3, 2, 1>(height, [&]<int MT>() {
+          if constexpr (NV <= kMaxNV<A> && MT <= tallest<A>(NV))
+            tile<A, MT, NV, Wide>(s, t, v * kLanes<A>, out + v * kLanes<A>, out_row);
+        });
+      });
     }
+  }
+}
+
+// ---- Gradients of one kernel for all positions: sums over positions, lanes are channels ----
+
+// sums[j] += g[t] * x[t + j] for all t < positions and j < JT, where rows begin..end of x exist; x row 0 is that of
+// t = 0, j = 0, and rows are `row` numbers apart.
+template <class A, int JT>
+void tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t begin, int64_t end, Vec<A>* sums) {
+  constexpr int GT = 4;  // positions whose gradients are held while the inputs pass by
+  Vec<A> acc[JT];
+#pragma GCC unroll 16
+  for (int j = 0; j < JT; ++j) acc[j] = Vec<A>{};
+  int64_t t = 0;
+  for (; t + GT <= positions; t += GT) {
+    Vec<A> gs[GT];
+#pragma GCC unroll 4
+    for (int i = 0; i < GT; ++i) gs[i] = load(g + (t + i) * row);
+    const A* here = x + t * row;
+    auto input = [&]<int Q>() __attribute__((always_inline)) {
+      const Vec<A> xs = load(here + Q * row);
+#pragma GCC unroll 4
+      for (int i = 0; i < GT; ++i)
+        if (Q - i >= 0 && Q - i < JT) acc[Q - i] += gs[i] * xs;
+    };
+    [&]<int... Q>(std::integer_sequence<int, Q...>) {
+      if (t >= begin && t + JT + GT - 1 <= end) {
+        (input.template operator()<Q>(), ...);
+      } else {
+        ((t + Q >= begin && t + Q < end ? input.template operator()<Q>() : void()), ...);
+      }
+    }(std::make_integer_sequence<int, JT + GT - 1>{});
+  }
+  for (; t < positions; ++t) {
+    const Vec<A> gs = load(g + t * row);
+#pragma GCC unroll 16
+    for (int j = 0; j < JT; ++j)
+      if (t + j >= begin && t + j < end) acc[j] += gs * load(x + (t + j) * row);
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < JT; ++j) sums[j] = acc[j];
+}
+
+// The same of few taps, added to sums (K, width), a position after the other.
+template <class A, int K>
+void few_tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t begin, int64_t end, int64_t width,
+                  A* sums) {
+  for (int64_t t = 0; t < positions; ++t, g += row, x += row) {
+    if (t + kAhead < positions) ask_for(g + kAhead * row, width), ask_for(x + (K - 1 + kAhead) * row, width);
+    const bool whole = t >= begin && t + K <= end;
+    for (int64_t v = 0; v < width; v += kLanes<A>) {
+      const Vec<A> gs = load(g + v);
+#pragma GCC unroll 8
+      for (int j = 0; j < K; ++j) {
+        if (!whole && (t + j < begin || t + j >= end)) continue;
+        store(sums + j * width + v, load(sums + j * width + v) + gs * load(x + j * row + v));
+      }
+    }
+  }
+}
+
+template <class A>
+constexpr int kMostTaps = sizeof(A) == 8 ? 4 : LIGHTCONV_BITS == 512 ? 16 : 8;
+
+// For one vector of channels: calls use(j, sum) once for each tap j of K.
+template <class A, class Use>
+void each_tap_sum(const A* g, const A* x, int64_t row, int64_t positions, int64_t begin, int64_t end, int K, Use use) {
+  Vec<A> sums[kMostTaps<A>];
+  const int jt = K >= kMostTaps<A> ? kMostTaps<A> : K >= 8 ? 8 : K >= 4 ? 4 : K >= 2 ? 2 : 1;
+  for (int done = 0; done < K;) {
+    const int j = done + jt <= K ? done : K - jt;  // the last block overlaps the one before
+    const A* from = x + j * row;
+    by_number<16, 8, 4, 2, 1>(jt, [&]<int JT>() {
+      if constexpr (JT <= kMostTaps<A>) tap_sums<A, JT>(g, from, row, positions, begin - j, end - j, sums);
+    });
+    for (; done < j + jt; ++done) use(done, sums[done - j]);
+  }
+}
+
+// ---- Gradients of a kernel for each position: inner products over channels, lanes are inputs ----
+
+template <class A>
+inline void transpose(Vec<A> (&m)[kLanes<A>]) {
+  constexpr int n = kLanes<A>;
+  Index<A> low, high;  // interleave the lower halves, or the upper halves, of two vectors
+  for (int i = 0; i < n; ++i) {
+    low[i] = i / 2 + (i % 2) * n;
+    high[i] = low[i] + n / 2;
+  }
+  for (int stage = 1; stage < n; stage *= 2) {
+    Vec<A> next[n];
+#pragma GCC unroll 8
+    for (int i = 0; i < n / 2; ++i) {
+      next[2 * i] = __builtin_shuffle(m[i], m[i + n / 2], low);
+      next[2 * i + 1] = __builtin_shuffle(m[i], m[i + n / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) m[i] = next[i];
+  }
+}
+
+// out[i][s] = sum over r < R of g[i][r] * xt[r][s], for MT rows of g and SV vectors of inputs
+template <class A, int MT, int SV>
+void inner_products(const A* g, int64_t g_row, const A* xt, int64_t xt_row, int64_t R, A* out, int64_t out_row) {
+  Vec<A> acc[MT][SV];
+#pragma GCC unroll 8
+  for (int i = 0; i < MT; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < SV; ++v) acc[i][v] = Vec<A>{};
+  for (int64_t r = 0; r < R; ++r) {
+    Vec<A> xs[SV];
+#pragma GCC unroll 4
+    for (int v = 0; v < SV; ++v) xs[v] = load(xt + r * xt_row + v * kLanes<A>);
+#pragma GCC unroll 8
+    for (int i = 0; i < MT; ++i) {
+      const A gi = g[i * g_row + r];
+#pragma GCC unroll 4
+      for (int v = 0; v < SV; ++v) acc[i][v] += gi * xs[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < MT; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < SV; ++v) store(out + i * out_row + v * kLanes<A>, acc[i][v]);
+}
+
+constexpr int kProductRows = LIGHTCONV_BITS == 512 ? 8 : 4;  // MT
+constexpr int kProductVectors = 3;                           // SV at most
+
+template <class A>
+void inner_products(const A* g, int64_t g_row, int rows, const A* xt, int64_t xt_row, int64_t R, int vectors, A* out,
+                    int64_t out_row) {
+  for (int v = 0; v < vectors; v += kProductVectors) {
+    const int sv = vectors - v < kProductVectors ? vectors - v : kProductVectors;
+    const A* x = xt + v * kLanes<A>;
+    A* to = out + v * kLanes<A>;
+    by_number<3, 2, 1>(sv, [&]<int SV>() {
+      if (rows == kProductRows) return inner_products<A, kProductRows, SV>(g, g_row, x, xt_row, R, to, out_row);
+      for (int i = 0; i < rows; ++i) inner_products<A, 1, SV>(g + i * g_row, g_row, x, xt_row, R, to + i * out_row, out_row);
+    });
   }
 }

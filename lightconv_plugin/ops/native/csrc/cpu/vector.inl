@@ -1,4 +1,4 @@
-// Vectors of LIGHTCONV_BITS bits through the compiler's vector extensions.
+// Vectors of LIGHTCONV_BITS bits through the compiler's vector extensions; reductions, exponentials, random words.
 
 constexpr int kVectorBytes = LIGHTCONV_BITS / 8;
 
@@ -122,3 +122,137 @@ inline void ask_for(const S* from, int64_t count) {
 }
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Calls call<N>() for the N of the list that n is, or else for the last.
+template <int First, int... Others, class Call>
+inline void by_number(int64_t n, Call call) {
+  if constexpr (sizeof...(Others) == 0) {
+    call.template operator()<First>();
+  } else {
+    if (n == First) return call.template operator()<First>();
+    by_number<Others...>(n, call);
+  }
+}
+
+// ---- Of numbers in memory ----
+
+inline double exponential(double x) { return __builtin_exp(x); }
+
+// e^x for x <= 0, 0 for x < -87, NaN for NaN: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which
+// leaves 5e-9.
+inline float exponential(float given) {
+  const float x = given < -87.0f ? -87.0f : given;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
+  const float shifted = x * 1.44269504f + shift;
+  const float n = shifted - shift;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float series = 1.0f / 5040;
+  series = series * r + 1.0f / 720;
+  series = series * r + 1.0f / 120;
+  series = series * r + 1.0f / 24;
+  series = series * r + 1.0f / 6;
+  series = series * r + 0.5f;
+  series = series * r + 1.0f;
+  series = series * r + 1.0f;
+  const float power = __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, shifted) + 127) << 23);
+  return given < -87.0f ? 0.0f : series * power;
+}
+
+template <class A>
+A largest(const A* x, int64_t size) {
+  constexpr int n = kLanes<A>;
+  A top = x[0];
+  int64_t i = 0;
+  if (size >= n) {
+    Vec<A> tops = load(x);
+    for (i = n; i + n <= size; i += n) {
+      const Vec<A> next = load(x + i);
+      tops = next > tops ? next : tops;
+    }
+    for (int l = 0; l < n; ++l) top = tops[l] > top ? tops[l] : top;
+  }
+  for (; i < size; ++i) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+template <class A>
+A total(const A* x, int64_t size) {
+  constexpr int n = kLanes<A>;
+  Vec<A> sums = {};
+  int64_t i = 0;
+  for (; i + n <= size; i += n) sums += load(x + i);
+  A sum = 0;
+  for (int l = 0; l < n; ++l) sum += sums[l];
+  for (; i < size; ++i) sum += x[i];
+  return sum;
+}
+
+template <class A, class S>
+A dot(const A* x, const S* y, int64_t size) {
+  constexpr int n = kLanes<A>;
+  Vec<A> sums = {};
+  int64_t i = 0;
+  for (; i + n <= size; i += n) sums += load(x + i) * load_as<A>(y + i);
+  A sum = 0;
+  for (int l = 0; l < n; ++l) sum += sums[l];
+  for (; i < size; ++i) sum += x[i] * load(y[i]);
+  return sum;
+}
+
+// ---- Random words of random.h, a block in each lane ----
+
+template <int Bytes>
+struct LanesOf {
+  typedef uint64_t words __attribute__((vector_size(Bytes)));
+  typedef int ints __attribute__((vector_size(Bytes)));
+  typedef long long longs __attribute__((vector_size(Bytes)));
+};
+
+// The whole products of the lower halves of 64-bit lanes.
+template <int Bytes, class Lanes = typename LanesOf<Bytes>::words>
+inline Lanes low_products(Lanes a, Lanes b) {
+#if defined(__x86_64__)  // the compiler does not see that one instruction does it
+  using Ints = typename LanesOf<Bytes>::ints;
+  using Longs = typename LanesOf<Bytes>::longs;
+  if constexpr (Bytes == 16) return (Lanes)__builtin_ia32_pmuludq128((Ints)a, (Ints)b);
+#if LIGHTCONV_BITS >= 256
+  if constexpr (Bytes == 32) return (Lanes)__builtin_ia32_pmuludq256((Ints)a, (Ints)b);
+#endif
+#if LIGHTCONV_BITS >= 512
+  if constexpr (Bytes == 64) return (Lanes)__builtin_ia32_pmuludq512_mask((Ints)a, (Ints)b, Longs{}, 0xFF);
+#endif
+#endif
+  return (a & 0xFFFFFFFF) * (b & 0xFFFFFFFF);
+}
+
+// Blocks of words side by side in vectors: counters c[word][block] become random words. Lanes of 64 bits hold a word in
+// their lower half, and anything above: first those of even blocks, then those of odd ones.
+template <int Blocks>
+inline void philox_lanes(uint32_t (&c)[4][Blocks], uint64_t seed) {
+  constexpr int bytes = Blocks * 4 < kVectorBytes ? Blocks * 4 : kVectorBytes;
+  using Lanes = typename LanesOf<bytes>::words;
+  for (int first = 0; first < Blocks; first += bytes / 4) {
+    Lanes given[4], made[2][4];
+    for (int word = 0; word < 4; ++word) __builtin_memcpy(&given[word], c[word] + first, bytes);
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      Lanes c0 = given[0] >> 32 * odd, c1 = given[1] >> 32 * odd, c2 = given[2] >> 32 * odd, c3 = given[3] >> 32 * odd;
+      uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+#pragma GCC unroll 7
+      for (int round = 0; round < kPhiloxRounds; ++round, key0 += kPhiloxKeyA, key1 += kPhiloxKeyB) {
+        const Lanes a = low_products<bytes>(c0, Lanes{} + kPhiloxA), b = low_products<bytes>(c2, Lanes{} + kPhiloxB);
+        c0 = (b >> 32) ^ c1 ^ key0, c1 = b, c2 = (a >> 32) ^ c3 ^ key1, c3 = a;
+      }
+      made[odd][0] = c0, made[odd][1] = c1, made[odd][2] = c2, made[odd][3] = c3;
+    }
+    for (int word = 0; word < 4; ++word) {
+      const Lanes both = (made[0][word] & 0xFFFFFFFF) | made[1][word] << 32;
+      __builtin_memcpy(c[word] + first, &both, bytes);
+    }
+  }
+}
+
+// A random word keeps what it stands for where it is at least this.
+inline uint32_t least_kept(float probability) {
+  return static_cast<uint32_t>(static_cast<double>(probability) * 4294967296.0 + 0.5);
+}

@@ -81,16 +81,10 @@ inline void gradient_row(const A* product, int begin, int end, const A* factors,
   }
 }
 
-// Calls with_vectors<NV>() for rows of L numbers.
+// Calls call<NV>() for rows of L numbers.
 template <class A, class Call>
 inline void by_vectors(int64_t L, Call call) {
-  switch (L / kLanes<A>) {
-    case 1: return call.template operator()<1>();
-    case 2: return call.template operator()<2>();
-    case 3: return call.template operator()<3>();
-    case 4: return call.template operator()<4>();
-    default: return call.template operator()<0>();
-  }
+  by_number<1, 2, 3, 4, 0>(L / kLanes<A>, call);
 }
 
 // DropConnect's factors of the kernel at n = (t * B + b) * H + h: 0 or 1 / (1 - p). L numbers are written.

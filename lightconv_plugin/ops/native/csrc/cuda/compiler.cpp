@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
@@ -40,6 +41,7 @@ struct Nvrtc {
 
 std::mutex mutex;  // guards what follows; NVRTC itself is safe to call from several threads
 Settings chosen;
+std::map<std::string, Nvrtc> opened;  // by path
 
 Settings settings() {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -47,13 +49,13 @@ Settings settings() {
 }
 
 const Nvrtc& nvrtc() {
-  static const Nvrtc opened = [] {
-    const Settings chosen = settings();
-    void* library = dlopen(chosen.nvrtc.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw std::runtime_error(std::string("lightconv: NVRTC cannot be loaded: ") + dlerror());
-    return Nvrtc{{library, chosen.nvrtc + ", where CUDA 12.8 or later is expected, has no"}};
-  }();
-  return opened;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = opened.find(chosen.nvrtc);
+  if (known != opened.end()) return known->second;
+  void* library = dlopen(chosen.nvrtc.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error(std::string("lightconv: NVRTC cannot be loaded: ") + dlerror());
+  const Library found{library, chosen.nvrtc + ", where CUDA 12.8 or later is expected, has no"};
+  return opened.emplace(chosen.nvrtc, Nvrtc{found}).first->second;
 }
 
 uint64_t fnv1a(const std::string& text, uint64_t hash) {
@@ -180,9 +182,11 @@ std::string run(const std::string& source, const std::vector<std::string>& optio
 
 }  // namespace
 
+std::atomic<int> configurations{0};
+
 void configure(const Settings& settings) {
   const std::lock_guard<std::mutex> lock(mutex);
-  chosen = settings;
+  chosen = settings, ++configurations;
 }
 
 std::string compile(const std::string& source, int capability) {

@@ -1,6 +1,7 @@
 // CUDA C++ to machine code by NVRTC, for the GPU at hand, kept on disk for all processes.
 #pragma once
 
+#include <atomic>
 #include <string>
 
 namespace lightconv::cuda {
@@ -14,6 +15,7 @@ struct Settings {
 };
 
 void configure(const Settings& settings);
+extern std::atomic<int> configurations;  // made so far: kernels of the one before are compiled anew
 
 // The image, cubin or PTX, of `source` for a compute capability such as 90. Throws std::runtime_error: not configured,
 // libnvrtc cannot be used, or its first error line.

@@ -14,12 +14,12 @@
 namespace lightconv::cuda {
 namespace {
 
-using Key = std::tuple<int, const Kernel*, int, int, int, int, int, int, int>;
+using Key = std::tuple<int, int, const Kernel*, int, int, int, int, int, int, int>;
 
 Key key_of(int device, const Kernel& kernel, const Case& c, int threads) {
   const int flags = c.dynamic | c.softmax << 1 | c.drop << 2 | c.flip << 3 | c.aligned << 4 | c.tensor_cores << 5 |
                     c.mask << 6 | c.both << 7;
-  return {device, &kernel, static_cast<int>(c.type), c.K, c.R, c.H, c.positions, flags, threads};
+  return {configurations, device, &kernel, static_cast<int>(c.type), c.K, c.R, c.H, c.positions, flags, threads};
 }
 
 const int MOST_SHARED_BYTES = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

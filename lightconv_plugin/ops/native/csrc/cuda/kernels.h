@@ -2,12 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 
 #include "cuda/case.h"
-#include "cuda/launch.h"
 
 namespace lightconv::cuda {
 
@@ -15,6 +16,13 @@ namespace lightconv::cuda {
 // becomes light_conv or dynamic_conv, and a last _ is followed by the pass, forward or grad_x.
 struct Kernel {
   const char *name, *file, *args, *title;
+};
+
+// Where work goes, and memory that lives until the call returns (on one stream that is enough).
+struct Place {
+  int device;
+  void* stream;
+  std::function<void*(size_t bytes)> scratch;
 };
 
 struct Grid {

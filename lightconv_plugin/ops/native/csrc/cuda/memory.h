@@ -3,12 +3,24 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
-#include "cuda/launch.h"
+#include "checks.h"
+#include "cuda/args.h"
+#include "cuda/kernels.h"
 #include "tensor.h"
 
 namespace lightconv::cuda {
+
+#if defined(LIGHTCONV_ON_CPU)  // tests/ops/cuda_shim/emulated.cpp
+#define LIGHTCONV_GPU CPU
+int device_of(const Tensor& x);
+void* current_stream(int device);
+#else
+#define LIGHTCONV_GPU CUDA
+inline int device_of(const Tensor& x) { return x.get_device_index(); }
 
 // The stream that torch's caller works on. The function is in torch's CUDA library, which a CPU build of torch lacks.
 inline void* current_stream(int device) {
@@ -24,13 +36,14 @@ inline void* current_stream(int device) {
   STD_TORCH_CHECK(function(device, &stream) == 0, "lightconv: torch does not say which CUDA stream is current");
   return stream;
 }
+#endif
 
 // Scratch as torch's own tensors, so that its allocator sees it, in captured graphs too; lives as long as this.
 class Memory {
  public:
   explicit Memory(const Tensor& like) : like_(like) {}
   Place place() {
-    const int device = like_.get_device_index();
+    const int device = device_of(like_);
     return {device, current_stream(device), [this](size_t bytes) {
               kept_.push_back(torch::stable::new_empty(like_, {static_cast<int64_t>(bytes)}, ScalarType::Byte));
               return kept_.back().mutable_data_ptr();
@@ -53,8 +66,14 @@ inline Type type_of(const Tensor& x) {
 }
 
 inline void check_same(const Tensor& x, const Tensor& other, const char* name) {
-  STD_TORCH_CHECK(other.is_cuda() && other.get_device_index() == x.get_device_index(), "lightconv: ", name,
+  STD_TORCH_CHECK(other.is_cuda() == x.is_cuda() && other.get_device_index() == x.get_device_index(), "lightconv: ", name,
                   " is not on x's device");
+}
+
+// The dropping of numbers with probability p, in float32 as CPUs' kernels have it; seed: on the device.
+inline DropConnect dropping(float given, const long long* seed) {
+  const double p = given;
+  return {seed, static_cast<unsigned int>(std::min(std::llround(p * 4294967296.0), 4294967295ll)), 1.0 / (1.0 - p)};
 }
 
 }  // namespace lightconv::cuda

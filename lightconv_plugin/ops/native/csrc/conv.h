@@ -1,0 +1,99 @@
+// LightConv and DynamicConv as torch calls them, on any device: checks, the order of rows, and room for results.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "checks.h"
+
+namespace lightconv {
+
+// Does x (T, B, C) lie as (B, T, C)? Its kernels and its gradient are read, and the results written, in the same order.
+inline bool is_batch_first(const Tensor& x) {
+  return x.dim() == 3 && !x.is_contiguous() && torch::stable::transpose(x, 0, 1).is_contiguous();
+}
+
+// A tensor (T, B, ..) with its rows one behind another in that order, or LightConv's weight.
+inline Tensor in_order(const Tensor& given, bool batch_first) {
+  if (!batch_first || given.dim() < 3) return torch::stable::contiguous(given);
+  return torch::stable::transpose(torch::stable::contiguous(torch::stable::transpose(given, 0, 1)), 0, 1);
+}
+
+// Room for a result of the shape of `like`, in that order.
+inline Tensor empty_in_order(const Tensor& like, bool batch_first, ScalarType type) {
+  if (!batch_first || like.dim() < 3) return torch::stable::new_empty(like, like.sizes(), type);
+  const Tensor turned = torch::stable::transpose(like, 0, 1);
+  return torch::stable::transpose(torch::stable::new_empty(turned, turned.sizes(), type), 0, 1);
+}
+
+// The operands of a convolution, checked: x (T, B, C), weight (H, K) or, dynamic, (T, B, H, K).
+struct Operands {
+  bool batch_first, dynamic, softmax;
+  Tensor x, weight;
+  std::optional<Tensor> seed, offsets;
+  int64_t T, B, C, H, K, padding_l;
+  double dropconnect;
+
+  Operands(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l_, bool softmax_, double dropconnect_,
+           const std::optional<Tensor>& seed_, const std::optional<Tensor>& offsets_)
+      : batch_first(is_batch_first(x_any)), dynamic(weight_any.dim() == 4), softmax(softmax_),
+        x(in_order(x_any, batch_first)), weight(in_order(weight_any, batch_first)), seed(seed_), offsets(offsets_),
+        padding_l(padding_l_), dropconnect(dropconnect_) {
+    STD_TORCH_CHECK(x.dim() == 3 && (dynamic || weight.dim() == 2),
+                    "lightconv: expected x (T, B, C) and weight (H, K) or (T, B, H, K)");
+    T = x.size(0), B = x.size(1), C = x.size(2), H = weight.size(dynamic ? 2 : 0), K = weight.size(dynamic ? 3 : 1);
+    STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: x and weight differ in type");
+    STD_TORCH_CHECK(!dynamic || (weight.size(0) == T && weight.size(1) == B),
+                    "lightconv: weight (T, B, H, K) has another T or B than x");
+    STD_TORCH_CHECK(H > 0 && C % H == 0, "lightconv: the heads do not divide the channels");
+    STD_TORCH_CHECK(padding_l >= 0 && padding_l < K, "lightconv: padding_l is outside 0..K-1");
+    check_dropping("lightconv: dropconnect", dropconnect, seed);
+  }
+};
+
+// What both devices' descriptions of a convolution have; see cpu/kernels.h and cuda/launch.h.
+template <class Conv>
+Conv sizes_of(const Operands& given) {
+  Conv conv{};
+  conv.T = given.T, conv.B = given.B, conv.H = given.H, conv.K = given.K, conv.padding_l = given.padding_l;
+  conv.step = given.batch_first ? 1 : given.B, conv.sentence = given.batch_first ? given.T : 1;
+  conv.dynamic = given.dynamic, conv.softmax = given.softmax, conv.dropconnect = probability_of(given.dropconnect);
+  conv.x = given.x.const_data_ptr(), conv.logits = given.weight.const_data_ptr();
+  return conv;
+}
+
+template <void (*Run)(const Operands&, void* out)>
+Tensor forward(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
+               std::optional<Tensor> seed, std::optional<Tensor> offsets) {
+  const Operands given(x, weight, padding_l, softmax, dropconnect, seed, offsets);
+  Tensor out = empty_in_order(given.x, given.batch_first, x.scalar_type());
+  if (out.numel() > 0) Run(given, out.mutable_data_ptr());
+  return out;
+}
+
+// The gradients of x and weight; one that is not needed has no elements, and none is made of it.
+template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
+std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
+                                    int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
+                                    bool need_x, bool need_weight, std::optional<Tensor> offsets) {
+  const Operands given(x_any, weight_any, padding_l, softmax, dropconnect, seed, offsets);
+  const Tensor &x = given.x, &weight = given.weight, none = torch::stable::new_empty(x, {0});
+  const Tensor grad = in_order(grad_any, given.batch_first);
+  STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == given.T && grad.size(1) == given.B && grad.size(2) == given.C &&
+                      grad.scalar_type() == x.scalar_type(),
+                  "lightconv: the gradient has another shape or type than x");
+  // LightConv's is a sum over all positions: of 16-bit numbers it stays in float32 where a normalisation's derivative
+  // follows, in which its large parts cancel
+  const bool wide = !given.dynamic && !softmax && x.scalar_type() != ScalarType::Double;
+  const ScalarType type = wide ? ScalarType::Float : x.scalar_type();
+  Tensor grad_x = need_x ? empty_in_order(x, given.batch_first, x.scalar_type()) : none;
+  Tensor grad_weight = !need_weight    ? none
+                       : x.numel() > 0 ? empty_in_order(weight, given.batch_first, type)
+                                       : torch::stable::new_zeros(weight, weight.sizes(), type);
+  if (x.numel() > 0 && (need_x || need_weight))
+    Run(given, grad, need_x ? grad_x.mutable_data_ptr() : nullptr, need_weight ? grad_weight.mutable_data_ptr() : nullptr);
+  return {grad_x, grad_weight};
+}
+
+}  // namespace lightconv

@@ -1,3 +1,0 @@
-#define LIGHTCONV_TABLE avx512_auxiliary
-#define LIGHTCONV_BITS 512
-#include "cpu/auxiliary/kernels.inl"

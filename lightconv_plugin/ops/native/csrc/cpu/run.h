@@ -1,0 +1,47 @@
+// The types of tensors that the CPU kernels take; and kernels on all threads, with scratch that is kept from call to call.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "tensor.h"
+
+namespace lightconv {
+
+inline Scalar scalar_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return Scalar::f32;
+    case ScalarType::Double: return Scalar::f64;
+    case ScalarType::BFloat16: return Scalar::bf16;
+    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float64 or bfloat16 on a CPU");
+  }
+}
+
+inline constexpr int64_t kWorth = 131072;  // multiply-adds that pay for waking a thread: some 10 microseconds
+
+// body(scratch, begin, end) for parts of [0, count), each with `numbers` of 8 bytes to itself.
+template <class Body>
+void on_threads(int64_t count, int64_t grain, int64_t numbers, const Body& body) {
+  torch::stable::parallel_for(0, count, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
+    thread_local std::vector<double> scratch;
+    scratch.resize(numbers);
+    body(scratch.data(), begin, end);
+  });
+}
+
+inline void run(const Step& step) {
+  on_threads(step.N, kWorth / (step.inputs * step.C + 1), step_scratch(step),
+             [&](void* scratch, int64_t begin, int64_t end) { kernels().step(step, scratch, begin, end); });
+}
+
+// The state of a step, and where in it the newest input goes; `position` counts it.
+inline void take_state(Step& step, const Tensor& ring, const Tensor& ancestors, const Tensor& position) {
+  int64_t& inputs = *static_cast<int64_t*>(position.mutable_data_ptr());
+  step.slot = inputs % step.K;
+  step.inputs = std::min(++inputs, step.K);
+  step.ring = ring.mutable_data_ptr();
+  step.ancestors = static_cast<int32_t*>(ancestors.mutable_data_ptr());
+}
+
+}  // namespace lightconv

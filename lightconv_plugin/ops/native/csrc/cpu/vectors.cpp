@@ -1,0 +1,75 @@
+// The CPU kernels, compiled once for each vector width: LIGHTCONV_TABLE names the table, LIGHTCONV_BITS the width.
+// All .inl files are parts of its unnamed namespace, and call nothing but the compiler's built-ins: code for one width must
+// never be linked into another's.
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "cpu/kernels.h"
+#include "random.h"
+
+namespace lightconv {
+namespace {
+
+#include "cpu/types.inl"
+#include "cpu/vector.inl"
+#include "cpu/weights.inl"
+#include "cpu/tile.inl"
+#include "cpu/conv.inl"
+#include "cpu/step.inl"
+#include "cpu/fused/generation.inl"
+#include "cpu/fused/training.inl"
+
+// The most multiply-adds that a core can do, for benchmarks: returns the floating-point operations done, float32; `sink`
+// keeps them from being left out.
+double fma_loop(int64_t iterations, float* sink) {
+  constexpr int kChains = 12;  // more than a fused multiply-add's latency times the units that do it
+  Vec<float> acc[kChains], factor = Vec<float>{} + 0.999f, term = Vec<float>{} + 1e-3f;
+#pragma GCC unroll 12
+  for (int i = 0; i < kChains; ++i) acc[i] = Vec<float>{} + static_cast<float>(i);
+  for (int64_t n = 0; n < iterations; ++n)
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) acc[i] = acc[i] * factor + term;
+  for (int i = 0; i < kChains; ++i) *sink += acc[i][0];
+  return 2.0 * kChains * kLanes<float> * static_cast<double>(iterations);
+}
+
+}  // namespace
+
+const Kernels LIGHTCONV_TABLE = {
+    .vector_bits = LIGHTCONV_BITS,
+    .units = [](const Conv& conv, bool backward) {
+      return conv.type == Scalar::f64 ? units_of<double>(conv, backward) : units_of<float>(conv, backward);
+    },
+    .forward = [](const Conv& conv, const Units& units, void* out, void* scratch, int64_t begin, int64_t end) {
+      by_type(conv.type, [&]<class S>(S) { forward_units<S>(conv, units, out, scratch, begin, end); });
+    },
+    .backward = [](const Conv& conv, const Units& units, const Gradients& to, void* scratch, int64_t begin, int64_t end) {
+      by_type(conv.type, [&]<class S>(S) { backward_units<S>(conv, units, to, scratch, begin, end); });
+    },
+    .step = [](const Step& s, void* scratch, int64_t begin, int64_t end) {
+      by_type(s.type, [&]<class S>(S) { step_rows<S>(s, scratch, begin, end); });
+    },
+    .dropout = [](const Dropout& d, int64_t begin, int64_t end) {
+      by_type(d.type, [&]<class S>(S) { dropout_groups<S>(d, begin, end); });
+    },
+    .loss_rows = [](const LossTask& task, double* rows, int64_t begin, int64_t end) {
+      by_type(task.type, [&]<class S>(S) { loss_rows<S>(task, rows, begin, end); });
+    },
+    .loss_gradient = [](const LossTask& task, const LossGradient& to, int64_t begin, int64_t end) {
+      by_type(task.type, [&]<class S>(S) { loss_gradient<S>(task, to, begin, end); });
+    },
+    .attend = [](const Attention& a, void* scratch, int64_t begin, int64_t end) {
+      by_type(a.type, [&]<class S>(S) { attend_rows<S>(a, scratch, begin, end); });
+    },
+    .best = &best_rows,
+    .linear = &linear_columns,
+    .gate = &gate_rows,
+    .relu = &relu,
+    .add = &add_rows,
+    .normalize = &normalize_rows,
+    .fma = &fma_loop,
+};
+
+}  // namespace lightconv

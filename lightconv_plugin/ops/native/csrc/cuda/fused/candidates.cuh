@@ -1,0 +1,126 @@
+// The best continuations of hypotheses from their logits (N, V), without the log-probabilities in between: the C.K best of
+// each row, one block a row, and of those the C.K best of each sentence, one warp a sentence. Of equal ones the first.
+#pragma once
+
+#include "cuda/fused/loss.cuh"
+
+namespace lightconv::cuda {
+
+constexpr long long NOWHERE = 0x7fffffffffffffff;
+
+struct Candidate {
+  float value;
+  long long place;  // among the continuations of a sentence: beam * V + word
+
+  __device__ __forceinline__ bool before(const Candidate& other) const {
+    return value > other.value || (value == other.value && place < other.place);
+  }
+};
+
+__device__ __forceinline__ Candidate no_candidate() { return {-__int_as_float(0x7f800000), NOWHERE}; }
+
+__device__ __forceinline__ Candidate lanes_first(Candidate best) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const Candidate other{__shfl_xor_sync(0xffffffffu, best.value, step), __shfl_xor_sync(0xffffffffu, best.place, step)};
+    if (other.before(best)) best = other;
+  }
+  return best;
+}
+
+template <Case C> __device__ __forceinline__ void step_candidates(const CandidateArgs& args, unsigned char* shared) {
+  using S = typename Scalar<C.type>::type;
+  constexpr int W = vector_of(C), K = C.K, warps = CANDIDATE_THREADS / 32;
+  const long long n = blockIdx.x, step = args.limits[0];
+  const bool may_end = step >= args.limits[1], must_end = step >= args.limits[2];
+  const S* row = static_cast<const S*>(args.logits) + n * args.V;
+  const float temperature = static_cast<float>(args.temperature), score = args.scores[n];
+  float most = -__int_as_float(0x7f800000), total = 0;
+  const auto each = [&](const auto& act) {
+#pragma unroll 4
+    for (long long v = threadIdx.x * W; v < args.V; v += CANDIDATE_THREADS * W) {
+      float x[W];
+      const Vec<S, W> loaded = load_fixed<S, W>(row + v);
+#pragma unroll
+      for (int w = 0; w < W; ++w) x[w] = 0;
+      widen(loaded, x);
+#pragma unroll
+      for (int w = 0; w < W; ++w) x[w] /= temperature;
+      act(v, x);
+    }
+  };
+  each([&](long long, const float (&x)[W]) {
+    float top = most;
+#pragma unroll
+    for (int w = 0; w < W; ++w) top = x[w] > top ? x[w] : top;
+    total *= exp_below(most, top);
+#pragma unroll
+    for (int w = 0; w < W; ++w) total += exp_below(x[w], top);
+    most = top;
+  });
+  float* sums = reinterpret_cast<float*>(shared);  // (warps, 2)
+  const float own_top = lanes_max<32>(most), own_total = lanes_sum<32>(total * exp_below(most, own_top));
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 * 2] = own_top, sums[threadIdx.x / 32 * 2 + 1] = own_total;
+  __syncthreads();
+  most = sums[0], total = 0;
+  for (int i = 1; i < warps; ++i) most = sums[i * 2] > most ? sums[i * 2] : most;
+  for (int i = 0; i < warps; ++i) total += sums[i * 2 + 1] * exp_below(sums[i * 2], most);
+  const float log_total = log(total);
+  Candidate list[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) list[k] = no_candidate();
+  each([&](long long v, const float (&x)[W]) {
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      const long long word = v + w;
+      float value = x[w] - most - log_total;
+      if (word == args.unk) value -= static_cast<float>(args.unk_penalty);
+      const bool banned = word == args.pad || (word == args.eos ? !may_end : must_end);
+      if (banned || value != value) value = -__int_as_float(0x7f800000);
+      const Candidate next{value + score, word};
+      if (!next.before(list[K - 1])) continue;
+      list[K - 1] = next;
+#pragma unroll
+      for (int k = K - 1; k > 0; --k)
+        if (list[k].before(list[k - 1])) {
+          const Candidate later = list[k - 1];
+          list[k - 1] = list[k], list[k] = later;
+        }
+    }
+  });
+  Candidate* firsts = reinterpret_cast<Candidate*>(shared + 8 * warps);
+  for (int k = 0; k < K; ++k) {
+    const Candidate own = lanes_first(list[0]);
+    __syncthreads();  // the last ones have been read
+    if (threadIdx.x % 32 == 0) firsts[threadIdx.x / 32] = own;
+    __syncthreads();
+    Candidate best = firsts[0];
+    for (int i = 1; i < warps; ++i)
+      if (firsts[i].before(best)) best = firsts[i];
+    if (list[0].place == best.place && best.place != NOWHERE) {
+#pragma unroll
+      for (int i = 0; i + 1 < K; ++i) list[i] = list[i + 1];
+      list[K - 1] = no_candidate();
+    }
+    if (threadIdx.x == 0) args.kept[n * K + k] = best.value, args.kept_words[n * K + k] = best.place;
+  }
+}
+
+// A lane has the next of a hypothesis.
+template <Case C> __device__ __forceinline__ void step_candidates_finish(const CandidateArgs& args, unsigned char*) {
+  constexpr int K = C.K;
+  const long long sentence = blockIdx.x, lane = threadIdx.x, row = sentence * args.beams + lane;
+  int next = lane < args.beams ? 0 : K;
+  for (int k = 0; k < K; ++k) {
+    Candidate own = no_candidate();
+    if (next < K) own = {args.kept[row * K + next], lane * args.V + args.kept_words[row * K + next]};
+    const Candidate best = lanes_first(own);
+    if (next < K && own.place == best.place) ++next;
+    if (lane == 0) {
+      const long long at = sentence * K + k;
+      args.best[at] = best.value, args.words[at] = best.place % args.V, args.parents[at] = best.place / args.V;
+    }
+  }
+}
+
+}  // namespace lightconv::cuda

@@ -1,0 +1,187 @@
+// z = x + dropout(y) and its layer norm in one launch, and their gradients; rows of C = Case::R numbers. With s bytes a
+// number the forward pass reads and writes 2 * N * C * s bytes each, and the backward pass of `out` as many.
+//
+// The mask of number i = row * C + c is word i % 4 of the Philox block with counter (q low, q high, 0, 2), q = i / 4, and
+// key = the seed's two halves, see random.h: the last counter word tells it from DropConnect's and from CPUs' dropout.
+#pragma once
+
+#include "cuda/args.h"
+#include "cuda/scalar.cuh"
+#include "random.h"
+
+namespace lightconv::cuda {
+
+// 1 / (1 - p) or 0 for V neighbouring numbers from `first`, a multiple of V, on.
+template <int V, class A>
+__device__ __forceinline__ void dropout_factors(const DropConnect& drop, unsigned long long seed, long long first,
+                                                A (&factor)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; v += 4) {
+    const long long quad = (first + v) / 4;
+    const Words words = philox({{static_cast<Word>(quad), static_cast<Word>(quad >> 32), 0, 2}},
+                               static_cast<Word>(seed), static_cast<Word>(seed >> 32));
+    const int skipped = V >= 4 ? 0 : static_cast<int>(first % 4);
+#pragma unroll
+    for (int w = 0; w < smaller(V, 4); ++w) {
+      const int at = w + skipped;
+      const Word word = at == 0 ? words.word[0] : at == 1 ? words.word[1] : at == 2 ? words.word[2] : words.word[3];
+      factor[v + w] = word >= drop.threshold ? A(drop.scale) : A(0);
+    }
+  }
+}
+
+// The sum over the threads of a row, the same in each of them; all threads of the block take part.
+template <int Warps, class A> __device__ __forceinline__ A row_sum(A value, unsigned char* shared) {
+  value = lanes_sum<32>(value);
+  if constexpr (Warps > 1) {
+    A* kept = reinterpret_cast<A*>(shared);
+    const int warp = threadIdx.x / 32, first = warp / Warps * Warps;
+    __syncthreads();  // the last sum has been read
+    if (threadIdx.x % 32 == 0) kept[warp] = value;
+    __syncthreads();
+    value = 0;
+#pragma unroll
+    for (int i = 0; i < Warps; ++i) value += kept[first + i];
+  }
+  return value;
+}
+
+// act(j, c) for the vectors of a row that are this thread's: the j-th begins at channel c.
+template <Case C, class Do> __device__ __forceinline__ void each_vector(const Do& act) {
+  constexpr NormTile tile = norm_tile(C);
+  constexpr int lanes = 32 * tile.warps;
+  const int lane = threadIdx.x % lanes;
+#pragma unroll
+  for (int j = 0; j < tile.vectors; ++j) {
+    const int c = (j * lanes + lane) * tile.vector;
+    if (c < C.R) act(j, c);
+  }
+}
+
+template <Case C> __device__ __forceinline__ void residual_norm(const NormArgs& args, unsigned char* shared) {
+  using S = typename Scalar<C.type>::type;
+  using A = typename Scalar<C.type>::sum;
+  constexpr NormTile tile = norm_tile(C);
+  constexpr int V = tile.vector;
+  const long long row = static_cast<long long>(blockIdx.x) * tile.rows + threadIdx.x / (32 * tile.warps);
+  const bool present = row < args.N;
+  const unsigned long long seed = C.drop ? *args.dropout.seed : 0;
+  A z[tile.vectors][V], sum = 0;
+  if (present)
+    each_vector<C>([&](int j, int c) {
+      const long long at = row * C.R + c;
+      A x[V], y[V];
+      widen(load_fixed<S, V>(static_cast<const S*>(args.x) + at), x);
+      widen(load_fixed<S, V>(static_cast<const S*>(args.y) + at), y);
+      if constexpr (C.drop) {
+        A factor[V];
+        dropout_factors(args.dropout, seed, at, factor);
+#pragma unroll
+        for (int v = 0; v < V; ++v) y[v] *= factor[v];
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) x[v] += y[v];
+      const Vec<S, V> rounded = narrow<S, V>(x);
+      store<S, V>(static_cast<S*>(args.z) + at, rounded);
+      widen(rounded, z[j]);  // the gradients will be those of what is stored
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum += z[j][v];
+    });
+  const A mean = row_sum<tile.warps>(sum, shared) / A(C.R);
+  A squares = 0;
+  if (present)
+    each_vector<C>([&](int j, int) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) z[j][v] -= mean, squares += z[j][v] * z[j][v];
+    });
+  const A rstd = A(1) / sqrt(row_sum<tile.warps>(squares, shared) / A(C.R) + A(args.eps));
+  if (!present) return;
+  each_vector<C>([&](int j, int c) {
+    A weight[V], bias[V];
+    widen(load_fixed<S, V>(static_cast<const S*>(args.weight) + c), weight);
+    widen(load_fixed<S, V>(static_cast<const S*>(args.bias) + c), bias);
+#pragma unroll
+    for (int v = 0; v < V; ++v) z[j][v] = z[j][v] * rstd * weight[v] + bias[v];
+    store<S, V>(static_cast<S*>(args.out) + row * C.R + c, narrow<S, V>(z[j]));
+    if (c == 0) {
+      A* stats = static_cast<A*>(args.stats) + row;
+      stats[0] = mean, stats[args.N] = rstd;
+    }
+  });
+}
+
+// Sums of a block's rows by channel, (C,), from each row's; kept (rows, C) in shared memory.
+template <Case C, class A, int J, int V>
+__device__ __forceinline__ void write_partial(const A (&value)[J][V], A* kept, A* to) {
+  constexpr NormTile tile = norm_tile(C);
+  const int group = threadIdx.x / (32 * tile.warps);
+  __syncthreads();
+  each_vector<C>([&](int j, int c) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) kept[group * C.R + c + v] = value[j][v];
+  });
+  __syncthreads();
+  for (int c = threadIdx.x; c < C.R; c += NORM_THREADS) {
+    A sum = 0;
+#pragma unroll
+    for (int row = 0; row < tile.rows; ++row) sum += kept[row * C.R + c];
+    to[c] = sum;
+  }
+}
+
+// grad_x = grad_z + rstd * (g - mean(g) - n * mean(g * n)) with g = grad * weight and n = (z - mean) * rstd.
+template <Case C> __device__ __forceinline__ void residual_norm_backward(const NormGradArgs& args, unsigned char* shared) {
+  using S = typename Scalar<C.type>::type;
+  using A = typename Scalar<C.type>::sum;
+  constexpr NormTile tile = norm_tile(C);
+  constexpr int V = tile.vector;
+  const unsigned long long seed = C.drop ? *args.dropout.seed : 0;
+  A of_weight[tile.vectors][V] = {}, of_bias[tile.vectors][V] = {};
+  for (long long first = static_cast<long long>(blockIdx.x) * tile.rows; first < args.N; first += args.splits * tile.rows) {
+    const long long row = first + threadIdx.x / (32 * tile.warps);
+    const bool present = row < args.N;
+    const A* stats = static_cast<const A*>(args.stats) + row;
+    const A mean = present ? stats[0] : A(0), rstd = present ? stats[args.N] : A(0);
+    A normal[tile.vectors][V], g[tile.vectors][V], sum = 0, product = 0;
+    if (present)
+      each_vector<C>([&](int j, int c) {
+        A grad[V], weight[V];
+        widen(load_fixed<S, V>(static_cast<const S*>(args.z) + row * C.R + c), normal[j]);
+        widen(load_fixed<S, V>(static_cast<const S*>(args.grad) + row * C.R + c), grad);
+        widen(load_fixed<S, V>(static_cast<const S*>(args.weight) + c), weight);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          normal[j][v] = (normal[j][v] - mean) * rstd;
+          of_weight[j][v] += grad[v] * normal[j][v], of_bias[j][v] += grad[v];
+          g[j][v] = grad[v] * weight[v];
+          sum += g[j][v], product += g[j][v] * normal[j][v];
+        }
+      });
+    sum = row_sum<tile.warps>(sum, shared) / A(C.R), product = row_sum<tile.warps>(product, shared) / A(C.R);
+    if (present)
+      each_vector<C>([&](int j, int c) {
+        const long long at = row * C.R + c;
+#pragma unroll
+        for (int v = 0; v < V; ++v) g[j][v] = rstd * (g[j][v] - sum - normal[j][v] * product);
+        if (args.grad_z != nullptr) {
+          A more[V];
+          widen(load_fixed<S, V>(static_cast<const S*>(args.grad_z) + at), more);
+#pragma unroll
+          for (int v = 0; v < V; ++v) g[j][v] += more[v];
+        }
+        store<S, V>(static_cast<S*>(args.grad_x) + at, narrow<S, V>(g[j]));
+        if constexpr (C.drop) {
+          A factor[V];
+          dropout_factors(args.dropout, seed, at, factor);
+#pragma unroll
+          for (int v = 0; v < V; ++v) factor[v] *= g[j][v];
+          store<S, V>(static_cast<S*>(args.grad_y) + at, narrow<S, V>(factor));
+        }
+      });
+  }
+  A* partial = static_cast<A*>(args.partial) + blockIdx.x * 2ll * C.R;
+  write_partial<C>(of_weight, reinterpret_cast<A*>(shared), partial);
+  write_partial<C>(of_bias, reinterpret_cast<A*>(shared), partial + C.R);
+}
+
+}  // namespace lightconv::cuda

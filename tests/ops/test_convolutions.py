@@ -1,0 +1,426 @@
+"""The operators on CPUs, with vectors of every width, and on an emulated GPU, against the definition in float64."""
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightconv_plugin.ops import reference
+from tests.ops import native
+from tests.ops.philox import factors, philox
+from tests.tolerances import TOLERANCES, assert_close
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+SEED = 0x1234_5678_9ABC_DEF0
+OPERATORS = ("light_conv", "dynamic_conv")
+
+
+class Case(NamedTuple):
+    dtype: torch.dtype
+    dynamic: bool
+    K: int
+    padding_l: int
+    R: int
+    lengths: tuple[int, ...]
+    H: int = 2
+    p: float = 0.0
+    softmax: bool = True
+    capability: int = 90
+    offset: int = 0  # elements by which the tensors miss an address that vectors want
+    batch: int = 2
+    packed: tuple[int, ...] = ()  # lengths of sentences, one behind another
+
+
+CASES = [
+    # cut for matrix units
+    Case(BF16, True, 31, 30, 64, (33, 129)),
+    Case(BF16, True, 31, 15, 64, (1, 2, 31), H=3),
+    Case(BF16, True, 15, 7, 16, (31,), H=5, p=0.3),
+    Case(BF16, False, 2, 1, 80, (2, 31)),
+    Case(BF16, False, 31, 30, 64, (33, 129), p=0.1),
+    Case(BF16, False, 15, 7, 64, (33,), softmax=False),
+    Case(F16, True, 63, 31, 64, (33, 129)),
+    Case(F16, True, 3, 1, 320, (31,), H=1),
+    Case(F16, True, 31, 15, 128, (17, 40), H=3, p=0.1),
+    Case(BF16, False, 31, 30, 192, (40,), H=1, p=0.1),
+    Case(F16, False, 15, 14, 3, (31,), H=3),
+    Case(F16, False, 64, 10, 1, (129,), H=4),
+    Case(F32, True, 1, 0, 1, (1, 31), H=40),
+    Case(F32, True, 32, 10, 16, (33,), H=3, p=0.5),
+    Case(F32, True, 7, 3, 3, (31,), H=4, softmax=False),
+    Case(F32, True, 31, 30, 64, (129,)),
+    Case(F32, False, 3, 1, 80, (33,)),
+    Case(F32, False, 31, 30, 16, (31,), p=0.2, H=3),
+    Case(BF16, True, 7, 3, 64, (31,), offset=1),
+    # convolutions of 16-bit types without matrix units
+    Case(BF16, True, 7, 6, 64, (33,), capability=75),
+    Case(BF16, True, 31, 15, 64, (33,), H=3, capability=75),
+    Case(F16, False, 15, 14, 3, (31,), H=3, capability=75),
+    # several bands
+    Case(BF16, True, 64, 63, 40, (97,), H=3),
+    Case(F16, True, 65, 3, 128, (70,), H=1, p=0.3),
+    Case(BF16, False, 150, 149, 64, (129,), H=1, p=0.2),
+    Case(F16, False, 200, 60, 7, (300,), H=5, softmax=False),
+    Case(BF16, True, 129, 64, 3, (50,), softmax=False, offset=1),
+    Case(BF16, False, 300, 20, 320, (33,), H=1),
+    Case(F32, True, 129, 64, 16, (70,), H=3, p=0.3),
+    Case(F32, False, 128, 127, 64, (129,), H=1),
+    Case(F16, True, 100, 50, 24, (70,), capability=75),
+    Case(BF16, False, 67, 3, 64, (40,), p=0.1, capability=75),
+    Case(BF16, True, 65, 32, 64, (31, 129)),
+    Case(F32, False, 65, 64, 3, (31,)),
+    Case(F16, False, 65, 64, 3, (31,), softmax=False),
+    # the general kernels: float64
+    Case(F64, True, 15, 7, 3, (1, 33), p=0.2),
+    Case(F64, False, 7, 6, 16, (2, 31), p=0.2),
+    Case(F64, False, 31, 15, 64, (33,), H=1, softmax=False),
+]
+PACKED = (0, 1, 200, 3, 0, 70, 9, 131, 0, 0)  # long ones, which are cut, among short and empty ones
+# of CPUs' kernels, in each of their types
+SHAPES = [
+    # a kernel a channel: whole vectors of heads, and those that fill none
+    *(Case(F32, True, K, K - 1, 1, (11,), H=37) for K in range(1, 10)),
+    *(Case(F32, True, K, K // 2, 1, (3,), H=300, softmax=False, p=0.3 * (K % 2)) for K in range(1, 10)),
+    *(Case(F32, dynamic, 5, 2, 1, (135,), H=37, p=0.3) for dynamic in (True, False)),
+    # the last heads of a row fill whole vectors, the others do not
+    *(Case(F32, False, K, K // 2, 4, (5, 20, 300), H=H) for K in (3, 7) for H in (21, 35)),
+    # several units of time
+    *(
+        Case(F32, dynamic, K, p, R, (512, 700), batch=1)
+        for dynamic in (True, False)
+        for R in (3, 64)
+        for K, p in ((3, 2), (65, 0))
+    ),
+    *(Case(F32, dynamic, 7, 3, 3, (140,), H=90, p=0.3) for dynamic in (True, False)),
+    *(
+        Case(F32, dynamic, K, K // 2, R, (), H=H, p=p, packed=PACKED)
+        for dynamic in (True, False)
+        for p in (0.0, 0.4)
+        for H, R, K in ((2, 32, 31), (12, 2, 3), (3, 3, 70), (40, 1, 4))
+    ),
+]
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
+    storage = torch.randn(torch.Size(shape).numel() + offset, dtype=F64).to(dtype)
+    return storage[offset:].view(shape)
+
+
+def operands(case: Case, time: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x, weight, and the output's gradient, of which LightConv's is small enough for its sum over all positions."""
+    batch, rows = 1 if case.packed else case.batch, sum(case.packed) or time
+    x, grad = (draw((rows, batch, case.H * case.R), case.dtype, case.offset) for _ in range(2))
+    return x, draw(((rows, batch) if case.dynamic else ()) + (case.H, case.K), case.dtype, case.offset), grad
+
+
+def expected(case: Case, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """Output and gradients in float64."""
+    x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    kernel, shape = (
+        reference.normalize_kernel(weight, "softmax" if case.softmax else "none"),
+        (*x.shape[:2], case.H, case.K),
+    )
+    kernel = kernel.expand(shape) * factors(shape, case.p, SEED) if case.p > 0 else kernel.expand(shape)
+    options: dict[str, Any] = {"padding_l": case.padding_l, "normalization": "none"}
+    if case.packed:
+        offsets = torch.tensor([0, *itertools.accumulate(case.packed)])
+        out = reference.packed(reference.dynamic_conv, x[:, 0], kernel[:, 0], offsets, **options).unsqueeze(1)
+    else:
+        out = reference.dynamic_conv(x, kernel, **options)
+    return out.detach(), *torch.autograd.grad(out, (x, weight), grad.double())
+
+
+def turned(t: Tensor) -> Tensor:
+    """The same tensor (T, B, ..), batch first in memory."""
+    return t.transpose(0, 1).contiguous().transpose(0, 1) if t.ndim > 2 else t
+
+
+def check(run, case: Case, *given: Tensor) -> None:
+    """The output and both gradients together, each alone, and batch first, to the bit on a CPU."""
+    x, weight, grad = given
+    name, seed = OPERATORS[case.dynamic], torch.tensor([SEED]) if case.p > 0 else None
+    options = (case.padding_l, case.softmax, case.p, seed)
+    offsets = torch.tensor([0, *itertools.accumulate(case.packed)]) if case.packed else None
+    forward, backward = getattr(run, name), getattr(run, f"{name}_backward")
+    results = [forward(x, weight, *options, offsets), *backward(grad, x, weight, *options, True, True, offsets)]
+    want = expected(case, *given)
+    # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
+    scales = [1.0, 1.0, 1.0 if case.dynamic else max(1.0, want[2].abs().max().item())]
+    for got, exact, scale in zip(results, want, scales, strict=True):
+        assert_close(got / scale, exact / scale, case.dtype)
+    wide = weight.ndim == 2 and not case.softmax and case.dtype != F64
+    assert [t.dtype for t in results] == [case.dtype, case.dtype, F32 if wide else case.dtype]
+    alone = [(True, False), (False, True)]
+    again = [results[0], *(backward(grad, x, weight, *options, *need, offsets)[i] for i, need in enumerate(alone))]
+    if case.offset or case.packed:
+        others = [again]
+    else:
+        x, weight, grad = map(turned, given)
+        others = [again, [forward(x, weight, *options), *backward(grad, x, weight, *options, True, True)]]
+        assert all(t.stride() == x.stride() for t in others[1][:2])
+    for other in others:
+        for got, exact, scale, first in zip(other, want, scales, results, strict=True):
+            if run.gpu:  # one kernel for both gradients, or another for each
+                assert_close(got / scale, exact / scale, case.dtype)
+            else:
+                assert torch.equal(got, first)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:11])))
+def test_table(run, case):
+    if case.dtype not in run.types or (case.capability != 90 and not run.gpu):
+        return
+    run.capability = case.capability
+    torch.manual_seed(0)
+    for time in case.lengths:
+        check(run, case, *operands(case, time))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("case", SHAPES, ids=lambda case: "-".join(map(str, case[1:])))
+def test_shapes_of_cpus(cpu, case, dtype):
+    torch.manual_seed(0)
+    for time in case.lengths or (0,):
+        check(cpu, case._replace(dtype=dtype), *operands(case._replace(dtype=dtype), time))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_widths_and_ratios_of_cpus(cpu, dynamic, dtype):
+    """Each width of kernel with each ratio; lengths and paddings in turn."""
+    turn = itertools.count()
+    for K, R in itertools.product((1, 2, 3, 7, 15, 31, 32, 63, 65), (1, 3, 16, 64, 80)):
+        lengths, at = sorted({1, 2, max(1, K - 1), K, K + 1, 31, 33, 129, 151}), next(turn)
+        case = Case(dtype, dynamic, K, (0, K // 2, K - 1)[at % 3], R, ())
+        check(cpu, case, *operands(case, lengths[at % len(lengths)]))
+
+
+@settings(max_examples=60)
+@given(
+    dynamic=st.booleans(),
+    dtype=st.sampled_from([F32, F64, BF16]),
+    softmax=st.booleans(),
+    p=st.sampled_from([0.0, 0.0, 0.3]),
+    time=st.integers(1, 70),
+    batch=st.integers(1, 5),
+    heads=st.integers(1, 40),
+    ratio=st.integers(1, 35),
+    width=st.integers(1, 40),
+    data=st.data(),
+)
+def test_any_shape(cpu, dynamic, dtype, softmax, p, time, batch, heads, ratio, width, data):
+    padding_l = data.draw(st.integers(0, width - 1))
+    case = Case(
+        dtype,
+        dynamic,
+        width,
+        padding_l,
+        ratio,
+        (),
+        heads,
+        p if time * batch * heads < 2000 else 0.0,
+        softmax,
+        batch=batch,
+    )
+    x, weight, grad = operands(case, time)
+    check(cpu, case, x, weight if softmax else weight / width**0.5, grad)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tensors_that_lie_apart(name):
+    """Slices, transposes and expanded inputs, as their copies."""
+    x, weight = draw((40, 3, 40), F64), draw((2, 7) if name == "light_conv" else (40, 3, 2, 7), F64)
+    pairs = [
+        (torch.cat([x, x], dim=2)[..., 5:45], weight),
+        (turned(x), weight),
+        (x, torch.stack([weight, weight], dim=-1)[..., 0]),
+        (x[:1].expand_as(x), weight[..., :1].expand_as(weight)),
+    ]
+    call = getattr(native, name)
+    for pair in pairs:
+        results = []
+        for tensors in (pair, [t.contiguous() for t in pair]):
+            leaves = [t.detach().requires_grad_() for t in tensors]
+            out = call(*leaves, padding_l=3)
+            results.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name, bad):
+    """One channel of one position, of x or of the gradient, spoils what its kernel covers, and no other."""
+    shapes = [(F32, 60, 7, padding_l, 20) for padding_l in (0, 2, 6)] + [(BF16, 31, 31, 15, 64)]
+    for dtype, time, K, padding_l, R in [*shapes, (F64, 60, 7, 2, 20), (BF16, 31, 2, 1, 80)]:
+        heads = 3 if name == "dynamic_conv" else 2
+        weight = draw((time, 2, heads, K) if name == "dynamic_conv" else (heads, K), dtype)
+        options = (padding_l, True, 0.0, None)
+        for at in {0, 7, time - 1}:
+            x = draw((time, 2, heads * R), dtype)
+            x[at, 1, 5] = bad
+            out = getattr(run, name)(x, weight, *options)
+            want = torch.zeros_like(x, dtype=torch.bool)
+            want[[i for i in range(time) if 0 <= at - i + padding_l < K], 1, 5] = True
+            assert torch.equal(~out.isfinite(), want)
+            assert torch.equal(out[want].isnan(), torch.full((int(want.sum()),), math.isnan(bad)))
+            finite = draw(tuple(x.shape), dtype)
+            grad_x, grad_weight = getattr(run, f"{name}_backward")(x, finite, weight, *options, True, True)
+            want = torch.zeros_like(want)
+            want[[s for s in range(time) if 0 <= s - at + padding_l < K], 1, 5] = True
+            assert torch.equal(~grad_x.isfinite(), want)
+            spoiled = torch.zeros(weight.shape[:-1], dtype=torch.bool)
+            spoiled[(at, 1, 0) if name == "dynamic_conv" else 0] = True
+            assert torch.equal(~grad_weight.isfinite().all(-1), spoiled)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("K", [7, 400])
+def test_logits_that_are_not_finite(run, dtype, K):
+    """As torch.softmax: -inf is weight 0; a row of -inf, or with NaN or +inf, is NaN, there and in that head alone."""
+    if K > 7 and not (run.gpu and dtype == BF16):  # there -inf fills whole vectors of the logits
+        return
+    run.capability = 90
+    x, weight = draw((40, 2, 40), dtype), draw((40, 2, 2, K), dtype)
+    weight[3, 0, 0, : K // 2] = -math.inf
+    weight[10, 1, 1] = -math.inf
+    weight[20, 0, 1, 6] = math.nan
+    weight[30, 1, 0, 0] = math.inf
+    got = run.dynamic_conv(x, weight, K // 2, True, 0.0, None)
+    want = reference.dynamic_conv(x.double(), weight.double(), padding_l=K // 2)
+    bad = torch.zeros(40, 2, 2, dtype=torch.bool)
+    bad[[10, 20, 30], [1, 0, 1], [1, 1, 0]] = True
+    assert torch.equal(got.isnan(), bad.repeat_interleave(20, dim=2))
+    rtol, atol = TOLERANCES[dtype]
+    torch.testing.assert_close(got.double(), want, equal_nan=True, rtol=rtol, atol=atol)
+
+
+def test_logits_far_apart(run):
+    """The softmax does not overflow, and differs from torch's by rounding alone where weights vanish."""
+    logits = torch.linspace(-300, 300, 63, dtype=F64).view(1, 63)
+    identity = torch.eye(63, dtype=F64).view(63, 1, 63)
+    for dtype in (F32, F64):
+        weights = run.light_conv(identity[:, :, 31:32].to(dtype), logits.to(dtype), 31, True, 0.0, None).flatten()
+        want = torch.softmax(logits.to(dtype).double(), dim=-1).flatten().flip(0)
+        assert_close(weights, want)
+        large = want > 1e-30
+        torch.testing.assert_close(weights[large].double(), want[large], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_the_same_bits_every_time_on_any_number_of_threads(run, dynamic, p, set_threads):
+    case = Case(F32, dynamic, 31, 15, 16, (), H=4, p=p)
+    x, weight, grad = operands(case, 40 if run.gpu else 300)
+    options, results = (15, True, p, torch.tensor([SEED])), []
+    for threads in (1, 2, 2, 3, 64):
+        set_threads(threads)
+        name = OPERATORS[dynamic]
+        gradients = getattr(run, f"{name}_backward")(grad, x, weight, *options, True, True)
+        results.append((getattr(run, name)(x, weight, *options), *gradients))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"padding_l": 7}, "padding_l is outside"),
+        ({"p": 0.5}, "needs a seed"),
+        ({"p": 1.0}, r"outside \[0, 1\)"),
+        ({"weight": torch.zeros(3, 7)}, "heads do not divide"),
+        ({"weight": torch.zeros(2, 7).double()}, "differ in type"),
+        ({"weight": torch.zeros(9, 2, 2, 7)}, "another T or B"),
+        ({"x": torch.zeros(5, 2)}, "expected x"),
+        *(
+            ({"x": torch.zeros(5, 1, 4), "offsets": torch.tensor(offsets).long()}, "offsets|packed sentences")
+            for offsets in ([0, 4], [1, 5], [0, 4, 3, 5], [])
+        ),
+    ],
+)
+def test_raw_operators_check_their_arguments(run, change, message):
+    """A compiled graph hands them over unseen."""
+    given = {"x": torch.zeros(8, 2, 4), "weight": torch.zeros(2, 7), "padding_l": 3, "p": 0.0, "offsets": None} | change
+    with pytest.raises(RuntimeError, match=message):
+        run.light_conv(given["x"], given["weight"], given["padding_l"], True, given["p"], None, given["offsets"])
+
+
+# ---- DropConnect ----
+
+ONES = (0xFFFFFFFF,) * 4
+PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+PI_KEY = (0xA4093822, 0x299F31D0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "counter", "key", "words"),
+    [
+        (7, (0,) * 4, (0, 0), "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        (7, ONES, ONES[:2], "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        (7, PI, PI_KEY, "4dfccaba 190a87f0 c47362ba b6b5242a"),
+        (10, (0,) * 4, (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (10, ONES, ONES[:2], "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (10, PI, PI_KEY, "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)
+def test_the_generator_gives_the_known_answers(rounds, counter, key, words):
+    """Random123's kat_vectors. The kernels are compared with this generator above."""
+    assert philox(list(counter), key, rounds) == [int(word, 16) for word in words.split()]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_rate_scale_and_independence(name, p):
+    """K heads that each read one tap of a constant input show the mask itself, weight by weight."""
+    time, batch, heads, width = 250, 4, 4, 8
+    taps = []
+    for tap in range(width):
+        weight = torch.zeros(heads, width, dtype=F64)
+        weight[:, tap] = 1.0
+        # positions whose tap would fall outside the sequence are cut off by making it longer
+        x = torch.ones(time + width - 1, batch, heads, dtype=F64)
+        weight = weight if name == "light_conv" else weight.expand(*x.shape[:2], heads, width)
+        taps.append(getattr(torch.ops.lightconv, name)(x, weight, 0, False, p, torch.tensor([SEED]))[:time])
+    mask = torch.stack(taps, dim=-1)
+    scale = 1 / (1 - torch.tensor(p).item())  # p is rounded to float32
+    keep = (mask > 0).double()
+    assert_close(mask, keep * scale)
+    deviation = (p * (1 - p) / keep.numel()) ** 0.5
+    assert abs(keep.mean().item() - (1 - p)) < 4 * deviation
+    for dim in range(4):
+        a, b = keep.narrow(dim, 0, keep.shape[dim] - 1), keep.narrow(dim, 1, keep.shape[dim] - 1)
+        covariance = ((a - (1 - p)) * (b - (1 - p))).mean().item()
+        assert abs(covariance) < 5 * p * (1 - p) / a.numel() ** 0.5, f"neighbours along dimension {dim} depend"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_seed_comes_from_torch(name):
+    x, weight = torch.ones(30, 2, 4), torch.zeros(*((30, 2) if name == "dynamic_conv" else ()), 2, 5)
+
+    def mask() -> Tensor:
+        return getattr(native, name)(x, weight, padding_l=2, dropconnect=0.5)
+
+    torch.manual_seed(4)
+    first, second = mask(), mask()
+    torch.manual_seed(4)
+    assert torch.equal(mask(), first)
+    assert not torch.equal(first, second)
+
+
+def test_the_mask_is_read_anew_from_the_seed(run):
+    """So that a captured graph draws anew at every replay."""
+    x, weight, seed = torch.ones(33, 2, 128, dtype=BF16), torch.zeros(2, 31, dtype=BF16), torch.tensor([1])
+    first = run.light_conv(x, weight, 30, True, 0.1, seed)
+    seed += 1
+    assert not torch.equal(first, run.light_conv(x, weight, 30, True, 0.1, seed))
+
+
+def test_almost_no_weight_kept(run):
+    """1 - 1e-9 is 1 in float32."""
+    for shape in ((4, 3), (5, 2, 4, 3)):
+        name = OPERATORS[len(shape) == 4]
+        out = getattr(run, name)(torch.randn(5, 2, 8), torch.randn(shape), 2, True, 1 - 1e-9, torch.tensor([3]))
+        assert torch.equal(out, torch.zeros(5, 2, 8))

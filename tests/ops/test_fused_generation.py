@@ -1,0 +1,308 @@
+"""The fused operators of generation against their definitions: on CPUs, and on an emulated GPU."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lightconv_plugin import ops
+from tests.tolerances import TOLERANCES, assert_close
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+PAD, EOS, UNK = 1, 2, 3
+
+
+# ---- Linear maps of few rows ----
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, ops.FEW_ROWS])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (17, 3), (64, 65), (130, 257)])
+def test_linear(cpu, rows, inputs, outputs):
+    x, weight = torch.randn(1, rows, inputs), torch.randn(outputs, inputs)
+    for shift in (None, torch.randn(outputs)):
+        want = F.linear(x.double(), weight.double(), None if shift is None else shift.double())
+        # rounding grows with the root of what is summed
+        assert_close(cpu.few_rows_linear(x, weight, shift) / math.sqrt(inputs), want / math.sqrt(inputs))
+
+
+def test_linear_leaves_gradients_other_types_and_layouts_to_torch(monkeypatch):
+    monkeypatch.setattr(torch.ops.lightconv, "few_rows_linear", None)
+    x, weight = torch.randn(2, 6), torch.randn(4, 6, requires_grad=True)
+    ops.linear(x, weight).sum().backward()
+    assert weight.grad is not None
+    many = torch.randn(ops.FEW_ROWS + 1, 6)
+    with torch.no_grad():
+        for given in ((x.double(), weight.double()), (x, torch.randn(6, 4).t()), (x[:0], weight), (many, weight)):
+            assert torch.equal(ops.linear(*given), F.linear(*given))
+    with pytest.raises(TypeError), torch.no_grad():
+        ops.linear(x, weight)
+
+
+# ---- Attention of one query a row ----
+
+# on a GPU each is a kernel of its own: fewer channels than lanes, vectors of each width, and what fills no lane
+HEADS = [
+    (F16, 128),
+    (BF16, 64),
+    (F32, 36),
+    (F16, 7),
+    (F64, 32),
+    (BF16, 1),
+    (F32, 130),
+    (F16, 96),
+    (F32, 16),
+    (BF16, 20),
+]
+
+
+@pytest.mark.parametrize(("dtype", "channels"), HEADS)
+@settings(max_examples=10)
+@given(
+    rows=st.integers(0, 9),
+    heads=st.integers(1, 3),
+    keys=st.sampled_from([1, 5, 31, 32, 33, 70]),
+    sentences=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    padded=st.booleans(),
+)
+def test_attention(run, dtype, channels, rows, heads, keys, sentences, seed, padded):
+    """Any rows of any sentences, one of which may be padding alone."""
+    if dtype not in run.types:
+        return
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(shape, dtype=F64, generator=generator).to(dtype)
+
+    width = heads * channels
+    query, source, values = draw(1, rows, width), draw(sentences, keys, width), draw(sentences, keys, width)
+    sentence = torch.randint(sentences, (rows,), generator=generator)
+    padding = torch.rand(sentences, keys, generator=generator) < 0.4 if padded else None
+    if padding is not None:
+        padding[0] = seed % 3 == 0
+    got = run.attend(query, source, values, padding, sentence, heads)
+    want, weights = ops.attend_with_weights(query.double(), source.double(), values.double(), padding, sentence, heads)
+    assert_close(got, want, dtype)
+    if padding is not None:
+        assert not weights[padding[sentence].unsqueeze(1).expand_as(weights)].any()
+
+
+def test_attention_takes_any_layout():
+    query, keys = torch.randn(1, 4, 6), torch.randn(2, 3, 6)
+    padding, sentence = torch.tensor([[False, True]] * 3).t(), torch.tensor([0, 9, 1, 9, 1, 9, 0, 9])[::2]
+    want = ops.attend_with_weights(query.double(), keys.double(), keys.double(), padding, sentence, 2)[0]
+    assert_close(ops.attend(query, keys, keys, padding, sentence, 2), want)
+
+
+def test_attention_refuses_what_it_cannot_read(run):
+    """A GPU cannot be asked for a sentence's number without waiting for it, and gives no number."""
+    query, keys, which = torch.ones(1, 2, 8), torch.ones(1, 3, 8), torch.tensor([0, 1])
+    if run.gpu:
+        got = run.attend(query, keys, keys, None, which, 2)
+        assert_close(got[0, 0], torch.ones(8))
+        assert got[0, 1].isnan().all()
+        wide = torch.ones(1, 1, 1025)
+        with pytest.raises(RuntimeError, match="heads of at most 1024 channels; got 1025"):
+            run.attend(wide, wide, wide, None, which[:1], 1)
+    else:
+        with pytest.raises(RuntimeError, match="names a sentence that there is not"):
+            run.attend(query, keys, keys, None, which, 2)
+    with pytest.raises(RuntimeError, match="the heads do not divide the channels"):
+        run.attend(query, keys, keys, None, which, 3)
+    with pytest.raises(ValueError, match="records no gradients"):
+        ops.choose_backend("attend", "native", query.requires_grad_(), keys)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that a tensor had which an operator gave."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return given
+
+
+@torch.no_grad()
+def test_rows_that_lie_together_read_their_sentence_without_a_copy(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    sentences, rows, length, heads = 3, 5, 7, 2
+    query = torch.randn(1, sentences * rows, 8)
+    keys, values = torch.randn(2, sentences, length, 8)
+    padding = torch.arange(length) < torch.tensor([[0], [7], [3]])
+    apart = torch.arange(sentences).repeat_interleave(rows)
+    together = torch.arange(sentences).unsqueeze(1).expand(sentences, rows)
+    for hidden in (None, padding):
+        want = ops.attend(query, keys, values, hidden, apart, heads)
+        with Largest() as largest:
+            got = ops.attend(query, keys, values, hidden, together, heads)
+        assert_close(got, want)
+        assert largest.numbers <= max(keys.numel(), query.numel())
+        with Largest() as largest:
+            ops.attend(query, keys, values, hidden, apart, heads)
+        assert largest.numbers == rows * keys.numel()
+
+
+@torch.no_grad()
+def test_the_source_of_no_sentences_is_re_ordered(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 7, 8)
+    source = {"keys": nothing, "values": nothing, "padding": None, "sentence": none}
+    after = ops.reorder_source(source, none, none)
+    out = ops.attend(torch.zeros(1, 0, 8), after["keys"], after["values"], None, after["sentence"], 2)
+    assert out.shape == (1, 0, 8)
+
+
+# ---- The best continuations ----
+
+
+@settings(max_examples=80)
+@given(
+    sentences=st.integers(1, 3),
+    beams=st.integers(1, 4),
+    types=st.sampled_from([12, 255, 256, 257, 1000]),
+    count=st.integers(1, 10),
+    first=st.booleans(),
+    temperature=st.sampled_from([1.0, 0.3, 2.0]),
+    unk_penalty=st.sampled_from([0.0, -3.0, 3.0]),
+    banned=st.sampled_from([None, 2]),
+    only=st.sampled_from([None, 1, 2, 3, 5]),
+    seed=st.integers(0, 1000),
+)
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_beam_candidates(backend, sentences, beams, types, count, first, temperature, unk_penalty, banned, only, seed):
+    torch.manual_seed(seed)
+    logits, scores = torch.randn(sentences * beams, types) * 3, torch.randn(sentences * beams)
+    values = torch.log_softmax(logits.double() / temperature, dim=-1) + (0 if first else scores.double().unsqueeze(1))
+    values[:, PAD] = -math.inf
+    values[:, UNK] -= unk_penalty
+    if banned is not None:
+        values[:, banned] = -math.inf
+    if only is not None:
+        values[:, [token for token in range(types) if token != only]] = -math.inf
+    want, index = values.view(sentences, -1).topk(count)
+    options: dict[str, Any] = {"beams": beams, "count": count, "temperature": temperature, "pad": PAD, "unk": UNK}
+    options |= {"unk_penalty": unk_penalty, "banned": banned, "only": only}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIGHTCONV_BACKEND", backend)
+        got, tokens, parents = ops.beam_candidates(logits, None if first else scores, **options)
+    real = want > -math.inf
+    assert torch.equal(got > -math.inf, real)
+    assert_close(got[real], want[real])
+    assert torch.equal((parents * types + tokens)[real], index[real])
+    assert not (tokens[real] == PAD).any()
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_beam_candidates_of_what_is_not_a_number_have_no_probability(backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    logits = torch.zeros(3, 20)
+    logits[0, 5], logits[1] = torch.nan, -math.inf
+    options: dict[str, Any] = {
+        "temperature": 1.0,
+        "pad": PAD,
+        "unk": UNK,
+        "unk_penalty": 0.0,
+        "banned": None,
+        "only": None,
+    }
+    values, _, parents = ops.beam_candidates(logits, None, beams=3, count=4, **options)
+    assert_close(values, torch.full((1, 4), -math.log(20.0)))
+    assert parents.tolist() == [[2, 2, 2, 2]]
+
+
+def ordered(logits, scores, limits, beams, count, temperature, penalty):
+    """The definition in float64, where equal continuations come in the order of their places."""
+    step, least, most = limits.tolist()
+    values = torch.log_softmax(logits.double() / temperature, dim=-1)
+    values = values.masked_fill(values.isnan(), -math.inf)
+    values[:, UNK] -= penalty
+    values[:, PAD] = -math.inf
+    if step < least:
+        values[:, EOS] = -math.inf
+    if step >= most:
+        values[:, [word for word in range(values.shape[1]) if word != EOS]] = -math.inf
+    values = (values + scores.double().unsqueeze(1)).view(-1, beams * logits.shape[1])
+    best, index = values.sort(dim=1, descending=True, stable=True)
+    best, index = best[:, :count], index[:, :count]
+    return best, index % logits.shape[1], index // logits.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "types", "count"), [(F16, 1000, 8), (F32, 515, 2), (BF16, 38, 10), (F64, 300, 8), (F16, 5, 4)]
+)
+@settings(max_examples=12)
+@given(
+    sentences=st.integers(0, 3),
+    beams=st.integers(1, 5),
+    limits=st.sampled_from([(0, 0, 9), (3, 5, 9), (9, 1, 9)]),
+    temperature=st.sampled_from([1.0, 0.7]),
+    penalty=st.sampled_from([0.0, 0.5, -2.0]),
+    bad=st.sampled_from([None, math.nan, math.inf, -math.inf]),
+    seed=st.integers(0, 99),
+)
+def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, temperature, penalty, bad, seed):
+    """Of few different logits, the same for all hypotheses of a sentence, some of which nobody can go on with.
+
+    A row with a logit that is no number, or of -inf alone, has no continuation.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-4, 5, (sentences, 1, types), generator=generator).double() * 1.5
+    logits = logits.expand(sentences, beams, types).flatten(0, 1).to(dtype).contiguous()
+    if bad is not None:
+        logits[1:2], logits[2:3, 4] = bad, bad
+    scores = torch.randint(-3, 1, (sentences * beams,), generator=generator).float() * 1.5 * (temperature != 1.0)
+    scores[3::4] = -math.inf
+    at, rules = torch.tensor(limits), (temperature, PAD, EOS, UNK, penalty)
+    best, words, parents = gpu.step_candidates(logits, scores, at, beams, count, *rules)
+    want = ordered(logits, scores, at, beams, count, temperature, penalty)
+    rtol, atol = TOLERANCES[F32]
+    torch.testing.assert_close(best.double(), want[0], rtol=rtol, atol=atol)
+    possible = want[0] != -math.inf
+    if temperature == 1.0:  # else sums that are equal in float64 may differ in float32, and the other way about
+        assert torch.equal(words[possible], want[1][possible])
+        assert torch.equal(parents[possible], want[2][possible])
+    assert ((words >= 0) & (words < types)).all()
+
+
+def test_the_definition_of_step_candidates():
+    """Which serves where there is no kernel, and for more than a kernel takes."""
+    logits, scores, limits = (
+        torch.randn(4, 50, generator=torch.Generator().manual_seed(0)),
+        torch.zeros(4),
+        torch.tensor([1, 2, 9]),
+    )
+    logits[1, 7], logits[2] = torch.nan, -math.inf
+    rules: dict[str, Any] = {"temperature": 0.7, "pad": PAD, "eos": EOS, "unk": UNK, "unk_penalty": 0.5}
+    got = ops.step_candidates(logits, scores, limits, beams=2, count=33, **rules)
+    want = ordered(logits, scores, limits, 2, 33, 0.7, 0.5)
+    assert_close(got[0], want[0])
+    possible = want[0] != -math.inf
+    assert all(torch.equal(a[possible], b[possible]) for a, b in zip(got[1:], want[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("beam_candidates", (torch.zeros(2, 5), None, 2, 4, 1.0, 1, 9, 0.0, -1, -1), "outside the vocabulary"),
+        ("beam_candidates", (torch.zeros(2, 5), None, 2, 11, 1.0, 1, 3, 0.0, -1, -1), "more candidates are asked for"),
+        ("few_rows_linear", (torch.zeros(2, 5), torch.zeros(3, 4), None), r"expected x \(\.\.\., in\)"),
+    ],
+)
+def test_raw_operators_check_their_arguments(name, arguments, message):
+    with pytest.raises(RuntimeError, match=message):
+        getattr(torch.ops.lightconv, name)(*arguments)
+
+
+def test_too_many_candidates_are_refused(gpu):
+    limits = torch.tensor([1, 0, 9])
+    with pytest.raises(RuntimeError, match="takes 1 to 32 continuations"):
+        gpu.step_candidates(torch.zeros(1, 50), torch.zeros(1), limits, 1, 33, 1.0, PAD, EOS, UNK, 0.0)

@@ -1,0 +1,504 @@
+"""The fused operators of training against their definitions in float64: on CPUs, and on an emulated GPU."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
+
+from lightconv_plugin import ops
+from lightconv_plugin.models.layers import Residual
+from lightconv_plugin.ops import reference
+from lightconv_plugin.ops.fused import linear, training
+from tests.models import test_architectures as small
+from tests.ops.philox import cpu_dropout_factors, dropout_factors
+from tests.tolerances import assert_close
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+SEED = (12345 << 32) + 678
+EPS = 1e-5
+
+
+def draw(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype | None = None) -> None:
+    """As ``assert_close``, of sums, whose error is that of the largest."""
+    scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
+    assert_close(got / scale, want / scale, dtype)
+
+
+# ---- The gate ----
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("dtype", "channels"), [(BF16, 64), (F16, 6), (F32, 5), (F64, 4)])
+def test_glu_and_mask(gpu, dtype, channels, masked):
+    x, grad = draw(dtype, 7, 3, 2 * channels), draw(dtype, 7, 3, channels, seed=1)
+    mask = torch.rand(3, 7, generator=torch.Generator().manual_seed(2)) < 0.3 if masked else None
+    keep = torch.ones(7, 3, dtype=torch.bool) if mask is None else ~mask.t()
+    x[~keep] = torch.nan
+    exact = x.double().requires_grad_()
+    want = reference.glu_mask(exact, mask)
+    assert_close(gpu.glu_mask(x, mask), want.detach())
+    got = gpu.glu_mask_backward(grad, x, mask)
+    assert_close(got[keep], torch.autograd.grad(want, exact, grad.double())[0][keep])
+    assert (got[~keep] == 0).all()
+
+
+# ---- Dropout ----
+
+
+@pytest.fixture
+def native(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_dropout_and_its_gradient_are_those_under_the_mask(cpu, dtype):
+    """Numbers that are none stay so where they are kept; 1 - 1e-9 is 1 in float32, and keeps nothing."""
+    for count in (1, 63, 64, 65, 1000):
+        for p in (0.0, 0.1, 0.75):
+            x, grad, factors = draw(dtype, count), draw(dtype, count, seed=1), cpu_dropout_factors(count, p, SEED)
+            x.requires_grad_()
+            out = training.native_dropout(x, p, torch.tensor([SEED]))
+            assert_close(out.detach(), x.detach().double() * factors)
+            assert_close(torch.autograd.grad(out, x, grad)[0], grad.double() * factors)
+        assert not cpu.dropout(x.detach(), 1 - 1e-9, torch.tensor([SEED])).any()
+    bad = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=dtype).repeat(100)
+    want = torch.where(cpu_dropout_factors(300, 0.5, SEED) > 0, bad, torch.zeros_like(bad))
+    torch.testing.assert_close(cpu.dropout(bad, 0.5, torch.tensor([SEED])), want, equal_nan=True)
+
+
+def masked_by(seed: int, x: Tensor, p: float = 0.3) -> Tensor:
+    torch.manual_seed(seed)
+    return ops.dropout(x, p)
+
+
+def test_dropout_follows_torchs_generator_in_any_layout_on_any_threads(native, set_threads):
+    x = torch.ones(100_001)
+    first = masked_by(1, x)
+    second = ops.dropout(x, 0.3)
+    assert not torch.equal(first, second)
+    for threads in (1, 2, 7):
+        set_threads(threads)
+        assert torch.equal(first, masked_by(1, x))
+    assert abs((first == 0).double().mean().item() - 0.3) < 0.01
+    x = torch.randn(6, 5, 7).transpose(0, 2)
+    assert torch.equal(masked_by(1, x), masked_by(1, x.contiguous()))
+    wide = torch.ones(1, 1).expand(40, 50)
+    assert len(ops.dropout(wide, 0.5).unique()) == 2  # each number anew, not each place in memory
+    with torch.device("meta"):  # the default of whoever calls
+        assert torch.equal(masked_by(1, x[0]), masked_by(1, x[0]))
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_layers_draw_the_same_masks(backend, reentrant, monkeypatch):
+    """Two batches go forward, layers called twice, before the gradient of the first is computed."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    weight = torch.randn(2, 3)
+
+    def layer(x: Tensor) -> Tensor:
+        return ops.dropout(ops.light_conv(x, weight, padding_l=1, dropconnect=0.3), 0.3)
+
+    def gradients(call: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        batches = [torch.ones(6, 3, 4, requires_grad=True) for _ in range(2)]
+        losses = [call(call(x)).square().sum() for x in batches]
+        for loss in losses:
+            loss.backward()
+        return tuple(x.grad for x in batches if x.grad is not None)
+
+    plain = gradients(layer)
+    again = gradients(lambda x: checkpoint(layer, x, use_reentrant=reentrant))
+    assert not torch.equal(*plain)
+    for got, want in zip(again, plain, strict=True):
+        assert_close(got, want)
+
+
+def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(native, monkeypatch):
+    monkeypatch.setattr(training, "native_dropout", None)
+    x = torch.randn(10)
+    assert torch.equal(ops.dropout(x, 0.0), x)
+    assert torch.equal(ops.dropout(x, 1.0), torch.zeros(10))
+    with pytest.raises(ValueError, match="cannot run dropout: it runs on CPUs and NVIDIA GPUs; got a tensor on meta"):
+        ops.dropout(x.to("meta"), 0.5)
+    monkeypatch.delenv("LIGHTCONV_BACKEND")
+    assert ops.dropout(x.to("meta"), 0.5).shape == (10,)
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    out = masked_by(1, x, 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(out, F.dropout(x, 0.5))
+    with pytest.raises(ValueError, match=r"p is 1\.5; expected 0 <= p <= 1"):
+        ops.dropout(x, 1.5)
+
+
+# ---- Attention ----
+
+
+@settings(max_examples=25)
+@given(
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    queries=st.integers(1, 9),
+    keys=st.integers(1, 9),
+    width=st.integers(1, 17),
+    masked=st.booleans(),
+)
+def test_attention_is_pytorchs(batch, heads, queries, keys, width, masked):
+    q = torch.randn(batch, heads, queries, width, dtype=F64, requires_grad=True)
+    k, v = torch.randn(2, batch, heads, keys, width, dtype=F64)
+    seen = None
+    if masked:
+        seen = torch.rand(batch, 1, queries, keys) > 0.5
+        seen[..., 0] = True
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    out, weights = ops.attention(q, k, v, seen, 0.0, need_weights=True)
+    assert weights is not None
+    assert_close(out.detach(), want.detach())
+    assert_close((weights @ v).detach(), want.detach())
+    assert ops.attention(q, k, v, seen, 0.0)[1] is None
+    grad = torch.randn_like(out)
+    assert_close(torch.autograd.grad(out, q, grad)[0], torch.autograd.grad(want, q, grad)[0])
+
+
+def test_attention_drops_weights_and_not_those_it_returns(native):
+    q, k = torch.randn(2, 1, 2, 50, 4)
+    v = torch.eye(50).expand(1, 2, 50, 50)
+    out, weights = ops.attention(q, k, v, None, 0.25, need_weights=True)
+    assert weights is not None
+    dropped = out == 0
+    assert 0.2 < dropped.double().mean() < 0.3
+    assert_close(out[~dropped], weights[~dropped] / 0.75)
+    assert_close(weights.sum(-1), torch.ones(1, 2, 50))
+
+
+# ---- The loss ----
+
+SHARES = (0.8, 0.1)
+
+
+def rows_of_logits(rows: int, types: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Logits (rows, types) and targets, of which the second does not count."""
+    target = torch.randint(1, types, (rows,), generator=torch.Generator().manual_seed(1))
+    target[1:2] = 0
+    return (3 * draw(F64, rows, types)).to(dtype), target
+
+
+def defined_sums(logits: Tensor, target: Tensor, shares: tuple[float, float], grad: float) -> tuple[Tensor, ...]:
+    """Both sums, and grad times the gradient of their sum by ``shares``, in float64."""
+    exact = logits.double().requires_grad_()
+    log_p = torch.log_softmax(exact[target != 0], dim=-1)
+    nll, everything = -log_p.gather(1, target[target != 0].unsqueeze(1)).sum(), -log_p.sum()
+    (gradient,) = torch.autograd.grad(grad * (shares[0] * nll + shares[1] * everything), exact)
+    return nll.detach(), everything.detach(), gradient
+
+
+def sums_of(
+    run, logits: Tensor, target: Tensor, shares: tuple[float, float] = SHARES, grad: float = 1.0
+) -> tuple[Tensor, ...]:
+    sums, log_sums = run.smoothed_nll(logits, target, 0)
+    weight = torch.tensor(grad, dtype=torch.promote_types(logits.dtype, F32))
+    return *sums, run.smoothed_nll_backward(weight, logits, target, log_sums, *shares, 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "types", "stride"),
+    [
+        *((BF16, 3, 8, 8), (BF16, 5, 4104, 4104), (BF16, 3, 1002, 1002), (BF16, 3, 771, 771), (BF16, 2, 16, 20)),
+        *((F16, 300, 40, 40), (F16, 2, 1, 1), (F32, 3, 516, 516), (F32, 4, 67, 131), (F32, 3, 6, 8), (BF16, 5, 67, 67)),
+        *((F32, 0, 5, 5), (F64, 3, 258, 258), (F64, 3, 5, 5), (F32, 7, 16, 16), (F32, 4, 1000, 1000), (F64, 1, 2, 2)),
+    ],
+)
+def test_loss(run, dtype, rows, types, stride, set_threads):
+    """The same bits every time, on any number of threads."""
+    if dtype not in run.types:
+        return
+    padded, target = rows_of_logits(rows, max(stride, 2), dtype)
+    logits, target = padded[:, :types], target.clamp(max=types - 1)
+    got = sums_of(run, logits, target, SHARES, 0.5)
+    for a, b in zip(got, defined_sums(logits, target, SHARES, 0.5), strict=True):
+        (close if b.ndim == 0 else assert_close)(a, b, dtype)
+    assert (got[2][1:2] == 0).all()
+    set_threads(5)
+    assert all(torch.equal(a, b) for a, b in zip(got, sums_of(run, logits, target, SHARES, 0.5), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_the_loss_of_large_logits(run, dtype):
+    """A sum of their exps has no place in float32, and their log-sum, 10,000, is rounded by 0.0005 there."""
+    if dtype not in run.types:
+        return
+    logits, target = rows_of_logits(3, 70, dtype)
+    for shift in (1e4, -1e4):
+        shifted = logits + shift
+        for a, b in zip(sums_of(run, shifted, target), defined_sums(shifted, target, SHARES, 1.0), strict=True):
+            # a sum over all types is a difference of sums of large numbers
+            assert_close(a, b, dtype if b.ndim else BF16)
+
+
+def test_the_loss_where_types_are_ruled_out(gpu):
+    """-inf at types that are no target, in whole vectors of them and in whole threads, has no part in the softmax."""
+    logits, target = rows_of_logits(4, 4000, F32)[0], torch.tensor([2001, 0, 3999, 2500])
+    logits[:, :2000] = -torch.inf
+    got = sums_of(gpu, logits, target, (1.0, 0.0))
+    want = defined_sums(logits[:, 2000:], (target - 2000).clamp(min=0), (1.0, 0.0), 1.0)
+    assert_close(got[0] / 10, want[0] / 10, F32)
+    assert got[1] == torch.inf
+    assert_close(got[2][:, 2000:], want[2], F32)
+    assert not got[2][:, :2000].any()
+
+
+def test_the_loss_of_what_is_not_a_number(run):
+    """Stays in its row of the gradient, and does not come out of rows that do not count."""
+    for bad in (torch.nan, torch.inf):
+        logits, target = rows_of_logits(4, 300, F32)
+        logits[1] = bad
+        assert all(part.isfinite().all() for part in sums_of(run, logits, target))
+        logits[2, 7] = bad
+        nll, everything, gradient = sums_of(run, logits, target)
+        assert nll.isnan()
+        assert everything.isnan()
+        assert gradient[2].isnan().all()
+        assert gradient[[0, 1, 3]].isfinite().all()
+    everywhere, target = torch.full((3, 40), -torch.inf), torch.tensor([1, 0, 2])
+    assert sums_of(run, everywhere, target)[2][[0, 2]].isnan().all()
+
+
+def test_a_target_that_is_no_type(run):
+    """An error on a CPU, and NaN on a GPU, which would have to be waited for."""
+    for wrong in (-1, 30, 2**40):
+        logits, target = rows_of_logits(3, 30, F32)
+        target[2] = wrong
+        if not run.gpu:
+            with pytest.raises(RuntimeError, match=r"a target is outside 0\.\.V-1"):
+                run.smoothed_nll(logits, target, 0)
+            continue
+        nll, _, gradient = sums_of(run, logits, target)
+        assert nll.isnan()
+        assert gradient[2].isnan().all()
+        assert gradient[:2].isfinite().all()
+
+
+def defined_loss(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+    """Row by row, from the definition: cross entropy with the smoothed distribution."""
+    loss, nll = torch.zeros((), dtype=F64), torch.zeros((), dtype=F64)
+    types = logits.shape[1]
+    for row, word in zip(logits.double(), target.tolist(), strict=True):
+        if word == ignore:
+            continue
+        wanted = torch.full((types,), smoothing / (types - 1), dtype=F64)
+        wanted[word] = 1 - smoothing
+        log_p = torch.log_softmax(row, dim=0)
+        loss, nll = loss - (wanted * log_p).sum(), nll - log_p[word].detach()
+    return loss, nll
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("ignore", [1, -100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_smoothed_loss_is_its_definition(dtype, ignore, smoothing, backend, monkeypatch):
+    """In any layout. What is in a row that does not count, numbers or not, changes nothing and gets no gradient."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    logits, target = (3 * draw(F64, 11, 5)).to(dtype).T, torch.tensor([ignore, 4, 0, ignore, 10])
+    logits[0], logits[3, 4] = torch.nan, torch.inf
+    logits.requires_grad_()
+    loss, nll = ops.smoothed_nll(logits, target, smoothing, ignore)
+    want, want_nll = defined_loss(logits, target, smoothing, ignore)
+    assert loss.dtype == nll.dtype == torch.promote_types(dtype, F32)
+    assert_close(loss.detach(), want.detach(), dtype)
+    assert_close(nll, want_nll, dtype)
+    grad = torch.autograd.grad(loss * 0.5, logits)[0]
+    assert grad.dtype == dtype
+    assert_close(grad[[1, 2, 4]], torch.autograd.grad(want * 0.5, logits)[0][[1, 2, 4]])
+    assert torch.equal(grad[[0, 3]], torch.zeros(2, 11, dtype=dtype))
+
+
+# ---- Residual, dropout and layer norm ----
+
+# each is a kernel of its own; 2 to 8 warps a row, vectors of each width, and what fills none
+CHANNELS = [(F16, 512), (BF16, 1040), (F32, 4096), (F16, 1), (BF16, 6), (F32, 515), (F64, 1028), (F32, 36)]
+
+
+def normed(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(z, z.shape[-1:], weight, bias, EPS)
+
+
+@pytest.mark.parametrize(("dtype", "channels"), CHANNELS)
+@settings(max_examples=12)
+@given(count=st.integers(0, 11), p=st.sampled_from([0.0, 0.3]), seed=st.integers(0, 2**62), of_z=st.booleans())
+def test_residual_norm_and_its_gradients(gpu, dtype, channels, count, p, seed, of_z):
+    """Of any number of rows, whose mean is far from zero."""
+    x, y, grad, grad_z = (draw(dtype, count, channels, seed=seed + i) for i in range(4))
+    x = x + 10
+    weight, bias = (draw(dtype, channels, seed=seed + i) for i in range(4, 6))
+    exact = [t.double().requires_grad_() for t in (x, y, weight, bias)]
+    kept = dropout_factors(x.numel(), p, seed).view(x.shape) if p > 0 else torch.ones(x.shape, dtype=F64)
+    z = exact[0] + exact[1] * kept
+    number = torch.tensor([seed]) if p > 0 else None
+    out, sums, stats = gpu.residual_norm(x, y, weight, bias, p, number, EPS)
+    assert_close(sums, z.detach(), dtype)
+    z.data.copy_(sums)  # the norm is that of the rows as they are stored
+    want = normed(z, *exact[2:])
+    assert_close(out, want.detach(), dtype)
+    wanted = torch.autograd.grad([want, z], exact, [grad.double(), grad_z.double() * of_z])
+    of_x, of_y, of_affine = gpu.residual_norm_backward(grad, grad_z if of_z else None, sums, weight, stats, p, number)
+    for a, b in zip((of_x, of_y if p > 0 else of_x, *of_affine), wanted, strict=True):
+        close(a, b, dtype)
+
+
+def test_more_rows_than_blocks_are_the_same_bits_every_time(gpu):
+    x, grad = draw(F32, 2400, 6), draw(F32, 2400, 6, seed=1)
+    weight, bias, seed = torch.ones(6), torch.zeros(6), torch.tensor([5])
+    exact = [t.double().requires_grad_() for t in (x, weight, bias)]
+    results = []
+    for _ in range(2):
+        _, z, stats = gpu.residual_norm(x, x, weight, bias, 0.0, None, EPS)
+        results.append(gpu.residual_norm_backward(grad, None, z, weight, stats, 0.0, seed))
+    want = torch.autograd.grad(normed(2 * exact[0], *exact[1:]), exact, grad.double())
+    assert_close(results[0][0] * 2, want[0])
+    for got, sums in zip(results[0][2], want[1:], strict=True):
+        close(got, sums)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_more_channels_than_it_takes_are_refused(gpu):
+    x, weight = torch.zeros(1, 4097), torch.zeros(4097)
+    with pytest.raises(RuntimeError, match="rows of at most 4096 numbers; got 4097"):
+        gpu.residual_norm(x, x, weight, weight, 0.0, None, EPS)
+
+
+def operands(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    shapes = ((3, 2, 6), (3, 2, 6), (6,), (6,))
+    return tuple(draw(dtype, *shape, seed=i).requires_grad_() for i, shape in enumerate(shapes))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_derivatives_of_residual_norm(p, cuda_kernels):
+    """Of both results, of first and second order, with one mask."""
+    seed = torch.tensor([77]) if p > 0 else None
+    given: Any = operands(F64)
+    for which in (slice(2), slice(1), slice(1, 2)):
+
+        def call(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, which: Any = which) -> Any:
+            return training.native_residual_norm(x, y, weight, bias, p, seed, EPS)[which]
+
+        assert "ResidualNorm" in str(call(*given)[0].grad_fn)
+        assert gradcheck(call, given, fast_mode=which != slice(2))
+        assert gradgradcheck(call, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_what_the_library_takes_is_the_definition(p, cuda_kernels, monkeypatch):
+    """By a seed of torch's generator. PyTorch computes mixed types, under autocast, torch.func and torch.compile."""
+    x, y, weight, bias = operands(F32)
+    torch.manual_seed(3)
+    got = ops.residual_norm(x, y, weight, bias, p, EPS)
+    torch.manual_seed(3)
+    kept = dropout_factors(36, p, int(torch.randint(2**62, (1,)))).view(3, 2, 6) if p > 0 else 1
+    assert_close(got, normed(x.double() + y.double() * kept, weight.double(), bias.double()))
+    monkeypatch.setattr(training, "native_residual_norm", None)
+
+    def fallback(x: Tensor, y: Tensor) -> Tensor:
+        return ops.residual_norm(x, y, weight, bias, p, EPS)
+
+    assert fallback(x, y.bfloat16()).dtype == F32
+    with torch.autocast("cpu"):
+        fallback(x, y)
+    torch.func.vjp(fallback, x, y)
+    compiled = torch.compile(lambda x: ops.residual_norm(x, y, weight, bias, 0.0, EPS), backend="eager", fullgraph=True)
+    assert_close(compiled(x), normed(x + y, weight, bias))
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_in_a_block(normalize_before, hooked, cuda_kernels, monkeypatch):
+    """Its norm after the sum is the operator's, unless somebody watches the norm."""
+    called = mock.Mock(wraps=ops.residual_norm)
+    monkeypatch.setattr(ops, "residual_norm", called)
+    block, x = Residual(6, dropout=0.0, normalize_before=normalize_before), draw(F32, 3, 2, 6)
+    if hooked:
+        block.layer_norm.register_forward_hook(lambda *_: None)
+    out = block(x, lambda y: 2 * y)
+    want = x + 2 * block.layer_norm(x) if normalize_before else F.layer_norm(3 * x, (6,))
+    assert_close(out.detach(), want.detach())
+    assert called.called == (not normalize_before and not hooked)
+
+
+def test_a_whole_model(cuda_kernels, monkeypatch):
+    """Gradients of all parameters, by these kernels and those of linear maps' biases, as by the definition."""
+    arch = "pla_dynamicconv_iwslt_de_en"
+    task = small.task(arch)
+    model, batch = small.build(arch, task).eval(), small.toy_batch(arch, task)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    called = mock.Mock(wraps=training.native_residual_norm)
+    monkeypatch.setattr(training, "native_residual_norm", called)
+    results = []
+    for backend in ("auto", "reference"):
+        monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+        loss, size, _ = small.criterion(model, task)(model, batch)
+        results.append(torch.autograd.grad(loss / size, parameters))
+    blocks = (*model.encoder.layers, *model.decoder.layers)
+    assert called.call_count == sum(isinstance(m, Residual) for block in blocks for m in block.modules())
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want)
+
+
+# ---- Sums of columns, the gradient of a linear map's bias ----
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+@settings(max_examples=25)
+@given(count=st.integers(0, 150), channels=st.sampled_from([1, 2, 7, 36, 256, 260, 513, 1024]), mean=st.integers(0, 1))
+def test_sums(gpu, dtype, count, channels, mean):
+    x = draw(F64, count, channels).add(mean).to(dtype)
+    close(gpu.column_sums(x), x.double().sum(dim=0), dtype)
+
+
+@pytest.mark.parametrize("channels", [1, 12])
+def test_sums_of_many_rows(gpu, channels):
+    x = draw(F32, 17_000, channels)
+    close(gpu.column_sums(x), x.double().sum(dim=0))
+
+
+def test_sums_from_an_address_that_is_not_aligned_are_the_same_bits_every_time(gpu):
+    x = draw(F16, 2000 * 64 + 1)[1:].view(2000, 64)
+    first = gpu.column_sums(x)
+    close(first, x.double().sum(dim=0))
+    assert torch.equal(first, gpu.column_sums(x))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 2, 4)])
+def test_linear(shape, cuda_kernels):
+    """Gradients of both orders, of whatever is asked for."""
+    x, weight, bias = (draw(F64, *s).requires_grad_() for s in (shape, (5, 4), (5,)))
+    assert "_Linear" in str(ops.linear(x, weight, bias).grad_fn)
+    assert gradcheck(ops.linear, (x, weight, bias))
+    assert gradgradcheck(ops.linear, (x, weight, bias), fast_mode=True)
+    assert gradcheck(lambda bias: ops.linear(x.detach(), weight.detach(), bias), (bias,))
+
+
+def test_linear_maps_that_the_library_does_not_take(cuda_kernels, monkeypatch):
+    """No gradient of a bias, mixed types, autocast, transforms of torch.func, torch.compile."""
+    monkeypatch.setattr(linear, "_Linear", None)
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True), torch.randn(5, requires_grad=True)
+    want = F.linear(x, weight, bias)
+    with pytest.raises(AttributeError):
+        ops.linear(x, weight, bias)
+    assert torch.equal(ops.linear(x, weight, bias.detach()), want)
+    with torch.no_grad():
+        assert_close(ops.linear(x, weight, bias), want)
+    with torch.autocast("cpu"):
+        assert ops.linear(x, weight, bias).dtype == BF16
+    assert torch.equal(torch.func.vjp(lambda x: ops.linear(x, weight, bias), x)[0], want)
+    assert torch.equal(torch.compile(ops.linear, backend="eager", fullgraph=True)(x, weight, bias), want)

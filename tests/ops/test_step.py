@@ -1,0 +1,172 @@
+"""A decoder's steps against the full sequence in float64, through every way that beam search moves its rows."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops import reference
+from tests.tolerances import assert_close
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+class Decoder:
+    """Steps of an operator beside the whole history of each hypothesis, for the definition to convolve."""
+
+    def __init__(self, run, width, ratio, rows, dtype, *, dynamic, heads=2, softmax=True, seed=0):
+        self.random = torch.Generator().manual_seed(seed)
+        self.run, self.width, self.heads, self.dtype = run, width, heads, dtype
+        self.dynamic, self.softmax = dynamic, softmax
+        self.light = self.draw(heads, width)
+        self.history = torch.zeros(0, rows, heads * ratio, dtype=F64)
+        self.state: dict[str, Any] = {
+            "ring": torch.full((width, rows, heads * ratio), torch.nan, dtype=dtype),
+            "ancestors": torch.zeros(width, rows, dtype=torch.int32),
+            "position": torch.zeros(1, dtype=torch.int64),
+        }
+
+    def draw(self, *shape):
+        return torch.randn(*shape, generator=self.random, dtype=F64).to(self.dtype)
+
+    def step(self):
+        _, rows, channels = self.history.shape
+        x = self.draw(1, rows, channels)
+        weight = self.draw(1, rows, self.heads, self.width) if self.dynamic else self.light
+        got = self.run.conv_step(x, weight, *self.state.values(), self.softmax)
+        assert got.dtype == self.dtype
+        self.history = torch.cat([self.history, x.double()])
+        assert self.state["position"].item() == len(self.history)
+        recent = self.history[-self.width :]
+        kernels = reference.normalize_kernel(weight.double(), "softmax" if self.softmax else "none")
+        kernels = kernels.expand(1, rows, self.heads, self.width)[..., self.width - len(recent) :]
+        want = torch.einsum("tbhk,kbhr->tbhr", kernels, recent.unflatten(2, (self.heads, -1))).flatten(2)
+        assert_close(got, want)
+
+    def reorder(self, rows):
+        order = torch.randint(self.history.shape[1], (rows,), generator=self.random)  # with duplicates
+        self.state = ops.reorder_state(self.state, order)
+        self.history = self.history.index_select(1, order)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("ratio", [1, 3, 16, 64, 80])
+@pytest.mark.parametrize("width", [1, 3, 7, 31])
+def test_equals_the_full_sequence_with_beams_reordered(cpu, width, ratio, dtype, dynamic):
+    decoder = Decoder(cpu, width, ratio, 5, dtype, dynamic=dynamic, softmax=ratio != 3)
+    for _ in range(2 * width + 4):
+        decoder.step()
+        decoder.reorder(5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dynamic", "K", "H", "R", "softmax"),
+    [
+        (BF16, True, 3, 2, 64, True),
+        (F16, False, 5, 3, 3, True),
+        (F32, True, 31, 2, 16, False),
+        (F64, True, 1, 2, 5, True),
+    ],
+)
+def test_hypotheses_come_and_go(run, dtype, dynamic, K, H, R, softmax):
+    """Fewer rows when sentences finish; more when hypotheses fork, beyond the rows of the ring too."""
+    if dtype not in run.types:
+        return
+    decoder = Decoder(run, K, R, 4, dtype, dynamic=dynamic, heads=H, softmax=softmax)
+    for i in range(2 * K + 3):
+        decoder.step()
+        decoder.reorder((3, 2, 4, 7, 1, 6)[i % 6])
+
+
+@settings(max_examples=30)
+@given(width=st.integers(1, 9), ratio=st.integers(1, 20), dynamic=st.booleans(), seed=st.integers(0, 1000))
+def test_any_width(cpu, width, ratio, dynamic, seed):
+    decoder = Decoder(cpu, width, ratio, 3, F64, dynamic=dynamic, seed=seed)
+    for rows in (3, 2, 2, 4, 7, 1, 6, 3, 9):
+        decoder.step()
+        decoder.reorder(rows)
+
+
+def test_many_rows_are_cut_among_threads(set_threads):
+    set_threads(4)
+    decoder = Decoder(torch.ops.lightconv, 7, 64, 300, F32, dynamic=True)
+    for _ in range(9):
+        decoder.step()
+        decoder.reorder(300)
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "none", "l2", "sigmoid"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_public_steps_are_the_full_sequence(backend, dynamic, normalization):
+    """With inputs that lie apart, one position at a time and several at once."""
+    x = torch.randn(9, 6, 3, dtype=F64).transpose(1, 2)
+    weight = torch.randn(9, 3, 4, 2, dtype=F64).transpose(2, 3) if dynamic else torch.randn(2, 4, dtype=F64)
+    full = reference.dynamic_conv if dynamic else reference.light_conv
+    state: dict[str, Any] = {}
+    want = full(x, weight, padding_l=3, normalization=normalization)
+    for piece in (slice(0, 1), slice(1, 2), slice(2, 6), slice(6, 9)):
+        own = weight[piece] if dynamic else weight
+        got, state = ops.conv_step(x[piece], own, state or None, normalization=normalization, backend=backend)
+        assert_close(got, want[piece])
+    assert ("ring" in state) == (backend == "native")
+    _, state = ops.conv_step(x[:1], weight[:1] if dynamic else weight, state)  # keeps to who began it
+    assert ("ring" in state) == (backend == "native")
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_extreme_logits(backend):
+    """As torch.softmax: far apart, one weight takes all, -inf none; not a number stays so, in its head alone."""
+    x = torch.arange(4.0).view(1, 1, 4)
+    far = torch.tensor([[[[-3e38, 0.0], [float("nan"), 0.0]]]])
+    out, _ = ops.conv_step(x, far, None, backend=backend)
+    assert out[0, 0, :2].tolist() == [0.0, 1.0]
+    assert out[0, 0, 2:].isnan().all()
+    weight, state = torch.tensor([[-torch.inf, 0.0]]), None
+    for value in (1e38, 1.0):
+        out, state = ops.conv_step(torch.full((1, 1, 1), value), weight, state, backend=backend)
+    assert out.item() == 1.0
+
+
+def test_the_ring_stays_where_it_is_and_only_its_table_is_reordered():
+    x, weight = torch.randn(1, 6, 8), torch.randn(2, 3)
+    _, state = ops.conv_step(x, weight, None, backend="native")
+    where = state["ring"].data_ptr()
+    state = ops.reorder_state(state, torch.tensor([5, 5, 0], dtype=torch.int32))
+    _, state = ops.conv_step(x[:, :3], weight, state, backend="native")
+    assert state["ring"].data_ptr() == where
+    assert state["ancestors"][:2].tolist() == [[5, 5, 0], [0, 1, 2]]
+
+
+def test_refusals():
+    x, weight = torch.randn(1, 2, 4), torch.randn(2, 3)
+    _, state = ops.conv_step(x, weight, None, backend="native")
+    with pytest.raises(ValueError, match="the state holds 2 hypotheses and x 1; re-order the state"):
+        ops.conv_step(x[:, :1], weight, state)
+    with pytest.raises(ValueError, match=r"float32, float64 and bfloat16; got torch.float16"):
+        ops.conv_step(x.half(), weight, None, backend="native")
+    with pytest.raises(ValueError, match=r"records no gradients; decode under torch.no_grad\(\)"):
+        ops.conv_step(x, weight.requires_grad_(), None, backend="native")
+    with pytest.raises(ValueError, match="records no gradients"):
+        ops.conv_step(x, weight, state)  # begun without
+    with torch.no_grad():
+        ops.conv_step(x, weight, state)
+    with pytest.raises(RuntimeError, match="index 2 is out of bounds for dimension 1 with size 2"):
+        ops.reorder_state(state, torch.tensor([2]))
+    with pytest.raises(RuntimeError, match=r"expected ring \(K, M, C\)"):
+        torch.ops.lightconv.conv_step(
+            x, weight.detach(), state["ring"][:2], state["ancestors"], state["position"], True
+        )
+
+
+def test_gradients_are_the_reference_s():
+    """Left open, the choice falls on a backend that records them."""
+    x, weight = torch.randn(1, 2, 4), torch.randn(2, 3, requires_grad=True)
+    out, state = ops.conv_step(x, weight, None)
+    assert "inputs" in state
+    out.sum().backward()
+    assert weight.grad is not None
