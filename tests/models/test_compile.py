@@ -9,8 +9,10 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.sequence_generator import SequenceGenerator
 
-from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from lightconv_plugin.models.architectures import LANGUAGE_MODELS
 from tests.models import common
+from tests.models import test_architectures as small
+from tests.models.test_decoders import ENCODER_DECODERS
 from tests.tolerances import assert_close
 
 # Lines of fairseq that no graph goes through. A line that has moved or is passed now fails a test: write down the new
@@ -19,31 +21,14 @@ STOPS = {
     "search": "sequence_generator.py:451",  # has a hypothesis ended?
 }
 
-SENTENCES, TYPES = 3, 30
-SMALL = {
-    **common.SMALL,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_kernel_size_list": [3],
-    "decoder_kernel_size_list": [3],
-}
-DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "weight_dropout": 0.1}
 
-
-def build(arch: str, **options: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
+def build(arch: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
     """A small model and its input."""
     torch.manual_seed(0)
-    task, words = common.task(TYPES), common.tokens(SENTENCES, 4)
-    if arch in LANGUAGE_MODELS:
-        cutoffs = {"adaptive_input_cutoff": [10, 20], "adaptive_softmax_cutoff": [10, 20]}
-        options = {name: n for name, n in SMALL.items() if not name.startswith("encoder")} | cutoffs | options
-        return common.build(arch, task, tie_adaptive_weights=False, tokens_per_sample=64, **options), (words,)
-    if "query_dim" in str(ENCODER_DECODER[arch]):
-        options |= {
-            f"{side}_query_{name}": n for side in ("encoder", "decoder") for name, n in (("dim", 16), ("heads", 4))
-        }
-    model = common.build(arch, task, **{**SMALL, **options})
-    return model, (common.tokens(SENTENCES, 6), torch.full((SENTENCES,), 6), words)
+    task, words = small.task(arch), common.tokens(3, 4)
+    untied = {"tie_adaptive_weights": False} if arch in LANGUAGE_MODELS else {}
+    model = small.build(arch, task, **untied)
+    return model, (words,) if arch in LANGUAGE_MODELS else (common.tokens(3, 6), torch.full((3,), 6), words)
 
 
 def stop(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str | None, Any]:
@@ -68,26 +53,20 @@ def run(model: Any, arguments: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     return [out.detach(), *(zero if g is None else g for g, zero in zip(gradients, zeros, strict=True))]
 
 
-# what was seen, by the model's parts: architectures that differ in sizes alone are one model here
-seen: dict[tuple[str, bool], str | None] = {}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("arch", [*ENCODER_DECODER, *LANGUAGE_MODELS])
+@pytest.mark.parametrize("arch", [*ENCODER_DECODERS, *LANGUAGE_MODELS])
 def test_architectures(arch, training):
-    model, arguments = build(arch, **DROPOUT)
+    model, arguments = build(arch)
     model.train(training)
-    key = str(model), training
-    if key not in seen:
-        torch._dynamo.reset()
-        compiled = torch.compile(model, fullgraph=True, backend="eager")
-        with torch.set_grad_enabled(training):  # as in what follows, or it would be compiled twice
-            seen[key], _ = stop(compiled, *arguments)
-        if seen[key] is None:
-            for got, expected in zip(run(compiled, arguments), run(model, arguments), strict=True):
-                assert_close(got, expected)
-    assert seen[key] == STOPS.get("adaptive input" if arch in LANGUAGE_MODELS else "encoder")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.set_grad_enabled(training):  # as in what follows, or it would be compiled twice
+        stopped, _ = stop(compiled, *arguments)
+    assert stopped == STOPS.get("adaptive input" if arch in LANGUAGE_MODELS else "encoder")
+    if stopped is None:
+        for got, expected in zip(run(compiled, arguments), run(model, arguments), strict=True):
+            assert_close(got, expected)
 
 
 @torch.no_grad()
@@ -113,7 +92,7 @@ def test_a_decoders_step(arch):
 def test_fairseqs_search():
     model, (source, lengths, words) = build("pla_lightconv_iwslt_de_en")
     torch._dynamo.reset()
-    search = SequenceGenerator([model.eval()], common.task(TYPES).target_dictionary, beam_size=2)
+    search = SequenceGenerator([model.eval()], common.task().target_dictionary, beam_size=2)
     batch = {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": words}}
     compiled = torch.compile(search, fullgraph=True, backend="eager")
     assert stop(compiled, batch)[0] == STOPS.get("encoder", STOPS["search"])
@@ -125,5 +104,5 @@ def test_fairseqs_positions_make_a_graph_of_each_step():
     graphs = torch._dynamo.testing.CompileCounter()
     positions = torch.compile(SinusoidalPositionalEmbedding(8, 1), fullgraph=True, backend=graphs, dynamic=True)
     for time in (2, 3, 4):
-        positions(common.tokens(SENTENCES, time), incremental_state={})
+        positions(common.tokens(3, time), incremental_state={})
     assert graphs.frame_count == 3
