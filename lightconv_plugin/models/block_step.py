@@ -14,6 +14,12 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules import Dropout, DynamicConv, IncrementalState, LightweightConv, is_plain, packed_weight
 
+# the modules whose parameters the operator takes; LightConv's kernel is the convolution's own
+_IN_ORDER = (
+    *("mixer.in_proj", "mixer.conv.weight_linear", "mixer.out_proj", "mixer_residual.layer_norm"),
+    *("encoder_attn.q_proj", "encoder_attn.out_proj", "encoder_attn_residual.layer_norm"),
+    *("ffn.fc1", "ffn.fc2", "ffn_residual.layer_norm"),
+)
 _PARAMETERS = 19  # weights and biases of 6 linear maps, the kernel's weights, weights and biases of 3 norms
 
 
@@ -42,46 +48,36 @@ class BlockStep:
             kinds: the classes that each module in the block may have, by its name. No other modules may be there.
             x: the block's input (1, N, C).
         """
-        modules = dict(block.named_modules())
-        del modules[""]  # the block itself, which is called
-        conv: Any = modules.get("mixer.conv")
+        parts = dict(block.named_modules())
+        del parts[""]  # the block itself, which is called
+        conv: Any = parts.get("mixer.conv")
         absent = {"mixer.conv.weight_linear"} if type(conv) is LightweightConv else set()
-        if set(modules) != set(kinds) - absent:
+        if parts.keys() != kinds.keys() - absent:
             return None
-        if not all(type(module) in kinds[name] and is_plain(module, type(module)) for name, module in modules.items()):
-            return None
-        if conv.normalization != "softmax" or conv.backend == "reference" or getattr(conv, "query_heads", 1) > 1:
-            return None
-        if any(module.probability > 0 for module in modules.values() if isinstance(module, Dropout)):
-            return None
-        mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
-        if ffn.activation is not F.relu:
+        if not all(type(part) in kinds[name] and is_plain(part, type(part)) for name, part in parts.items()):
             return None
         residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
-        norms = [residual.layer_norm for residual in residuals]
         options = {(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}
-        kernel = conv.weight_linear if isinstance(conv, DynamicConv) else conv
-        in_order = [
-            *(mixer.in_proj, kernel, mixer.out_proj, norms[0]),
-            *(attention.q_proj, attention.out_proj, norms[1]),
-            *(ffn.fc1, ffn.fc2, norms[2]),
-        ]
-        packed: list[Tensor | None] = [None]
-        if ops.takes("bf16_linear", x):  # the precision may have been changed since the weights were packed
-            packed = [packed_weight(module) for module in in_order if isinstance(module, nn.Linear)]
-        step = cls(
-            conv,
-            attention,
-            in_order,
-            [weight for weight in packed if weight is not None] if None not in packed else [],
-            mixer.glu,
-            *next(iter(options)),
-        )
-        parameters = step.parameters()
-        if len(options) > 1 or len(parameters) != _PARAMETERS:
+        if (
+            conv.normalization != "softmax"
+            or conv.backend == "reference"
+            or getattr(conv, "query_heads", 1) > 1
+            or block.ffn.activation is not F.relu
+            or len(options) > 1
+            or any(part.probability > 0 for part in parts.values() if isinstance(part, Dropout))
+        ):
             return None
+        modules = [parts.get(name, conv) for name in _IN_ORDER]
+        linear = [module for module in modules if isinstance(module, nn.Linear)]
+        packed: list[Tensor] = []
+        if ops.takes("bf16_linear", x):  # the precision may have been changed since the weights were packed
+            packed = [weight for weight in map(packed_weight, linear) if weight is not None]
+        packed = packed if len(packed) == len(linear) else []
+        step = cls(conv, block.encoder_attn, modules, packed, block.mixer.glu, *options.pop())
+        parameters = step.parameters()
         # one row here: rows come and go, and each step asks for its own
-        return step if ops.takes("decoder_block", x[:, :1], *parameters) else None
+        takes = len(parameters) == _PARAMETERS and ops.takes("decoder_block", x[:, :1], *parameters)
+        return step if takes else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "BlockStep":
         """Return the step itself: a copied state is one of the same modules."""

@@ -98,32 +98,20 @@ class EncoderBlock(Block):
         """Nothing to upgrade; fairseq's encoder asks every layer."""
 
 
-def _residual(name: str) -> dict[str, tuple[type[nn.Module], ...]]:
-    return {name: (Residual,), f"{name}.layer_norm": (nn.LayerNorm,), f"{name}.dropout": (Dropout,)}
-
-
 # A decoder's block that one operator can do: the names of all modules in it, and the classes they may have.
 KNOWN_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
     "mixer": (ConvModule,),
-    "mixer.input_dropout": (Dropout,),
-    "mixer.in_proj": (nn.Linear,),
     "mixer.conv": (LightweightConv, DynamicConv),
-    "mixer.conv.weight_dropout": (Dropout,),
-    "mixer.conv.weight_linear": (nn.Linear,),
-    "mixer.out_proj": (nn.Linear,),
-    **_residual("mixer_residual"),
     "encoder_attn": (SourceAttention,),
-    "encoder_attn.dropout_module": (Dropout,),
-    "encoder_attn.k_proj": (nn.Linear,),
-    "encoder_attn.v_proj": (nn.Linear,),
-    "encoder_attn.q_proj": (nn.Linear,),
-    "encoder_attn.out_proj": (nn.Linear,),
-    **_residual("encoder_attn_residual"),
     "ffn": (FeedForward,),
-    "ffn.fc1": (nn.Linear,),
-    "ffn.fc2": (nn.Linear,),
-    "ffn.dropout": (Dropout,),
-    **_residual("ffn_residual"),
+    **{f"{part}_residual": (Residual,) for part in ("mixer", "encoder_attn", "ffn")},
+    **{f"{part}_residual.layer_norm": (nn.LayerNorm,) for part in ("mixer", "encoder_attn", "ffn")},
+    **{f"{part}_residual.dropout": (Dropout,) for part in ("mixer", "encoder_attn", "ffn")},
+    **dict.fromkeys(("mixer.input_dropout", "mixer.conv.weight_dropout", "ffn.dropout"), (Dropout,)),
+    "encoder_attn.dropout_module": (Dropout,),
+    **dict.fromkeys(("mixer.in_proj", "mixer.conv.weight_linear", "mixer.out_proj"), (nn.Linear,)),
+    **{f"encoder_attn.{name}_proj": (nn.Linear,) for name in ("q", "k", "v", "out")},
+    **dict.fromkeys(("ffn.fc1", "ffn.fc2"), (nn.Linear,)),
 }
 
 

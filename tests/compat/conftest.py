@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -39,16 +37,22 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@pytest.fixture
+def take_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], None]:
+    """`take_away(owner, name)`: fairseq without a shim, in a test."""
+    return lambda owner, name: monkeypatch.setattr(owner, name, unwrapped(getattr(owner, name)))
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
-def no_allowed_types() -> Iterator[None]:
-    """torch's list of allowed types as it is without the shim."""
+def allowed() -> Iterator[list[Any]]:
+    """The types that torch reads with the shim, and none of which it reads now."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    yield
+    yield before
     torch.serialization.add_safe_globals(before)
 
 
@@ -79,18 +83,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Heard(logging.Handler):
-    """The training losses that a progress bar logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: list[float] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "train_inner":
-            self.losses.append(float(json.loads(record.getMessage())["loss"]))
-
-
 Train = Callable[..., list[float]]
 
 
@@ -102,24 +94,23 @@ def train(corpus: Path) -> Train:
 
     def run(save_dir: Path, *options: str, model: str = TINY, epochs: bool = False) -> list[float]:
         from fairseq import checkpoint_utils
+        from fairseq.logging.progress_bar import JsonProgressBar
         from fairseq_cli import train as fairseq_train
 
         arguments = [str(corpus), *model.split(), *RECIPE.split(), "--save-dir", str(save_dir), *options]
         vars(checkpoint_utils.save_checkpoint).pop("best", None)  # the best loss of a training before, in this process
         arguments += [] if epochs else ["--no-epoch-checkpoints"]
-        heard = Heard()
-        progress, root, before = logging.getLogger("fairseq.logging.progress_bar"), logging.getLogger(), sys.argv
-        progress.addHandler(heard)
-        level = root.level
-        root.setLevel(logging.INFO)
-        sys.argv = ["fairseq-train", *arguments]
-        try:
+        losses: list[float] = []
+
+        def log(self: Any, stats: dict[str, Any], tag: str | None = None, step: int | None = None) -> None:
+            if tag == "train_inner":
+                losses.append(float(stats["loss"]))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["fairseq-train", *arguments])
+            patch.setattr(JsonProgressBar, "log", log)
             fairseq_train.cli_main()
-        finally:
-            sys.argv = before
-            progress.removeHandler(heard)
-            root.setLevel(level)
-        return heard.losses
+        return losses
 
     return run
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import math
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from fairseq_cli import generate as fairseq_generate
 from tests.models import common
 from tests.tolerances import assert_close
 
-from .conftest import REPO, Train, unwrapped
+from .conftest import REPO, Train
 
 SENTENCES, BEAM = 4, 4
 
@@ -34,17 +37,15 @@ def diverse(sentences: list[int]) -> list[list[dict]]:
     return generator.generate([model], {"id": torch.tensor(sentences), "net_input": net_input})
 
 
-def test_diverse_beams_do_not_depend_on_the_numbers_of_sentences() -> None:
+def test_diverse_beams_do_not_depend_on_the_numbers_of_sentences(take_away: Any) -> None:
+    """fairseq alone fails beyond the first batch."""
     together = diverse([0, 1, 2, 3])
     for got, expected in zip(diverse([3, 1]), (together[3], together[1]), strict=True):
         assert len(got) == BEAM
         for one, other in zip(got, expected, strict=True):
             assert one["tokens"].tolist() == other["tokens"].tolist()
             assert_close(one["positional_scores"], other["positional_scores"])
-
-
-def test_without_the_shim_diverse_beams_fail_beyond_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search.DiverseBeamSearch, "step", unwrapped(search.DiverseBeamSearch.step))
+    take_away(search.DiverseBeamSearch, "step")
     with pytest.raises(IndexError):
         diverse([3, 1])
 
@@ -65,27 +66,19 @@ def repeated(size: int, forbidden: bool) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_ngram_is_repeated_where_that_is_forbidden(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ngram_is_repeated_where_that_is_forbidden(size: int, take_away: Any) -> None:
     assert repeated(size, True) == 0
     assert repeated(size, False) > 0
-    monkeypatch.setattr(NGramRepeatBlock, "_no_repeat_ngram", unwrapped(NGramRepeatBlock._no_repeat_ngram))
+    take_away(NGramRepeatBlock, "_no_repeat_ngram")
     assert repeated(size, True) > 0  # fairseq alone blocks nothing
 
 
-@pytest.mark.parametrize("more", ["", "--print-alignment"])
-@pytest.mark.parametrize("task", ["translation", "pla_translation"])
-def test_steps_of_hypotheses_are_printed(
-    task: str,
-    more: str,
-    corpus: Path,
-    checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = (
-        f"{corpus} --task {task} --path {checkpoint} --gen-subset valid --cpu --beam 2 --max-len-b 5 --print-step"
-    )
-    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *arguments.split(), "--num-workers", "0", *more.split()])
+@pytest.mark.parametrize(
+    ("task", "more"), [("translation", ""), ("pla_translation", ""), ("translation", "--print-alignment")]
+)
+def test_steps_of_hypotheses_are_printed(task, more, corpus, checkpoint, monkeypatch, capsys):
+    flags = f"{corpus} --task {task} --path {checkpoint} --gen-subset valid --cpu --beam 2 --max-len-b 5 --print-step"
+    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *flags.split(), "--num-workers", "0", *more.split()])
     fairseq_generate.cli_main()
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     words = {line[0][2:]: len(line[2].split()) for line in lines if line[0].startswith("H-")}
@@ -105,23 +98,28 @@ def test_bleu_is_measured_while_training_on_text_of_moses(task: str, train: Trai
 
 
 LINES = b"w1\rw2 w3\nw4\r\n\nw5\x0cw6\xc2\x85\xe2\x80\xa8w7\n\xef\xbf\xbd\rw8"
-COMMANDS = ("-m fairseq_cli.interactive", "-c from#fairseq_cli.interactive#import#cli_main#as#f;f()")
 
 
 @pytest.mark.parametrize(
-    ("start", "task", "name", "buffer"),
-    [(COMMANDS[0], "translation", "input", 1), (COMMANDS[1], "pla_translation", "-", 3)],
+    ("task", "source", "buffer", "as_a_module"), [("translation", "file", 1, True), ("pla_translation", "-", 3, False)]
 )
 def test_interactive_answers_as_many_lines_as_there_are(
-    start: str, task: str, name: str, buffer: int, corpus: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+    task, source, buffer, as_a_module, corpus, checkpoint, tmp_path, monkeypatch, capsys
+):
     """A carriage return within a line is a blank, as to scripts.translate."""
-    (tmp_path / "input").write_bytes(LINES)
-    python = [sys.executable, *(word.replace("#", " ") for word in start.split())]
-    flags = f"-s en -t de --task {task} --path {checkpoint} --cpu --input {name} --buffer-size {buffer} --max-len-b 3"
-    command = [*python, str(corpus), *flags.split(), f"--user-dir={REPO / 'lightconv_plugin'}"]
-    done = subprocess.run(command, input=LINES, capture_output=True, cwd=tmp_path, check=True)
-    printed = [line.split("\t") for line in done.stdout.decode().split("\n")]
-    sources = {int(line[0][2:]): line[1] for line in printed if line[0].startswith("S-")}
+    (tmp_path / "file").write_bytes(LINES)
+    monkeypatch.chdir(tmp_path)
+    flags = f"-s en -t de --task {task} --path {checkpoint} --cpu --input {source} --buffer-size {buffer} --max-len-b 3"
+    arguments = [str(corpus), *flags.split(), f"--user-dir={REPO / 'lightconv_plugin'}"]
+    monkeypatch.setattr(sys, "argv", ["fairseq-interactive", *arguments])
+    # as Python opens it, other than files
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES), encoding="utf-8", newline="\n"))
+    monkeypatch.delitem(sys.modules, "fairseq_cli.interactive", raising=False)
+    if as_a_module:
+        runpy.run_module("fairseq_cli.interactive", run_name="__main__", alter_sys=True)
+    else:
+        importlib.import_module("fairseq_cli.interactive").cli_main()
+    lines = [line.split("\t") for line in capsys.readouterr().out.split("\n")]
+    sources = {int(line[0][2:]): line[1] for line in lines if line[0].startswith("S-")}
     assert sources == {0: "w1 w2 w3", 1: "w4", 2: "", 3: "w5 w6 w7", 4: "<unk> w8"}
-    assert sum(line[0].startswith("H-") for line in printed) == 5
+    assert sum(line[0].startswith("H-") for line in lines) == 5

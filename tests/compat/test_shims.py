@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,11 +42,11 @@ def blocks_of_one_sentence() -> TokenBlockDataset:
     return TokenBlockDataset(sentences, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
 
 
-def test_numpy_compat_long() -> None:
-    assert len(blocks_of_one_sentence()) == 2
-
-
-def test_without_numpy_compat_sentence_blocks_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentence_blocks_need_numpy_compat(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = types.SimpleNamespace(long=int)
+    monkeypatch.setattr(np, "compat", theirs)
+    training.restore_numpy_compat()
+    assert np.compat is theirs  # type: ignore[attr-defined]
     monkeypatch.delattr(np, "compat")
     with pytest.raises(AttributeError, match="compat"):
         blocks_of_one_sentence()
@@ -52,21 +54,11 @@ def test_without_numpy_compat_sentence_blocks_fail(monkeypatch: pytest.MonkeyPat
     assert len(blocks_of_one_sentence()) == 2
 
 
-def test_numpy_compat_is_left_alone_where_numpy_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = object()
-    monkeypatch.setattr(np, "compat", theirs)
-    training.restore_numpy_compat()
-    assert np.compat is theirs  # type: ignore[attr-defined]
-
-
-def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
+def test_lengths_fall_into_buckets(train: Train, tmp_path: Path, take_away: Any) -> None:
     assert len(train(tmp_path, "--max-update", "1", "--num-batch-buckets", "2")) == 1
-
-
-def test_without_the_argument_of_numpys_percentile_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_utils.get_buckets(np.array([1, 2, 3, 9]), 2).tolist() == [2, 9]
     if "interpolation" not in inspect.signature(unwrapped(np.percentile)).parameters:
-        monkeypatch.setattr(np, "percentile", unwrapped(np.percentile))
+        take_away(np, "percentile")
         with pytest.raises(TypeError, match="interpolation"):
             data_utils.get_buckets(np.array([1, 2, 3, 9]), 2)
 
@@ -85,16 +77,15 @@ def test_bfloat16_trains_saves_and_resumes(option: str, train: Train, tmp_path: 
     assert resumed < losses[0] - 0.2
 
 
-def test_without_the_shim_bfloat16_wants_a_tpu(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
-    monkeypatch.setattr(options, "parse_args_and_arch", unwrapped(options.parse_args_and_arch))
+def test_without_the_shim_bfloat16_wants_a_tpu(
+    monkeypatch: pytest.MonkeyPatch, take_away: Any, train: Train, tmp_path: Path
+) -> None:
+    """And the shim leaves it alone where xla is installed."""
+    take_away(options, "parse_args_and_arch")
     with pytest.raises(AttributeError, match="xla_device"):
         train(tmp_path, "--max-update", "1", "--bf16")
-
-
-def test_bfloat16_is_left_alone_where_xla_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = unwrapped(options.parse_args_and_arch)
-    monkeypatch.setattr(options, "parse_args_and_arch", original)
     monkeypatch.setattr(utils, "xm", object())
+    original = options.parse_args_and_arch
     training.train_in_bfloat16_without_xla()
     assert options.parse_args_and_arch is original
 
@@ -116,16 +107,32 @@ def test_flags_that_override_a_checkpoint_are_those_given() -> None:
 # ------------------------------------------------------------------------------------------------ what cannot train
 
 
-@pytest.mark.parametrize("option", ["--fp16", "--memory-efficient-fp16"])
-def test_fp16_on_a_cpu_is_refused_in_a_sentence(option: str, train: Train, tmp_path: Path) -> None:
-    with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
-        train(tmp_path, "--max-update", "1", option)
+def test_fp16_on_a_cpu_is_refused_in_a_sentence(train: Train, tmp_path: Path, take_away: Any) -> None:
+    for option in ("--fp16", "--memory-efficient-fp16"):
+        with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
+            train(tmp_path, "--max-update", "1", option)
+    take_away(trainer.Trainer, "__init__")
+    if not torch.cuda.is_available():  # fairseq's own error is about a missing GPU
+        with pytest.raises((AssertionError, RuntimeError)) as caught:
+            train(tmp_path, "--max-update", "1", "--fp16")
+        assert not isinstance(caught.value, compat.SetupError)
+
+
+def test_python_without_asserts_trains_nothing(train: Train, tmp_path: Path, take_away: Any) -> None:
+    """It would write no checkpoint_last.pt."""
+    take_away(trainer.Trainer, "__init__")
+    module: dict[str, Any] = {"__name__": training.__name__}
+    exec(compile(inspect.getsource(training), training.__file__, "exec", optimize=1), module)
+    module["refuse_what_cannot_train"]()
+    with pytest.raises(Exception, match="python -O leaves out asserts"):
+        train(tmp_path, "--max-update", "1")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("original", [False, True])
-def test_the_loss_scale_of_amp_is_taken_back_once(original: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_scale_of_amp_is_taken_back_once(original, monkeypatch, take_away):
     if original:
-        monkeypatch.setattr(AMPOptimizer, "step", unwrapped(AMPOptimizer.step))
+        take_away(AMPOptimizer, "step")
     monkeypatch.setattr(torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu"))
     weight = torch.nn.Parameter(torch.zeros(3))
     sgd = optim.build_optimizer(Namespace(optimizer="sgd", lr=[1.0], momentum=0.0, weight_decay=0.0), [weight])
@@ -137,22 +144,12 @@ def test_the_loss_scale_of_amp_is_taken_back_once(original: bool, monkeypatch: p
     assert torch.equal(weight.detach(), torch.tensor([-1.0, -2.0, -4.0]) / (128 if original else 1))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="fairseq's own error is about a missing GPU")
-def test_without_the_shim_fp16_fails_deep_inside(monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path) -> None:
-    monkeypatch.setattr(trainer.Trainer, "__init__", unwrapped(trainer.Trainer.__init__))
-    with pytest.raises((AssertionError, RuntimeError)) as caught:
-        train(tmp_path, "--max-update", "1", "--fp16")
-    assert not isinstance(caught.value, compat.SetupError)
-
-
-def test_the_trainer_refuses_to_train_the_same_model_twice(
-    monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path
-) -> None:
+def test_the_trainer_refuses_to_train_the_same_model_twice(monkeypatch, take_away, train, tmp_path):
     """fairseq-hydra-train starts before the plugin is loaded, so there the command line is not completed."""
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2"), ("RANK", "0")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(distributed_utils, "call_main", unwrapped(distributed_utils.call_main))
+    take_away(distributed_utils, "call_main")
     with pytest.raises(compat.SetupError, match="torchrun started 2 processes"):
         train(tmp_path, "--max-update", "1")
-    monkeypatch.setattr(trainer.Trainer, "__init__", unwrapped(trainer.Trainer.__init__))
+    take_away(trainer.Trainer, "__init__")
     assert len(train(tmp_path, "--max-update", "1")) == 1  # the silent trap

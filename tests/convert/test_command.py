@@ -1,8 +1,7 @@
 """The command: what it prints, what it refuses and why, and what it leaves behind."""
 
 import os
-import subprocess
-import sys
+import shutil
 from argparse import Namespace
 
 import pytest
@@ -13,7 +12,7 @@ from lightconv_plugin import convert
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from tests.convert import common
 
-pytestmark = pytest.mark.usefixtures("forks")
+NOT_READABLE = "not a readable fairseq checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -26,35 +25,48 @@ def original(task):
     return common.theirs(task, **common.TINY, **common.DYNAMIC, share_all_embeddings=True)
 
 
-def refuse(source, out, capsys):
-    """Run the command, which must refuse and leave nothing; gives what it says."""
-    before = sorted(out.parent.iterdir())
-    with pytest.raises(SystemExit) as exit:
-        convert.main([str(source), str(out)])
-    assert isinstance(exit.value.code, str), "a sentence makes the exit status 1"
-    assert sorted(out.parent.iterdir()) == before
-    assert capsys.readouterr().out == ""
-    return exit.value.code
+@pytest.fixture
+def source(tmp_path, original):
+    return common.save(tmp_path / "in.pt", *original)
 
 
-def test_it_says_what_it_did(tmp_path, original, capsys):
-    model, args = original
-    source = common.save(tmp_path / "in.pt", model, args)
-    convert.main([str(source), str(tmp_path / "out.pt")])
+@pytest.fixture
+def refuse(capsys):
+    """Run the command, which must refuse and leave everything as it was; gives what it says."""
+
+    def look(folder):
+        found = [(path.name, path.lstat()) for path in sorted(folder.iterdir())]
+        return [(name, it.st_ino, it.st_mode, it.st_size, it.st_mtime_ns) for name, it in found]
+
+    def run(source, out):
+        capsys.readouterr()
+        before = look(out.parent)
+        with pytest.raises(SystemExit) as exit:
+            convert.main([str(source), str(out)])
+        assert isinstance(exit.value.code, str), "a sentence makes the exit status 1"
+        assert look(out.parent) == before
+        assert capsys.readouterr().out == ""
+        return exit.value.code
+
+    return run
+
+
+def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
+    model, _ = original
+    monkeypatch.chdir(tmp_path)
+    convert.main(["in.pt", "out.pt"])
     said = capsys.readouterr().out
-    unused = sum(p.numel() for n, p in model.named_parameters() if n.endswith("conv_bias"))
-    count = sum(p.numel() for p in model.parameters()) - unused
+    count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("conv_bias"))  # which it does not use
     assert f"pla_lightconv, {count:,} parameters; found names of fairseq after 0.12.2" in said
     assert "encoder: dynamic convolutions without GLU, 2 layers of 16, 4 heads, kernels [3, 5]" in said
     assert "left out, since no model uses them: 6 (decoder.layers.N.conv.conv_bias, decoder.version, " in said
+    assert "wrote out.pt" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt", "out.pt"]
 
 
-def test_every_option_has_its_value(tmp_path, original):
-    model, args = original
-    _, report = convert.convert(common.save(tmp_path / "in.pt", model, args))
-    names = {name for name in vars(convert.LightConvConfig()) if not name.startswith("_")}
-    assert set(report.config) == names
+def test_every_option_has_its_value(source):
+    _, report = convert.convert(source)
+    assert set(report.config) == {name for name in vars(convert.LightConvConfig()) if not name.startswith("_")}
     unset = ("embed_path", "layers_to_keep", "query_dim")
     without = {name for name, value in report.config.items() if value is None}
     assert without == {
@@ -79,197 +91,13 @@ def test_the_layout_by_its_names(keys, expected):
     assert expected in convert.layout_of(keys)
 
 
-def test_names_of_two_versions_in_one_file_that_agree(tmp_path, original, task):
+def test_names_of_two_versions_in_one_file_that_agree(tmp_path, original):
     model, args = original
     state = model.state_dict()
     mixed = {k: v for k, v in common.early_names(state, shared=True).items() if "layers.1" not in k}
     mixed |= {k: v for k, v in state.items() if "layers.1" in k}
     _, report = convert.convert(common.save(tmp_path / "in.pt", mixed, args))
     assert "mixed" in report.layout
-
-
-def test_a_parameter_under_two_names(tmp_path, original, capsys):
-    model, args = original
-    state = model.state_dict() | common.early_names(model.state_dict(), shared=True)
-    said = refuse(common.save(tmp_path / "in.pt", state, args), tmp_path / "out.pt", capsys)
-    assert "encoder.layers.0.mixer_residual.layer_norm.weight is there twice" in said
-
-
-def test_unknown_and_missing_parameters_are_named(tmp_path, original, capsys):
-    model, args = original
-    state = model.state_dict() | {"encoder.layers.0.gate.weight": torch.zeros(3), "extra": torch.zeros(1)}
-    del state["decoder.layers.1.fc2.bias"]
-    said = refuse(common.save(tmp_path / "in.pt", state, args), tmp_path / "out.pt", capsys)
-    assert "2 unknown (encoder.layers.0.gate.weight, extra)" in said
-    assert "1 missing (decoder.layers.1.ffn.fc2.bias)" in said
-
-
-def test_options_that_are_not_the_parameters(tmp_path, original, capsys):
-    model, args = original
-    other = Namespace(**vars(args) | {"encoder_glu": True})
-    said = refuse(common.save(tmp_path / "in.pt", model, other), tmp_path / "out.pt", capsys)
-    assert "4 of another shape (encoder.layers.0.mixer.in_proj.bias," in said
-    assert "encoder.layers.0.mixer.in_proj.bias: (16,) in the file, (32,) by its options" in said
-
-
-def test_a_transformer(tmp_path, task, capsys):
-    options = {k: v for k, v in common.TINY.items() if "kernel" not in k}
-    args = Namespace(arch="transformer", _name="transformer", **common.TRAINING, **options)
-    model = ARCH_MODEL_REGISTRY["transformer"].build_model(args, task)
-    said = refuse(common.save(tmp_path / "in.pt", model, args), tmp_path / "out.pt", capsys)
-    assert "its architecture is transformer, not a LightConv or DynamicConv model" in said
-
-
-def test_one_of_ours_already(tmp_path, original, capsys):
-    model, args = original
-    convert.main([str(common.save(tmp_path / "in.pt", model, args)), str(tmp_path / "ours.pt")])
-    capsys.readouterr()
-    said = refuse(tmp_path / "ours.pt", tmp_path / "again.pt", capsys)
-    assert "pla_lightconv, already one of this plugin's" in said
-
-
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_cut_short(tmp_path, original, zipped, capsys):
-    model, args = original
-    source = common.save(tmp_path / "in.pt", model, args, zipped=zipped)
-    os.truncate(source, source.stat().st_size * 2 // 3)
-    said = refuse(source, tmp_path / "out.pt", capsys)
-    assert "not a readable fairseq checkpoint" in said
-    assert "truncated" in said
-
-
-def test_not_a_checkpoint(tmp_path, capsys):
-    (tmp_path / "text").write_text("Guten Tag\n")
-    assert "not a readable fairseq checkpoint" in refuse(tmp_path / "text", tmp_path / "out.pt", capsys)
-    torch.save({"weight": torch.zeros(3)}, tmp_path / "tensors.pt")
-    assert "not a readable fairseq checkpoint" in refuse(tmp_path / "tensors.pt", tmp_path / "out.pt", capsys)
-    assert "No such file" in refuse(tmp_path / "nothing.pt", tmp_path / "out.pt", capsys)
-
-
-class Harmful:
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
-
-
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_code_in_the_file_is_not_run(tmp_path, original, zipped, capsys):
-    model, args = original
-    args = Namespace(**vars(args), harmful=Harmful(tmp_path / "marker"))
-    source = common.save(tmp_path / "in.pt", model, args, zipped=zipped)
-    said = refuse(source, tmp_path / "out.pt", capsys)
-    assert "refused" in said
-    assert "mkdir" in said
-    assert not (tmp_path / "marker").exists()
-
-
-def test_in_and_out_are_one_file(tmp_path, original, capsys):
-    model, args = original
-    source = common.save(tmp_path / "in.pt", model, args)
-    content = source.read_bytes()
-    (tmp_path / "link.pt").hardlink_to(source)
-    for out in (source, tmp_path / "link.pt", tmp_path / "." / "in.pt"):
-        assert "IN and OUT are both" in refuse(source, out, capsys)
-    assert source.read_bytes() == content
-    assert "is not a file in an existing folder" in refuse(source, tmp_path, capsys)
-
-
-def test_an_out_of_its_own_is_replaced_and_stays_where_writing_fails(tmp_path, original, capsys, monkeypatch):
-    model, args = original
-    source, out = common.save(tmp_path / "in.pt", model, args), tmp_path / "out.pt"
-    convert.main([str(source), str(out)])
-    older = out.read_bytes()
-    convert.main([str(source), str(out)])
-    capsys.readouterr()
-
-    def full(state, file):
-        try:
-            file.write(b"half")
-            raise OSError(28, "No space left on device")
-        except OSError:
-            raise RuntimeError("unexpected pos")  # noqa: B904  as torch does
-
-    monkeypatch.setattr(torch, "save", full)
-    said = refuse(source, out, capsys)
-    assert said.startswith(f"error: {out}: No space left on device; nothing was written. Remove what is not needed")
-    assert out.read_bytes() == older
-
-
-def somebody_s_text(folder):
-    (folder / "out.pt").write_text("mine")
-
-
-def somebody_s_checkpoint(folder):
-    torch.save({"model": {}, "extra_state": {"train_iterator": {"epoch": 3}}}, folder / "out.pt")
-
-
-def somebody_s_old_checkpoint(folder):
-    torch.save({"model": {}}, folder / "out.pt", _use_new_zipfile_serialization=False)
-
-
-def a_link_to_nothing(folder):
-    (folder / "out.pt").symlink_to(folder / "nothing")
-
-
-def a_link_to_something(folder):
-    (folder / "mine").write_text("mine")
-    (folder / "out.pt").symlink_to(folder / "mine")
-
-
-def a_pipe(folder):
-    os.mkfifo(folder / "out.pt")
-
-
-@pytest.mark.parametrize(
-    "put",
-    [
-        somebody_s_text,
-        somebody_s_checkpoint,
-        somebody_s_old_checkpoint,
-        a_link_to_nothing,
-        a_link_to_something,
-        a_pipe,
-    ],
-)
-def test_what_it_did_not_write_is_not_replaced(put, tmp_path, original, capsys):
-    model, args = original
-    source, out = common.save(tmp_path / "in.pt", model, args), tmp_path / "out.pt"
-    put(tmp_path)
-
-    def look():
-        found = [(path.name, path.lstat()) for path in sorted(tmp_path.iterdir())]
-        return [(name, it.st_ino, it.st_mode, it.st_size, it.st_mtime_ns) for name, it in found]
-
-    before = look()
-    said = refuse(source, out, capsys)
-    assert f"{out} exists, and is no checkpoint that this command wrote: give another name" in said
-    assert look() == before
-
-
-def test_a_flipped_bit_is_noticed(tmp_path, original, capsys):
-    model, args = original
-    source = common.save(tmp_path / "in.pt", model, args)
-    weight = model.encoder.embed_tokens.weight.detach().numpy().tobytes()
-    content = source.read_bytes()
-    assert content.count(weight) == 1
-    source.write_bytes(content.replace(weight, bytes([weight[0] ^ 64]) + weight[1:]))
-    said = refuse(source, tmp_path / "out.pt", capsys)
-    assert "does not match its checksum" in said
-    assert "Nothing was written" in said
-
-
-def test_as_a_command_from_any_folder(tmp_path, original):
-    model, args = original
-    common.save(tmp_path / "in.pt", model, args)
-    root = convert.Path(convert.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "lightconv_plugin.convert", "in.pt", "out.pt"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "wrote out.pt" in done.stdout
-    assert (tmp_path / "out.pt").exists()
 
 
 def test_kernels_as_the_cuda_code_kept_them():
@@ -281,23 +109,144 @@ def test_kernels_as_the_cuda_code_kept_them():
         assert torch.equal(found["encoder.layers.0.mixer.conv.weight"], kernels[:, 0])
 
 
-def test_safetensors_that_do_not_serve(tmp_path, original, capsys):
-    """A bit that is flipped, settings that are missing, or are somebody's."""
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("marker",)
+
+
+def twice(state):
+    return state | common.early_names(state, shared=True)
+
+
+def changed(state):
+    more = {"encoder.layers.0.gate.weight": torch.zeros(3), "extra": torch.zeros(1)}
+    return {k: v for k, v in (state | more).items() if k != "decoder.layers.1.fc2.bias"}
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "expected"),
+    [
+        (twice, {}, ["encoder.layers.0.mixer_residual.layer_norm.weight is there twice"]),
+        (
+            changed,
+            {},
+            [
+                "2 unknown (encoder.layers.0.gate.weight, extra)",
+                "1 missing (decoder.layers.1.ffn.fc2.bias)",
+            ],
+        ),
+        (
+            dict,
+            {"encoder_glu": True},
+            [
+                "4 of another shape (encoder.layers.0.mixer.in_proj.bias,",
+                "encoder.layers.0.mixer.in_proj.bias: (16,) in the file, (32,) by its options",
+            ],
+        ),
+        (dict, {"harmful": Harmful()}, ["refused", "mkdir"]),
+    ],
+    ids=["two names", "other parameters", "other options", "code"],
+)
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_models_that_are_none_of_fairseqs(tmp_path, original, refuse, monkeypatch, change, options, expected, zipped):
+    monkeypatch.chdir(tmp_path)
     model, args = original
-    source, out = common.save(tmp_path / "in.pt", model, args), tmp_path / "model.safetensors"
-    settings = tmp_path / "config.json"
+    args = Namespace(**vars(args) | options)
+    source = common.save(tmp_path / "in.pt", change(model.state_dict()), args, zipped=zipped)
+    said = refuse(source, tmp_path / "out.pt")
+    for words in expected:
+        assert words in said
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_files_that_are_damaged_or_something_else(tmp_path, original, refuse, zipped):
+    source, out = common.save(tmp_path / "in.pt", *original, zipped=zipped), tmp_path / "out.pt"
+    weight, content = original[0].encoder.embed_tokens.weight.detach().numpy().tobytes(), source.read_bytes()
+    assert content.count(weight) == 1
+    source.write_bytes(content.replace(weight, bytes([weight[0] ^ 64]) + weight[1:]))
+    if zipped:  # the old format has no checksums
+        assert "does not match its checksum" in (said := refuse(source, out))
+        assert said.endswith("Nothing was written.")
+    os.truncate(source, len(content) * 2 // 3)
+    assert NOT_READABLE in refuse(source, out)
+    source.write_text("Guten Tag\n")
+    assert NOT_READABLE in refuse(source, out)
+    torch.save({"weight": torch.zeros(3)}, source, _use_new_zipfile_serialization=zipped)
+    assert NOT_READABLE in refuse(source, out)
+    assert "No such file" in refuse(tmp_path / "nothing.pt", out)
+
+
+def test_models_of_others_and_of_ours(tmp_path, task, source, refuse):
+    options = {k: v for k, v in common.TINY.items() if "kernel" not in k}
+    args = Namespace(arch="transformer", _name="transformer", **common.TRAINING, **options)
+    transformer = ARCH_MODEL_REGISTRY["transformer"].build_model(args, task)
+    said = refuse(common.save(tmp_path / "other.pt", transformer, args), tmp_path / "out.pt")
+    assert "its architecture is transformer, not a LightConv or DynamicConv model" in said
+    convert.main([str(source), str(tmp_path / "ours.pt")])
+    assert "pla_lightconv, already one of this plugin's" in refuse(tmp_path / "ours.pt", tmp_path / "again.pt")
+
+
+def test_in_and_out_are_one_file(tmp_path, source, refuse):
+    (tmp_path / "link.pt").hardlink_to(source)
+    for out in (source, tmp_path / "link.pt", tmp_path / "." / "in.pt"):
+        assert "IN and OUT are both" in refuse(source, out)
+    assert "is not a file in an existing folder" in refuse(source, tmp_path)
+
+
+def test_an_out_of_its_own_is_replaced_and_stays_where_writing_fails(tmp_path, source, refuse, monkeypatch):
+    out = tmp_path / "out.pt"
+    for _ in range(2):
+        convert.main([str(source), str(out)])
+
+    def full(state, file):
+        try:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos")  # noqa: B904  as torch does
+
+    monkeypatch.setattr(torch, "save", full)
+    said = refuse(source, out)
+    assert said.startswith(f"error: {out}: No space left on device; nothing was written. Remove what is not needed")
+
+
+THEIRS = {
+    "text": lambda out: out.write_text("mine"),
+    "checkpoint": lambda out: torch.save({"model": {}, "extra_state": {"train_iterator": {"epoch": 3}}}, out),
+    "old checkpoint": lambda out: torch.save({"model": {}}, out, _use_new_zipfile_serialization=False),
+    "link to nothing": lambda out: out.symlink_to("nothing"),
+    "link to something": lambda out: out.symlink_to("in.pt"),
+    "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_what_it_did_not_write_is_not_replaced(kind, tmp_path, source, refuse):
+    out = tmp_path / "out.pt"
+    THEIRS[kind](out)
+    if kind == "link to something":
+        shutil.copy(source, tmp_path / "copy.pt")
+        source = tmp_path / "copy.pt"
+    assert f"{out} exists, and is no checkpoint that this command wrote: give another name" in refuse(source, out)
+
+
+def test_safetensors_that_do_not_serve(tmp_path, source, refuse):
+    """A bit that is flipped, settings that are missing, or are somebody's."""
+    out, back, settings = (tmp_path / name for name in ("model.safetensors", "out.pt", "config.json"))
     settings.write_text('{"mine": 1}')
-    assert f"{settings} exists, and is no checkpoint that this command wrote" in refuse(source, out, capsys)
+    assert f"{settings} exists, and is no checkpoint that this command wrote" in refuse(source, out)
     settings.unlink()
     for _ in range(2):  # what it wrote is replaced
         convert.main([str(source), str(out)])
-    capsys.readouterr()
     content = out.read_bytes()
     out.write_bytes(content[:-1] + bytes([content[-1] ^ 64]))
-    assert f"it does not match the checksum in {settings}" in refuse(out, tmp_path / "out.pt", capsys)
+    assert f"it does not match the checksum in {settings}" in refuse(out, back)
     out.write_bytes(content)
     for text, said in (("[]", "is no table"), ('{"cfg": {}}', "lacks optimizer_history, task_state, tied")):
         settings.write_text(text)
-        assert f"{settings} {said}" in refuse(out, tmp_path / "out.pt", capsys)
+        assert f"{settings} {said}" in refuse(out, back)
     settings.unlink()
-    assert f"{settings}: No such file" in refuse(out, tmp_path / "out.pt", capsys)
+    assert f"{settings}: No such file" in refuse(out, back)

@@ -26,11 +26,6 @@ def batch(task):
     return {"src_tokens": source, "src_lengths": torch.tensor([9, 6]), "prev_output_tokens": target}
 
 
-def load(path, folder):
-    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": str(folder)})
-    return models[0].eval(), cfg, task
-
-
 def beams(model, task, sample):
     generator = SequenceGenerator([model], task.target_dictionary, beam_size=3, max_len_b=10)
     return [
@@ -40,7 +35,9 @@ def beams(model, task, sample):
 
 
 def check_equal(original, path, folder, task):
-    converted, _, _ = load(path, folder)
+    data = {"data": str(folder)}
+    (converted,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=data)
+    converted.eval()
     assert isinstance(converted, LightConvModel)
     sample = batch(task)
     with torch.no_grad():
@@ -53,56 +50,52 @@ def check_equal(original, path, folder, task):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-5)
 
 
+# widths of their own, and learned positions
+OTHERS = {
+    "decoder_output_dim": 8,
+    "tie_adaptive_weights": False,
+    "encoder_conv_dim": 32,
+    "decoder_conv_dim": 8,
+    "encoder_conv_type": "dynamic",
+    "decoder_conv_type": "lightweight",
+    "weight_softmax": True,
+    "encoder_learned_pos": True,
+    "decoder_learned_pos": True,
+}
+
+
+def both(**options):
+    return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
+
+
+def case(operator, glu, shared, _layout):
+    norms = {"encoder_normalize_before": not shared, "decoder_normalize_before": not glu}
+    return {**both(conv_type=operator, glu=glu), **norms, "weight_softmax": glu or not shared}
+
+
 @pytest.mark.parametrize(
-    ("operator", "glu", "shared", "layout", "settings", "zipped"),
-    [(*form, *SAVED[(5 * number + number // 6) % len(SAVED)]) for number, form in enumerate(FORMS)],
+    ("options", "shared", "layout", "settings", "zipped", "half"),
+    [
+        *(
+            (case(*form), form[2], form[3], *SAVED[(5 * number + number // 6) % len(SAVED)], False)
+            for number, form in enumerate(FORMS)
+        ),
+        (OTHERS, False, "late", "args", True, False),
+        (common.DYNAMIC, True, "late", "args", True, True),
+    ],
 )
-def test_logits_and_beams(tmp_path, operator, glu, shared, layout, settings, zipped):
+def test_logits_and_beams(tmp_path, options, shared, layout, settings, zipped, half):
     task = common.write_dictionaries(tmp_path, shared=shared)
-    options = {f"{side}_conv_type": operator for side in ("encoder", "decoder")}
-    options |= {f"{side}_glu": glu for side in ("encoder", "decoder")}
-    model, args = common.theirs(
-        task,
-        **{**common.TINY, **options},
-        weight_softmax=glu or not shared,
-        share_all_embeddings=shared,
-        encoder_normalize_before=not shared,
-        decoder_normalize_before=not glu,
-    )
+    model, args = common.theirs(task, **{**common.TINY, **options}, share_all_embeddings=shared)
     state = model.state_dict()
     if layout == "early":
         state = common.early_names(state, shared=shared, ancient=settings == "args")
+    if half:
+        state = {name: tensor.half() for name, tensor in state.items()}
+        model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     source = common.save(tmp_path / "in.pt", state, args, settings=settings, zipped=zipped)
     convert.main([str(source), str(tmp_path / "out.pt")])
-    check_equal(model, tmp_path / "out.pt", tmp_path, task)
-
-
-def test_widths_of_their_own_and_learned_positions(tmp_path):
-    task = common.write_dictionaries(tmp_path, shared=False)
-    model, args = common.theirs(
-        task,
-        **common.TINY,
-        decoder_output_dim=8,
-        tie_adaptive_weights=False,
-        encoder_conv_dim=32,
-        decoder_conv_dim=8,
-        encoder_conv_type="dynamic",
-        decoder_conv_type="lightweight",
-        weight_softmax=True,
-        encoder_learned_pos=True,
-        decoder_learned_pos=True,
-    )
-    source = common.save(tmp_path / "in.pt", model, args)
-    convert.main([str(source), str(tmp_path / "out.pt")])
-    check_equal(model, tmp_path / "out.pt", tmp_path, task)
-
-
-def test_half_precision_stays(tmp_path):
-    task = common.write_dictionaries(tmp_path, shared=True)
-    model, args = common.theirs(task, **common.TINY, share_all_embeddings=True, **common.DYNAMIC)
-    source = common.save(tmp_path / "in.pt", {k: v.half() for k, v in model.state_dict().items()}, args)
-    convert.main([str(source), str(tmp_path / "out.pt")])
     stored = torch.load(tmp_path / "out.pt", weights_only=True)["model"]
-    assert {t.dtype for name, t in stored.items() if not name.endswith("version")} == {torch.float16}
-    model.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
+    types = {tensor.dtype for name, tensor in stored.items() if not name.endswith("version")}
+    assert types == {torch.float16 if half else torch.float32}
     check_equal(model, tmp_path / "out.pt", tmp_path, task)

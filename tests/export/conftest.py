@@ -24,7 +24,7 @@ MODEL = """
 def trained(train, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     """A checkpoint after some seconds of training."""
     folder = tmp_path_factory.mktemp("trained")
-    train(folder, "--max-update", "150", "--disable-validation", model=MODEL)
+    train(folder, "--max-update", "100", "--disable-validation", model=MODEL)
     return folder / "checkpoint_last.pt"
 
 
@@ -47,5 +47,5 @@ def original(trained: Path) -> tuple[Any, Any]:
 def lines() -> list[str]:
     """Sentences of all lengths: one without words, and one of an unknown word."""
     draw = random.Random(2)
-    drawn = [" ".join(f"w{draw.randrange(40)}" for _ in range(draw.randrange(1, 14))) for _ in range(40)]
+    drawn = [" ".join(f"w{draw.randrange(40)}" for _ in range(draw.randrange(1, 14))) for _ in range(20)]
     return [*drawn, "", "unheard-of"]

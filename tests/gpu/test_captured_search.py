@@ -7,8 +7,7 @@ import torch
 
 from tests.gpu.test_decoding import models, to_device
 from tests.tasks import test_beam_search as search
-from tests.tasks.test_captured_search import captured
-from tests.tasks.test_length_penalty import generator as stepwise_generator
+from tests.tasks.test_beam_search import captured
 
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 BATCHES = [[7, 5, 4, 1, 6, 2], [3], [9, 17], [2, 6, 6, 1, 7]]  # the first and the last are of one size
@@ -41,8 +40,8 @@ def test_hypotheses_are_fairseqs(arch, options, device):
 @torch.no_grad()
 def test_a_stepwise_penalty(device):
     on_cpu, moved = models(ARCHITECTURES[1], types=100)
-    theirs = stepwise_generator([on_cpu], alpha=0.6, max_len_b=12)
-    ours = stepwise_generator([moved.to(device)], alpha=0.6, max_len_b=12)
+    theirs = search.generator([on_cpu], alpha=0.6, max_len_b=12)
+    ours = search.generator([moved.to(device)], alpha=0.6, max_len_b=12)
     for lengths in BATCHES:
         batch = search.sample(lengths, types=100)
         search.assert_same(captured(ours, to_device(batch, device)), theirs.generate([], batch))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import lightconv_plugin.register  # noqa: F401  registers the models
 from lightconv_plugin.models.layers import FeedForward
+from tests.tolerances import assert_close
 
 SMALL: dict[str, Any] = {
     "encoder_embed_dim": 16,
@@ -68,6 +69,17 @@ def forced(model: Any, net_input: dict[str, Tensor], row: int, words: Tensor) ->
         source = {name: tensor[row : row + 1] for name, tensor in net_input.items()}
         inputs = source | {"prev_output_tokens": inputs["src_tokens"]}
     return model.get_normalized_probs(model(**inputs), log_probs=True)[0]
+
+
+def check_scores(model: Any, net_input: dict[str, Tensor], found: list[list[dict[str, Tensor]]]) -> None:
+    """A search must score its hypotheses as one pass over each scores them; the first is the best."""
+    for row, hypotheses in enumerate(found):
+        assert hypotheses[0]["score"] == max(hypothesis["score"] for hypothesis in hypotheses)
+        for hypothesis in hypotheses:
+            words = hypothesis["tokens"]
+            scores = forced(model, net_input, row, words).gather(1, words[:, None])[:, 0]
+            # fairseq's generator searches in float32 whatever the model computes in
+            assert_close(hypothesis["positional_scores"], scores, torch.float32)
 
 
 def parameters(model: torch.nn.Module) -> int:

@@ -5,9 +5,12 @@ against the same sentence in a batch.
 """
 
 import collections
+import copy
 import pickle
 import re
 import warnings
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,10 +20,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from lightconv_plugin import ops
-from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
 from lightconv_plugin.modules import SelfAttention, is_plain
-from tests.models import common
-from tests.models import test_language_model as language_model
+from tests.models import common, test_decoders
 from tests.tasks import test_beam_search as searches
 from tests.tasks.test_beam_search import EOS, PAD, assert_same, generators, sample
 from tests.tolerances import assert_close
@@ -29,20 +30,20 @@ LIGHT, DYNAMIC = "pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"
 SOURCES = [7, 3, 5, 6, 2, 4, 7, 5, 3, 6] * 2
 
 
-def model(arch):
+def model(arch=DYNAMIC):
     """As fairseq-generate prepares it: nobody looks at the attention, so that each block may be one operator."""
     built = searches.model(arch)
-    for layer in layers(built):
+    for layer in built.decoder.layers:
         layer.make_generation_fast_(need_attn=False)
     return built
 
 
-def layers(built):
-    return built.decoder.layers
-
-
 class Doubled(nn.Linear):
     """A subclass of what is there."""
+
+    def __init__(self, own):
+        super().__init__(own.in_features, own.out_features)
+        self.load_state_dict(own.state_dict())
 
     def forward(self, x):
         return 2 * super().forward(x)
@@ -74,91 +75,41 @@ class Noted(torch.Tensor):
         return out.as_subclass(torch.Tensor) * 1.5 if function is nn.functional.linear else out
 
 
-def hooked(built):
-    for layer in layers(built):
-        layer.ffn.fc2.register_forward_hook(lambda module, args, out: -20 * out)
+Change = Callable[[Any], Any]
 
 
-def hooked_before(built):
-    for layer in layers(built):
-        layer.encoder_attn.q_proj.register_forward_pre_hook(lambda module, args: (args[0] * -3,))
+def of_each_layer(path: str, change: Change) -> Change:
+    """Change the part ``path`` of every layer of a decoder."""
+
+    def of_all(built):
+        for layer in built.decoder.layers:
+            change(layer.get_submodule(path))
+
+    return of_all
+
+
+def replaced(path: str, make: Callable[[Any], nn.Module]) -> Change:
+    def of_all(built):
+        for layer in built.decoder.layers:
+            layer.set_submodule(path, make(layer.get_submodule(path)))
+
+    return of_all
+
+
+def by_position_from_the_end(out):
+    """All positions and steps show a hook the source in the same shape, (S, B, C)."""
+    return out * torch.arange(len(out), 0, -1).view(-1, 1, 1)
 
 
 def hooked_for_all(built):
-    def negate(module, args, out):
-        return -out if module is layers(built)[0].ffn.fc1 else None
-
-    return register_module_forward_hook(negate)
+    chosen = built.decoder.layers[0].ffn.fc1
+    return register_module_forward_hook(lambda module, args, out: -out if module is chosen else None)
 
 
-def hooked_at_the_source(built):
-    """By position from the end: all positions and steps show a hook the source in the same shape, (S, B, C)."""
-
-    def scale(module, args, out):
-        return out * torch.arange(len(out), 0, -1).view(-1, 1, 1)
-
-    layers(built)[0].encoder_attn.k_proj.register_forward_hook(scale)
-
-
-def hooked_output(built):
-    built.decoder.output_projection.register_forward_hook(lambda module, args, out: out.flip(-1))
-
-
-def subclassed(built):
-    for layer in layers(built):
-        own = layer.mixer.out_proj
-        layer.mixer.out_proj = Doubled(own.in_features, own.out_features)
-        layer.mixer.out_proj.load_state_dict(own.state_dict())
-
-
-def own_forward(built):
-    norm = layers(built)[0].ffn_residual.layer_norm
-    norm.forward = lambda x: nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) * 3
-
-
-def another_epsilon(built):
-    layers(built)[0].ffn_residual.layer_norm.eps = 0.5
-
-
-def wrapped_map(built):
-    for layer in layers(built):
-        layer.encoder_attn.out_proj = Negated(layer.encoder_attn.out_proj)
-
-
-def wrapped_attention(built):
-    layers(built)[0].encoder_attn = Negated(layers(built)[0].encoder_attn)
-
-
-def wrapped_mixer(built):
-    layers(built)[1].mixer = Negated(layers(built)[1].mixer)
-
-
-def parametrised(built):
-    parametrize.register_parametrization(layers(built)[0].mixer.in_proj, "weight", Tripled())
-
-
-def weight_normed(built):
-    layer = parametrizations.weight_norm(layers(built)[0].ffn.fc1)
-    layer.parametrizations.weight.original0.data.mul_(2)
-
-
-def weight_normed_by_hook(built):
+def weight_normed_by_hook(part):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        layer = nn.utils.weight_norm(layers(built)[0].ffn.fc1)
-    layer.weight_g.data.mul_(2)
-
-
-def pruned(built):
-    for layer in layers(built):
-        prune.l1_unstructured(layer.ffn.fc1, "weight", amount=0.5)
-        conv = layer.mixer.conv
-        prune.l1_unstructured(getattr(conv, "weight_linear", conv), "weight", amount=0.5)
-
-
-def subclassed_weights(built):
-    for part in (layers(built)[0].ffn.fc1, built.decoder.output_projection):
-        part.weight = nn.Parameter(part.weight.detach().as_subclass(Noted))
+        nn.utils.weight_norm(part).weight_g.data.mul_(2)
 
 
 def in_half_precision(built):
@@ -168,25 +119,44 @@ def in_half_precision(built):
     assert not [name for name, module in built.named_modules() if type(module) is nn.Linear]
 
 
-CHANGES = [
-    hooked,
-    hooked_before,
-    hooked_for_all,
-    hooked_at_the_source,
-    hooked_output,
-    subclassed,
-    own_forward,
-    another_epsilon,
-    wrapped_map,
-    wrapped_attention,
-    wrapped_mixer,
-    parametrised,
-    weight_normed,
-    weight_normed_by_hook,
-    pruned,
-    subclassed_weights,
-    in_half_precision,
-]
+CHANGES: dict[str, Change] = {
+    "hook": of_each_layer("ffn.fc2", lambda part: part.register_forward_hook(lambda _, __, out: -20 * out)),
+    "hook before": of_each_layer(
+        "encoder_attn.q_proj", lambda part: part.register_forward_pre_hook(lambda _, args: (args[0] * -3,))
+    ),
+    "hook for all": hooked_for_all,
+    "hook at the source": of_each_layer(
+        "encoder_attn.k_proj",
+        lambda part: part.register_forward_hook(lambda _, __, out: by_position_from_the_end(out)),
+    ),
+    "hook at the output": lambda built: built.decoder.output_projection.register_forward_hook(
+        lambda _, __, out: out.flip(-1)
+    ),
+    "subclass": replaced("mixer.out_proj", Doubled),
+    "own forward": of_each_layer(
+        "ffn_residual.layer_norm",
+        lambda norm: setattr(norm, "forward", lambda x: nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) * 3),
+    ),
+    "another epsilon": lambda built: setattr(built.decoder.layers[0].ffn_residual.layer_norm, "eps", 0.5),
+    "wrapped map": replaced("encoder_attn.out_proj", Negated),
+    "wrapped attention": replaced("encoder_attn", Negated),
+    "wrapped mixer": replaced("mixer", Negated),
+    "parametrised": of_each_layer(
+        "mixer.in_proj", lambda part: parametrize.register_parametrization(part, "weight", Tripled())
+    ),
+    "weight norm": of_each_layer(
+        "ffn.fc1", lambda part: parametrizations.weight_norm(part).parametrizations.weight.original0.data.mul_(2)
+    ),
+    "weight norm by a hook": of_each_layer("ffn.fc1", weight_normed_by_hook),
+    "pruned": of_each_layer("ffn.fc1", lambda part: prune.l1_unstructured(part, "weight", amount=0.5)),
+    "pruned kernels": of_each_layer(
+        "mixer.conv", lambda conv: prune.l1_unstructured(getattr(conv, "weight_linear", conv), "weight", amount=0.5)
+    ),
+    "weights of a class": of_each_layer(
+        "ffn.fc1", lambda part: setattr(part, "weight", nn.Parameter(part.weight.detach().as_subclass(Noted)))
+    ),
+    "half precision": in_half_precision,
+}
 
 
 def forced(built, batch, hypotheses):
@@ -197,20 +167,6 @@ def forced(built, batch, hypotheses):
     logits = built(batch["net_input"]["src_tokens"], None, start)[0]
     scores = torch.log_softmax(logits, -1).gather(2, words.unsqueeze(2)).squeeze(2)
     return [row[: len(own)] for row, own in zip(scores, best, strict=True)]
-
-
-@pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize(("change", "arch"), [*((change, DYNAMIC) for change in CHANGES), (pruned, LIGHT)])
-@torch.no_grad()
-def test_the_search_scores_what_the_changed_model_does(change, arch, backend, monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    built = model(arch)
-    handle = change(built)
-    try:
-        check(built, model(arch))
-    finally:
-        if handle is not None:
-            handle.remove()
 
 
 def check(built, unchanged):
@@ -228,10 +184,24 @@ def check(built, unchanged):
     assert max((new - old).abs().max().item() for new, old in zip(expected, before, strict=True)) > 1e-4
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(("change", "arch"), [*((name, DYNAMIC) for name in CHANGES), ("pruned kernels", LIGHT)])
+@torch.no_grad()
+def test_the_search_scores_what_the_changed_model_does(change, arch, backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    built = model(arch)
+    handle = CHANGES[change](built)
+    try:
+        check(built, model(arch))
+    finally:
+        if change == "hook for all":
+            handle.remove()
+
+
 @torch.no_grad()
 def test_what_the_search_probabilities_are_is_the_model_s_own_business():
     """A model or decoder with a way of its own from logits to probabilities; a wrapper without any is no error."""
-    built = model(DYNAMIC)
+    built = model()
     own = built.decoder.get_normalized_probs
     built.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] * 0.5,), log_probs)
     theirs, ours = generators([built], max_len_b=8)
@@ -253,65 +223,51 @@ def peft():
     return peft
 
 
-TARGETS = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
-
-
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("wrapped", [True, False])
 @torch.no_grad()
 def test_adapters_act_in_the_search(wrapped, backend, peft, monkeypatch):
     """LoRA around the model, and injected into it; merged, it is the same model, and plain again."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    built = model(DYNAMIC)
-    options = peft.LoraConfig(r=2, target_modules=TARGETS, init_lora_weights=False)
+    built = model()
+    targets = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
+    options = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
     adapted = peft.get_peft_model(built, options) if wrapped else peft.inject_adapter_in_model(options, built)
-    adapted.eval()
-    check(adapted, model(DYNAMIC))
+    check(adapted.eval(), model())
     if wrapped:
         merged = adapted.merge_and_unload()
         assert is_plain(merged.decoder.layers[0].ffn.fc1, nn.Linear)
-        check(merged, model(DYNAMIC))
+        check(merged, model())
 
 
-DECODERS = [*sorted(ENCODER_DECODER), *LANGUAGE_MODELS]
+PASSED_BY = "|".join(
+    [
+        ".*(ModuleList|Sequential)",
+        "adaptive_softmax.*",  # called for probabilities
+        "embed_tokens[.].*",  # a band of an adaptive input, for its own words
+        ".*(encoder_attn.dropout_module|conv.weight_dropout)",  # which the operators do themselves
+    ]
+)
 
 
-@pytest.mark.parametrize("arch", DECODERS)
+@pytest.mark.parametrize("name", test_decoders.MODELS)
 @torch.no_grad()
-def test_every_module_of_a_decoder_is_called_at_every_step(arch):
-    """But what reads the source once, and dropout of weights, which the operators do themselves.
-
-    An adaptive softmax is called for probabilities, and a band of an adaptive input for its own words.
-    """
-    options = {"decoder_query_dim": 8, "decoder_query_heads": 2} if arch == DYNAMIC else {}
-    if arch in ENCODER_DECODER:
-        sizes = {**common.SMALL, "encoder_layers": 1, "encoder_kernel_size_list": [3]}
-        built = common.build(arch, common.task(20), **sizes, decoder_layers=1, decoder_kernel_size_list=[3], **options)
-        built.eval()
-        read = {"encoder_out": built.encoder(common.tokens(2, 5))}
-    else:
-        built, read = language_model.build_model(arch).eval(), {}
+def test_every_module_of_a_decoder_is_called_at_every_step(name):
+    """But what reads the source once, and dropout of weights."""
+    built = copy.deepcopy(test_decoders.built(name)).float()
+    passed_by = PASSED_BY + "|.*mixer.dropout" * ("attention" in name)
     called: list[str] = []
     expected = set()
-    passed_by = [
-        ".*(ModuleList|Sequential)",
-        "adaptive_softmax.*",
-        "embed_tokens[.].*",
-        ".*(encoder_attn.dropout_module|conv.weight_dropout)",
-    ]
-    if "attention" in arch:
-        passed_by.append(".*mixer.dropout")
-    for name, module in built.decoder.named_modules():
-        if any(re.fullmatch(pattern, text) for pattern in passed_by for text in (name, type(module).__name__)):
-            continue
-        module.register_forward_hook(lambda module, args, out, name=name: called.append(name))
-        expected.add(name)
+    for part, module in built.decoder.named_modules():
+        if not any(re.fullmatch(passed_by, text) for text in (part, type(module).__name__)):
+            module.register_forward_hook(lambda module, args, out, part=part: called.append(part))
+            expected.add(part)
     state: dict = {}
-    words = common.tokens(2, 3)
+    words, read = common.tokens(2, 3), test_decoders.source_of(built)
     for end in range(1, 4):
         called.clear()
         built.decoder(words[:, :end], incremental_state=state, **read)
-        once = {name for name in expected if end > 1 and name.endswith(("attn.k_proj", "attn.v_proj"))}
+        once = {part for part in expected if end > 1 and part.endswith(("attn.k_proj", "attn.v_proj"))}
         assert set(called) == expected - once
 
 
@@ -320,8 +276,7 @@ def test_all_linear_maps_are_quantised_and_called(monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        built = torch.ao.quantization.quantize_dynamic(model(DYNAMIC), {nn.Linear}, dtype=torch.qint8)
-    assert not [name for name, module in built.named_modules() if type(module) is nn.Linear]
+        built = torch.ao.quantization.quantize_dynamic(model(), {nn.Linear}, dtype=torch.qint8)
     theirs, ours = generators([built], min_len=8, max_len_b=8)
     batch = sample(SOURCES[:3])
     expected = theirs.generate([], batch)  # the scale of what is multiplied at once is a step's, not that of a sentence
@@ -330,10 +285,9 @@ def test_all_linear_maps_are_quantised_and_called(monkeypatch):
         if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
             module.register_forward_hook(lambda module, args, out, name=name: called.update([name]))
     assert_same(ours.generate([], batch), expected)
-    once = {name for name in called if name.endswith(("k_proj", "v_proj"))}
     assert len(called) == 2 * 9 + 1
-    assert all(count == (1 if name in once else 9) for name, count in called.items())
-    float32 = generators([model(DYNAMIC)], min_len=8, max_len_b=8)[1].generate([], batch)
+    assert all(count == (1 if name.endswith(("k_proj", "v_proj")) else 9) for name, count in called.items())
+    float32 = generators([model()], min_len=8, max_len_b=8)[1].generate([], batch)
     assert abs(expected[0][0]["score"] - float32[0][0]["score"]) > 1e-4
 
 
@@ -341,7 +295,7 @@ def test_all_linear_maps_are_quantised_and_called(monkeypatch):
 def test_it_is_decided_once_a_search_for_that_search(monkeypatch):
     """One begins with a hook, one after it is gone, and they take turns; a pickle of the model holds neither."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
-    built = model(DYNAMIC)
+    built = model()
     source, words = common.tokens(2, 5), common.tokens(2, 6, seed=1)
     read = built.encoder(source)
     hook = built.decoder.layers[0].ffn.fc2.register_forward_hook(lambda module, args, out: out)
@@ -361,7 +315,7 @@ def test_it_is_decided_once_a_search_for_that_search(monkeypatch):
 
 @torch.no_grad()
 def test_modules_replaced_between_searches_follow_their_beams():
-    built = model(DYNAMIC)
+    built = model()
     _, ours = generators([built], max_len_b=8)
     batch = sample(SOURCES)
     ours.generate([], batch)

@@ -1,7 +1,6 @@
-"""Whole models under ``torch.compile(fullgraph=True)``: every architecture, or the line of fairseq that stops it."""
+"""Whole models under ``torch.compile(fullgraph=True)``, one for each part, and the line of fairseq that stops it."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,50 +8,22 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.sequence_generator import SequenceGenerator
 
-from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
 from tests.models import common
+from tests.models import test_architectures as small
 from tests.tolerances import assert_close
 
-# Lines of fairseq that no graph goes through. A line that has moved or is passed now fails a test: write down the new
-# one, or remove it here.
-STOPS = {
-    "search": "sequence_generator.py:451",  # has a hypothesis ended?
-}
-
-SENTENCES, TYPES = 3, 30
-SMALL = {
-    **common.SMALL,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_kernel_size_list": [3],
-    "decoder_kernel_size_list": [3],
-}
-DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "weight_dropout": 0.1}
+SEARCH = "sequence_generator.py:451"  # has a hypothesis ended? Where the line has moved, write down the new one
+LANGUAGE_MODEL = "pla_lightconv_lm_gbw"
 
 
 def build(arch: str, **options: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """A small model and its input."""
+    """A small model of one block a side, and its input."""
     torch.manual_seed(0)
-    task, words = common.task(TYPES), common.tokens(SENTENCES, 4)
-    if arch in LANGUAGE_MODELS:
-        cutoffs = {"adaptive_input_cutoff": [10, 20], "adaptive_softmax_cutoff": [10, 20]}
-        options = {name: n for name, n in SMALL.items() if not name.startswith("encoder")} | cutoffs | options
-        return common.build(arch, task, tie_adaptive_weights=False, tokens_per_sample=64, **options), (words,)
-    if "query_dim" in str(ENCODER_DECODER[arch]):
-        options |= {
-            f"{side}_query_{name}": n for side in ("encoder", "decoder") for name, n in (("dim", 16), ("heads", 4))
-        }
-    model = common.build(arch, task, **{**SMALL, **options})
-    return model, (common.tokens(SENTENCES, 6), torch.full((SENTENCES,), 6), words)
-
-
-def stop(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str | None, Any]:
-    """Return the innermost line at which compiled code ends a graph, and None; None, for one graph, and its result."""
-    try:
-        return None, call(*arguments, **options)
-    except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
-        lines = re.findall(r'File ".*?(\w+\.py)", line (\d+)', str(error).split("from user code:")[1])
-    return ":".join(lines[-1]), None
+    one = {"decoder_layers": 1, "decoder_kernel_size_list": [3], **options}
+    if arch == LANGUAGE_MODEL:
+        return small.build(arch, small.task(arch), **one, tie_adaptive_weights=False), (common.tokens(3, 4),)
+    model = small.build(arch, small.task(arch), **one, encoder_layers=1, encoder_kernel_size_list=[3])
+    return model, (common.tokens(3, 6), torch.full((3,), 6), common.tokens(3, 4))
 
 
 def run(model: Any, arguments: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -68,26 +39,16 @@ def run(model: Any, arguments: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     return [out.detach(), *(zero if g is None else g for g, zero in zip(gradients, zeros, strict=True))]
 
 
-# what was seen, by the model's parts: architectures that differ in sizes alone are one model here
-seen: dict[tuple[str, bool], str | None] = {}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("arch", [*ENCODER_DECODER, *LANGUAGE_MODELS])
+@pytest.mark.parametrize("arch", [*small.KINDS, "pla_dynamicconv_small", LANGUAGE_MODEL])
 def test_architectures(arch, training):
-    model, arguments = build(arch, **DROPOUT)
+    model, arguments = build(arch)
     model.train(training)
-    key = str(model), training
-    if key not in seen:
-        torch._dynamo.reset()
-        compiled = torch.compile(model, fullgraph=True, backend="eager")
-        with torch.set_grad_enabled(training):  # as in what follows, or it would be compiled twice
-            seen[key], _ = stop(compiled, *arguments)
-        if seen[key] is None:
-            for got, expected in zip(run(compiled, arguments), run(model, arguments), strict=True):
-                assert_close(got, expected)
-    assert seen[key] == STOPS.get("adaptive input" if arch in LANGUAGE_MODELS else "encoder")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for got, expected in zip(run(compiled, arguments), run(model, arguments), strict=True):
+        assert_close(got, expected)
 
 
 @torch.no_grad()
@@ -99,24 +60,26 @@ def test_a_decoders_step(arch):
     model.eval().make_generation_fast_(need_attn=False)
     read = model.encoder(source, lengths)
     compiled = torch.compile(model.decoder, fullgraph=True, backend="aot_eager")
-    plain: dict = {}
-    inside: dict = {}
+    states: list[dict] = [{}, {}]
     for time in (1, 2):
-        expected = model.decoder(words[:, :time], encoder_out=read, incremental_state=plain)[0]
-        stopped, got = stop(compiled, words[:, :time], encoder_out=read, incremental_state=inside)
-        assert stopped == STOPS.get("decoder")
-        assert stopped or torch.equal(got[0], expected)
-        for state in (plain, inside):
+        expected, got = (
+            decoder(words[:, :time], encoder_out=read, incremental_state=state)[0]
+            for decoder, state in zip((model.decoder, compiled), states, strict=True)
+        )
+        assert torch.equal(got, expected)
+        for state in states:
             model.decoder.reorder_incremental_state_scripting(state, torch.tensor([1, 0, 2]))
 
 
-def test_fairseqs_search():
+def test_fairseqs_search_stops_at_a_line_of_its_own():
     model, (source, lengths, words) = build("pla_lightconv_iwslt_de_en")
     torch._dynamo.reset()
-    search = SequenceGenerator([model.eval()], common.task(TYPES).target_dictionary, beam_size=2)
+    search = SequenceGenerator([model.eval()], model.decoder.dictionary, beam_size=2)
     batch = {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": words}}
-    compiled = torch.compile(search, fullgraph=True, backend="eager")
-    assert stop(compiled, batch)[0] == STOPS.get("encoder", STOPS["search"])
+    with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)) as stopped:
+        torch.compile(search, fullgraph=True, backend="eager")(batch)
+    lines = re.findall(r'File ".*?(\w+\.py)", line (\d+)', str(stopped.value).split("from user code:")[1])
+    assert ":".join(lines[-1]) == SEARCH
 
 
 def test_fairseqs_positions_make_a_graph_of_each_step():
@@ -125,5 +88,5 @@ def test_fairseqs_positions_make_a_graph_of_each_step():
     graphs = torch._dynamo.testing.CompileCounter()
     positions = torch.compile(SinusoidalPositionalEmbedding(8, 1), fullgraph=True, backend=graphs, dynamic=True)
     for time in (2, 3, 4):
-        positions(common.tokens(SENTENCES, time), incremental_state={})
+        positions(common.tokens(3, time), incremental_state={})
     assert graphs.frame_count == 3

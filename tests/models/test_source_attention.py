@@ -39,19 +39,23 @@ def test_all_positions_are_fairseq_s(module, padding, heads):
     assert_close(module(query, source, source, padding, need_weights=False)[0], got)
 
 
-@pytest.mark.parametrize("padding", [None, PADDING])
+@pytest.mark.parametrize("padding", [None, PADDING, PADDING | torch.tensor([[False], [False], [True]])])
 @pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("within", [True, False])
 @torch.no_grad()
-def test_steps_follow_their_sentences_through_beam_search(module, padding, backend, monkeypatch):
-    """One row a sentence, then several that follow each other, re-ordered at will, and sentences that leave."""
+def test_steps_follow_their_sentences_through_beam_search(module, padding, backend, within, monkeypatch):
+    """One row a sentence, then several, re-ordered and with sentences that leave; ``within``: kept together."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    source = draw(S, 3, SOURCE)
+    source, sentence = draw(S, 3, SOURCE), torch.arange(3)
     state: dict = {}
-    sentence = torch.arange(3)
-    for order in ([0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 2, 4, 4], [2, 3, 4, 5], [3, 3, 0, 1, 2]):
-        if state:
-            module.reorder_incremental_state(state, torch.tensor(order))
-            sentence = sentence[torch.tensor(order)]
+    orders = [[0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5] if within else [1, 0, 3, 2, 4, 4]]
+    orders += [[1, 0, 4, 4], [3, 0, 0]] if within else [[2, 3, 4, 5], [3, 3, 0, 1, 2]]
+    for step, order in enumerate(map(torch.tensor, orders)):
+        if step > 0 and within and step < 4:
+            module.reorder_within_sentences(state, order, torch.tensor([0, 2]) if step == 3 else None)
+        elif step > 0:  # at will, even after steps within sentences
+            module.reorder_incremental_state(state, order)
+        sentence = sentence[order]
         query = draw(1, len(sentence), C)
         own = None if padding is None else padding[sentence]
         expected, weights = module(query, source[:, sentence], source[:, sentence], own)
@@ -60,47 +64,18 @@ def test_steps_follow_their_sentences_through_beam_search(module, padding, backe
         got, steps = module(query, need_weights=True, **given)
         assert_close(got, expected)
         assert_close(steps, weights)
-
-
-@pytest.mark.parametrize("padding", [None, PADDING, PADDING | torch.tensor([[False], [False], [True]])])
-@pytest.mark.parametrize("backend", ["native", "reference"])
-@torch.no_grad()
-def test_steps_within_sentences(module, padding, backend, monkeypatch):
-    """A search that keeps the rows of a sentence together: re-ordered, and with sentences that leave."""
-    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    source, sentence = draw(S, 3, SOURCE), torch.arange(3)
-    state: dict = {}
-    orders = [[0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5], [1, 0, 4, 4], [3, 0, 0]]
-    for step, order in enumerate(map(torch.tensor, orders)):
-        if step == 4:  # and at will again
-            module.reorder_incremental_state(state, order)
-        elif step > 0:
-            module.reorder_within_sentences(state, order, torch.tensor([0, 2]) if step == 3 else None)
-        sentence = sentence[order]
-        query = draw(1, len(sentence), C)
-        own = None if padding is None else padding[sentence]
-        expected, weights = module(query, source[:, sentence], source[:, sentence], own)
-        given = {"key": source, "value": source, "key_padding_mask": padding, "incremental_state": state}
-        assert_close(module(query, need_weights=False, **given)[0], expected)
-        assert_close(module(query, need_weights=True, **given)[1], weights)
     kept = module.get_incremental_state(state, "source")["keys"]
-    assert len(kept) == (3 if backend == "native" else 2)
+    assert len(kept) == (2 if within and backend == "reference" else 3)
 
 
 @torch.no_grad()
-def test_the_source_may_be_given_for_each_sentence_or_each_hypothesis(module):
-    source, query = draw(S, 3, SOURCE), draw(1, 6, C)
-    rows = torch.arange(3).repeat_interleave(2)
-    by_sentence, _ = module(query, source, source, PADDING, incremental_state={})
+def test_the_source_may_be_given_for_each_sentence_or_each_hypothesis(module, monkeypatch):
+    source, query, rows = draw(S, 3, SOURCE), draw(1, 6, C), torch.arange(3).repeat_interleave(2)
+    state: dict = {}
+    by_sentence, _ = module(query, source, source, PADDING, incremental_state=state)
     by_row, _ = module(query, source[:, rows], source[:, rows], PADDING[rows], incremental_state={})
     assert_close(by_sentence, by_row)
-
-
-def test_the_source_is_projected_once(module, monkeypatch):
-    source, query = draw(S, 3, SOURCE), draw(1, 3, C)
-    state: dict = {}
-    module(query, source, source, incremental_state=state)
-    monkeypatch.setattr(module.k_proj, "forward", None)
+    monkeypatch.setattr(module.k_proj, "forward", None)  # it is projected once
     module(query, source, source, incremental_state=state)
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from lightconv_plugin.models.architectures import LANGUAGE_MODELS
 from lightconv_plugin.models.language_model import AdaptiveEmbedding
 from tests.models.common import READERS_ANYWHERE, put_into_layers
 from tests.models.test_architectures import build, task, toy_batch
+from tests.models.test_decoders import ENCODER_DECODERS
 from tests.waits import waits
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "weight_dropout": 0.1}
@@ -34,7 +35,7 @@ def small(arch):
     return build(arch, task(arch), **DROPOUT), toy_batch(arch, task(arch))
 
 
-@pytest.mark.parametrize("arch", [*ENCODER_DECODER, *LANGUAGE_MODELS])
+@pytest.mark.parametrize("arch", [*ENCODER_DECODERS, *LANGUAGE_MODELS])
 def test_updates_and_steps(arch, backend):
     model, batch = small(arch)
     net_input, order = batch["net_input"], torch.arange(4).repeat_interleave(BEAM)

@@ -22,17 +22,19 @@ C, HEADS = 8, 4
 
 # every mixer by the tables' name; window: a width, or None for all positions
 BUILDERS = {
+    "lightconv": lambda window, causal: ConvModule(
+        C, LightweightConv(12, window, heads=HEADS, causal=causal), glu=False
+    ),
+    "dynamicconv": lambda window, causal: ConvModule(C, DynamicConv(12, window, heads=HEADS, causal=causal), glu=True),
+    "decoupled": lambda window, causal: ConvModule(
+        C, DynamicConv(12, window, heads=HEADS, causal=causal, query_dim=6, query_heads=2), glu=True, query_dim=6
+    ),
     "standard": lambda window, causal: StandardConv(C, window, causal=causal),
     "local_attention": lambda window, causal: SelfAttention(C, HEADS, window=window, causal=causal),
     "attention": lambda window, causal: SelfAttention(C, HEADS, window=None, causal=causal),
     "average": lambda window, causal: AverageAttention(C, 12, causal=causal),
-    "decoupled": lambda window, causal: ConvModule(
-        C,
-        DynamicConv(12, window, heads=HEADS, causal=causal, query_dim=6, query_heads=2),
-        glu=True,
-        query_dim=6,
-    ),
 }
+CONVOLUTIONS = ("lightconv", "dynamicconv", "decoupled")
 
 
 def build(name, window=3, *, causal, seed=0):
@@ -55,16 +57,18 @@ def padding(time, lengths, side):
     return torch.stack([positions >= length for length in lengths])
 
 
-def visible(time, window, causal):
-    """(T, T): whether i sees j, pair by pair."""
-    seen = torch.zeros(time, time, dtype=torch.bool)
-    for i in range(time):
-        for j in range(time):
-            if causal:
-                seen[i, j] = j <= i and (window is None or i - j <= window - 1)
-            else:
-                seen[i, j] = window is None or abs(i - j) <= window // 2
-    return seen
+def sees(i, j, window, causal):
+    """True where position i sees position j."""
+    if causal:
+        return j <= i and (window is None or i - j <= window - 1)
+    return window is None or abs(i - j) <= window // 2
+
+
+def theirs(module):
+    """fairseq's attention with the weights of ours."""
+    built = MultiheadAttention(C, HEADS, self_attention=True).double().eval()
+    built.load_state_dict(module.state_dict(), strict=True)
+    return built
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -72,7 +76,7 @@ def test_padding_is_left_out_of_a_step_or_refused(name):
     """Refused by those that keep what they have seen without its padding."""
     module, x, mask = build(name, causal=True), inputs(5), padding(5, [5, 3, 4], "left")
     state: dict = {}
-    if name == "decoupled":
+    if name in CONVOLUTIONS:
         steps = [module(x[t : t + 1], mask[:, t : t + 1], state) for t in range(len(x))]
         assert_close(torch.cat(steps)[~mask.t()], module(x, mask)[~mask.t()])
         return
@@ -101,22 +105,13 @@ def test_standard_conv_is_a_sum_over_taps_and_channels(window, causal):
     [(window, True) for window in (None, 1, 3, 4, 20)] + [(window, False) for window in (None, 1, 3, 5, 21)],
 )
 def test_self_attention_is_fairseq_s_with_the_window_as_a_mask(window, causal):
-    module = build("local_attention", window, causal=causal)
-    theirs = MultiheadAttention(C, HEADS, self_attention=True).double().eval()
-    theirs.load_state_dict(module.state_dict(), strict=True)
-    x = inputs(7)
-    expected, _ = theirs(x, x, x, attn_mask=~visible(7, window, causal), need_weights=False)
-    assert_close(module(x), expected)
-
-
-def test_self_attention_with_padding_is_fairseq_s():
-    module = build("attention", causal=False)
-    theirs = MultiheadAttention(C, HEADS, self_attention=True).double().eval()
-    theirs.load_state_dict(module.state_dict())
-    x, mask = inputs(7), padding(7, (7, 4, 2), "left")
-    expected, _ = theirs(x, x, x, key_padding_mask=mask, need_weights=False)
-    real = ~mask.t()
-    assert_close(module(x, mask)[real], expected[real])
+    module, x = build("local_attention", window, causal=causal), inputs(7)
+    hidden = torch.tensor([[not sees(i, j, window, causal) for j in range(7)] for i in range(7)])
+    assert_close(module(x), theirs(module)(x, x, x, attn_mask=hidden, need_weights=False)[0])
+    if window is None and not causal:
+        mask = padding(7, (7, 4, 2), "left")
+        expected, _ = theirs(module)(x, x, x, key_padding_mask=mask, need_weights=False)
+        assert_close(module(x, mask)[~mask.t()], expected[~mask.t()])
 
 
 def averaged_attention(module, mean, y):
@@ -127,27 +122,17 @@ def averaged_attention(module, mean, y):
     return gates[: len(y)] * y + gates[len(y) :] * g
 
 
-def test_averaged_attention_of_a_decoder_follows_its_equations():
-    module, x = build("average", causal=True), inputs(6, batch=2)
-    expected = torch.empty_like(x)
-    for b in range(2):
-        for j in range(6):
-            mean = sum(x[k, b] for k in range(j + 1)) / (j + 1)  # equation 1 of Zhang et al. (2018)
-            expected[j, b] = averaged_attention(module, mean, x[j, b])
-    assert_close(module(x), expected)
-
-
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_averaged_attention_of_an_encoder_is_the_mean_of_the_real_positions(side):
-    module, x, lengths = build("average", causal=False), inputs(6), (6, 4, 1)
-    mask = padding(6, lengths, side)
+def test_averaged_attention_follows_its_equations(side, causal):
+    """The mean of a decoder is equation 1 of Zhang et al. (2018), that of an encoder of all real positions."""
+    module, x, mask = build("average", causal=causal), inputs(6), padding(6, (6, 4, 1), side)
     got = module(x, mask)
     for b in range(3):
         real = [j for j in range(6) if not mask[b, j]]
-        assert len(real) == lengths[b]
-        mean = sum(x[k, b] for k in real) / len(real)
         for j in real:
-            assert_close(got[j, b], averaged_attention(module, mean, x[j, b]))
+            averaged = [x[k, b] for k in real if k <= j or not causal]
+            assert_close(got[j, b], averaged_attention(module, sum(averaged) / len(averaged), x[j, b]))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -224,17 +209,17 @@ def numbers_kept(module, steps):
     return kept
 
 
-def test_averaged_attention_decodes_with_a_state_of_constant_size():
-    assert numbers_kept(build("average", causal=True), 8) == [3 * C + 3] * 8  # a sum and a count a row
-
-
-@pytest.mark.parametrize(("name", "width"), [("standard", C), ("local_attention", 2 * C)])
-def test_a_window_keeps_one_input_less_than_it_sees(name, width):
-    assert numbers_kept(build(name, 4, causal=True), 6) == [3 * width * kept for kept in (1, 2, 3, 3, 3, 3)]
-
-
-def test_full_attention_keeps_all_keys_and_values():
-    assert numbers_kept(build("attention", causal=True), 6) == [3 * 2 * C * kept for kept in range(1, 7)]
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("average", [3 * C + 3] * 6),  # a sum and a count a row
+        ("standard", [3 * C * n for n in (1, 2, 3, 3, 3, 3)]),  # one input less than a step sees
+        ("local_attention", [3 * 2 * C * n for n in (1, 2, 3, 3, 3, 3)]),
+        ("attention", [3 * 2 * C * n for n in range(1, 7)]),
+    ],
+)
+def test_a_state_keeps_what_later_steps_see(name, kept):
+    assert numbers_kept(build(name, 4, causal=True), 6) == kept
 
 
 def test_a_step_of_attention_projects_the_newest_position_alone():
@@ -263,15 +248,14 @@ def test_padding_never_changes_real_positions(name, side):
 
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_row_of_padding_alone_is_finite_and_so_are_its_gradients(name, causal):
-    module, x = build(name, causal=causal).train(), inputs(5).requires_grad_()
-    mask = padding(5, (5, 3, 0), "right")
-    got = module(x, mask)
-    got.sum().backward()
-    assert torch.isfinite(got).all()
-    for value in (x, *module.parameters()):
-        assert value.grad is not None
-        assert torch.isfinite(value.grad).all()
+def test_rows_of_padding_alone_and_no_rows_are_finite_and_so_are_their_gradients(name, causal):
+    module = build(name, causal=causal).train()
+    for x, mask in ((inputs(5), padding(5, (5, 3, 0), "right")), (inputs(3, batch=0), torch.zeros(0, 3) > 0)):
+        got = module(x.requires_grad_(), mask)
+        got.sum().backward()
+        assert got.shape == x.shape
+        for value in (got, x.grad, *(parameter.grad for parameter in module.parameters())):
+            assert torch.isfinite(value).all()
 
 
 @pytest.mark.parametrize("name", ["local_attention", "attention"])
@@ -284,16 +268,6 @@ def test_attention_to_padding_alone_is_zero(name, causal):
     if name == "local_attention":
         assert_close(got[3:, 1], module.out_proj.bias.expand(4, C))
     assert not torch.allclose(got[:, 0], module.out_proj.bias.expand(7, C))
-
-
-@pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.parametrize("causal", [True, False])
-def test_no_sentences(name, causal):
-    module, x = build(name, causal=causal), torch.empty(3, 0, C, dtype=torch.float64, requires_grad=True)
-    out = module(x, torch.zeros(0, 3, dtype=torch.bool))
-    out.sum().backward()
-    assert x.grad is not None
-    assert out.shape == x.grad.shape == x.shape
 
 
 @pytest.mark.parametrize("name", BUILDERS)

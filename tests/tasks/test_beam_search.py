@@ -1,6 +1,7 @@
-"""Our beam search against fairseq's, on random models of every kind that the task serves."""
+"""Our searches, the plain one and the one of a GPU's graphs, against fairseq's, on random models of every kind."""
 
 import logging
+import math
 import os
 from argparse import Namespace
 from unittest import mock
@@ -12,14 +13,16 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightconv_plugin.tasks import beam_search
+from lightconv_plugin.tasks import beam_search, captured_search
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
-from lightconv_plugin.tasks.translation import FastTranslationTask
+from lightconv_plugin.tasks.device_search import DeviceSearch, Rules
+from lightconv_plugin.tasks.translation import FastTranslationConfig, FastTranslationTask
 from tests.models import common
 from tests.tolerances import assert_close
 from tests.waits import waits
 
-ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en", "transformer_iwslt_de_en"]
+LIGHT, DYNAMIC = OURS = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
+ARCHITECTURES = [*OURS, "transformer_iwslt_de_en"]
 TYPES = 24
 PAD, EOS = 1, 2
 
@@ -33,6 +36,12 @@ def model(arch, seed=0, types=TYPES, **options):
         small |= {"max_source_positions": 64}
     built = common.build(arch, common.task(types), **small).eval()
     built.decoder.output_projection.weight.data.mul_(4)  # far from a draw, and some sentences end early
+    return built
+
+
+def without_numbers():
+    built = model(LIGHT)
+    built.decoder.output_projection.weight.data.fill_(math.nan)
     return built
 
 
@@ -59,13 +68,28 @@ def prefixes(lengths, ends=False, types=TYPES, seed=0):
     return tokens
 
 
+def generator(models, *, alpha=None, task=FastTranslationTask, **options):
+    """The task's generator; ``alpha``: of a stepwise length penalty."""
+    words = common.dictionary(len(models[0].decoder.embed_tokens.weight))
+    config = FastTranslationConfig(stepwise_length_penalty=alpha) if alpha is not None else TranslationConfig()
+    return task(config, words, words).build_generator(models, Namespace(**{"beam": 4, "max_len_b": 10, **options}))
+
+
 def generators(models, **options):
     """fairseq's and ours, of the same options."""
-    config = Namespace(**{"beam": 4, "max_len_b": 10, **options})
-    dictionary = common.dictionary(len(models[0].decoder.embed_tokens.weight))
-    theirs = TranslationTask(TranslationConfig(), dictionary, dictionary).build_generator(models, config)
-    ours = FastTranslationTask(TranslationConfig(), dictionary, dictionary).build_generator(models, config)
-    return theirs, ours
+    return generator(models, task=TranslationTask, **options), generator(models, **options)
+
+
+def captured(generator, batch, prefix=None, bos=EOS):
+    """Search as if the batch were on a GPU."""
+    source = batch["net_input"]["src_tokens"]
+    max_len = min(int(generator.max_len_a * source.shape[1] + generator.max_len_b), generator.max_len - 1)
+    prefix = source[:, :0] if prefix is None else prefix[:, :max_len]
+    return generator._search_captured(source, bos, max_len, prefix)
+
+
+def in_steps(generator, batch, prefix=None):
+    return generator.generate([], batch, prefix_tokens=prefix)
 
 
 def assert_same(got, expected):
@@ -77,108 +101,94 @@ def assert_same(got, expected):
             assert_close(own["score"], other["score"])
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+OPTIONS = {
+    "beam": st.sampled_from([1, 2, 4, 5]),
+    "lenpen": st.sampled_from([0.0, 0.6, 1.0, 2.0]),
+    "unkpen": st.sampled_from([0.0, 1.5, -1.5]),
+    "temperature": st.sampled_from([1.0, 0.6]),
+    "min_len": st.integers(0, 4),
+    "max_len_a": st.sampled_from([0, 0, 0.5, 2]),
+    "max_len_b": st.sampled_from([4, 5, 12]),
+    "unnormalized": st.booleans(),
+    "no_repeat_ngram_size": st.sampled_from([0, 0, 1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "path"),
+    [
+        *((arch, path) for arch in ARCHITECTURES for path in ("native", "reference")),
+        *((arch, "captured") for arch in OURS),
+    ],
+)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 500),
-    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    beam=st.sampled_from([1, 2, 4, 5]),
-    lenpen=st.sampled_from([0.0, 0.6, 1.0, 2.0]),
-    unkpen=st.sampled_from([0.0, 1.5, -1.5]),
-    temperature=st.sampled_from([1.0, 0.6]),
-    min_len=st.integers(0, 4),
-    max_len=st.sampled_from([(0, 4), (0, 12), (0.5, 5), (2, 4)]),
-    unnormalized=st.booleans(),
-    others=st.lists(st.sampled_from(ARCHITECTURES), max_size=1),
-    ngram=st.sampled_from([0, 0, 1, 2, 3]),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    options=st.fixed_dictionaries(OPTIONS),
+    other=st.sampled_from([None, *ARCHITECTURES]),
     prefix=st.none() | st.lists(st.integers(0, 5), min_size=4, max_size=4),
     prefix_ends=st.booleans(),
 )
-def test_hypotheses_and_scores_are_fairseq_s(
-    arch,
-    backend,
-    seed,
-    lengths,
-    beam,
-    lenpen,
-    unkpen,
-    temperature,
-    min_len,
-    max_len,
-    unnormalized,
-    others,
-    ngram,
-    prefix,
-    prefix_ends,
-):
-    with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": backend}):
-        theirs, ours = generators(
-            [model(each, seed + place) for place, each in enumerate([arch, *others])],
-            beam=beam,
-            lenpen=lenpen,
-            unkpen=unkpen,
-            temperature=temperature,
-            min_len=min_len,
-            max_len_a=max_len[0],
-            max_len_b=max_len[1],
-            unnormalized=unnormalized,
-            no_repeat_ngram_size=ngram,
-        )
-        batch = sample(lengths, seed=seed)
-        given = {} if prefix is None else {"prefix_tokens": prefixes(prefix[: len(lengths)], prefix_ends, seed=seed)}
-        expected = theirs.generate([], batch, **given)
-        with mock.patch.object(SequenceGenerator, "_generate", side_effect=AssertionError("fairseq's search ran")):
-            got = ours.generate([], batch, **given)
+def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options, other, prefix, prefix_ends):
+    """Of one model or two; a captured search is kept from batch to batch."""
+    others = [other] if other in (OURS if path == "captured" else ARCHITECTURES) else []
+    models = [model(each, seed + place) for place, each in enumerate([arch, *others])]
+    with mock.patch.dict(os.environ, {} if path == "captured" else {"LIGHTCONV_BACKEND": path}):
+        theirs, ours = generators(models, **options)
+        for each in (lengths, lengths[::-1], [2, 7, 3])[: 3 if path == "captured" else 1]:
+            batch = sample(each, seed=seed)
+            given = None if prefix is None else prefixes(prefix[: len(each)], prefix_ends, seed=seed)
+            expected = theirs.generate([], batch, prefix_tokens=given)
+            with mock.patch.object(SequenceGenerator, "_generate", side_effect=AssertionError("fairseq's search ran")):
+                search = captured if path == "captured" else in_steps
+                assert_same(search(ours, batch, given), expected)
     assert isinstance(ours, BeamSearchGenerator)
-    assert_same(got, expected)
 
 
 def test_the_sentences_above_do_end_at_different_lengths():
     """Else nothing would have been said about batches that shrink."""
-    _, ours = generators([model(ARCHITECTURES[0], seed=3)], max_len_b=30)
-    ends = {len(hypotheses[0]["tokens"]) for hypotheses in ours.generate([], sample([7, 3, 5, 6, 2, 4]))}
-    assert len(ends) > 2
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES[:2])
-def test_native_and_reference_generate_the_same(arch, monkeypatch):
-    built, batch = model(arch, seed=1), sample([7, 3, 5])
-    results = []
-    for backend in ("native", "reference"):
-        monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-        theirs, ours = generators([built], max_len_b=20)
-        results += [ours.generate([], batch), theirs.generate([], batch)]
-    for result in results[1:]:
-        assert_same(result, results[0])
+    found = generator([model(LIGHT, seed=3)], max_len_b=30).generate([], sample([7, 3, 5, 6, 2, 4]))
+    assert len({len(hypotheses[0]["tokens"]) for hypotheses in found}) > 2
 
 
 def test_many_beams_of_few_types_and_long_outputs():
     """More candidates than a chunk of the vocabulary holds, positions past the widest kernel, one sentence."""
-    built = model(ARCHITECTURES[1], seed=2, types=600)
-    theirs, ours = generators([built], beam=40, min_len=30, max_len_b=40)
+    theirs, ours = generators([model(DYNAMIC, seed=2, types=600)], beam=40, min_len=30, max_len_b=40)
     batch = sample([5], types=600)
     assert_same(ours.generate([], batch), theirs.generate([], batch))
 
 
 def test_a_start_other_than_the_end_of_a_sentence():
-    theirs, ours = generators([model(ARCHITECTURES[0])])
+    theirs, ours = generators([model(LIGHT)])
     batch = sample([4, 6])
     assert_same(ours.generate([], batch, bos_token=7), theirs.generate([], batch, bos_token=7))
 
 
+def convs2s():
+    """Whose attention reads the source of every beam-th row alone, as fairseq-generate prepares it."""
+    sizes = {f"{side}_embed_dim": 16 for side in ("encoder", "decoder", "decoder_out")}
+    sizes |= dict.fromkeys(["max_source_positions", "max_target_positions"], 64)
+    layers = dict.fromkeys(["encoder_layers", "decoder_layers"], "[(16, 3)] * 2")
+    torch.manual_seed(0)
+    built = common.build("fconv", common.task(TYPES), dropout=0.0, **layers, **sizes).eval()
+    built.make_generation_fast_(beamable_mm_beam_size=4)
+    return built
+
+
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("make", "options", "named"),
     [
-        ({"diverse_beam_groups": 2}, "DiverseBeamSearch"),
-        ({"match_source_len": True}, "LengthConstrainedBeamSearch"),
-        ({"beam": 12}, "a vocabulary of 24 types for 12 beams"),
+        (lambda: model(LIGHT), {"diverse_beam_groups": 2}, "DiverseBeamSearch"),
+        (lambda: model(LIGHT), {"match_source_len": True}, "LengthConstrainedBeamSearch"),
+        (lambda: model(LIGHT), {"beam": 12}, "a vocabulary of 24 types for 12 beams"),
+        (convs2s, {}, "FConvModel, whose attention counts on 4 rows a sentence at every step"),
     ],
 )
-def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(options, named, caplog, monkeypatch):
+def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(make, options, named, caplog, monkeypatch):
     monkeypatch.setattr(beam_search, "_said", set())
-    theirs, ours = generators([model(ARCHITECTURES[0])], **options)
-    batch = sample([4, 6])
+    theirs, ours = generators([make()], **options)
+    batch = sample([4, 6, 3, 7])
     with caplog.at_level(logging.WARNING, logger="lightconv_plugin"):
         assert_same(ours.generate([], batch), theirs.generate([], batch))
         ours.generate([], batch)
@@ -186,80 +196,54 @@ def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(options, name
     assert said == [f"lightconv_plugin: fairseq's own beam search runs, which is slower, for {named}"]
 
 
-def test_convs2s_whose_attention_counts_on_whole_beams_is_searched_by_fairseq(caplog, monkeypatch):
-    """fairseq-generate lets its attention read the source of every beam-th row alone, even if each is a sentence."""
-    monkeypatch.setattr(beam_search, "_said", set())
-    torch.manual_seed(0)
-    layers = {
-        "encoder_embed_dim": 16,
-        "decoder_embed_dim": 16,
-        "encoder_layers": "[(16, 3)] * 2",
-        "decoder_layers": "[(16, 3)] * 2",
-        "decoder_out_embed_dim": 16,
-    }
-    positions = {"max_source_positions": 64, "max_target_positions": 64}
-    built = common.build("fconv", common.task(TYPES), dropout=0.0, **layers, **positions).eval()
-    built.make_generation_fast_(beamable_mm_beam_size=4)
-    theirs, ours = generators([built])
-    batch = sample([7, 3, 5, 6])
-    with caplog.at_level(logging.WARNING, logger="lightconv_plugin"):
-        assert_same(ours.generate([], batch), theirs.generate([], batch))
-    assert "FConvModel, whose attention counts on 4 rows a sentence" in caplog.text
-
-
 def test_a_prefix_of_an_end_alone_is_the_hypothesis():
     """fairseq stops at an assertion there."""
-    _, ours = generators([model(ARCHITECTURES[0])], beam=2, min_len=3)
+    ours = generator([model(LIGHT)], beam=2, min_len=3)
     found = ours.generate([], sample([4, 6]), prefix_tokens=torch.tensor([[EOS, PAD], [5, 6]]))
     assert [hypothesis["tokens"].tolist() for hypothesis in found[0]] == [[EOS], [EOS]]
     assert found[1][0]["tokens"][:2].tolist() == [5, 6]
     assert len(found[1][0]["tokens"]) > 3
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES[:2])
+@pytest.mark.parametrize("arch", OURS)
 def test_alignments_are_those_of_the_full_pass(arch):
     """--print-alignment: the attention of each step, whatever the backend, as if it were never done in steps."""
     built, batch = model(arch), sample([4, 6])
     built.make_generation_fast_(need_attn="soft")
     theirs, ours = generators([built], print_alignment="soft")
     assert type(ours) is type(theirs)
-    for row, hypotheses in enumerate(ours.generate([], batch)):
-        best = hypotheses[0]
+    for row, (best, *_) in enumerate(ours.generate([], batch)):
         assert best["alignment"]
-        source, start = batch["net_input"]["src_tokens"][row : row + 1], torch.tensor([[EOS]])
-        target = torch.cat([start, best["tokens"][None, :-1]], dim=1)
-        attention = built(source, None, target)[1]["attn"][0][0]  # (T, S)
+        target = torch.cat([torch.tensor([EOS]), best["tokens"][:-1]])
+        attention = built(batch["net_input"]["src_tokens"][row : row + 1], None, target[None])[1]["attn"][0][0]
         assert_close(best["attention"].t(), attention)
 
 
 def test_attention_is_computed_only_if_somebody_will_look():
-    batch = sample([4])
     for wanted, length in ((True, 6), (False, 0)):
-        built = model(ARCHITECTURES[0])
+        built = model(LIGHT)
         built.make_generation_fast_(need_attn=wanted)
         theirs, _ = generators([built], min_len=5, max_len_b=5)
-        attention = theirs.generate([], batch)[0][0]["attention"]
-        assert attention.numel() == 4 * length
+        assert theirs.generate([], sample([4]))[0][0]["attention"].numel() == 4 * length
 
 
-def test_impossible_lengths_and_models_are_refused():
-    _, ours = generators([model(ARCHITECTURES[0])], min_len=9, max_len_b=3)
+@pytest.mark.parametrize("alpha", [None, 1.0])
+def test_impossible_lengths_and_models_are_refused(alpha):
     with pytest.raises(ValueError, match="--min-len 9 is larger than the longest hypothesis allowed, 3"):
-        ours.generate([], sample([4]))
-    broken = model(ARCHITECTURES[0])
-    broken.decoder.output_projection.weight.data.fill_(float("nan"))
-    _, ours = generators([broken], max_len_b=3)
-    with pytest.raises(RuntimeError, match="no hypothesis of 2 sentences could end after 3 tokens"):
-        ours.generate([], sample([4, 2]))
+        generator([model(LIGHT)], alpha=alpha, min_len=9, max_len_b=3).generate([], sample([4]))
+    for search in (captured, in_steps):
+        with pytest.raises(RuntimeError, match="no hypothesis of 2 sentences could end after 3 tokens"):
+            search(generator([without_numbers()], alpha=alpha, max_len_b=3), sample([4, 2]))
 
 
+@pytest.mark.parametrize("alpha", [None, 1.0])
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, monkeypatch):
+def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, alpha, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     # fairseq's positions ask so for a shape, and read the answer on the CPU
     monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
-    built = model(ARCHITECTURES[1], seed=3)
-    _, ours = generators([built], max_len_b=12)
+    built = model(DYNAMIC, seed=3)
+    ours = generator([built], alpha=alpha, max_len_b=12)
     with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as step, waits("cpu") as met:
         hypotheses = ours.generate([], sample([7, 3, 5]))
     assert len({len(hypothesis["tokens"]) for done in hypotheses for hypothesis in done}) > 2
@@ -271,3 +255,67 @@ def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, 
 def test_no_sentences_have_no_hypotheses():
     assert beam_search._best_first([]) == []
     assert beam_search._best_first([[], []]) == [[], []]
+
+
+# ------------------------------------------------------------------------------------------------- captured searches
+
+
+@torch.no_grad()
+def test_a_step_waits_for_nothing():
+    rules = Rules(beam=4, pad=1, eos=EOS, unk=3, unk_penalty=0.5, temperature=0.7, stepwise=None, ngram=3)
+    search = DeviceSearch(
+        [model(arch) for arch in OURS], rules, sentences=2, length=8, longest=32, device="cpu", prefixed=True
+    )
+    source = sample([5, 3])["net_input"]["src_tokens"]
+    search.give(source, torch.tensor([[5, EOS], [6, 7]]), bos=EOS, min_len=1, max_len=20)
+    search.begin()
+    with waits("cpu") as met:
+        for _ in range(3):
+            search.step()
+    assert met == []
+    assert search.open.tolist() == [False, True]
+
+
+def test_one_of_ours_has_a_graph_and_what_cannot_says_why(monkeypatch, caplog):
+    monkeypatch.setattr(beam_search, "_said", set())
+    built = model(DYNAMIC).requires_grad_(False)
+    assert beam_search._has_graph(built)
+    built.decoder.output_projection.register_forward_hook(lambda *_: None)
+    for _ in range(2):
+        assert not beam_search._has_graph(built)
+    why = "beam search runs without CUDA graphs, which is slower, for a module with hooks"
+    assert [why in message for message in caplog.messages] == [True]
+    assert "SelfAttention" in model(LIGHT, decoder_conv_type="attention").graph_refusal()
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
+    assert "native library" in model(DYNAMIC).graph_refusal()
+
+
+def test_searches_are_kept_and_bounded(monkeypatch):
+    ours = generator([model(LIGHT)])
+    for lengths in ([3, 4], [5, 2], [9, 9, 9]):
+        captured(ours, sample(lengths))
+    search = ours._captured
+    assert len(search._sizes) == 2
+    assert search.bytes > 0
+    monkeypatch.setattr(captured_search, "MOST_BYTES", 0)
+    captured(ours, sample([3, 4]))
+    assert len(search._sizes) == 1
+    ours.model.single_model.double().float()  # other memory, which the graphs do not read
+    captured(ours, sample([9, 9, 9]))
+    assert len(search._sizes) == 1
+
+
+@pytest.mark.parametrize(("seed", "types"), [(7, 12), (8, 12), (3, 24)])  # whose sentences end early
+def test_a_sentence_is_over_when_it_is_in_the_plain_search(seed, types):
+    """The host learns of it some steps later, and takes no more than those in vain."""
+    built = model(LIGHT, seed, types)
+    built.decoder.output_projection.weight.data.mul_(0.5)
+    ours = generator([built], max_len_b=40, min_len=1, beam=2)
+    batch = sample([7, 3, 5], types, seed)
+    captured(ours, batch)  # makes the search of this size
+    with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as plain:
+        ours.generate([], batch)
+    with mock.patch.object(built.decoder, "step", wraps=built.decoder.step) as steps:
+        captured(ours, batch)
+    assert plain.call_count < 41 - captured_search.AHEAD
+    assert steps.call_count == plain.call_count + captured_search.AHEAD

@@ -4,43 +4,38 @@ import itertools
 import math
 import os
 import re
-from argparse import Namespace
 from copy import deepcopy
 from unittest import mock
 
 import pytest
 import torch
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightconv_plugin.tasks.translation import FastTranslationConfig, FastTranslationTask
-from tests.models import common
-from tests.tasks.test_beam_search import ARCHITECTURES, EOS, model, sample
+from tests.tasks import test_beam_search as searches
+from tests.tasks.test_beam_search import DYNAMIC, EOS, assert_same, generator, model, sample
 from tests.tolerances import assert_close
-from tests.waits import waits
 
 TYPES = 100
 WORDS = (5, 6, 7)  # all others have no probability, so that all sequences can be counted
 
 
-def few_words(seed, arch=ARCHITECTURES[1]):
+def few_words(seed):
     """A random model of TYPES types that writes WORDS alone."""
-    built = model(arch, seed, TYPES)
+    built = model(DYNAMIC, seed, TYPES)
     others = torch.ones(TYPES, dtype=torch.bool)
     others[[EOS, *WORDS]] = False
     built.decoder.output_projection.register_forward_hook(lambda _, __, out: out.masked_fill(others, -math.inf))
     return built
 
 
-def generator(models, *, alpha, fairseq_searches=False, **options):
-    config = Namespace(**{"beam": 4, "max_len_b": 3, "min_len": 0, **options})
-    dictionary = common.dictionary(TYPES)
-    task = FastTranslationTask(FastTranslationConfig(stepwise_length_penalty=alpha), dictionary, dictionary)
-    built = task.build_generator(models, config)
-    if fairseq_searches:
-        built._refused = "this test"
-    return built
+def find(path, built, batch, prefix=None, **options):
+    """The hypotheses of one of PATHS."""
+    with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": path} if path in ("native", "reference") else {}):
+        search = generator([built], **{"min_len": 0, **options})
+        if path == "fairseq's search":
+            search._refused = "this test"
+        return (searches.captured if path == "captured" else searches.in_steps)(search, batch, prefix)
 
 
 class Definition:
@@ -105,83 +100,67 @@ def assert_found(hypotheses, expected):
     assert_close(torch.stack([one["score"] for one in hypotheses]), torch.tensor([score for score, _ in expected]))
 
 
-PATHS = pytest.mark.parametrize(
-    ("backend", "fairseq_searches"),
-    [("native", False), ("reference", False), ("reference", True)],
-    ids=["native", "reference", "fairseq's search"],
-)
+PATHS = ["native", "reference", "fairseq's search", "captured"]
+SIZES = {
+    "seed": st.integers(0, 500),
+    "lengths": st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    "alpha": st.sampled_from([0.0, 0.6, 1.0, 2.5]),
+    "min_len": st.integers(0, 2),
+}
 
 
-@PATHS
+@pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=5, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 500),
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    alpha=st.sampled_from([0.0, 0.6, 1.0, 2.5]),
-    min_len=st.integers(0, 2),
-    max_len=st.integers(2, 3),
-)
-def test_a_beam_with_room_for_all_sequences_finds_the_best_of_all(
-    backend, fairseq_searches, seed, lengths, alpha, min_len, max_len
-):
+@given(**SIZES, max_len=st.integers(2, 3))
+def test_a_beam_with_room_for_all_sequences_finds_the_best_of_all(path, seed, lengths, alpha, min_len, max_len):
     built, batch = few_words(seed), sample(lengths, TYPES, seed)
-    search = generator(
-        [built], alpha=alpha, fairseq_searches=fairseq_searches, beam=49, min_len=min_len, max_len_b=max_len
-    )
-    with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": backend}):
-        found = search.generate([], batch)
+    found = find(path, built, batch, alpha=alpha, beam=49, min_len=min_len, max_len_b=max_len)
     for length, source, hypotheses in zip(lengths, batch["net_input"]["src_tokens"], found, strict=True):
         expected = Definition(built, source[None, -length:], alpha).every_sequence(min_len, max_len)
         assert_found(hypotheses, expected)
 
 
-@PATHS
+@pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 500),
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    alpha=st.sampled_from([0.0, 0.6, 1.0, 2.5]),
-    beam=st.integers(1, 5),
-    min_len=st.integers(0, 2),
-    max_len=st.integers(2, 6),
-    ngram=st.sampled_from([0, 0, 2]),
-)
-def test_beams_of_any_size_are_those_of_the_definition(
-    backend, fairseq_searches, seed, lengths, alpha, beam, min_len, max_len, ngram
-):
+@given(**SIZES, beam=st.integers(1, 5), max_len=st.integers(2, 6), ngram=st.sampled_from([0, 0, 2]))
+def test_beams_of_any_size_are_those_of_the_definition(path, seed, lengths, alpha, min_len, beam, max_len, ngram):
     built, batch = few_words(seed), sample(lengths, TYPES, seed)
     options = {"beam": beam, "min_len": min_len, "max_len_b": max_len, "no_repeat_ngram_size": ngram}
-    search = generator([built], alpha=alpha, fairseq_searches=fairseq_searches, **options)
-    with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": backend}):
-        found = search.generate([], batch)
+    found = find(path, built, batch, alpha=alpha, **options)
     for length, source, hypotheses in zip(lengths, batch["net_input"]["src_tokens"], found, strict=True):
         definition = Definition(built, source[None, -length:], alpha, ngram)
         assert_found(hypotheses, definition.search(beam, min_len, max_len))
 
 
-def best_words(alpha):
-    batch = sample([5, 3, 4, 2], TYPES)
-    found = generator([few_words(7)], alpha=alpha, beam=2, max_len_b=12).generate([], batch)
-    return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    **SIZES,
+    prefix=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    ends=st.booleans(),
+    ngram=st.sampled_from([0, 2]),
+)
+def test_searches_behind_a_prefix_agree(seed, lengths, alpha, min_len, prefix, ends, ngram):
+    batch, given = sample(lengths, TYPES, seed), searches.prefixes(prefix[: len(lengths)], ends, TYPES, seed)
+    options = {"alpha": alpha, "min_len": min_len, "max_len_b": 6, "no_repeat_ngram_size": ngram}
+    found, *others = (find(path, model(DYNAMIC, seed, TYPES), batch, given, **options) for path in PATHS[1:])
+    for other in others:
+        assert_same(other, found)
 
 
 def test_the_penalty_changes_what_is_found():
+    def best_words(alpha):
+        found = find("native", few_words(7), sample([5, 3, 4, 2], TYPES), alpha=alpha, beam=2, max_len_b=12)
+        return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
+
     lengths = [sum(map(len, best_words(alpha))) for alpha in (0.0, 2.5)]
     assert lengths == sorted(set(lengths))
     assert best_words(None) != best_words(1.0)
 
 
-def test_without_one_the_search_is_as_it_was():
-    """The task finds what fairseq's own finds."""
-    built, batch = model(ARCHITECTURES[0]), sample([4, 6])
-    words = common.dictionary(24)
-    config = Namespace(beam=4, max_len_b=10, lenpen=0.6)
-    expected = TranslationTask(TranslationConfig(), words, words).build_generator([built], config)
-    ours = FastTranslationTask(FastTranslationConfig(), words, words).build_generator([built], config)
-    assert type(ours.search) is type(expected.search)
-    assert ours.len_penalty == 0.6
-    for got, theirs in zip(ours.generate([], batch), expected.generate([], batch), strict=True):
-        assert [one["tokens"].tolist() for one in got] == [one["tokens"].tolist() for one in theirs]
+def test_two_models_of_the_same_weights_are_as_one():
+    built, batch = few_words(1), sample([4, 2], TYPES)
+    two, one = (generator(models, alpha=1.0, max_len_b=6) for models in ([built, built], [built]))
+    assert_same(two.generate([], batch), one.generate([], batch))
 
 
 @pytest.mark.parametrize(
@@ -198,35 +177,4 @@ def test_without_one_the_search_is_as_it_was():
 )
 def test_what_it_cannot_go_with_is_refused(options, named):
     with pytest.raises(ValueError, match=re.escape(f"--stepwise-length-penalty {named}")):
-        generator([few_words(0)], **{"alpha": 1.0, **options})
-
-
-def test_prefixes_and_ensembles_are_searched_with_it():
-    """Two models of the same weights are as one."""
-    built, batch = few_words(1), sample([4, 2], TYPES)
-    search = generator([built, built], alpha=1.0, max_len_b=6)
-    one = generator([built], alpha=1.0, max_len_b=6)
-    for got, expected in zip(search.generate([], batch), one.generate([], batch), strict=True):
-        assert [each["tokens"].tolist() for each in got] == [each["tokens"].tolist() for each in expected]
-    prefixed = one.generate([], batch, prefix_tokens=torch.tensor([[5, 6], [7, 5]]))
-    assert [hypotheses[0]["tokens"][:2].tolist() for hypotheses in prefixed] == [[5, 6], [7, 5]]
-
-
-@pytest.mark.parametrize("backend", ["native", "reference"])
-def test_the_device_is_waited_for_once_a_step_and_once_at_the_end(backend, monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    # fairseq's positions ask so for a shape, and read the answer on the CPU
-    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
-    built = few_words(3)
-    search = generator([built], alpha=1.0, max_len_b=12)
-    with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as step, waits("cpu") as met:
-        search.generate([], sample([5, 3], TYPES))
-    assert step.call_count > 4
-    assert len(met) == step.call_count + 1
-
-
-def test_a_model_without_numbers_is_refused():
-    broken = few_words(0)
-    broken.decoder.output_projection.weight.data.fill_(float("nan"))
-    with pytest.raises(RuntimeError, match="no hypothesis of 2 sentences could end after 3 tokens"):
-        generator([broken], alpha=1.0).generate([], sample([4, 2], TYPES))
+        generator([model(DYNAMIC)], **{"alpha": 1.0, **options})

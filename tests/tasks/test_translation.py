@@ -1,6 +1,7 @@
 """The task's dictionary gives what fairseq's gives."""
 
-import pytest
+import io
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +11,11 @@ from tests.models import common
 from tests.waits import waits
 
 
-def dictionaries(tmp_path_factory):
-    path = tmp_path_factory.mktemp("dictionary") / "dict.txt"
+def dictionaries():
     theirs = common.dictionary(20)
-    theirs.save(str(path))
-    return theirs, FastTranslationTask.load_dictionary(str(path))
+    theirs.save(file := io.StringIO())
+    file.seek(0)
+    return theirs, FastTranslationTask.load_dictionary(file)  # type: ignore[arg-type]
 
 
 @given(
@@ -31,8 +32,8 @@ def dictionaries(tmp_path_factory):
         },
     ),
 )
-def test_texts_of_tokens(tmp_path_factory, tokens, rows, options):
-    theirs, ours = dictionaries(tmp_path_factory)
+def test_texts_of_tokens(tokens, rows, options):
+    theirs, ours = dictionaries()
     tensor = torch.tensor(tokens, dtype=torch.long)
     for each in (tokens, tensor) if rows is None else (tensor.expand(rows, -1),):
         assert ours.string(each, **options) == theirs.string(each, **options)
@@ -44,9 +45,9 @@ def test_texts_of_tokens(tmp_path_factory, tokens, rows, options):
         {}, optional={name: st.booleans() for name in ("add_if_not_exist", "append_eos", "reverse_order")}
     ),
 )
-def test_tokens_of_a_line(tmp_path_factory, words, options):
+def test_tokens_of_a_line(words, options):
     results = []
-    for dictionary in dictionaries(tmp_path_factory):
+    for dictionary in dictionaries():
         seen: list = []
         found = dictionary.encode_line(" ".join(words), consumer=lambda *pair, seen=seen: seen.append(pair), **options)
         results.append((found.dtype, found.tolist(), seen, dictionary.symbols, dictionary.count))
@@ -54,9 +55,8 @@ def test_tokens_of_a_line(tmp_path_factory, words, options):
     assert type(dictionary) is FastDictionary
 
 
-@pytest.mark.parametrize("length", [1, 30])
-def test_a_text_waits_for_the_device_once(tmp_path_factory, length):
-    _, ours = dictionaries(tmp_path_factory)
+def test_a_text_waits_for_the_device_once():
+    _, ours = dictionaries()
     with waits("cpu") as met:
-        ours.string(torch.arange(4, 4 + length))
+        ours.string(torch.arange(4, 34))
     assert [wait.partition(" ")[0] for wait in met] == ["tolist"]

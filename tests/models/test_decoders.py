@@ -1,0 +1,194 @@
+"""Models of every kind of block: steps of decoding, padding on either side, and batches of nothing."""
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerEncoderBase
+
+from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from tests.models import common
+from tests.models import test_architectures as small
+from tests.tolerances import assert_close
+
+PAD, EOS = 1, 2
+CHARACTERS: dict[str, Any] = {"character_embeddings": True, "character_filters": "[(1, 3), (2, 5)]"}
+
+
+def of_each_kind() -> list[str]:
+    """The first of the architectures that differ in dropout, sizes and sharing alone."""
+    found: dict[Any, str] = {}
+    for arch, values in ENCODER_DECODER.items():
+        seen = {name: value for name, value in values.items() if not name.startswith("share") and "drop" not in name}
+        found.setdefault(str(sorted((seen | small.options(arch)).items())), arch)
+    return list(found.values())
+
+
+ENCODER_DECODERS = of_each_kind()
+# of the last two the embeddings have one width, and words one softmax
+MODELS = [*ENCODER_DECODERS, *LANGUAGE_MODELS, "pla_lightconv_lm", "pla_lightconv_lm from characters"]
+
+
+@functools.cache
+def built(name: str) -> Any:
+    """A model in float64, for tests that leave it as it is."""
+    torch.manual_seed(0)
+    arch = name.partition(" ")[0]
+    return small.build(arch, small.task(arch), **(CHARACTERS if name != arch else {})).double().eval()
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return built(request.param)
+
+
+@pytest.fixture(params=ENCODER_DECODERS)
+def encoder_decoder(request):
+    return built(request.param)
+
+
+def source_of(model: Any, hypotheses: int = 1) -> dict[str, Any]:
+    """What the decoder reads beside words: two sentences, each for some hypotheses; nothing of a language model's."""
+    if not hasattr(model, "encoder"):
+        return {}
+    rows = torch.arange(2).repeat_interleave(hypotheses)
+    return {"encoder_out": model.encoder.reorder_encoder_out(model.encoder(common.tokens(2, 6)), rows)}
+
+
+@torch.no_grad()
+def test_the_probabilities_of_all_words_sum_to_one(model):
+    logs = model.get_normalized_probs(model.decoder(common.tokens(2, 7), **source_of(model)), log_probs=True)
+    assert logs.shape == (2, 7, len(model.decoder.dictionary))
+    assert_close(logs.exp().sum(-1), torch.ones(2, 7, dtype=torch.float64))
+    assert logs.std() > 0.01
+
+
+@torch.no_grad()
+def test_steps_are_the_full_pass_with_beams_reordered(model):
+    """As beam search takes them: three hypotheses a sentence, re-ordered within it after each step."""
+    torch.manual_seed(3)
+    source = source_of(model, hypotheses=3)
+    state: dict = {}
+    prefix = torch.full((6, 1), EOS)
+    for step in range(20):  # longer than the narrow kernel, and than the wide one
+        newest, full = (model.decoder(prefix, incremental_state=each, **source) for each in (state, None))
+        assert_close(newest[0], full[0][:, -1:])
+        logs = [model.get_normalized_probs(out, log_probs=True)[:, -1] for out in (newest, full)]
+        assert_close(*logs)
+        order = torch.cat([torch.randint(3, (3,)), torch.randint(3, (3,)) + 3])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        prefix = torch.cat([prefix[order], common.tokens(6, 1, seed=step)], dim=1)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@torch.no_grad()
+def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkeypatch):
+    """A prompt at once, then drafts: one that is rejected but for its first token, and one that is not."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    words, source = common.tokens(6, 20, seed=1), source_of(model)
+    state: dict = {}
+    full = model.decoder(words, **source_of(model, hypotheses=3))[0]
+    if source:
+        model.decoder.read_source(source["encoder_out"], state, 6)
+
+    def step(newest, begin):
+        return model.decoder.step(newest, torch.tensor([begin]), state)
+
+    assert_close(step(words[:, :7], 0), full[:, :7])
+    before = copy.deepcopy(state)
+    step(common.tokens(6, 4, seed=2), 7)
+    state = before
+    assert_close(step(words[:, 7:8], 7), full[:, 7:8])
+    assert_close(step(words[:, 8:18], 8), full[:, 8:18])
+    assert_close(step(words[:, 18], 18), full[:, 18])
+    assert_close(model.decoder(words, incremental_state=state, **source)[0], full[:, 19:])  # fairseq's own call goes on
+
+
+@torch.no_grad()
+def test_a_decoder_looks_back_and_never_ahead(model):
+    words, changed = common.tokens(2, 8), common.tokens(2, 8)
+    changed[:, 5:] = (words[:, 5:] - 3) % 16 + 4  # all of them
+    before, after = (model.decoder(each, **source_of(model))[0] for each in (words, changed))
+    assert_close(after[:, :5], before[:, :5])
+    changed[:, 7] = words[:, 7]
+    assert not torch.allclose(model.decoder(changed, **source_of(model))[0][:, 7], before[:, 7])
+    changed[:, 5:] = PAD
+    assert_close(model.decoder(changed, **source_of(model))[0][:, :5], before[:, :5])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_sources_in_a_batch_are_as_alone(encoder_decoder, side):
+    """Each with its own padding, and beside them one that is padding alone: its numbers are finite."""
+    source, target = common.tokens(3, 7), common.tokens(3, 5, seed=1)
+    source[1] = PAD
+    source[2, slice(0, 3) if side == "left" else slice(4, 7)] = PAD
+    whole = encoder_decoder(source, source.ne(PAD).sum(1), target)[0]
+    assert torch.isfinite(whole).all()
+    for row in (0, 2):
+        alone = source[row : row + 1, source[row] != PAD]
+        assert_close(encoder_decoder(alone, None, target[row : row + 1])[0], whole[row : row + 1])
+    state: dict = {}
+    read = encoder_decoder.encoder(source)
+    steps = [encoder_decoder.decoder(target[:, :end], read, incremental_state=state)[0] for end in range(1, 6)]
+    assert_close(torch.cat(steps, dim=1), whole)
+
+
+@torch.no_grad()
+def test_the_encoder_s_walk_through_its_blocks_is_fairseq_s(encoder_decoder):
+    padded, encoder = common.tokens(2, 7), encoder_decoder.encoder
+    padded[1, :3] = PAD
+    for source in (padded, common.tokens(2, 7)):
+        for options in ({"return_all_hiddens": True}, {"token_embeddings": torch.ones(2, 7, 16).double()}):
+            got = encoder(source, source.ne(PAD).sum(1), **options)
+            expected = TransformerEncoderBase.forward_scriptable(encoder, source, **options)
+            assert got.keys() == expected.keys()
+            for name in got.keys() - {"fc_results"}:  # of which our blocks have none
+                assert [each.dtype for each in got[name]] == [each.dtype for each in expected[name]]
+                assert all(map(torch.equal, got[name], expected[name]))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_training_on_padding_alone_and_on_nothing_gives_numbers(encoder_decoder, dropout):
+    """Of attention too, whose weights PyTorch's own operator drops where none are dropped."""
+    model = copy.deepcopy(encoder_decoder).float().train()
+    for module in model.modules():
+        if hasattr(module, "apply_during_inference"):
+            module.p = dropout
+    padded = common.tokens(3, 6)
+    padded[1] = PAD
+    padded[2, :2] = PAD
+    sizes = [(2, 3, 0), (2, 0, 3), (2, 0, 0), (0, 3, 3), (0, 0, 0)]
+    for source, target in [
+        (padded, common.tokens(3, 5, seed=1)),
+        *((common.tokens(batch, read), common.tokens(batch, written)) for batch, read, written in sizes),
+    ]:
+        out, _ = model(source, source.ne(PAD).sum(1), target)
+        assert out.shape[:2] == target.shape
+        out.sum().backward()
+        assert torch.isfinite(out).all()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@torch.no_grad()
+def test_steps_of_no_sentences_and_of_no_source(encoder_decoder, backend, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    for batch, read in ((2, 0), (0, 3), (0, 0)):
+        source, target = common.tokens(batch, read), common.tokens(batch, 3)
+        state: dict = {}
+        whole, encoder_out = encoder_decoder(source, None, target)[0], encoder_decoder.encoder(source)
+        for end in range(1, 4):
+            step = encoder_decoder.decoder(target[:, :end], encoder_out, incremental_state=state)[0]
+            assert_close(step, whole[:, end - 1 : end])
+
+
+@pytest.mark.parametrize(("batch", "time"), [(2, 0), (0, 3)])
+@pytest.mark.parametrize("arch", ["pla_lightconv_lm", "pla_dynamicconv_lm_small"])
+def test_a_language_model_of_nothing(arch, batch, time):
+    """Return what comes before an adaptive softmax: that is fairseq's, and does not take them."""
+    features, _ = built(arch)(common.tokens(batch, time))
+    assert features.shape == (batch, time, 20 if arch == "pla_lightconv_lm" else 16)

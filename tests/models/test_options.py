@@ -1,0 +1,504 @@
+"""Options of the models: what an architecture sets can be taken back, each one acts, and contradictions are refused."""
+
+from argparse import SUPPRESS, ArgumentParser
+from typing import Any
+
+import fairseq.models
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq import options
+from fairseq.models.lightconv_lm import LightConvLanguageModel as FairseqLanguageModel
+from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from lightconv_plugin.models.encoder_decoder import LightConvModel
+from lightconv_plugin.models.language_model import AdaptiveEmbedding, LightConvLanguageModel, resolve_language_model
+from lightconv_plugin.models.resolve import resolve
+from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
+from tests.models import common
+from tests.models import test_architectures as small
+from tests.models.test_decoders import CHARACTERS
+from tests.tolerances import assert_close
+
+SET = [
+    (arch, name)
+    for arch, values in (ENCODER_DECODER | LANGUAGE_MODELS).items()
+    for name, value in values.items()
+    if value is True
+]
+DROPOUTS = ("dropout", "attention_dropout", "relu_dropout", "input_dropout", "weight_dropout")
+SMALL = {**common.SMALL, "encoder_layers": 2, "decoder_layers": 2, "encoder_kernel_size_list": [3]}
+LM, PLAIN_LM = "pla_dynamicconv_lm_small", "pla_lightconv_lm"  # the latter has one embedding width and one softmax
+
+
+def flags(arch: str, *given: str) -> Any:
+    """The options that fairseq-train reads from a command line."""
+    task = "language_modeling" if arch in LANGUAGE_MODELS else "translation"
+    arguments = ["data", "--task", task, "--arch", arch, *given]
+    return options.parse_args_and_arch(options.get_training_parser(), arguments)
+
+
+def model(*, decoder: str = "dynamic", **given: Any) -> Any:
+    """A small encoder-decoder of two blocks a side, by default without dropout."""
+    torch.manual_seed(0)
+    kinds = {"decoder_conv_type": decoder, "decoder_kernel_size_list": [3]}
+    return common.build("pla_dynamicconv_small", common.task(), **{**SMALL, **kinds, **given})
+
+
+def language_model(arch: str, **given: Any) -> Any:
+    torch.manual_seed(0)
+    return small.build(arch, small.task(arch), dropout=0.0, attention_dropout=0.0, **given)
+
+
+def blocks(built: Any) -> list[Any]:
+    return [*built.encoder.layers, *built.decoder.layers]
+
+
+def loss(built: Any, seed: int = 1) -> Tensor:
+    """A number to differentiate; whatever training draws, it draws from ``seed``."""
+    torch.manual_seed(seed)
+    logits = built(common.tokens(3, 7), None, common.tokens(3, 5, seed=1))[0]
+    return logits.float().log_softmax(-1)[..., 4].sum()
+
+
+def gradients(built: Any) -> dict[str, Tensor]:
+    loss(built.train()).backward()
+    return {name: parameter.grad for name, parameter in built.named_parameters()}
+
+
+def calls(modules: Any) -> list[nn.Module]:
+    """A list that each of the modules joins whenever it is called."""
+    called: list[nn.Module] = []
+    for module in modules:
+        module.register_forward_hook(lambda module, inputs, output: called.append(module))
+    return called
+
+
+# ------------------------------------------------------------------------------------ what an architecture sets
+
+
+def test_the_registry_holds_our_classes():
+    for kind, names in ((LightConvModel, ENCODER_DECODER), (LightConvLanguageModel, LANGUAGE_MODELS)):
+        for name in names:
+            assert fairseq.models.ARCH_MODEL_REGISTRY[name] is kind
+
+
+@pytest.mark.parametrize("arch", ["wmt_en_de_big", "wmt_en_fr_big", "wmt_zh_en_big", "iwslt_de_en", "lm_gbw"])
+@pytest.mark.parametrize("operator", ["lightconv", "dynamicconv"])
+def test_dropouts_and_the_places_of_norms_are_fairseqs(operator, arch):
+    """Options that fairseq leaves open are off. For WMT Zh-En it drops 0.2, and section 5.3 has 0.25."""
+    theirs = common.Namespace(**({"dropout": 0.25} if "zh_en" in arch else {}))
+    fairseq.models.ARCH_CONFIG_REGISTRY[f"lightconv_{arch}"](theirs)
+    ours = (resolve_language_model if "lm" in arch else resolve)(flags(f"pla_{operator}_{arch}"))
+    for name in (*DROPOUTS, "encoder_normalize_before", "decoder_normalize_before"):
+        assert getattr(ours, name) == getattr(theirs, name, 0), name
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in SET}))
+def test_a_flag_takes_back_what_an_architecture_sets(name):
+    flag = name.replace("_", "-")
+    opposite = f"--{flag.removeprefix('no-')}" if flag.startswith("no-") else f"--no-{flag}"
+    opposite = f"--{flag}=0" if name.endswith("glu") else opposite
+    for arch in [arch for arch, each in SET if each == name][:2]:
+        for given in ([], [f"--{flag}"], [opposite], [opposite, f"--{flag}"]):
+            assert getattr(flags(arch, *given), name) is (given != [opposite])
+
+
+def test_a_flag_with_a_value_takes_numbers_and_words(capsys):
+    for written, value in {"1": True, "True": True, "true": True, "0": False, "False": False, "FALSE": False}.items():
+        assert flags("pla_dynamicconv_small", "--decoder-glu", written).decoder_glu is value
+    with pytest.raises(SystemExit):
+        flags("pla_dynamicconv_small", "--decoder-glu", "no")
+    assert "argument --decoder-glu: got no; expected 1 or 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", ["flags", "yaml"])
+def test_an_architecture_for_ones_own_data_takes_two_dictionaries_and_norms_after(written):
+    taken_back = ("share_all_embeddings", "encoder_normalize_before", "decoder_normalize_before")
+    if written == "flags":
+        cfg = flags("pla_dynamicconv_small", *(f"--no-{name.replace('_', '-')}" for name in taken_back))
+    else:
+        cfg = OmegaConf.create({"_name": "pla_dynamicconv_small", **dict.fromkeys(taken_back, False)})
+    built = fairseq.models.build_model(cfg, common.task(20, 24))
+    assert built.encoder.embed_tokens.weight.shape[0] == 20
+    assert built.decoder.embed_tokens.weight.shape[0] == built.decoder.output_projection.weight.shape[0] == 24
+    assert {block.mixer_residual.normalize_before for block in blocks(built)} == {False}
+    assert built.decoder.layer_norm is None
+
+
+@pytest.mark.parametrize("written", ["flags", "yaml"])
+def test_a_language_model_goes_without_adaptive_input_and_softmax(written):
+    if written == "flags":
+        plain = ["--no-adaptive-input", "--no-tie-adaptive-weights", "--adaptive-softmax-cutoff", "[]"]
+        cfg = flags(LM, *plain, "--decoder-final-norm")
+    else:
+        off = dict.fromkeys(["adaptive_input", "tie_adaptive_weights", "no_decoder_final_norm"], False)
+        cfg = OmegaConf.create({"_name": LM, **off, "adaptive_softmax_cutoff": []})
+    decoder = fairseq.models.build_model(cfg, common.task(30)).decoder
+    assert type(decoder.embed_tokens) is nn.Embedding
+    assert decoder.adaptive_softmax is None
+    assert decoder.output_projection.out_features == 30
+    assert isinstance(decoder.layer_norm, nn.LayerNorm)
+
+
+# ------------------------------------------------------------------------------------------- what options do
+
+
+@pytest.mark.parametrize("arch", ["pla_dynamicconv_small", LM])
+def test_flags_of_fairseqs_transformer_reach_the_model(arch):
+    given = "--decoder-layerdrop 0.25 --offload-activations --quant-noise-pq 0.125 --activation-fn gelu"
+    given += " --quant-noise-pq-block-size 4 --layernorm-embedding --no-scale-embedding --activation-dropout 0.375"
+    if arch in ENCODER_DECODER:
+        given += " --encoder-layerdrop 0.5 --no-cross-attention"
+    else:
+        given += " --adaptive-input-cutoff 10,15 --adaptive-softmax-cutoff 10,15"
+    built = fairseq.models.build_model(flags(arch, *given.split()), common.task())
+    cfg, block = built.decoder.cfg, built.decoder.layers[0]
+    assert (cfg.decoder.layerdrop, cfg.quant_noise.pq, cfg.quant_noise.pq_block_size) == (0.25, 0.125, 4)
+    assert (cfg.checkpoint_activations, cfg.offload_activations) == (True, True)
+    assert (built.decoder.layers.p, built.decoder.embed_scale, block.ffn.dropout.p) == (0.25, 1.0, 0.375)
+    assert built.decoder.layernorm_embedding is not None
+    assert block.ffn.activation is not F.relu
+    assert block.encoder_attn is None
+    if arch in ENCODER_DECODER:
+        assert built.encoder.layers.p == 0.5
+    else:  # as in the code behind the paper
+        assert built.decoder.layer_norm is None
+        assert block.mixer_residual.normalize_before
+        assert block.ffn_residual.normalize_before
+
+
+@pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("glu", [True, False])
+@pytest.mark.parametrize("normalize_before", [True, False])
+def test_widths_kernels_gates_and_norms_combine(conv, glu, normalize_before):
+    built = common.build(
+        "pla_lightconv",
+        common.task(20, 24),
+        **{
+            **SMALL,
+            "decoder_embed_dim": 12,
+            "dropout": 0.1,
+            "weight_dropout": 0.2,
+            "encoder_conv_heads": 8,
+            "decoder_layers": 3,
+        },
+        encoder_conv_type=conv,
+        decoder_conv_type="dynamic" if conv == "lightweight" else "lightweight",
+        encoder_glu=glu,
+        decoder_glu=not glu,
+        encoder_normalize_before=normalize_before,
+        decoder_normalize_before=normalize_before,
+        encoder_conv_dim=8,
+        decoder_kernel_size_list=[2, 3, 4],
+    )
+    logits = built(common.tokens(2, 7), None, common.tokens(2, 5))[0]
+    assert logits.shape == (2, 5, 24)
+    logits.sum().backward()
+    assert [name for name, p in built.named_parameters() if p.grad is None] == []
+    assert [block.mixer.conv.kernel_size for block in blocks(built)] == [3, 3, 2, 3, 4]
+
+
+def test_queries_widths_and_normalisation():
+    """Query heads need no query of their own; the block's own width is no contradiction; no softmax is "none"."""
+    built = model(decoder_query_heads=2)
+    assert [block.mixer.conv.query_heads for block in blocks(built)] == [1, 1, 2, 2]
+    assert {block.mixer.conv.weight_linear.in_features for block in built.decoder.layers} == {8}
+    assert len(common.build("pla_aan_wmt_en_de_big", common.task(), **common.SMALL, encoder_conv_dim=16).encoder.layers)
+    assert {block.mixer.conv.normalization for block in blocks(model(weight_softmax=False))} == {"none"}
+
+
+def test_each_dropout_reaches_its_place():
+    given = {name: number / 100 for number, name in enumerate(DROPOUTS, 1)}
+    built, attention, average = (model(decoder=kind, **given) for kind in ("lightweight", "attention", "average"))
+    block, other = built.decoder.layers[0], model(weight_dropout_per="kernel").decoder.layers[0]
+    for name, places in {
+        "dropout": [built.encoder.dropout_module, built.decoder.dropout_module, block.mixer_residual.dropout],
+        "attention_dropout": [block.encoder_attn.dropout_module, attention.decoder.layers[0].mixer.dropout],
+        "relu_dropout": [block.ffn.dropout, average.decoder.layers[0].mixer.dropout],
+        "input_dropout": [block.mixer.input_dropout],
+        "weight_dropout": [block.mixer.conv.weight_dropout],
+    }.items():
+        assert {place.p for place in places} == {given[name]}, name
+    assert (block.mixer.conv.dropconnect_per, other.mixer.conv.dropconnect_per) == ("position", "kernel")
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_layerdrop_leaves_out_blocks_in_training_alone(side):
+    option: dict[str, Any] = {f"{side}_layerdrop": 0.5}
+    built = model(**option)
+    other = "decoder" if side == "encoder" else "encoder"
+    dropped, kept = (calls(getattr(built, each).layers[i] for i in range(2)) for each in (side, other))
+    for seed in range(20):
+        loss(built.train(), seed)
+    assert 5 < len(dropped) < 35  # 20 of 40
+    assert len(kept) == 40
+    dropped.clear()
+    loss(built.eval())
+    assert len(dropped) == 2
+
+
+@pytest.mark.parametrize("written", ["flags", "yaml"])
+def test_a_model_pruned_to_some_blocks_keeps_their_widths(written):
+    """In the order of the layers, whatever that of the numbers, as fairseq prunes their weights; one side or both."""
+    sizes: dict[str, Any] = {"decoder_layers": 3, "decoder_kernel_size_list": [3, 5, 7]}
+    weights = model(**sizes).state_dict()
+    for kept, encoder in (("0,2", None), ("2,0", "0,1"), ("0,2", "1")):
+        built = model(**sizes, decoder_layers_to_keep=kept, encoder_layers_to_keep=encoder)
+        assert [block.mixer.conv.kernel_size for block in built.decoder.layers] == [3, 7]
+        assert len(built.encoder.layers) == (1 if encoder == "1" else 2)
+        loss(built)
+        pruned: Any = {"arch": "x", "_name": "x", "encoder_layers_to_keep": encoder, "decoder_layers_to_keep": kept}
+        options = common.Namespace(**pruned)
+        if written == "yaml":
+            options = OmegaConf.create(pruned)
+            OmegaConf.set_struct(options, True)
+        built.load_state_dict(dict(weights), model_cfg=options)
+        pruned = OmegaConf.to_container(options) if written == "yaml" else vars(options)
+        for side, number, place in (("decoder", 1, 2), ("encoder", 0, 1 if encoder == "1" else 0)):
+            loaded = getattr(built, side).layers[number].ffn.fc1.weight
+            assert torch.equal(loaded, weights[f"{side}.layers.{place}.ffn.fc1.weight"])
+        layers = {name: value for name, value in pruned.items() if "layers" in name or "kernel" in name}
+        assert layers["decoder_layers_to_keep"] is None
+        again = model(**layers)  # as the configuration that training saves says
+        again.load_state_dict(built.state_dict(), model_cfg=options)
+
+
+def test_pruning_hides_no_other_difference():
+    """A side that is not named must have the layers of the file."""
+    built = model(decoder_layers_to_keep="1", encoder_layers=1)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoder\.layers\.1"):
+        built.load_state_dict(model().state_dict(), model_cfg=common.Namespace(arch="x", decoder_layers_to_keep="1"))
+
+
+@pytest.mark.parametrize("decoder", ["dynamic", "lightweight", "local_attention", "average"])
+@pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
+def test_activations_that_are_not_kept_give_the_same_gradients(option, decoder):
+    """Every dropout mask, DropConnect's too, must be drawn again as it was."""
+    drops = dict.fromkeys(DROPOUTS, 0.3)
+    expected = gradients(model(decoder=decoder, **drops))
+    built = model(decoder=decoder, **drops, **{option: True})
+    called = calls(block.mixer for block in blocks(built))
+    got = gradients(built)
+    assert len(called) == 8  # each of the four blocks a second time for backward
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_close(got[name], gradient)
+
+
+def test_quantisation_noise_drops_blocks_of_every_linear_map_in_training_alone():
+    built = model(quant_noise_pq=0.5, quant_noise_pq_block_size=4)
+    maps = {name: part for name, part in built.named_modules() if isinstance(part, nn.Linear) and ".layers." in name}
+    assert len(maps) == 2 * 5 + 2 * 9  # per block: two projections, the kernels', feed-forward; attention's four
+
+    def dropped(part: nn.Linear) -> float:
+        return float((part.weight.view(len(part.weight), -1, 4) == 0).all(dim=-1).float().mean())
+
+    loss(built.eval())
+    assert {name for name, part in maps.items() if dropped(part)} == set()
+    loss(built.train())
+    for name, part in maps.items():
+        assert 0.1 < dropped(part) < 0.9, name
+
+
+def test_the_feed_forward_networks_start_as_asked_for():
+    for layer in (model(ffn_init="xavier").decoder.layers[0].ffn.fc2, model().encoder.layers[0].ffn.fc1):
+        assert layer.weight.abs().max() > layer.in_features**-0.5
+        assert not layer.bias.any()
+    for block in blocks(model(ffn_init="pytorch")):
+        for layer in (block.ffn.fc1, block.ffn.fc2):
+            assert 0.5 < layer.weight.abs().max() * layer.in_features**0.5 <= 1.0  # torch.nn.Linear's bound
+            assert layer.bias.any()
+
+
+@pytest.mark.parametrize(("name", "function"), [("relu", torch.relu), ("gelu", F.gelu), ("tanh", torch.tanh)])
+def test_the_activation_function_is_the_one_asked_for(name, function):
+    ffn, x = model(activation_fn=name).eval().encoder.layers[0].ffn, torch.randn(3, 2, 16)
+    hidden = function(F.linear(x, ffn.fc1.weight, ffn.fc1.bias))
+    assert_close(ffn(x), F.linear(hidden, ffn.fc2.weight, ffn.fc2.bias))
+
+
+@pytest.mark.parametrize("option", ["activation_fn", "no_cross_attention", "quant_noise_pq", "decoder_layerdrop"])
+@pytest.mark.parametrize("generator", [SequenceGenerator, BeamSearchGenerator])
+def test_searches_score_hypotheses_as_one_pass_does(generator, option):
+    """Few enough rows for the operator that takes a block's step at once, which knows ReLU and attention alone."""
+    given: dict[str, Any] = {option: {"activation_fn": "gelu", "no_cross_attention": True}.get(option, 0.5)}
+    built = model(**given, quant_noise_pq_block_size=4, checkpoint_activations=True).eval()
+    sample = {"net_input": {"src_tokens": common.tokens(2, 6), "src_lengths": torch.tensor([6, 6])}}
+    found = generator([built], common.dictionary(20), beam_size=3, max_len_b=8).generate([built], sample)
+    common.check_scores(built, sample["net_input"], found)
+
+
+def test_without_cross_attention_the_decoder_sees_no_source():
+    target = common.tokens(2, 5, seed=1)
+    for without in (True, False):
+        built = model(no_cross_attention=without).eval()
+        first, second = (built(common.tokens(2, 7, seed=seed), None, target)[0] for seed in (1, 2))
+        assert torch.equal(first, second) is without
+        assert any("encoder_attn" in name for name, _ in built.named_parameters()) is not without
+
+
+# -------------------------------------------------------------------------------------------- shared weights
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize(
+    ("arch", "shared"),
+    [
+        ("pla_dynamicconv_small", "share_all_embeddings"),
+        ("pla_dynamicconv_small", "share_decoder_input_output_embed"),
+        (PLAIN_LM, "share_decoder_input_output_embed"),
+    ],
+)
+def test_weights_of_shared_embeddings_are_loaded(arch, shared, adaptive):
+    """An adaptive softmax has an output layer of its own, whatever is shared."""
+    given = {"decoder_kernel_size_list": [3], "share_all_embeddings": False, shared: True}
+    given["adaptive_softmax_cutoff"] = [10, 15] if adaptive else None
+    pair = [common.build(arch, common.task(), **{**SMALL, **given}) for _ in range(2)]
+    weights = pair[0].state_dict()
+    pair[1].load_state_dict(dict(weights), strict=True)
+    assert ("decoder.output_projection.weight" in weights) is not adaptive
+    assert all(torch.equal(weight, weights[name]) for name, weight in pair[1].state_dict().items())
+    if not adaptive:
+        assert pair[1].decoder.output_projection.weight is pair[1].decoder.embed_tokens.weight
+
+
+@pytest.mark.parametrize("arch", [LM, "pla_lightconv_lm_small", "pla_attention_lm_gbw"])
+def test_tied_weights_are_one_storage(arch):
+    decoder = language_model(arch).decoder
+    bands = [band[0].weight for band in decoder.embed_tokens.embeddings]
+    assert [tuple(band.shape) for band in bands] == [(8, 16), (6, 4), (6, 1)]
+    softmax = decoder.adaptive_softmax
+    outputs = [softmax.head.word_proj.weight, *(tail[-1].weight for tail in softmax.tail)]
+    assert [band.data_ptr() for band in bands] == [output.data_ptr() for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("arch", "option", "spared"),
+    [
+        (LM, "tie_adaptive_weights", 8 * 16 + 6 * 4 + 6 * 1),
+        (LM, "tie_adaptive_proj", 16 * 4 + 16 * 1),
+        (PLAIN_LM, "share_decoder_input_output_embed", small.TYPES * 16),
+    ],
+)
+def test_what_is_shared_spares_its_weights(arch, option, spared):
+    shared, apart = (common.parameters(language_model(arch, **{option: value})) for value in (True, False))
+    assert apart == shared + spared
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_a_shared_matrix_has_one_width(side):
+    shared = {"share_decoder_input_output_embed": True, f"decoder_{side}_dim": 12}
+    with pytest.raises(ValueError, match=r"embeddings of width \d+ and an output layer of width \d+ cannot share"):
+        language_model(PLAIN_LM, **shared)
+    both = {**shared, "decoder_input_dim": 12, "decoder_output_dim": 12}
+    for given in (both, {**shared, "share_decoder_input_output_embed": False}):
+        assert language_model(PLAIN_LM, **given)(common.tokens(2, 5))[0].shape == (2, 5, small.TYPES)
+
+
+def test_embeddings_from_characters_are_fairseq_s():
+    parser = ArgumentParser(argument_default=SUPPRESS)  # as in fairseq-train
+    FairseqLanguageModel.add_args(parser)
+    sizes = "--decoder-embed-dim 16 --decoder-attention-heads 4 --decoder-layers 1 --decoder-kernel-size-list [3]"
+    characters = ["--character-embeddings", "--character-filters", CHARACTERS["character_filters"]]
+    args = parser.parse_args([*sizes.split(), *characters])
+    args.tokens_per_sample, args.attention_dropout = 64, 0.0
+    theirs = FairseqLanguageModel.build_model(args, small.task(PLAIN_LM))
+    own, expected = language_model(PLAIN_LM, **CHARACTERS).decoder.embed_tokens, theirs.decoder.embed_tokens
+    own.load_state_dict(expected.state_dict(), strict=True)
+    words = torch.tensor([[4, 5, 1, 2, 3, 9]])
+    assert_close(own(words), expected(words))
+    assert len({tuple(row.tolist()) for row in own(words)[0]}) == 6
+
+
+@pytest.mark.parametrize("cutoffs", [[10, 20], [5, 28], [30]])
+def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
+    """As GPUs run it; every word, and the gradients of all bands."""
+    torch.manual_seed(0)
+    ours = AdaptiveEmbedding(30, 1, 16, 4.0, 12, cutoffs).double()
+    words, grad = torch.arange(30).view(2, 15), torch.randn(2, 15, 12, dtype=torch.float64)
+    expected, got = ours(words), ours.masked(words)
+    assert_close(got, expected)
+    for a, b in zip(*(torch.autograd.grad(x, list(ours.parameters()), grad) for x in (got, expected)), strict=True):
+        assert_close(a, b)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+UNTIED = {"tie_adaptive_weights": False}
+PLAIN = {**UNTIED, "adaptive_input": False}
+REFUSED = [
+    ({"encoder_kernel_size_list": [3, 7]}, r"--encoder-kernel-size-list has 2 widths \[3, 7\] for 7 layers"),
+    ({"decoder_kernel_size_list": [3] * 7}, "--decoder-kernel-size-list has 7 widths .* for 6 layers"),
+    ({"encoder_kernel_size_list": [4]}, r"even widths \[4, 4, 4, 4, 4, 4, 4\]"),
+    ({"encoder_conv_heads": 5}, "--encoder-conv-heads 5 does not divide --encoder-conv-dim 16"),
+    ({"encoder_attention_heads": 5}, "--encoder-attention-heads 5 does not divide --encoder-embed-dim 16"),
+    ({"decoder_conv_heads": 3}, "--decoder-conv-heads 3 does not divide --decoder-conv-dim 16"),
+    ({"decoder_conv_type": "lightweight", "decoder_query_heads": 2}, "--decoder-query-heads is for .* got lightw"),
+    ({"encoder_conv_type": "standard", "encoder_query_dim": 8}, "--encoder-query-dim is for .* dynamic; got stand"),
+    ({"encoder_conv_type": "attention", "encoder_conv_dim": 8}, "--encoder-conv-dim is for .* got attention"),
+    ({"decoder_conv_type": "average", "decoder_conv_dim": 8}, "--decoder-conv-dim is for .* got average"),
+    ({"decoder_layers_to_keep": "0,6"}, "--decoder-layers-to-keep is 0,6; expected numbers from 0 to 5"),
+    ({"encoder_layers_to_keep": "-1,2"}, "--encoder-layers-to-keep is -1,2; expected numbers from 0 to 6"),
+    ({"decoder_query_heads": 3}, "3 query heads do not divide 4 heads"),
+    ({"weight_softmax": False, "weight_normalization": "softmax"}, "contradict each other"),
+    ({"share_all_embeddings": True}, r"joined dictionary; .* has two, of 20 and 24 types\. Give --no-share-all"),
+    ({"decoder_input_dim": 12}, "--decoder-input-dim is 12 and --decoder-embed-dim 16; .* leave it out"),
+    ({"decoder_output_dim": 12, "share_all_embeddings": True}, "of width 16 and an output layer of width 12"),
+    ({"decoder_output_dim": 12, "share_decoder_input_output_embed": True}, "give --no-share-all-embeddings and"),
+]
+REFUSED_LM = [
+    ({"adaptive_input_cutoff": []}, "--adaptive-input needs --adaptive-input-cutoff, for example 60000,160000"),
+    ({"adaptive_softmax_cutoff": [8, 15]}, r"--tie-adaptive-weights needs .*\[8, 14\].*\[8, 15\]"),
+    (CHARACTERS, "--character-embeddings and --adaptive-input contradict each other"),
+    (
+        CHARACTERS | UNTIED | {"adaptive_input": False, "share_decoder_input_output_embed": True},
+        "and --share-decoder-inp",
+    ),
+    ({"adaptive_input": False}, "got no adaptive input and .* or give --no-tie-adaptive-weights"),
+    ({"adaptive_input_factor": 2.0}, "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor"),
+    ({"decoder_input_dim": 12}, "--tie-adaptive-weights needs"),
+    ({"decoder_input_dim": 32, "decoder_output_dim": 32}, "input and output of --decoder-embed-dim 16; got 32. Leave"),
+    (
+        {"share_decoder_input_output_embed": True, "adaptive_softmax_cutoff": [], **UNTIED},
+        "--adaptive-input has no one matrix for --share-decoder-input-output-embed; give one",
+    ),
+    (
+        {"adaptive_input_cutoff": [8, 30], "adaptive_softmax_cutoff": [8, 30]},
+        r"--adaptive-input-cutoff \[8, 30\] goes beyond the dictionary's 20 types; give smaller cut-offs",
+    ),
+    ({**UNTIED, "adaptive_softmax_cutoff": [21]}, r"--adaptive-softmax-cutoff \[21\] goes beyond the dictionary's 20"),
+    ({**PLAIN, "decoder_input_dim": 8, "quant_noise_pq": 0.1}, "--quant-noise-pq maps .* got --decoder-input-dim 8"),
+    ({"decoder_kernel_size_list": [3] * 5}, "--decoder-kernel-size-list has 5 widths .* for 2 layers"),
+    ({"decoder_conv_heads": 3}, "--decoder-conv-heads 3 does not divide --decoder-conv-dim 16"),
+    *(
+        ({**PLAIN, **CHARACTERS, "character_filters": filters}, "--character-filters is .* expected widths and chan")
+        for filters in ("", "[(1, 3), 2]", "[(1, 0)]", "[(1, 2.5)]", "[]", "[(1, 3")
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+def test_contradictions_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        common.build("pla_dynamicconv_iwslt_de_en", common.task(20, 24), **{**common.SMALL, **given})
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED_LM)
+def test_contradictions_of_language_models_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        language_model(LM, **given)
+
+
+@pytest.mark.parametrize("kept_in", ["cfg", "args"])
+@pytest.mark.parametrize("value", [True, "True"])
+def test_targets_padded_on_the_left_are_refused(kept_in, value):
+    task = common.task()
+    setattr(task, kept_in, common.Namespace(left_pad_target=value))
+    with pytest.raises(ValueError, match="--left-pad-target True puts padding where"):
+        common.build("pla_dynamicconv_small", task, **common.SMALL)
+    setattr(task, kept_in, common.Namespace(left_pad_target=type(value)(False)))
+    common.build("pla_dynamicconv_small", task, **common.SMALL)
