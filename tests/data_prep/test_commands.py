@@ -29,7 +29,7 @@ from scripts.common import scratch
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.process import python_module
-from scripts.pipeline.stamp import sizes
+from scripts.pipeline.pipeline import sizes
 from tests.data_prep import corpora
 from tests.data_prep.corpora import lines_of, numbers, pack
 from tests.data_prep.samples import (

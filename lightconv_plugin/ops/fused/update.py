@@ -1,7 +1,7 @@
 """The end of an update of a flat model: what the gradient's norm decides, and Adam, as fairseq makes them.
 
 All numbers that change from one update to the next are in vectors on the device, in float64: nothing has to wait, and a
-captured CUDA graph serves every update. The lists below name their places; ``csrc/cuda/auxiliary/args.h`` has the same.
+captured CUDA graph serves every update. The lists below name their places; ``csrc/cuda/args.h`` has the same.
 On a GPU the library's kernels run, which must be there (``ops.library``), elsewhere these definitions.
 """
 
