@@ -49,11 +49,17 @@ def check(config: Config, data: Path | None, devices: Devices) -> list[str]:
     Raises:
         UserError: something in it cannot be, or will not be there when it is needed.
     """
-    note = check_settings(config, devices)
-    baseline = baseline_config(config)
-    if baseline is not None:
+    said = [check_settings(config, devices)]
+    if (baseline := baseline_config(config)) is not None:
         check_settings(baseline, devices)
-    return [*([note] if note else []), *(check_data(config, data, devices) if data else [])]
+    if data is not None:
+        built = build(config, parse(training(config, data, devices)), data)
+        for part in ("train", "valid", "test"):
+            with explained(config.path, f"read the part {part} of {data}"):
+                built.task.load_dataset(part, combine=part == "train")
+        said.append(check_training_set(config, built, devices))
+        check_valid_and_test(config, built, parse(next(generations(config, data, devices))))
+    return [sentence for sentence in said if sentence]
 
 
 def check_settings(config: Config, devices: Devices) -> str | None:
@@ -175,17 +181,6 @@ def explained(path: Path, what: str) -> Iterator[None]:
         raise UserError(f"{path}: fairseq cannot {what}: {text[:600]}") from error
 
 
-def check_data(config: Config, data: Path, devices: Devices) -> list[str]:
-    """Check the settings against binarised data."""
-    built = build(config, parse(training(config, data, devices)), data)
-    for part in ("train", "valid", "test"):
-        with explained(config.path, f"read the part {part} of {data}"):
-            built.task.load_dataset(part, combine=part == "train")
-    said = check_training_set(config, built, devices)
-    check_valid_and_test(config, built, parse(next(generations(config, data, devices))))
-    return [said] if said else []
-
-
 def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, ...]:
     """The settings that limit the length of each side."""
     if config.metric == "perplexity":
@@ -248,38 +243,42 @@ def check_valid_and_test(config: Config, built: TaskAndModel, generation: Namesp
     """Check that every line can be read of the parts that models are judged by."""
     from fairseq.utils import resolve_max_positions
 
-    args, task, options, reads = built.args, built.task, built.cfg.dataset, built.model.max_positions()
-    language_model = config.metric == "perplexity"
-
-    def check_part(part: str, section: str, positions: Any, tokens: int | None) -> None:
-        dataset, most = task.dataset(part), sides(positions)
-        if not len(gone := too_long(dataset, positions, tokens)):
-            return
-        sizes = [sides(dataset.size(int(number))) for number in gone]
-        # the side that is too long; None: of tokens the longer side counts
-        side = next((n for n, limit in enumerate(most) if limit is not None and sizes[0][n] > limit), None)
-        limit, found = (tokens, [*map(max, sizes)]) if side is None else (most[side], [size[side] for size in sizes])
-        key = f"{section}.max-tokens{'-valid' * (section == 'train')}"
-        key = key if side is None else position_keys(config, args, section)[side]
-        language = "" if side is None or len(most) == 1 else f".{(task.cfg.source_lang, task.cfg.target_lang)[side]}"
-        sample = "block" if language_model and args.sample_break_mode != "eos" else "line"
-        raise UserError(
-            f"{config.path}: {sample} {gone[0] + 1:,} of {part}{language} has {found[0]:,} tokens, its end counted, "
-            f"expected at most {limit:,} (`{key}`); {len(gone) - 1:,} more are too long. Set {key}: {max(found)}, or "
-            f"have such lines shortened or dropped by a step `truncate`{'' if language_model else ' or `clean`'} in "
-            f"data_prep/datasets/{config.dataset}.yaml"
-        )
-
+    task, options, reads = built.task, built.cfg.dataset, built.model.max_positions()
+    limits = []  # part, section, positions, tokens
     if not (options.disable_validation or options.skip_invalid_size_inputs_valid_test):
-        check_part("valid", "train", resolve_max_positions(task.max_positions(), reads), options.max_tokens_valid)
-    if language_model:
+        limits.append(("valid", "train", resolve_max_positions(task.max_positions(), reads), options.max_tokens_valid))
+    if config.metric == "perplexity":
         positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
     else:
         own = tuple(getattr(generation, key.replace("-", "_"), None) for key in commands.POSITIONS)
         positions = resolve_max_positions(own, reads)
         tokens = generation.max_tokens or (None if generation.batch_size else GENERATE_TOKENS)
-    for part in ("valid", "test"):
-        check_part(part, "generate", positions, tokens)
+    for part, section, most, room in [*limits, *((part, "generate", positions, tokens) for part in ("valid", "test"))]:
+        if len(gone := too_long(task.dataset(part), most, room)):
+            raise UserError(f"{config.path}: {_too_long_sentence(config, built, part, section, most, room, gone)}")
+
+
+def _too_long_sentence(
+    config: Config, built: TaskAndModel, part: str, section: str, positions: Any, tokens: int | None, gone: Any
+) -> str:
+    """Name the first of the samples ``gone``, its length, the setting that limits it, and what to do."""
+    most, dataset = sides(positions), built.task.dataset(part)
+    sizes = [sides(dataset.size(int(number))) for number in gone]
+    # the side that is too long; None: of tokens the longer side counts
+    side = next((n for n, limit in enumerate(most) if limit is not None and sizes[0][n] > limit), None)
+    limit, found = (tokens, [*map(max, sizes)]) if side is None else (most[side], [size[side] for size in sizes])
+    key = f"{section}.max-tokens{'-valid' * (section == 'train')}"
+    key = key if side is None else position_keys(config, built.args, section)[side]
+    task = built.task.cfg
+    language = "" if side is None or len(most) == 1 else f".{(task.source_lang, task.target_lang)[side]}"
+    language_model = config.metric == "perplexity"
+    sample = "block" if language_model and built.args.sample_break_mode != "eos" else "line"
+    return (
+        f"{sample} {gone[0] + 1:,} of {part}{language} has {found[0]:,} tokens, its end counted, expected at most "
+        f"{limit:,} (`{key}`); {len(gone) - 1:,} more are too long. Set {key}: {max(found)}, or have such lines "
+        f"shortened or dropped by a step `truncate`{'' if language_model else ' or `clean`'} in "
+        f"data_prep/datasets/{config.dataset}.yaml"
+    )
 
 
 def main() -> None:

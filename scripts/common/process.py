@@ -5,11 +5,13 @@ import functools
 import os
 import resource
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,23 +101,16 @@ def child(
     try:
         yield process
     finally:
-        if process.poll() is None:
-            _signal_group(process, signal.SIGTERM)
-            try:
-                process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                _signal_group(process, signal.SIGKILL)
-                process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
-def _signal_group(process: subprocess.Popen, signum: int) -> None:
-    try:
-        os.killpg(process.pid, signum)
-    except ProcessLookupError:
-        process.send_signal(signum)
+        for signum, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
+            if process.poll() is None:
+                try:
+                    os.killpg(process.pid, signum)
+                except ProcessLookupError:  # it has not made its group yet
+                    process.send_signal(signum)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(patience)
+        for stream in filter(None, (process.stdout, process.stderr)):
+            stream.close()
 
 
 def peak_mb() -> int:
@@ -142,26 +137,32 @@ def run_logged(
     """
     settings = {name: os.environ.get(name, value) for name, value in _FOR_SPEED.items()}
     settings |= {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with open_own(log, "ab" if append else "wb", buffering=0) as sink:
-        start = sink.tell()
-        with child(command, env=settings, **pipes) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            for line in _lines(process.stdout, process.stderr):
-                sink.write(line)
-                on_line(line.decode("utf-8", errors="replace").rstrip("\n"))
-            status = process.wait()
-    if status != 0:
-        raise UserError(_failure(what, status, log, start))
+    said: deque[str] = deque(maxlen=200)
+    with (
+        open_own(log, "ab" if append else "wb", buffering=0) as sink,
+        child(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+    ):
+        for line in _lines(process.stdout, process.stderr):
+            sink.write(line)
+            text = line.decode("utf-8", errors="replace").rstrip("\n")
+            on_line(text)
+            said += filter(str.strip, text.splitlines())
+        status = process.wait()
+    if status == 0:
+        return
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    tail = "\n".join(f"  {line[:600]}" for line in [*said][-5:])
+    message = f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}"
+    free = shutil.disk_usage(log.parent).free
+    if any("No space left on device" in line for line in said) or free < 1 << 20:
+        message += f"\nThe disk that holds {log.parent} is full ({free:,} bytes free): make room and run it again"
+    raise UserError(message)
 
 
-def _lines(*streams: IO[bytes]) -> Iterator[bytes]:
+def _lines(*streams: IO[bytes] | None) -> Iterator[bytes]:
     """The lines of several pipes as they come, parted at LF only and each whole."""
     with selectors.DefaultSelector() as selector:
-        for stream in streams:
-            selector.register(stream, selectors.EVENT_READ)
-        rest = {stream.fileno(): b"" for stream in streams}
+        rest = {selector.register(stream, selectors.EVENT_READ).fd: b"" for stream in filter(None, streams)}
         while selector.get_map():
             for key, _ in selector.select():
                 data = os.read(key.fd, 1 << 16)
@@ -172,16 +173,3 @@ def _lines(*streams: IO[bytes]) -> Iterator[bytes]:
                     selector.unregister(key.fileobj)
                     if rest[key.fd]:
                         yield rest[key.fd] + b"\n"
-
-
-def _failure(what: str, status: int, log: Path, start: int) -> str:
-    with open(log, "rb") as f:
-        f.seek(start)
-        said = [line for line in f.read().decode("utf-8", errors="replace").splitlines() if line.strip()]
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    tail = "\n".join(f"  {line[:600]}" for line in said[-5:])
-    message = f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}"
-    free = os.statvfs(log.parent).f_bavail * os.statvfs(log.parent).f_frsize
-    if any("No space left on device" in line for line in said[-200:]) or free < 1 << 20:
-        message += f"\nThe disk that holds {log.parent} is full ({free:,} bytes free): make room and run it again"
-    return message

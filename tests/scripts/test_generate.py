@@ -81,52 +81,34 @@ def three() -> list[str]:
 
 def test_speed_and_bleu_are_fairseqs_own():
     output = collect(three() + ENDING)
-    assert output.facts == {
-        "sentences": 3,
-        "tokens": 1024,
-        "seconds": 2.5,
-        "sentences_per_second": 1.2,
-        "tokens_per_second": 409.6,
-        "fairseq_bleu": 12.34,
-    }
+    speed = {"seconds": 2.5, "sentences_per_second": 1.2, "tokens_per_second": 409.6}
+    assert output.facts == {"sentences": 3, "tokens": 1024, **speed, "fairseq_bleu": 12.34}
 
 
-def test_a_sentence_given_twice_is_refused():
+def test_output_that_is_not_whole_is_refused():
     with pytest.raises(UserError, match="H-1 twice"):
         collect([*three(), "H-1\t-0.1\tx"])
-
-
-def test_a_missing_sentence_is_named():
-    lines = [line for line in three() if not line.startswith("H-2")]
-    with pytest.raises(UserError, match=r"2 of the 3 H- lines of `test`; the first missing is H-2"):
-        collect(lines + ENDING).in_corpus_order()
-
-
-def test_output_that_breaks_off_is_refused():
-    with pytest.raises(UserError, match="to the end"):
-        collect(three()).in_corpus_order()
+    lacking = [line for line in three() if not line.startswith("H-2")]
+    for lines, said in (
+        (lacking + ENDING, "2 of the 3 H- lines of `test`; the first missing is H-2"),
+        (three(), "to the end"),
+    ):
+        with pytest.raises(UserError, match=said):
+            collect(lines).in_corpus_order()
 
 
 def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
     output = GenerationOutput("test", nbest=2)
-    for line in (
-        "INFO:fairseq:loaded 1 examples from: /a/test.en-de.en",
-        "S-0\ta",
-        "T-0\tb",
-        "H-0\t-3.0\tshort",
-        "D-0\t-3.0\tshort",
-        "P-0\t-1.5 -1.5",
-        "H-0\t-4.0\ta longer one",
-        "D-0\t-4.0\ta longer one",
-        "P-0\t-1.0 -1.0 -1.0 -1.0",
-        *ENDING,
-    ):
+    said = (
+        "INFO:fairseq:loaded 1 examples from: /a/test.en-de.en|S-0\ta|T-0\tb|H-0\t-3.0\tshort|D-0\t-3.0\tshort|"
+        "P-0\t-1.5 -1.5|H-0\t-4.0\ta longer one|D-0\t-4.0\ta longer one|P-0\t-1.0 -1.0 -1.0 -1.0"
+    )
+    for line in [*said.split("|"), *ENDING]:
         output.read(line)
     assert output.in_corpus_order()["hypotheses.tok"] == ["short"]
     assert output.hypotheses[0] == [Hypothesis(-3.0, "short", 2), Hypothesis(-4.0, "a longer one", 4)]
-    assert [best_text(output.hypotheses[0], lenpen) for lenpen in (0, 0.3, 0.5, 1)] == ["short"] * 2 + [
-        "a longer one"
-    ] * 2
+    best = [best_text(output.hypotheses[0], lenpen) for lenpen in (0, 0.3, 0.5, 1)]
+    assert best == ["short", "short", "a longer one", "a longer one"]
     with pytest.raises(UserError, match="H-0 more than 2 times"):
         output.read("H-0\t-5.0\tx")
 
@@ -139,9 +121,7 @@ def test_a_search_is_in_the_precision_asked_for():
     assert "--fp16" in generate_command(*place, gpu=True, precision="fp16")
 
 
-@pytest.mark.parametrize(
-    ("languages", "named"), [(("en", "pt-BR"), True), (("zh-Hant", "en"), True), (("en", "de"), False)]
-)
+@pytest.mark.parametrize(("languages", "named"), [(("zh-Hant", "en"), True), (("en", "de"), False)])
 def test_languages_with_a_hyphen_are_named(languages, named, monkeypatch):
     """fairseq takes dict.pt-BR.txt for the pair pt and BR."""
     monkeypatch.setattr(commands, "load_dataset", lambda name: SimpleNamespace(languages=languages))

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,21 +51,28 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def call(monkeypatch, *arguments: object) -> None:
-    monkeypatch.setattr("sys.argv", ["own_text", *map(str, arguments)])
-    own_text.main()
+@pytest.fixture
+def call(checkout, monkeypatch) -> Callable[..., Path]:
+    """Call the command with two files; returns the configuration's path."""
+
+    def called(src: Path, tgt: Path, source: str, target: str = "en", name: str = "mine") -> Path:
+        sides = ["--src", str(src), "--tgt", str(tgt), "--source", source, "--target", target]
+        monkeypatch.setattr("sys.argv", ["own_text", name, *sides])
+        own_text.main()
+        return checkout / "configs" / name / "dynamicconv.yaml"
+
+    return called
 
 
 @pytest.mark.parametrize(("language", "turned"), [("zh", False), ("ja", True), ("th", False), ("de", True)])
-def test_nothing_of_a_good_text_is_lost(language, turned, checkout, monkeypatch, capsys):
+def test_nothing_of_a_good_text_is_lost(language, turned, checkout, call, capsys):
     foreign, english = corpus(checkout, language)
     sides = [(foreign, language), (english, "en")]
     (src, source), (tgt, target) = sides[::-1] if turned else sides
-    call(monkeypatch, "mine", "--src", src, "--tgt", tgt, "--source", source, "--target", target)
+    config = load_config(call(src, tgt, source, target))
     said = capsys.readouterr().out
     assert f"python -m data_prep mine --src {src} --tgt {tgt}" in said
     assert "python -m scripts.reproduce configs/mine/dynamicconv.yaml" in said
-    config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
     assert (config.dataset, config.generate["post-process"]) == ("mine", "sentencepiece")
     assert config.metric == "sacrebleu"
     raw = checkout / "raw"
@@ -80,44 +88,36 @@ def test_nothing_of_a_good_text_is_lost(language, turned, checkout, monkeypatch,
 
 
 @pytest.mark.parametrize(("words", "tokens"), [(5, 1536), (300, 2400)])
-def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, monkeypatch):
+def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call):
     german, english = checkout / "a.de", checkout / "a.en"
     for path, word in ((german, "Wort"), (english, "word")):
         path.write_text("".join(f"{word} {number}{f' {word}' * (words - 2)}\n" for number in range(20)))
-    call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de", "--target", "en")
-    config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
+    config = load_config(call(german, english, "de"))
     assert config.batch == {"tokens": tokens, "max-tokens": tokens // 2, "cpu-processes": 2}
     assert config.average["last"] * config.train["save-interval-updates"] <= config.train["max-update"]
 
 
-def test_words_that_are_others_to_yaml(checkout, monkeypatch):
-    german, english = corpus(checkout, "de", 20)
-    call(monkeypatch, "2024", "--src", german, "--tgt", english, "--source", "no", "--target", "en")
+def test_words_that_are_others_to_yaml(checkout, call):
+    config = load_config(call(*corpus(checkout, "de", 20), source="no", name="2024"))
     dataset = load_dataset(str(checkout / "data_prep" / "datasets" / "2024.yaml"))
     plan(dataset, checkout)
-    assert dataset.languages == ("no", "en")
-    assert load_config(checkout / "configs" / "2024" / "dynamicconv.yaml").dataset == "2024"
-    with pytest.raises(UserError, match=r"the language 'de\.x', expected letters, digits, _ and -, such as en"):
-        call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de.x", "--target", "en")
+    assert (dataset.languages, config.dataset) == (("no", "en"), "2024")
 
 
-def test_bytes_that_are_not_utf_8_are_said_and_replaced(checkout, monkeypatch, capsys):
+def test_bytes_that_are_not_utf_8_are_said_and_replaced(checkout, call, capsys):
     german, english = corpus(checkout, "de", 100)
     german.write_bytes(german.read_bytes().replace(b"\n", b" \xe4\n", 2))
     with pytest.raises(UserError, match=r"2 of 100 lines are not UTF-8; convert the file \(from Windows: iconv"):
-        call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de", "--target", "en")
+        call(german, english, "de")
     german.write_bytes(german.read_bytes().replace(b" \xe4\n", b"\n", 1))
-    call(monkeypatch, "mine", "--src", german, "--tgt", english, "--source", "de", "--target", "en")
+    call(german, english, "de")
     assert f"note: {german}: 1 lines are not UTF-8; U+FFFD will stand for such bytes" in capsys.readouterr().out
     assert load_dataset(str(checkout / "data_prep" / "datasets" / "mine.yaml")).invalid == "replace"
 
 
 def test_words_are_counted_where_there_are_no_spaces():
-    assert count_words("a b  c") == 3
-    assert count_words("Wörter, wie sie sind") == 4
-    assert count_words("函数库包含游戏") == 4  # seven letters
-    assert count_words("提供 GNOME 的开发文件。") == 5  # seven letters and a word
-    assert count_words("โปรแกรม") == 2
+    counted = {"a b  c": 3, "Wörter, wie sie sind": 4, "函数库包含游戏": 4, "提供 GNOME 的开发文件。": 5, "โปรแกรม": 2}
+    assert {text: count_words(text) for text in counted} == counted
     reason = pair_filter(max_words=20, max_ratio=2.5)
     assert reason("函数库包含游戏", "the library contains a game") is None
     assert reason("函数库", "the library contains a game, an editor and much else") == "length ratio of 2.5 or more"
@@ -127,10 +127,10 @@ def test_words_are_counted_where_there_are_no_spaces():
 def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
     foreign, english = corpus(checkout, "de", 40)
     lines = english.read_text().splitlines()
-    english.write_text("\n".join("x" if number % 4 == 0 else line for number, line in enumerate(lines)) + "\n")
     raw = checkout / "raw"
     raw.mkdir()
-    foreign.rename(raw / "train.de"), english.rename(raw / "train.en")
+    (raw / "train.en").write_text("\n".join("x" if n % 4 == 0 else line for n, line in enumerate(lines)) + "\n")
+    foreign.rename(raw / "train.de")
     path = checkout / "d.yaml"
     steps = "[{clean: {max_ratio: 3.5}}, {split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, save_raw]"
     path.write_text(f"kind: text\nsource: de\ntarget: en\nsteps: {steps}\n")
@@ -142,28 +142,25 @@ def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
     assert len(entry["examples"]) == 3
 
 
-def test_what_cannot_be_is_said(checkout, monkeypatch):
+def test_what_cannot_be_is_said(checkout, call):
     chinese, english = corpus(checkout, "zh", 20)
-    sides = ["--source", "zh", "--target", "en"]
-    with pytest.raises(UserError, match="given as zh, but its letters are Latin"):
-        call(monkeypatch, "mine", "--src", english, "--tgt", chinese, *sides)
     short = checkout / "short.en"
     short.write_text("one line\n")
-    with pytest.raises(UserError, match=r"a\.zh has 20 lines but .*short\.en has 1 lines"):
-        call(monkeypatch, "mine", "--src", chinese, "--tgt", short, *sides)
-    with pytest.raises(UserError, match="NAME is 'raw'"):
-        call(monkeypatch, "raw", "--src", chinese, "--tgt", english, *sides)
-    call(monkeypatch, "mine", "--src", chinese, "--tgt", english, *sides)
-    with pytest.raises(UserError, match=r"mine\.yaml is there already"):
-        call(monkeypatch, "mine", "--src", chinese, "--tgt", english, *sides)
-    with pytest.raises(UserError, match="no such file"):
-        call(monkeypatch, "other", "--src", checkout / "none", "--tgt", english, *sides)
+    call(chinese, english, "zh", name="there")
+    for src, tgt, source, name, said in (
+        (english, chinese, "zh", "mine", "given as zh, but its letters are Latin"),
+        (chinese, short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
+        (chinese, english, "de.x", "mine", r"the language 'de\.x', expected letters, digits, _ and -, such as en"),
+        (chinese, english, "zh", "raw", "NAME is 'raw'"),
+        (chinese, english, "zh", "there", r"there\.yaml is there already"),
+        (checkout / "none", english, "zh", "mine", "no such file"),
+    ):
+        with pytest.raises(UserError, match=said):
+            call(src, tgt, source, name=name)
 
 
-def test_a_machine_with_gpus_trains_the_papers_model(checkout, monkeypatch):
+def test_a_machine_with_gpus_trains_the_papers_model(checkout, call, monkeypatch):
     monkeypatch.setattr(own_text, "find_devices", lambda **_: Devices(gpu=True, count=2))
-    foreign, english = corpus(checkout, "ja")
-    call(monkeypatch, "mine", "--src", foreign, "--tgt", english, "--source", "ja", "--target", "en")
-    config = load_config(checkout / "configs" / "mine" / "dynamicconv.yaml")
+    config = load_config(call(*corpus(checkout, "ja"), source="ja"))
     assert config.train["arch"] == "pla_dynamicconv_iwslt_de_en"
     assert config.train["share-all-embeddings"]
