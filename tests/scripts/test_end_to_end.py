@@ -187,50 +187,6 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("finished")
-def test_tuning_searches_anew_for_each_stepwise_length_penalty(data):
-    checkpoints, config = data / "toy" / "seed1" / "checkpoints", data.parent.parent / "stepwise.yaml"
-    config.write_text(CONFIG + "tune: {stepwise-length-penalty: [0.0, 2.5]}\n")
-    where, out = ["--data", str(data / "binarised")], data.parent.parent / "stepwise"
-    tune = [*python_module("scripts.tune"), str(config), *where, "--checkpoints", str(checkpoints), "--out", str(out)]
-    done = subprocess.run(tune, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    for alpha in (0.0, 2.5):
-        assert f"tune: stepwise-length-penalty {alpha}, generating valid" in done.stdout
-    model = ["--model", str(out / "model.pt"), "--tuned", str(out / "tune.json"), "--subset", "valid"]
-    generate = [*python_module("scripts.generate"), str(config), *where, *model, "--out", str(out / "again")]
-    subprocess.run(generate, env=ENVIRONMENT, check=True, capture_output=True, timeout=200)
-    assert (out / "again" / "hypotheses.tok").read_bytes() == (out / "valid" / "hypotheses.tok").read_bytes()
-    chosen = read(out / "tune.json")["chosen"]["stepwise-length-penalty"]
-    assert f"'stepwise_length_penalty': {chosen}" in (out / "again" / "generate.log").read_text()
-
-
-def same_weights(data: Path, checkpoints: Path) -> bool:
-    """Return True if a training has ended with the weights of the one that was not interrupted."""
-    folders = (data / "toy" / "seed1" / "checkpoints", checkpoints)
-    whole, ended = (torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"] for folder in folders)
-    return whole.keys() == ended.keys() and all(torch.equal(whole[name], ended[name]) for name in whole)
-
-
-@pytest.mark.slow
-def test_a_training_killed_outright_ends_with_the_same_weights(data, finished):
-    """SIGKILL, all its processes with it, and the same command again."""
-    config = finished[0].with_name("killed.yaml")
-    config.write_text(CONFIG)
-    checkpoints = data / config.stem / "seed1" / "checkpoints"
-    line = command(config, data.parent, "--from", "train", "--to", "train")
-    process = subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (checkpoints / "checkpoint_last.pt").exists() and process.poll() is None:
-        time.sleep(0.02)
-    assert process.poll() is None
-    process.kill()
-    process.wait()
-    reproduce(config, data.parent, "--to", "train")
-    assert (checkpoints / "train.log").read_text().count("num. shared model params") == 2
-    assert same_weights(data, checkpoints)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("finished")
 def test_a_training_recovers_from_a_full_disk(data, tmp_path):
     size = (data / "toy" / "seed1" / "checkpoints" / "checkpoint_last.pt").stat().st_size
     (config := tmp_path / "disk.yaml").write_text(CONFIG)
@@ -250,7 +206,10 @@ def test_a_training_recovers_from_a_full_disk(data, tmp_path):
             assert not list(root.rglob("*.pt.tmp")), done.stderr
         done = disk.run(line, 64 << 20, OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert same_weights(data, root / "disk" / "seed1" / "checkpoints")
+        folders = (data / "toy" / "seed1" / "checkpoints", root / "disk" / "seed1" / "checkpoints")
+        whole, ended = (torch.load(each / "checkpoint_last.pt", weights_only=False)["model"] for each in folders)
+    assert whole.keys() == ended.keys()
+    assert all(torch.equal(whole[name], ended[name]) for name in whole)
 
 
 # starts the command once for each of two machines, which is this one twice, as srun does
