@@ -97,15 +97,13 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 
 def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
     """Say with what limits a training began, if ``after`` is the same with higher ones, and can go on from there."""
-
-    def without(training: dict[str, Any]) -> dict[str, Any]:
-        return training | {"train": {key: value for key, value in training["train"].items() if key not in LIMITS}}
-
-    was, now = ([training["train"].get(key) or math.inf for key in LIMITS] for training in (before, after))
-    open_ended = after["train"].get("lr-scheduler", "fixed") in OPEN_ENDED
-    if not open_ended or without(before) != without(after) or any(a > b for a, b in zip(was, now, strict=True)):
+    was, now = before["train"], after["train"]
+    limits = [(key, was.get(key) or math.inf, now.get(key) or math.inf) for key in LIMITS]
+    beside = [each | {"train": {**each["train"], **dict.fromkeys(LIMITS)}} for each in (before, after)]
+    open_ended = now.get("lr-scheduler", "fixed") in OPEN_ENDED
+    if not open_ended or beside[0] != beside[1] or any(old > new for _, old, new in limits):
         return None
-    return " and ".join(f"{key} {a:,}" for key, a, b in zip(LIMITS, was, now, strict=True) if a < b)
+    return " and ".join(f"{key} {old:,}" for key, old, new in limits if old < new)
 
 
 def take_recorded(config: Config, out: Path, devices: Devices) -> PrecisionChoice:
@@ -175,14 +173,14 @@ def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
     """The facts of a finished training, from its log; ``train`` is the section of the configuration."""
     log = read_log_file(out / LOG)
     if log.updates == 0 or not (out / "checkpoint_last.pt").exists():
-        raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / 'train.log'}")
-    reached = zip(LIMITS, (log.updates, log.epoch), strict=True)
-    asked = [(key, train[key], done) for key, done in reached if train.get(key)]
+        raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / LOG}")
+    reached = {"max-update": log.updates, "max-epoch": log.epoch}
+    asked = [(key, train[key], done) for key, done in reached.items() if train.get(key)]
     if not log.stopped and all(done < most for _, most, done in asked):
         key, most, done = asked[0]
         raise UserError(
             f"fairseq-train ended at {done:,} of train.{key} {most:,} without saying why (patience, stop-min-lr and "
-            f"stop-time-hours would be said); see the end of {out / 'train.log'}. The same command goes on from there"
+            f"stop-time-hours would be said); see the end of {out / LOG}. The same command goes on from there"
         )
     return {
         "updates": log.updates,
@@ -216,7 +214,11 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     if config.precision in CHOSEN_HERE and TAKEN not in read_json(out / STARTED):
         write_json(out / STARTED, identity | {TAKEN: asdict(taken)})
     command = train_command(replace(config, precision=taken.precision), seed, data, out, devices)
-    print(f"train: on {devices} in {taken.precision}{describe_batch(config, devices)}", flush=True)
+    shared = ""
+    if config.batch:
+        each = batch_per_device(config.batch, devices.total)
+        shared = f"; each takes at most {each['max-tokens']:,} tokens {each['update-freq']} times an update"
+    print(f"train: on {devices} in {taken.precision}{shared}", flush=True)
     reporter = Reporter(config.train.get("max-update"))
     log = out / LOG
     for earlier in (DIVERGED, "train.json"):  # of a training that had lower limits, say
@@ -265,28 +267,16 @@ def run_training(
             return
 
 
-def describe_batch(config: Config, devices: Devices) -> str:
-    """The tokens of an update, where the configuration leaves it to the devices how they are shared out."""
-    if not config.batch:
-        return ""
-    shared = batch_per_device(config.batch, devices.total)
-    return f"; each takes at most {shared['max-tokens']:,} tokens {shared['update-freq']} times an update"
-
-
 def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for checkpoints, log and curve")
-    parser.add_argument("--seed", type=int, metavar="N", help="(default: the first of the CONFIG's)")
-    parser.add_argument("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
-    parser.add_argument("--nodes", type=positive, metavar="N", default=1, help="so many machines, each started alone")
-    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first machine")
-    parser.add_argument(
-        "--node-rank",
-        type=int,
-        metavar="K",
-        default=int(os.environ.get("SLURM_NODEID", "0")),
-        help="which of the machines this is, from 0 (default: as SLURM says)",
-    )
-    parser.add_argument("--precision", choices=PRECISIONS, help="(default: the CONFIG's)")
+    add, rank = parser.add_argument, int(os.environ.get("SLURM_NODEID", "0"))
+    add("--seed", type=int, metavar="N", help="(default: the first of the CONFIG's)")
+    add("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
+    add("--nodes", type=positive, metavar="N", default=1, help="so many machines, each started alone")
+    add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first machine")
+    what = "which of the machines this is, from 0 (default: as SLURM says)"
+    add("--node-rank", type=int, metavar="K", default=rank, help=what)
+    add("--precision", choices=PRECISIONS, help="(default: the CONFIG's)")
     arguments = parser.parse_args()
     config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)

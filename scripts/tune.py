@@ -13,7 +13,7 @@ a killed run had generated is used again.
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,7 @@ from scripts.scoring.score_names import NAMES
 
 BEAM = 5  # fairseq-generate's default
 Candidate = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A candidate and its score on validation."""
-
-    choice: Candidate
-    score: float
+Trial = tuple[Candidate, float]  # with its score on validation
 
 
 class Sweep:
@@ -107,12 +100,6 @@ class Sweep:
             write_json(kept, run_evaluation(command, kept.with_suffix(".log")).facts)
         return float(read_json(kept)["perplexity"])
 
-    def keep(self, candidate: Candidate) -> None:
-        """Leave the chosen model behind, and nothing else of the models."""
-        if self.config.average:
-            ownership.replace(self.model(candidate), self.out / "model.pt")
-        scratch.remove_leftover(self.work)
-
 
 def rescored(found: dict[str, Any], lenpen: float | None) -> list[str]:
     """Return what a search would have given with a length penalty; None for its own order."""
@@ -130,7 +117,7 @@ def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]
         for lenpen in lenpens:
             settings = generation_settings(config, candidate)
             score = metric(rescored(found, reordering(settings, lenpen)), found["lines"][generation.REFERENCE])
-            tried.append(Trial(candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
+            tried.append((candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
     return tried
 
 
@@ -154,11 +141,12 @@ def write_valid(sweep: Sweep, best: Candidate, seed: int | None) -> None:
 
 def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
     """The whole sweep as tune.json and tune.csv, and as a table for people."""
-    rows = [[*best.choice, what], *([*map(str, one.choice.values()), f"{one.score:.4f}"] for one in tried)]
+    chosen, score = best
+    rows = [[*chosen, what], *([*map(str, choice.values()), f"{score:.4f}"] for choice, score in tried)]
     with atomic_file(out / "tune.csv") as f:
         csv.writer(f, lineterminator="\n").writerows(rows)
-    candidates = [{**one.choice, "score": one.score} for one in tried]
-    content = {"metric": what, "subset": "valid", "candidates": candidates, "chosen": best.choice, "score": best.score}
+    candidates = [{**choice, "score": score} for choice, score in tried]
+    content = {"metric": what, "subset": "valid", "candidates": candidates, "chosen": chosen, "score": score}
     write_json(out / "tune.json", content)
     marks = ["", *("<- chosen" if one is best else "" for one in tried)]
     shown = zip(aligned(rows, left=0), marks, strict=True)
@@ -180,17 +168,19 @@ def main() -> None:
     ownership.remove(out / "tune.json")
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out, arguments.prepared)
     if config.metric == "perplexity":
-        tried = [Trial(one, sweep.perplexity(one)) for one in combinations(config.tune)]
-        best, what = min(tried, key=lambda one: one.score), "perplexity"
+        tried = [(one, sweep.perplexity(one)) for one in combinations(config.tune)]
+        best, what = min(tried, key=lambda one: one[1]), "perplexity"
     else:
         from scripts.scoring.metrics import metric
 
         tried = tune_generation(sweep, metric(config))
-        best = max(tried, key=lambda one: one.score)
+        best = max(tried, key=lambda one: one[1])
         what = NAMES.get(config.metric, "mean of ROUGE-1, 2 and L")
-        write_valid(sweep, best.choice, arguments.seed)
+        write_valid(sweep, best[0], arguments.seed)
     write_sweep(out, what, tried, best)
-    sweep.keep(best.choice)
+    if config.average:  # of the models the chosen one alone is left
+        ownership.replace(sweep.model(best[0]), out / "model.pt")
+    scratch.remove_leftover(sweep.work)
 
 
 if __name__ == "__main__":

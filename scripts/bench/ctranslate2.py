@@ -9,7 +9,6 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,35 +35,31 @@ def compute_types(device: "torch.device") -> list[str]:
     return [name for name in COMPUTE_TYPES if name in supported]
 
 
-def translator(built: "TaskAndModel", device: "torch.device", compute_type: str) -> ProcessPoolExecutor:
+class Translator:
     """A process with a fairseq Transformer in CTranslate2, on as many threads as torch uses."""
-    import torch
 
-    process = _process()
-    with tempfile.TemporaryDirectory() as folder, _process() as converter:
-        model = Path(folder) / "model.pt"
-        torch.save({"args": built.args, "cfg": None, "model": built.model.state_dict()}, model)
-        for language, words in (("src", built.task.source_dictionary), ("tgt", built.task.target_dictionary)):
-            words.save(f"{folder}/dict.{language}.txt")
-        converter.submit(_convert, folder).result()
-        place = {"device": device.type, "device_index": device.index or 0}
-        process.submit(_load, f"{folder}/converted", place, compute_type, torch.get_num_threads()).result()
-    return process
+    def __init__(self, built: "TaskAndModel", device: "torch.device", compute_type: str) -> None:
+        import torch
 
+        self.words, self.process = built.task.source_dictionary, _process()
+        with tempfile.TemporaryDirectory() as folder, _process() as converter:
+            torch.save({"args": built.args, "cfg": None, "model": built.model.state_dict()}, f"{folder}/model.pt")
+            for language, words in (("src", self.words), ("tgt", built.task.target_dictionary)):
+                words.save(f"{folder}/dict.{language}.txt")
+            converter.submit(_convert, folder).result()
+            place = {"device": device.type, "device_index": device.index or 0, "compute_type": compute_type}
+            self.process.submit(_load, f"{folder}/converted", place, torch.get_num_threads()).result()
 
-def run(
-    peer: ProcessPoolExecutor, built: "TaskAndModel", source: "torch.Tensor", *, beam: int, length: int
-) -> Callable[[], None]:
-    """Beam search over ``source`` (sentences, length) that writes ``length`` words a sentence."""
-    words = built.task.source_dictionary
-    sentences = [[words[word] for word in line[:-1]] for line in source.tolist()]  # it adds the end itself
+    def run(self, source: "torch.Tensor", *, beam: int, length: int) -> Callable[[], None]:
+        """Beam search over ``source`` (sentences, length) that writes ``length`` words a sentence."""
+        sentences = [[self.words[word] for word in line[:-1]] for line in source.tolist()]  # it adds the end itself
 
-    def translate() -> None:
-        for written in peer.submit(_translate, sentences, beam, length).result():
-            if written != length:
-                raise RuntimeError(f"CTranslate2 wrote {written} words, not {length}")
+        def translate() -> None:
+            for written in self.process.submit(_translate, sentences, beam, length).result():
+                if written != length:
+                    raise RuntimeError(f"CTranslate2 wrote {written} words, not {length}")
 
-    return translate
+        return translate
 
 
 def _supported(device: str, index: int) -> set[str]:
@@ -81,11 +76,11 @@ def _convert(folder: str) -> None:
     converter.convert(f"{folder}/converted")
 
 
-def _load(folder: str, place: dict[str, Any], compute_type: str, threads: int) -> None:
+def _load(folder: str, place: dict[str, Any], threads: int) -> None:
     import ctranslate2
 
     global _loaded
-    _loaded = ctranslate2.Translator(folder, **place, compute_type=compute_type, intra_threads=threads)
+    _loaded = ctranslate2.Translator(folder, **place, intra_threads=threads)
 
 
 def _translate(sentences: list[list[str]], beam: int, length: int) -> list[int]:

@@ -1,9 +1,9 @@
 """``scripts.bench decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
 
+import copy
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -38,8 +38,8 @@ def measure_steps(args: Namespace, device: torch.device) -> Iterator[Row]:
         logits = torch.randn(*((1, rows) if operator == "dynamic" else ()), shape.H, WIDTH, **given)
         order = torch.arange(0, rows, BEAM).repeat_interleave(BEAM) + torch.randint(BEAM, (rows,))
         cases = {
-            "ours": _our_step(x, logits, order.to(device)),
-            "fairseq": _fairseq_step(operator, shape, x, logits, order.to(device)),
+            "ours": our_step(x, logits, order.to(device)),
+            "fairseq": fairseq_step(operator, shape, x, logits, order.to(device)),
         }
         with torch.no_grad():
             for _, case in product(range(WIDTH), cases.values()):
@@ -56,7 +56,8 @@ def measure_steps(args: Namespace, device: torch.device) -> Iterator[Row]:
         ]
 
 
-def _our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:
+def our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:
+    """A step of this project's operator, its beams re-ordered."""
     state: dict[str, torch.Tensor] | None = None
 
     def step() -> None:
@@ -67,9 +68,10 @@ def _our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Cal
     return step
 
 
-def _fairseq_step(
+def fairseq_step(
     operator: str, shape: Shape, x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor
 ) -> Callable[[], None]:
+    """A step of fairseq's module, its beams re-ordered."""
     module: Any = fairseq_layer(operator, shape, x, None if operator == "light" else logits)[0].eval()
     state: dict[str, Any] = {}
 
@@ -80,14 +82,42 @@ def _fairseq_step(
     return step
 
 
-@dataclass(frozen=True)
 class Search:
-    """A model that is ready to be searched."""
+    """A model that is ready to be searched, every hypothesis being of ``length`` words."""
 
-    built: TaskAndModel
-    generator: Any
-    device: torch.device
-    precision: str
+    def __init__(self, built: TaskAndModel, length: int, device: torch.device, precision: str) -> None:
+        self.built, self.length, self.device, self.precision = built, length, device, precision
+        built.model.to(device, torch.float16 if precision == "fp16" else torch.float32).eval()
+        with products_in(precision, built.args.arch):
+            built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
+            self.generator = self.new_generator()
+
+    def new_generator(self) -> Any:
+        options = Namespace(beam=BEAM, min_len=self.length, max_len_a=0, max_len_b=self.length)
+        return self.built.task.build_generator([self.built.model], options)
+
+    def without_graphs(self) -> "Search":
+        """The same model, searched kernel by kernel."""
+        other = copy.copy(self)
+        other.generator = self.new_generator()
+        other.generator.captures = False
+        return other
+
+    def run(self, source: torch.Tensor) -> Callable[[], None]:
+        """Beam search over ``source`` (sentences, length)."""
+        inputs = {"src_tokens": source, "src_lengths": torch.full((len(source),), self.length)}
+        on_device = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        sample = {"id": torch.arange(len(source)), "net_input": on_device}
+
+        def search() -> None:
+            with torch.no_grad(), products_in(self.precision, self.built.args.arch):
+                for hypotheses in self.generator.generate([self.built.model], sample):
+                    if len(hypotheses[0]["tokens"]) != self.length + 1:
+                        raise RuntimeError(
+                            f"a hypothesis of {len(hypotheses[0]['tokens'])} words, not {self.length + 1}"
+                        )
+
+        return search
 
 
 def measure_search(args: Namespace, device: torch.device, precisions: list[str], peers: list[str]) -> Iterator[Row]:
@@ -97,36 +127,34 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
     of whole models, fairseq's LightConv too, and is compared with its own Transformer. On a GPU our search is measured
     without graphs instead of our models in fairseq's search. ``peers``: types that CTranslate2 computes in.
     """
-    length = args.length
-    whole = [name for name in precisions if name in ("fp32", "fp16")]
+    length, whole = args.length, [name for name in precisions if name in ("fp32", "fp16")]
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
-    entries = [
-        (*BASELINE[:2], [], precisions),
-        ("lightconv_iwslt_de_en", "translation", lightweight, whole),
-    ]
+    entries = [(*BASELINE[:2], [], precisions), ("lightconv_iwslt_de_en", "translation", lightweight, whole)]
     for arch in ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"):
         entries += [(arch, "translation", [], ["fp32"])] if device.type == "cpu" else []
         entries += [(arch, "pla_translation", [], precisions)]
     searches = {
-        (arch, task, precision): _search(
-            translation(arch, args.vocab_size, flags, task=task), length, device, precision
-        )
+        (arch, task, precision): Search(translation(arch, args.vocab_size, flags, task=task), length, device, precision)
         for arch, task, flags, several in entries
         for precision in several
     }
     if device.type == "cuda":
         searches |= {
-            (arch, NO_GRAPH, precision): replace(search, generator=_generator(search.built, length, captures=False))
+            (arch, NO_GRAPH, precision): search.without_graphs()
             for (arch, task, precision), search in searches.items()
             if task == "pla_translation"
         }
     built = searches[BASELINE].built
-    translators = {name: ctranslate2.translator(built, device, name) for name in peers}
+    translators = {name: ctranslate2.Translator(built, device, name) for name in peers}
+    words = built.task.source_dictionary
     for sentences in args.sentences:
-        source = _source(built, sentences, length)
-        cases = {key: _run(search, source, length) for key, search in searches.items()}
+        source = torch.randint(
+            words.nspecial, len(words), (sentences, length), generator=torch.Generator().manual_seed(1)
+        )
+        source[:, -1] = words.eos()
+        cases = {key: search.run(source) for key, search in searches.items()}
         for name, peer in translators.items():
-            cases[BASELINE[0], "CTranslate2", name] = ctranslate2.run(peer, built, source, beam=BEAM, length=length)
+            cases[BASELINE[0], "CTranslate2", name] = peer.run(source, beam=BEAM, length=length)
         turns = take_turns(cases, args.seconds)
         for (arch, task, precision), times in turns.items():
             taken = statistics.median(times)
@@ -146,40 +174,3 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
                 ("kernels a token", "kernels", "{:.0f}", kernels),
                 ("their ms", "kernels_ms", "{:.2f}", kernel_seconds and kernel_seconds * 1e3),
             ]
-
-
-def _search(built: TaskAndModel, length: int, device: torch.device, precision: str) -> Search:
-    built.model.to(device, torch.float16 if precision == "fp16" else torch.float32).eval()
-    with products_in(precision, built.args.arch):
-        built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-        return Search(built, _generator(built, length), device, precision)
-
-
-def _generator(built: TaskAndModel, length: int, *, captures: bool = True) -> Any:
-    options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
-    generator: Any = built.task.build_generator([built.model], options)
-    if not captures:
-        generator.captures = False
-    return generator
-
-
-def _source(built: TaskAndModel, sentences: int, length: int) -> torch.Tensor:
-    """(sentences, length) random words, the last one the end."""
-    words = built.task.source_dictionary
-    source = torch.randint(words.nspecial, len(words), (sentences, length), generator=torch.Generator().manual_seed(1))
-    source[:, -1] = words.eos()
-    return source
-
-
-def _run(search: Search, source: torch.Tensor, length: int) -> Callable[[], None]:
-    inputs = {"src_tokens": source, "src_lengths": torch.full((len(source),), length)}
-    on_device = {name: tensor.to(search.device) for name, tensor in inputs.items()}
-    sample = {"id": torch.arange(len(source)), "net_input": on_device}
-
-    def run() -> None:
-        with torch.no_grad(), products_in(search.precision, search.built.args.arch):
-            for hypotheses in search.generator.generate([search.built.model], sample):
-                if len(hypotheses[0]["tokens"]) != length + 1:
-                    raise RuntimeError(f"a hypothesis of {len(hypotheses[0]['tokens'])} words, not {length + 1}")
-
-    return run

@@ -24,7 +24,7 @@ def kernels(side: Any) -> list[int]:
     return [mixer.conv.kernel_size if hasattr(mixer, "conv") else mixer.window_size for mixer in mixers]
 
 
-def sets(built: "Built", split: str) -> list[str]:
+def sets(built: Any, split: str) -> list[str]:
     """The test sets of WMT that a split is made of."""
     members = [member for source in built.dataset.splits[split] for member in source.members.values()]
     return sorted({match[0] for member in members if (match := _SET.search(member))})
@@ -42,7 +42,7 @@ def norms(layer: Any) -> tuple[int, int]:
     return found, 2 + (getattr(layer, "encoder_attn", None) is not None)
 
 
-def heads(built: "Built") -> list[int]:
+def heads(built: Any) -> list[int]:
     """The numbers of heads of all mixers that have heads and of source attention."""
     modules = [getattr(mixer, "conv", mixer) for mixer in built.mixers]
     modules += [layer.encoder_attn for layer in built.layers if getattr(layer, "encoder_attn", None)]
@@ -50,13 +50,13 @@ def heads(built: "Built") -> list[int]:
     return sorted(heads for heads in found if heads is not None)
 
 
-def pairs(built: "Built") -> str:
+def pairs(built: Any) -> str:
     """Lines of the training text, in millions or thousands, as the dataset expects them."""
     lines = [each.lines["train"] for each in built.dataset.expected if "train" in each.lines][-1]
     return f"{lines / 1e6:.1f}M" if lines >= 1e6 else f"{lines / 1e3:.0f}K"
 
 
-FACTS: dict[str, Callable[["Built"], Any]] = {
+FACTS: dict[str, Callable[[Any], Any]] = {
     # the model: its blocks
     "sides": lambda b: [side for name in ("encoder", "decoder") if (side := getattr(b.model, name, None)) is not None],
     "layers": lambda b: [layer for side in b.sides for layer in side.layers],

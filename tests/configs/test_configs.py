@@ -16,8 +16,8 @@ from fairseq import options
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
 from scripts import check
 from scripts.common.strict_yaml import read_yaml
-from scripts.fairseq_io.commands import generate_command, train_command
-from scripts.fairseq_io.devices import Devices, batch_per_device
+from scripts.fairseq_io.commands import generate_command
+from scripts.fairseq_io.devices import Devices
 from scripts.pipeline.config import load_config, merge
 from scripts.reproduce.run import NAMES, build_run
 from scripts.tables.published import CONFIGS, read_tables
@@ -143,15 +143,7 @@ def test_every_stage_can_be_shown_and_fairseq_knows_the_flags(path, tmp_path):
     commands = [command for stage in run.stages.values() for command in stage.fairseq()]
     assert {word for command in commands for word in command if word in PARSERS} == used
     for command in commands:
-        parsed = parse_command(command)
-        if "fairseq_cli.train" in command:
-            assert parsed.arch == config.train["arch"]
-            assert parsed.max_update == (config.train.get("max-update") or 0)
-            assert parsed.max_epoch == (config.train.get("max-epoch") or 0)
-            assert parsed.lr == [config.train["lr"]]
-        elif "fairseq_cli.generate" in command:
-            assert (parsed.beam, parsed.lenpen) == (config.generate["beam"], config.generate.get("lenpen", 1))
-            assert parsed.stepwise_length_penalty == config.generate.get("stepwise-length-penalty")
+        parse_command(command)
 
 
 EVERY = [
@@ -189,19 +181,6 @@ MACHINES = {
     "gbw": (32, 1),
     "cnn_dm": (8, 16),
 }
-
-
-@pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "fconv"], ids=name)
-def test_on_the_paper_s_machine_it_is_the_paper_s_command(path):
-    config = load_config(path)
-    gpus, steps = MACHINES[path.parent.name]
-    data, out = Path("data"), Path("out")
-    parsed = parse_command(train_command(config, 1, data, out, Devices(gpu=True, count=gpus)))
-    assert (parsed.max_tokens, parsed.update_freq) == (config.batch["max-tokens"], [steps])
-    assert parsed.fp16 == (config.precision == "fp16")
-    for fewer in (1, 4):  # the same tokens an update
-        given = batch_per_device(config.batch, fewer)
-        assert fewer * given["max-tokens"] * given["update-freq"] == config.batch["tokens"]
 
 
 def test_a_flag_that_fairseq_does_not_know_ends_the_parsing(capsys):

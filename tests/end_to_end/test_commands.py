@@ -99,24 +99,6 @@ def test_generate_interactive_and_validate(corpus, trained, tmp_path):
     assert "loss" in said
 
 
-def test_the_faster_task_translates_the_same(corpus, trained, tmp_path):
-    """Hypotheses and scores of a batch of sentences that end at different lengths, --print-alignment included."""
-    options = ["--user-dir", PLUGIN, "--path", trained, "--cpu", "--gen-subset", "valid", *WHOLE, "--beam", 4]
-    for more in (["--lenpen", 0.6, "--nbest", 2], ["--print-alignment", "hard"]):
-        plain = run("generate", corpus, *options, *more, cwd=tmp_path)
-        fast = run("generate", corpus, *options, *more, "--task", "pla_translation", cwd=tmp_path)
-        results = [
-            sorted(line for line in said.splitlines() if line.startswith(("H-", "A-"))) for said in (plain, fast)
-        ]
-        assert len(results[0]) == 40
-        for line, expected in zip(*reversed(results), strict=True):
-            name, *rest = line.split("\t")
-            expected_name, *expected_rest = expected.split("\t")
-            assert (name, rest[-1]) == (expected_name, expected_rest[-1])
-            if len(rest) == 2:
-                assert float(rest[0]) == pytest.approx(float(expected_rest[0]), abs=1e-4)
-
-
 def test_bad_options_are_refused_in_a_sentence(corpus, tmp_path):
     done = subprocess.run(
         command("train", *train_arguments(corpus, tmp_path / "saved"), "--encoder-kernel-size-list", "3,7,15"),

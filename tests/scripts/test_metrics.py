@@ -31,9 +31,7 @@ def test_tokenised_bleu_is_the_geometric_mean_of_hand_counted_precisions():
     assert scores == {"bleu": pytest.approx(100 * (8 / 9 * 6 / 7 * 4 / 5 * 3 / 4) ** 0.25, abs=1e-9)}
     assert "tok:none|smooth:none" in details["bleu"]["signature"]
     assert (details["bleu"]["hypothesis_length"], details["bleu"]["reference_length"]) == (9, 9)
-
-
-def test_a_short_hypothesis_pays_and_one_without_a_match_scores_nothing():
+    # a short hypothesis pays, and one without a match scores nothing
     whole = "a b c d e f g h"
     assert bleu(["a b c d"], [whole])[0]["bleu"] == pytest.approx(100 * 2.718281828459045 ** (1 - 8 / 4), abs=1e-6)
     assert bleu(["x y z w v"], [whole])[0]["bleu"] == 0.0
@@ -48,6 +46,8 @@ def test_real_text_scores_what_multi_bleu_prints_with_compounds_and_without():
     ]
     scores, details = bleu(hypotheses, references, metric="bleu_compounds")
     assert (f"{scores['bleu']:.2f}", f"{scores['bleu_compounds']:.2f}") == ("72.61", "76.85")
+    assert tuple(measures({"metric": "bleu_compounds"}, "de")) == KEYS["bleu"]
+    assert {key for keys in KEYS.values() for key in keys} == set(NAMES)
     lengths = [(each["hypothesis_length"], each["reference_length"]) for each in details.values()]
     assert lengths == [(923, 1039), (1131, 1261)]
 
@@ -74,12 +74,6 @@ def test_words_are_parted_at_the_blanks_of_ascii_alone(line):
     expected = [word for word in line.translate(dict.fromkeys(map(ord, "\t\n\r\f\v"), " ")).split(" ") if word]
     back = {code: chr(code - 0xF0000) for code in range(0xF0000, 0x100000)}
     assert [word.translate(back) for word in words([line])[0].split()] == expected
-
-
-def test_compounds_are_asked_for_by_name():
-    assert set(measures({}, "de")) == {"bleu", "sacrebleu", "chrf", "ter"}
-    assert tuple(measures({"metric": "bleu_compounds"}, "de")) == KEYS["bleu"]
-    assert {key for keys in KEYS.values() for key in keys} == set(NAMES)
 
 
 def test_text_as_people_write_it_is_scored_beside():
@@ -117,21 +111,18 @@ def test_text_without_case_is_compared_without_case():
     for lowercase, expected in ((True, 100), (False, 100 * (5 / 7 * 3 / 6 * 2 / 5 * 1 / 4) ** 0.25)):
         found = {key: each for key, each in measures({}, "de", lowercase=lowercase).items() if key == "sacrebleu"}
         assert evaluate(found, lower, written)[0]["sacrebleu"] == pytest.approx(expected, abs=0.01)
-    assert lowercases(with_steps("save_raw", "lowercase"), "de")
-    assert lowercases(with_steps({"lowercase": {"languages": ["de"]}}), "de")
-    assert not lowercases(with_steps({"lowercase": {"languages": ["en"]}}, "tokenise"), "de")
-    assert not lowercases(with_steps(), "de")
 
 
-def test_the_dataset_says_whether_its_text_is_escaped():
-    for steps, escaped in (
-        (["save_raw", {"tokenise": {"escape": False}}], False),
-        ([{"tokenise": {"moses": "2018-10"}}], True),
-        (["tokenise"], True),
-        (["save_raw"], False),
-        ([], True),  # prepared by others
+def test_the_dataset_says_whether_its_text_is_escaped_and_in_lower_case():
+    for steps, escaped, lower in (
+        (["save_raw", {"tokenise": {"escape": False}}], False, False),
+        ([{"tokenise": {"moses": "2018-10"}}, {"lowercase": {"languages": ["en"]}}], True, False),
+        (["tokenise", {"lowercase": {"languages": ["de"]}}], True, True),
+        (["save_raw", "lowercase"], False, True),
+        ([], True, False),  # prepared by others
     ):
-        assert escapes(with_steps(*steps)) is escaped
+        dataset = with_steps(*steps)
+        assert (escapes(dataset), lowercases(dataset, "de")) == (escaped, lower)
 
 
 @pytest.mark.parametrize("kind", ["bleu", "rouge"])
@@ -169,6 +160,12 @@ SCRIPTS = {  # of each a sentence, and it with one word of about ten changed
     "th": ("นี่คือประโยคง่ายๆที่เขียนโดยไม่มีช่องว่าง", "นี่คือประโยคยากๆที่เขียนโดยไม่มีช่องว่าง"),
     "hi": ("यह एक दो तीन चार पाँच छह सात आठ", "यह एक दो तीन चार पाँच छह सौ आठ"),
 }
+
+
+def test_languages_without_blanks_have_tokenisers_of_their_own():
+    names = {"de": "13a", "zh": "zh", "zh_CN": "zh", "ja": "ja-mecab", "ja_JP": "ja-mecab", "ko": "ko-mecab"}
+    names |= {"th": "char", "my": "char"}
+    assert {language: tokeniser(language) for language in names} == names
 
 
 @pytest.mark.parametrize("language", SCRIPTS)
@@ -210,14 +207,11 @@ def test_text_without_blanks_has_a_score_where_one_word_is_another():
     assert unlikely({"bleu": 0.0, "chrf": 3.0, "ter": 0.0}) == unlikely({"bleu": 9.0, "chrf": 60.0, "ter": 0.0}) == []
 
 
-def test_rouge_l_counts_sentence_by_sentence():
+def test_rouge_l_counts_sentence_by_sentence_and_rouge_has_no_eye_for_case_and_punctuation():
     """The sentences in another order: as one line only the longer of the two is a common subsequence."""
     reference = "one two three ¶ four five"
     assert rouge(["four five ¶ one two three"], [reference])["rougeL"] == pytest.approx(100)
     assert rouge(["four five one two three"], [reference.replace(" ¶", "")])["rougeL"] == pytest.approx(60)
-
-
-def test_rouge_has_no_eye_for_case_and_punctuation():
     assert rouge(["The well-known @entity12 , runs !"], ["the well known entity12 running"])["rouge2"] == 100
     assert rouge([""], ["words"]) == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
 
@@ -243,20 +237,3 @@ def test_a_search_is_tuned_on_the_bleu_that_is_named_or_the_mean_of_rouge():
     assert metric(config("wmt16_en_de", metric="rouge"))(["R &amp; D"], ["R D"]) == pytest.approx(100)
     with pytest.raises(UserError, match="only BLEU and ROUGE"):
         metric(config(metric="perplexity"))
-
-
-@pytest.mark.parametrize(
-    ("language", "name"),
-    [
-        ("de", "13a"),
-        ("zh", "zh"),
-        ("zh_CN", "zh"),
-        ("ja", "ja-mecab"),
-        ("ja_JP", "ja-mecab"),
-        ("ko", "ko-mecab"),
-        ("th", "char"),
-        ("my", "char"),
-    ],
-)
-def test_languages_without_blanks_have_tokenisers_of_their_own(language, name):
-    assert tokeniser(language) == name

@@ -4,44 +4,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.scoring.selection import goodness, summarise
+from scripts.scoring.selection import summarise
 
-figures = st.floats(0, 100)
+figures = st.floats(0.1, 100)
+METRICS = {  # the scores of a seed, of a figure that is the better the higher it is
+    "bleu": lambda figure: {"bleu": figure, "sacrebleu": 100 - figure},
+    "sacrebleu": lambda figure: {"bleu": 100 - figure, "sacrebleu": figure},
+    "rouge": lambda figure: {"rouge1": 2 * figure, "rouge2": 0.0, "rougeL": figure},
+    "perplexity": lambda figure: {"perplexity": 100 - figure},
+}
 
 
-def facts(valid: dict | None, test: dict | None) -> dict:
-    return {"valid": valid, "test": test}
-
-
-@given(st.dictionaries(st.integers(1, 9), st.tuples(figures, figures), min_size=2))
-def test_the_best_seed_on_validation_gives_the_figure_on_test(seeds):
-    found = summarise("bleu", {seed: facts({"bleu": v}, {"bleu": t, "details": {}}) for seed, (v, t) in seeds.items()})
+@given(st.sampled_from([*METRICS]), st.dictionaries(st.integers(1, 9), st.tuples(figures, figures), min_size=2))
+def test_the_best_seed_on_validation_gives_the_figure_on_test(metric, seeds):
+    scores = METRICS[metric]
+    facts = {n: {"valid": scores(valid), "test": scores(test) | {"details": {}}} for n, (valid, test) in seeds.items()}
+    found = summarise(metric, facts | {10: {"valid": None, "test": None}})
     best = found["best_seed"]
-    assert seeds[best][0] == max(valid for valid, _ in seeds.values())
-    over = found["summary"]["test"]["bleu"]
-    tests = [test for _, test in seeds.values()]
-    assert over["best"] == seeds[best][1]
-    assert over["n"] == len(seeds)
-    assert over["mean"] == pytest.approx(statistics.fmean(tests))
-    assert over["std"] == pytest.approx(statistics.stdev(tests))
-    assert found["summary"]["test"].keys() == {"bleu"}
+    assert seeds[best][0] == pytest.approx(max(valid for valid, _ in seeds.values()))
+    assert found["summary"]["test"].keys() == scores(0.1).keys()
+    for key, over in found["summary"]["test"].items():
+        tests = [scores(test)[key] for _, test in seeds.values()]
+        expected = {"mean": statistics.fmean(tests), "std": statistics.stdev(tests), "n": len(seeds)}
+        assert over == pytest.approx(expected | {"best": scores(seeds[best][1])[key]})
 
 
-def test_what_models_are_chosen_by():
-    assert goodness("bleu", {"bleu": 20.0, "sacrebleu": 30.0}) == 20.0
-    assert goodness("sacrebleu", {"bleu": 20.0, "sacrebleu": 30.0}) == 30.0
-    assert goodness("rouge", {"rouge1": 30.0, "rouge2": 10.0, "rougeL": 20.0}) == 20.0
-    assert goodness("perplexity", {"perplexity": 20.0}) > goodness("perplexity", {"perplexity": 30.0})
-
-
-def test_the_lowest_perplexity_is_the_best():
-    seeds = {1: facts({"perplexity": 30.0}, {"perplexity": 31.0}), 2: facts({"perplexity": 20.0}, {"perplexity": 32.0})}
-    assert summarise("perplexity", seeds)["best_seed"] == 2
-
-
-def test_seeds_without_scores_are_left_out():
-    seeds = {1: facts(None, None), 2: facts({}, {"bleu": 3.0}), 3: facts(None, None)}
-    found = summarise("bleu", seeds)
-    assert found["best_seed"] == 2  # alone, it needs no validation
+def test_a_seed_that_is_alone_needs_no_validation():
+    nothing = {"valid": None, "test": None}
+    found = summarise("bleu", {1: nothing, 2: {"valid": {}, "test": {"bleu": 3.0}}})
+    assert found["best_seed"] == 2
     assert found["summary"]["test"]["bleu"] == {"mean": 3.0, "std": None, "n": 1, "best": 3.0}
-    assert summarise("bleu", {1: facts(None, None)}) == {"best_seed": None, "summary": {"valid": {}, "test": {}}}
+    assert summarise("bleu", {1: nothing}) == {"best_seed": None, "summary": {"valid": {}, "test": {}}}

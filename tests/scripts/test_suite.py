@@ -19,7 +19,6 @@ from sacrebleu.metrics.bleu import BLEU
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
-from scripts.pipeline.pipeline import digest_data
 from scripts.scoring.metrics import Side, evaluate, measures
 from scripts.scoring.significance import counts
 from scripts.speed import System
@@ -81,19 +80,14 @@ def test_a_run_waits_for_its_trials_and_a_changed_configuration_is_not_done(plac
         (place / "good.yaml").write_text((place / "late.yaml").read_text())
 
 
-def test_each_dataset_may_have_its_trials(place):
-    suite = suite_of(place, "two.yaml", {**SUITE, "trials": [*SUITE["trials"], ON_LM]})
+def test_each_dataset_may_have_its_trials_and_the_settings_of_runs_go_over_their_values(place):
+    runs = [{**SUITE["runs"][0], "over": {"train": {"lr": 0.7}}}, *SUITE["runs"][1:]]
+    suite = suite_of(place, "two.yaml", {**SUITE, "trials": [*SUITE["trials"], ON_LM], "runs": runs})
     assert [job.name for job in trial_jobs(suite)][4:] == ["debian_lm/trial-lm_base-lr0.3"]
     jobs = jobs_by_name(suite)
     assert "lm_base" not in jobs
-    assert jobs["good"].config.train["lr"] == 0.1
-    assert "| lm_base | not run |" in "\n".join(page.trials(suite)).splitlines()
-
-
-def test_the_settings_of_runs_go_over_the_values_of_their_trials(place):
-    runs = [{**SUITE["runs"][0], "over": {"train": {"lr": 0.7}}}, *SUITE["runs"][1:]]
-    jobs = jobs_by_name(suite_of(place, "over.yaml", {**SUITE, "runs": runs}))
     assert (jobs["good"].config.train["lr"], jobs["bad"].config.train["lr"]) == (0.7, 0.1)
+    assert "| lm_base | not run |" in "\n".join(page.trials(suite)).splitlines()
 
 
 def test_a_run_has_a_name_of_its_own_for_each_choice_of_its_grid(place):
@@ -159,12 +153,6 @@ def test_the_length_and_the_score_at_any_length_are_those_of_sacrebleu(dataset, 
     assert found.bp < 0.9
     assert (ratio, score * found.bp) == pytest.approx((found.sys_len / found.ref_len, found.score))
     assert "| sacreBLEU at any length |" in written
-
-
-def test_models_without_a_seed_in_common_have_no_tests(dataset):
-    for name, seed in (("good", 1), ("base", 2)):
-        dataset.models[name].__dict__["scored"] = [seed]
-    assert dataset.p_values("good", "base") == [None, None]
 
 
 def test_a_model_of_which_a_seed_diverged_is_said_to(dataset):
@@ -359,25 +347,6 @@ def test_a_run_of_another_precision_is_named(copy):
     assert "- Precision (8): fp32" in lines
     assert "- Precision (1 of good): bf16" in lines
     assert "- Machine (9): cpu a processor" in lines
-
-
-def test_records_of_another_text_are_refused_and_so_are_runs(copy):
-    suite = suite_of(copy)
-    binarised = copy / "work" / "debian_en_de" / "binarised"
-    shutil.rmtree(binarised)
-    write(binarised / "dict.en.txt", ["another 1"])
-    for name in ("debian_lm/lm_good", "debian_en_de/bad"):
-        (suite.records / f"{name}.json").unlink()
-    bad = jobs_by_name(suite)["bad"]
-    started = bad.folder / "seed1" / "checkpoints" / "started.json"
-    started.write_text(json.dumps({"data": digest_data(binarised)}))
-    with pytest.raises(UserError, match=r"binarised is not the text that .*\.json is a record of"):
-        keep_all(suite)
-    assert (suite.records / "debian_lm" / "lm_good.json").exists()  # the other dataset's are kept
-    without = replace(suite, page=copy / "new.md")
-    keep_all(without)
-    jobs = jobs_by_name(without)
-    assert [jobs[name].missing for name in ("lm_base", "lm_good", "wild")] == [[], [], [1]]
 
 
 def test_a_record_is_not_replaced_by_a_run_of_the_same(copy):
