@@ -197,6 +197,13 @@ HARD = [" a  b \r", "", "  ", "@entity12 x@entity3y @entity", "<b>bold</b>", "dÃ
 ENGINES = ["subword-nmt", "fastBPE"]
 
 
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("bpe") / "codes"
+    path.write_text(CODES, encoding="utf-8")
+    return str(path)
+
+
 def test_merges_learnt_from_counts_are_those_of_subword_nmt_from_text():
     codes = io.StringIO()
     learn_bpe(TEXT, codes, 400)
@@ -213,9 +220,9 @@ def test_bpe_without_a_repeated_pair_is_refused(counts: list[tuple[str, int]]):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("glossaries", [[], GLOSSARIES], ids=["plain", "glossaries"])
-def test_segmentation_is_that_of_subword_nmt(engine: str, glossaries: list[str]):
+def test_segmentation_is_that_of_subword_nmt(codes: str, engine: str, glossaries: list[str]):
     encode, theirs = (
-        bpe.encoder(codes=CODES, glossaries=glossaries, engine=engine),
+        bpe.encoder(codes=codes, glossaries=glossaries, engine=engine),
         BPE(io.StringIO(CODES), glossaries=glossaries),
     )
     rng = random.Random(7)
@@ -228,21 +235,26 @@ def test_segmentation_is_that_of_subword_nmt(engine: str, glossaries: list[str])
 
 
 @given(st.text(alphabet="ab @1Ã©\r<>", max_size=20))
-def test_any_line_is_segmented_as_by_subword_nmt(line: str):
+def test_any_line_is_segmented_as_by_subword_nmt(codes: str, line: str):
     theirs = BPE(io.StringIO(CODES), glossaries=GLOSSARIES).process_line(line)
-    assert [bpe.encoder(codes=CODES, glossaries=GLOSSARIES, engine=engine)(line) for engine in ENGINES] == [theirs] * 2
+    assert [bpe.encoder(codes=codes, glossaries=GLOSSARIES, engine=engine)(line) for engine in ENGINES] == [theirs] * 2
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UserError, match="'a b c' is no merge"):
-        bpe.encoder(codes="#version: 0.2\na b c\n")
+    for text, engine, message in (
+        ("#version: 0.2\na b c\n", "subword-nmt", "'a b c' is no merge"),
+        ("#version: 0.1\na b\n", "fastBPE", "codes begin with '#version: 0.1', expected"),
+    ):
+        (tmp_path / "codes").write_text(text)
+        with pytest.raises(UserError, match=message):
+            bpe.encoder(codes=str(tmp_path / "codes"), engine=engine)
     with pytest.raises(UserError, match="cannot be read"):
-        bpe.encoder_from_file(codes=str(tmp_path / "none"))
+        bpe.encoder(codes=str(tmp_path / "none"))
     with pytest.raises(UserError, match="is no model of sentencepiece"):
-        sentencepiece.encoder_from_file(codes=str(tmp_path / "none"))
+        sentencepiece.encoder(codes=str(tmp_path / "none"))
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match="sentencepiece is not installed"):
-        sentencepiece.encoder_from_file(codes="none")
+        sentencepiece.encoder(codes="none")
 
 
 def test_words_are_remembered_up_to_a_limit():
