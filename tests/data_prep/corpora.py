@@ -119,9 +119,9 @@ def packed(archive: str, members: Mapping[str, bytes], *more: tarfile.TarInfo) -
     """An archive of the kind its name says, members in the order given; ``more`` are headers alone, for a tar."""
     file = io.BytesIO()
     if archive.endswith(".zip"):
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
+        with zipfile.ZipFile(file, "w") as zipped:
             for name, content in members.items():
-                zipped.writestr(name, content)
+                zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
         return file.getvalue()
     layout = tarfile.GNU_FORMAT if archive.endswith(".tar") else tarfile.PAX_FORMAT
     with tarfile.open(fileobj=file, mode="w", format=layout) as tar:
