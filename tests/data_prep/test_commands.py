@@ -19,7 +19,7 @@ import pytest
 
 from data_prep import report
 from data_prep.binarise import _check_known, _check_vocab_size, _command, binarise, dictionary
-from data_prep.dataset import Dataset, load_dataset
+from data_prep.dataset import Debian, load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.sources import apt, debian
@@ -138,16 +138,13 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_longest_line_and_summary_are_the_dataset_s():
-    found, said = [Description("a", "", "one two", ("one two three four five", "one two three"))], dict[str, Any]()
+    description = Description("a", "", "one two", ("one two three four five", "one two three"))
+    found, said = [("test", description)], dict[str, Any]()
 
-    def cut(name: str, **options: Any) -> Dataset:
-        dataset = load_dataset(name)
-        return replace(dataset, debian=replace(dataset.debian, **options))
-
-    lines = debian._lines(cut("debian_lm", max_words=3), found, said)
+    lines = debian._lines(Debian(max_words=3), found, said)
     assert [line for _, line in lines] == [("one two",), ("one two three",)]
     assert said["lines left out"] == {"more than 3 words": 1}
-    pairs = debian._summaries(cut("debian_summaries", min_words=2, max_words=4), found, said)
+    pairs = debian._summaries(Debian(min_words=2, max_words=4), found, said)
     assert [pair for _, pair in pairs] == [("one two three four", "one two")]
 
 

@@ -63,6 +63,7 @@ def test_a_file_comes_and_is_written_down(tmp_path, site: Site, published):
     path = get(tmp_path, url, bytes=5000, **published)
     assert path.read_bytes() == CONTENT
     assert left(tmp_path) == ["a.txt"]
+    assert list((tmp_path / "out").glob(".*.work")) == []
     written, before = entry(tmp_path), (tmp_path / "ledger.json").read_bytes()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", written.pop("date"))
     trusted = "its published checksum" if published else "on first use"
