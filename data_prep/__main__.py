@@ -19,8 +19,6 @@ examples:
 import argparse
 import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.cli import add_options
@@ -53,7 +51,7 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, raw: Path | None
         binarising=[*workers, *accept],
     )
     pipeline = Pipeline({stage.name: stage for stage in stages})
-    keys = [name for name in NAMES if STAGES.index(name) <= STAGES.index(arguments.last)]
+    keys = NAMES[: STAGES.index(arguments.last) + 1]
     pipeline.check_places(keys)
     run_data_stages(pipeline, arguments.out, keys)
     if arguments.last == "report":
@@ -61,24 +59,25 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, raw: Path | None
             print(f"== report: {write_report(dataset, arguments.out)}", flush=True)
 
 
-@contextmanager
-def linked_sides(dataset: Dataset, out: Path, source: Path, target: Path | None) -> Iterator[Path]:
-    """Yield a scratch folder in which the user's files have the names that ``kind: text`` looks for."""
+def own_sides(dataset: Dataset, source: Path | None, target: Path | None) -> dict[str, Path]:
+    """The user's files by language; none where they give none."""
+    if source is None:
+        if target is not None:
+            raise UserError(f"--tgt {target} without --src; give the other side of your text with --src FILE")
+        return {}
     files = {dataset.source: source} | ({dataset.target: target} if dataset.target and target else {})
-    if dataset.kind != "text" or set(files) != set(dataset.languages):
+    if dataset.kind != "text":
         raise UserError(
             f"--src and --tgt are for your own text in {' and '.join(dataset.languages)}; {dataset.name} is of kind "
             f"{dataset.kind}: give own_text, or a copy of data_prep/datasets/own_text.yaml"
         )
+    if (target is None) != (dataset.target is None):
+        wanted = "--src alone" if dataset.target is None else "--src FILE and --tgt FILE, a side each"
+        raise UserError(f"{dataset.name} is text in {' and '.join(dataset.languages)}; give {wanted}")
     for path in files.values():
         if not path.is_file():
             raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
-    with scratch.folder(out / "given") as folder:
-        for language, path in files.items():
-            link = folder / f"train.{language}"  # compressed or not: that is told by what the file holds
-            ownership.claim(link)
-            os.symlink(path.resolve(), link)
-        yield folder
+    return files
 
 
 def list_datasets() -> str:
@@ -112,23 +111,23 @@ def main() -> None:
         raise UserError(f"--to {arguments.last}: unknown stage; the stages are {', '.join(STAGES)}")
     if arguments.raw is not None and arguments.src is not None:
         raise UserError("--raw and --src both say where the text lies; give one of them")
-    if arguments.tgt is not None and arguments.src is None:
-        raise UserError(f"--tgt {arguments.tgt} without --src; give the other side of your text with --src FILE")
     dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
     kind_of(dataset)
-    if dataset.kind == "text" and arguments.src is not None and (arguments.tgt is None) != (dataset.target is None):
-        wanted = "--src alone" if dataset.target is None else "--src FILE and --tgt FILE, a side each"
-        raise UserError(f"{dataset.name} is text in {' and '.join(dataset.languages)}; give {wanted}")
+    sides = own_sides(dataset, arguments.src, arguments.tgt)
     if arguments.out is None:
         arguments.out = CHECKOUT / "work" / dataset.name
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
     ownership.check_writable(*(arguments.out / name for name in REPORT))
-    if arguments.src is None:
+    if not sides:
         run_stages(dataset, arguments, arguments.raw)
         return
     with folder_lock(arguments.out):
         scratch.remove_leftovers(arguments.out)
-    with linked_sides(dataset, arguments.out, arguments.src, arguments.tgt) as given:
+    with scratch.folder(arguments.out / "given") as given:  # in which they have the names that ``kind: text`` looks for
+        for language, path in sides.items():
+            link = given / f"train.{language}"  # compressed or not: that is told by what the file holds
+            ownership.claim(link)
+            os.symlink(path.resolve(), link)
         run_stages(dataset, arguments, given)
 
 

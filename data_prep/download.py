@@ -31,15 +31,13 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
             ledger = read_json(folder / LEDGER)
             files = {name: {key: ledger[name][key] for key in ("bytes", "sha256")} for name in dataset.files}
         else:
-            files = {path.name: _describe(path) for path in sorted(folder.glob("[!.]*"))}
+            files = {}
+            for path in sorted(folder.glob("[!.]*")):
+                lines = {} if path.suffix == ".deb" else {"lines": count_lines(path)}
+                files[path.name] = {"bytes": path.stat().st_size, **lines, "sha256": digest([path])}
         manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes, "files": files}
         write_json(folder / "manifest.json", manifest)
     return manifest
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    lines = {} if path.suffix == ".deb" else {"lines": count_lines(path)}
-    return {"bytes": path.stat().st_size, **lines, "sha256": digest([path])}
 
 
 def main() -> None:

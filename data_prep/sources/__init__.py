@@ -1,16 +1,14 @@
 """The sources of text. A kind of dataset is how its files are fetched and read; a new kind is one line in KINDS."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import Dataset
 from data_prep.sources import archives, cnn_dm, debian, debian_docs, text
-from data_prep.steps.read import Piece
+from data_prep.steps.read import Piece, Rows
 from scripts.common.schema import require
-
-Rows = Iterator[tuple[str, Sequence[str]]]  # the split, and a line a language
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,26 +25,20 @@ def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
         if not (raw / name).is_file():
             raise UserError(f"{raw} has no {name}; run python -m data_prep.download {dataset.name} again")
         md5[name] = _member_md5(dataset, file.member_md5) if file.member_md5 is not None else {}
-    found = []
+    found: dict[tuple[str, str], Piece] = {}
     for split, sources in dataset.splits.items():
-        each = [one for source in sources for one in source.each()]
-        for place, source in enumerate(each):
-            for language in dataset.languages:
-                member = source.members[language]
-                checksum = next(
-                    (sum for end, sum in md5[source.file].items() if f"/{member}".endswith(f"/{end}")), None
-                )
-                if md5[source.file] and checksum is None:
+        for place, source in enumerate(each for one in sources for each in one.each()):
+            for language, member in ((language, source.members[language]) for language in dataset.languages):
+                sums = md5[source.file]
+                checksum = next((sums[end] for end in sums if f"/{member}".endswith(f"/{end}")), None)
+                if sums and checksum is None:
                     table = dataset.files[source.file].member_md5
                     raise UserError(f"{dataset.file}: splits.{split}: {table} has no checksum for {member}")
-                found.append(
-                    Piece(split, place, language, raw / source.file, member, source.reader, source.invalid, checksum)
-                )
-    members = [(piece.archive, piece.member) for piece in found]
-    for archive, member in members:
-        if members.count((archive, member)) > 1:
-            raise UserError(f"{dataset.file}: splits: {member} of {archive.name} stands in two places")
-    return found
+                if (source.file, member) in found:
+                    raise UserError(f"{dataset.file}: splits: {member} of {source.file} stands in two places")
+                archive, how = raw / source.file, (source.reader, source.invalid, checksum)
+                found[source.file, member] = Piece(split, place, language, archive, member, *how)
+    return list(found.values())
 
 
 def _member_md5(dataset: Dataset, name: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ MAX_UNUSABLE = 0.01
 """Share of the listed stories that may be missing, empty or unlike their offsets; published counts differ by 0.1%."""
 ENOUGH = 1000  # stories with letters beyond ASCII that are looked at to tell how offsets count
 
-_MEMBER = re.compile(r"(?:.*/)?(cnn|dailymail)/(stories|tokens|entities)/([0-9a-f]{40})\.(?:story|txt)")
-_LIST = re.compile(r"(?:.*/)?(cnn|dailymail)/wayback_(training|validation|test)_urls\.txt")
+_MEMBER = re.compile(
+    r"(?:.*/)?(cnn|dailymail)/"
+    r"(?:(stories|tokens|entities)/([0-9a-f]{40})\.(?:story|txt)|wayback_(training|validation|test)_urls\.txt)"
+)
 _SPLITS = {"training": "train", "validation": "valid", "test": "test"}
 _MISSING = {
     "stories": "listed, but not in the archive",
@@ -60,34 +62,33 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
         UserError: an archive cannot be read, lists are missing, the offsets do not fit the stories, or too many stories
             are unusable.
     """
-    counts: Counter[str] = Counter()
     with _store(raw) as store:
         lists: dict[tuple[str, str], list[str]] = {}
         for name in dataset.files:
-            store.add(raw / name, lists, counts)
+            store.add(raw / name, lists)
         missing = [f"{corpus}/wayback_{p}_urls.txt" for p in _SPLITS for corpus in CORPORA if (corpus, p) not in lists]
         if missing:
             raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
-        units = {corpus: _unit(store, corpus, lists, report) for corpus in CORPORA}
+        units = {}
+        for corpus in CORPORA:
+            units[corpus], report[f"{corpus}: offsets"] = _unit(store, corpus, lists)
 
         def pair(corpus: str, key: str) -> Pair:
             story, tokens, entities = (store.text(corpus, kind, key) for kind in ("stories", "tokens", "entities"))
-            return anonymised_pair(
-                story, parse_tokens(tokens), parse_entities(entities), unit=units[corpus], report=counts
-            )
+            spans = parse_tokens(tokens)
+            return anonymised_pair(story, spans, parse_entities(entities), unit=units[corpus], report=store.counts)
 
         listed = [(_SPLITS[p], corpus, key) for p in _SPLITS for corpus in CORPORA for key in lists[corpus, p]]
-        yield from _usable(store, listed, pair, counts)
-    report["stories"] = dict(counts)
+        yield from _usable(store, listed, pair)
+        report["stories"] = dict(store.counts)
 
 
 def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
     """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives."""
-    counts: Counter[str] = Counter()
     with _store(raw) as store:
         for name in dataset.files:
             if name not in _PLAIN_LISTS.values():
-                store.add(raw / name, {}, counts)
+                store.add(raw / name, {})
         listed = []
         for split, name in _PLAIN_LISTS.items():
             try:
@@ -96,36 +97,34 @@ def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[
                 raise UserError(f"cannot read {raw / name}: {error.strerror}; fetch the lists again") from error
             for key in _keys(addresses):
                 listed.append((split, "dailymail" if store.data("cnn", "stories", key) is None else "cnn", key))
-        yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)), counts)
-    report["stories"] = dict(counts)
+        yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)))
+        report["stories"] = dict(store.counts)
 
 
 def _usable(
-    store: "_Store", listed: Iterable[tuple[str, str, str]], pair: Callable[[str, str], Pair], report: Counter[str]
+    store: "_Store", listed: Iterable[tuple[str, str, str]], pair: Callable[[str, str], Pair]
 ) -> Iterator[tuple[str, Pair]]:
     """The pairs that can be made of the listed stories; the others are counted, and too many of them refused."""
     seen: set[str] = set()
     reasons: Counter[str] = Counter()
-    status = StatusLine()
-    for split, corpus, key in listed:
-        if key in seen:
-            report["listed more than once"] += 1
-            continue
-        seen.add(key)
-        try:
-            usable = pair(corpus, key)
-        except Unusable as error:
-            reasons[f"{corpus}: {error}"] += 1
-            continue
-        report[f"{corpus}: stories in {split}"] += 1
-        yield split, usable
-        status.update(f"{len(seen):,} stories")
-    status.close()
+    with closing(StatusLine()) as status:
+        for split, corpus, key in listed:
+            if key in seen:
+                store.counts["listed more than once"] += 1
+                continue
+            seen.add(key)
+            try:
+                usable = pair(corpus, key)
+            except Unusable as error:
+                reasons[f"{corpus}: {error}"] += 1
+                continue
+            store.counts[f"{corpus}: stories in {split}"] += 1
+            yield split, usable
+            status.update(f"{len(seen):,} stories")
     absent = sum(count for reason, count in reasons.items() if reason.endswith(_MISSING["stories"]))
-    report["stories in no list"] = store.count("stories") - (len(seen) - absent)
-    report.update(reasons)
-    unusable = sum(reasons.values())
-    if unusable > MAX_UNUSABLE * len(seen):
+    store.counts["stories in no list"] = store.stories - (len(seen) - absent)
+    store.counts.update(reasons)
+    if (unusable := reasons.total()) > MAX_UNUSABLE * len(seen):
         listing = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
         raise UserError(
             f"{unusable:,} of {len(seen):,} listed stories cannot be used, expected at most {MAX_UNUSABLE:.0%}: "
@@ -133,24 +132,20 @@ def _usable(
         )
 
 
-def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]], report: dict[str, Any]) -> str:
-    """Return True if the offsets of a corpus count bytes or characters, by which of the two fits its stories."""
+def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]]) -> tuple[str, dict[str, Any]]:
+    """Return what the offsets of a corpus count, by which of the two fits its stories, and the evidence."""
     evidence = Evidence()
     for key in (key for split in _SPLITS for key in lists[corpus, split]):
-        try:
+        with suppress(Unusable):  # counted with its reason when it is its turn
             evidence.add(store.text(corpus, "stories", key), parse_tokens(store.text(corpus, "tokens", key)))
-        except Unusable:
-            continue  # counted with its reason when it is its turn
         if evidence.stories == ENOUGH:
             break
-    unit = evidence.unit(corpus)
-    report[f"{corpus}: offsets"] = {
-        "count": unit,
+    return evidence.unit(corpus), {
+        "count": evidence.unit(corpus),
         "stories that tell": evidence.stories,
         "tokens in them": evidence.tokens,
         **{f"out of place as {name}": evidence.misplaced[name] for name in UNITS},
     }
-    return unit
 
 
 def _keys(addresses: bytes) -> list[str]:
@@ -180,32 +175,32 @@ class _Store:
         database.execute("PRAGMA synchronous = OFF")
         database.execute("CREATE TABLE files (name TEXT PRIMARY KEY, data BLOB)")
         self._database = database
+        self.counts: Counter[str] = Counter()  # for the report
+        self.stories = 0
 
-    def add(self, archive: Path, lists: dict[tuple[str, str], list[str]], report: Counter[str]) -> None:
+    def add(self, archive: Path, lists: dict[tuple[str, str], list[str]]) -> None:
         """Take in an archive in one pass; lists of addresses go to ``lists``."""
-        status = StatusLine()
         found = 0
-        wanted = re.compile(f"{_MEMBER.pattern}|{_LIST.pattern}")
-        for name, stream in iterate_members(archive, lambda name: wanted.fullmatch(name) is not None):
-            if listed := _LIST.fullmatch(name):
-                lists[listed[1], listed[2]] = _keys(stream.read())
-                continue
-            member = _MEMBER.fullmatch(name)
-            assert member is not None
-            row = ("/".join(member.groups()), zlib.compress(stream.read(), 1))
-            added = self._database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", row).rowcount
-            report["files that an archive holds twice"] += 1 - added
-            found += 1
-            status.update(f"{archive.name}: {found:,} files")
-        status.close()
+        with closing(StatusLine()) as status:
+            for name, stream in iterate_members(archive, lambda name: bool(_MEMBER.fullmatch(name))):
+                corpus, kind, key, listed = _MEMBER.fullmatch(name).groups()  # type: ignore[union-attr]
+                if listed:
+                    lists[corpus, listed] = _keys(stream.read())
+                    continue
+                row = (f"{corpus}/{kind}/{key}", zlib.compress(stream.read(), 1))
+                added = self._database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", row).rowcount
+                self.counts["files that an archive holds twice"] += 1 - added
+                self.stories += added * (kind == "stories")
+                found += 1
+                status.update(f"{archive.name}: {found:,} files")
         if not found:
             raise UserError(f"{archive} holds no story and no offsets of CNN or the Daily Mail; fetch it again")
 
-    def count(self, kind: str) -> int:
-        """Return how many files of a kind there are."""
-        return int(
-            self._database.execute("SELECT COUNT(*) FROM files WHERE name LIKE ?", (f"%/{kind}/%",)).fetchone()[0]
-        )
+    def data(self, corpus: str, kind: str, key: str) -> bytes | None:
+        """The compressed content of a file; None: there is none."""
+        query = "SELECT data FROM files WHERE name = ?"
+        row = self._database.execute(query, (f"{corpus}/{kind}/{key}",)).fetchone()
+        return None if row is None else row[0]
 
     def text(self, corpus: str, kind: str, key: str) -> str:
         """The text of a file.
@@ -219,9 +214,3 @@ class _Store:
             return zlib.decompress(data).decode("utf-8")
         except UnicodeDecodeError as error:
             raise Unusable("not UTF-8") from error
-
-    def data(self, corpus: str, kind: str, key: str) -> bytes | None:
-        """The compressed content of a file; None: there is none."""
-        query = "SELECT data FROM files WHERE name = ?"
-        row = self._database.execute(query, (f"{corpus}/{kind}/{key}",)).fetchone()
-        return None if row is None else row[0]

@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.archives import OPENERS, join_unpacked
-from data_prep.dataset import SPLITS, Dataset
+from data_prep.dataset import SPLITS, Dataset, Debian
 from data_prep.sources import apt
+from data_prep.steps.read import Rows
 from data_prep.text.debian import Description, pair, parse, summary
 from data_prep.text.split import split_by_group
 from scripts.common.errors import UserError
@@ -33,7 +34,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     return {"taken from the folder given with --raw": taken}
 
 
-def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
+def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Rows:
     """Return what the task makes of the descriptions; a translation's pairs all in train, still to be split."""
     found = [_parse(raw, language, report) for language in _languages(dataset)]
     if dataset.debian.task == "translation":
@@ -41,18 +42,15 @@ def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[
         pairs = pair(found[0], found[1], report=paired)
         report["paired"] = dict(paired)
         yield from (("train", each) for each in pairs)
-    elif dataset.debian.task == "summarization":
-        yield from _summaries(dataset, found[0], report)
-    else:
-        yield from _lines(dataset, found[0], report)
+        return
+    percents = {key: getattr(dataset.debian, key) for key in ("valid_percent", "test_percent")}
+    in_splits = list(zip(split_by_group(found[0], **percents), found[0], strict=True))  # a family in one
+    yield from (_summaries if dataset.debian.task == "summarization" else _lines)(dataset.debian, in_splits, report)
 
 
-def _summaries(
-    dataset: Dataset, descriptions: Sequence[Description], report: dict[str, Any]
-) -> Iterator[tuple[str, Sequence[str]]]:
-    options = dataset.debian
+def _summaries(options: Debian, in_splits: Sequence[tuple[str, Description]], report: dict[str, Any]) -> Rows:
     short = 0
-    for split, description in _in_splits(dataset, descriptions):
+    for split, description in in_splits:
         summarised = summary(description, min_words=options.min_words, max_words=options.max_words)
         if summarised is None:
             short += 1
@@ -61,31 +59,21 @@ def _summaries(
     report[f"descriptions of fewer than {options.min_words} words"] = short
 
 
-def _lines(
-    dataset: Dataset, descriptions: Sequence[Description], report: dict[str, Any]
-) -> Iterator[tuple[str, Sequence[str]]]:
+def _lines(options: Debian, in_splits: Sequence[tuple[str, Description]], report: dict[str, Any]) -> Rows:
     """Every synopsis and paragraph once, in test before valid before train: short ones go round between families."""
     seen: set[str] = set()
     counts: Counter[str] = Counter()
-    in_splits = list(_in_splits(dataset, descriptions))
     for name in reversed(SPLITS):
         for description in (description for split, description in in_splits if split == name):
             for line in (description.synopsis, *description.paragraphs):
                 if line.lower() in seen:
                     counts["repeated"] += 1
-                elif len(line.split()) > dataset.debian.max_words:
-                    counts[f"more than {dataset.debian.max_words} words"] += 1
+                elif len(line.split()) > options.max_words:
+                    counts[f"more than {options.max_words} words"] += 1
                 else:
                     seen.add(line.lower())
                     yield name, (line,)
     report["lines left out"] = dict(counts)
-
-
-def _in_splits(dataset: Dataset, descriptions: Sequence[Description]) -> Iterator[tuple[str, Description]]:
-    """Each description with the split its family is in."""
-    options = dataset.debian
-    splits = split_by_group(descriptions, valid_percent=options.valid_percent, test_percent=options.test_percent)
-    yield from zip(splits, descriptions, strict=True)
 
 
 def _languages(dataset: Dataset) -> tuple[str, ...]:
@@ -99,8 +87,9 @@ def _parse(raw: Path, language: str, report: dict[str, Any]) -> list[Description
     problems: Counter[str] = Counter()
     descriptions = parse(read_lines(raw / f"Translation-{language}"), language=language, problems=problems)
     if not descriptions:
+        why = ", ".join(f"{count} times: {reason}" for reason, count in problems.items()) or "the file is empty"
         raise UserError(
-            f"{raw / f'Translation-{language}'} holds no description in {language!r} ({_listed(problems)}); "
+            f"{raw / f'Translation-{language}'} holds no description in {language!r} ({why}); "
             "give a Translation file of the Debian archive"
         )
     report[language] = {"descriptions": len(descriptions), "left out": dict(problems)}
@@ -119,7 +108,3 @@ def _find(raw: Path, language: str) -> list[Path]:
             "copy it from dists/*/main/i18n/ of a Debian archive, or run this command where there is apt"
         )
     return usable
-
-
-def _listed(problems: Counter[str]) -> str:
-    return ", ".join(f"{count} times: {reason}" for reason, count in problems.items()) or "the file is empty"

@@ -12,12 +12,13 @@ import shutil
 import tarfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_prep.dataset import Dataset
 from data_prep.sources import apt
+from data_prep.steps.read import Rows
 from data_prep.text import messages
 from data_prep.text.documents import html, xml
 from data_prep.text.man import man
@@ -58,7 +59,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     return {"packages not in the folder given with --raw": sorted(set(packages) - set(found))}
 
 
-def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
+def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Rows:
     """Return the pairs of all packages, split by source package."""
     counts: Counter[str] = Counter()
     licences: dict[str, set[str]] = defaultdict(set)

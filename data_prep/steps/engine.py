@@ -11,7 +11,7 @@ In the work folder::
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,15 +20,12 @@ from typing import Any, NamedTuple
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps.corpus import EXAMPLES, Block, Context, Pool, Text, columns_of, excerpt, select
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
-from data_prep.steps.read import Piece, read_pieces, write_rows
+from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
 from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
 from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, count_lines, digest, open_own, read_json, write_json
 from scripts.common.terminal import clock
-
-Source = Sequence[Piece] | Iterable[tuple[str, Sequence[str]]]
-"""Pieces of archives, or rows (the split, and a line a language) that a kind of its own makes."""
 
 MANY = 0.1  # a step that drops more than this share of a split's lines says so
 LONGEST = 1024
@@ -50,7 +47,7 @@ class Engine:
         if any(work.glob("[0-9][0-9]-*.json")):
             pool.say(f"going on with what {work} holds")
 
-    def run(self, source: Source, report: dict[str, Any]) -> None:
+    def run(self, source: Sequence[Piece] | Rows, report: dict[str, Any]) -> None:
         """Run all passes that are not complete. ``report`` fills as ``source`` is read."""
         text, names = Text(), [{step.name for step in each.steps} for each in self._passes]
         for place, each in enumerate(self._passes):
@@ -65,7 +62,7 @@ class Engine:
             self._check(names[place].difference(*names[place + 1 :]))  # the steps that run for the last time
         self._check({"end"})
 
-    def _make(self, each: Pass, before: Text, source: Source, report: dict[str, Any]) -> Text:
+    def _make(self, each: Pass, before: Text, source: Sequence[Piece] | Rows, report: dict[str, Any]) -> Text:
         start, languages = time.monotonic(), self.dataset.languages
         for name, split in ((step.name, split) for step in each.steps for split in step.splits):
             if split not in before.lines:
@@ -161,10 +158,6 @@ class Engine:
         for name, sha256 in last.sha256.items():
             place = folder / RAW / name.removeprefix(RAW_PREFIX) if name.startswith(RAW_PREFIX) else folder / name
             _join([self._work / file for file in last.files[name]], place)
-            if digest([place]) != sha256:
-                raise UserError(
-                    f"{self._work}: the files of {name} have changed since they were made; remove the folder"
-                )
             lines = last.lines[name.partition(".")[0]]
             files[name] = {"lines": lines, "sha256": sha256, "words": last.words.get(name)}
             if (path := self._work / RAW / name).exists():

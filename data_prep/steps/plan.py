@@ -38,7 +38,7 @@ STEPS: dict[str, Registered] = {
     "segment_chinese": Registered(LINE, chinese.segmenter),
     "lowercase": Registered(LINE, lambda: characters.lowercase),
     "truncate": Registered(LINE, clean.truncater),
-    whole.APPLY_BPE: Registered(LINE, bpe.encoder_from_file),
+    whole.APPLY_BPE: Registered(LINE, bpe.encoder),
     "clean": Registered(PAIR, clean.pair_filter),
     "clean_corpus": Registered(PAIR, moses.moses_filter),
     "clean_scripts": Registered(PAIR, chinese.script_filter),
@@ -53,7 +53,7 @@ _NAMED = sorted(STEPS)
 STEPS |= {  # parts of others, which have no name in a YAML
     "decode": Registered(LINE, lambda: str),
     "squeeze": Registered(LINE, lambda: moses.clean_line),
-    whole.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder_from_file),
+    whole.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder),
 }
 _ON_TRAIN = ("split_by_hash", "bpe", "sentencepiece")  # what they split, or learn from
 

@@ -7,7 +7,7 @@ whatever the order in the archives: each has files of its own.
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +20,9 @@ from data_prep.steps.corpus import CHUNK, Context
 from data_prep.text.readers import READERS
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
+
+Rows = Iterator[tuple[str, Sequence[str]]]
+"""Text that a kind of its own makes: the split, and a line a language."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,8 @@ def _write(piece: Piece, stream: BinaryIO, context: Context, progress: Callable[
     return count
 
 
-def write_rows(rows: Iterable[tuple[str, Sequence[str]]], context: Context) -> None:
-    """Write rows (the split, and a line a language), splits in any order; line breaks in them become spaces."""
+def write_rows(rows: Rows, context: Context) -> None:
+    """Write rows, splits in any order; line breaks in them become spaces."""
     for split, row in rows:
         context.write(split, [line.replace("\n", " ").encode() + b"\n" for line in row], 1)
     order = sorted(context.lines, key=lambda split: SPLITS.index(split) if split in SPLITS else len(SPLITS))

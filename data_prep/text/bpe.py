@@ -67,7 +67,7 @@ def check_options(*, glossaries: Sequence[str], engine: str) -> None:
         _fastbpe()
 
 
-def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
+def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
     """Segments tokenised lines with the merges in a file; ``@@ `` marks where a word goes on.
 
     Args:
@@ -79,45 +79,34 @@ def encoder_from_file(*, codes: str, glossaries: Sequence[str] = (), engine: str
         text = Path(codes).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"bpe: {codes} cannot be read as text: {error}") from error
-    return encoder(codes=text, glossaries=glossaries, engine=engine)
-
-
-def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
-    """``encoder_from_file`` with the text of the codes."""
     check_options(glossaries=glossaries, engine=engine)
-    for line in codes.strip("\n").split("\n")[1:]:
+    for line in text.strip("\n").split("\n")[1:]:
         if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process
             raise UserError(f"bpe: {line!r} is no merge of two units; learn the codes again")
     if engine == "fastBPE":
-        return _Encoder(partial(_segment_with, _fastbpe_segmenter(codes), tuple(glossaries)))
-    bpe = BPE(io.StringIO(codes), glossaries=list(glossaries))
-    bpe.cache = _NoCache()  # words are remembered here, and it would grow without bound
-    return _Encoder(partial(_segment, bpe))
+        words = WordCache(partial(_segment_with, _fastbpe_segmenter(text), tuple(glossaries)))
+    else:
+        bpe = BPE(io.StringIO(text), glossaries=list(glossaries))
+        bpe.cache = _NoCache()  # words are remembered here, and it would grow without bound
+        words = WordCache(lambda word: " ".join(bpe.segment_tokens([word])))
+    return partial(_encode, words)
 
 
-class _Encoder:
-    def __init__(self, of_word: Callable[[str], str]) -> None:
-        self._words = WordCache(of_word)
-
-    def __call__(self, line: str) -> str:
-        inner = line.strip(_OUTER)
-        words = inner.split(" ")
-        if "  " in inner:
-            words = [word for word in words if word]
-        text = " ".join(map(self._words.__getitem__, words)) if inner else ""
-        if len(inner) == len(line):
-            return text
-        start = line.find(inner) if inner else len(line)
-        return line[:start] + text + line[start + len(inner) :]  # subword-nmt keeps what stands around the words
+def _encode(segmented: WordCache[str], line: str) -> str:
+    inner = line.strip(_OUTER)
+    words = inner.split(" ")
+    if "  " in inner:
+        words = [word for word in words if word]
+    text = " ".join(map(segmented.__getitem__, words)) if inner else ""
+    if len(inner) == len(line):
+        return text
+    start = line.find(inner) if inner else len(line)
+    return line[:start] + text + line[start + len(inner) :]  # subword-nmt keeps what stands around the words
 
 
 class _NoCache(dict[str, tuple[str, ...]]):
     def __setitem__(self, word: str, pieces: tuple[str, ...]) -> None:
         pass
-
-
-def _segment(bpe: BPE, word: str) -> str:
-    return " ".join(bpe.segment_tokens([word]))
 
 
 def _segment_with(segmenter: Callable[[str], list[str]], glossaries: Sequence[str], word: str) -> str:

@@ -1,7 +1,6 @@
 """Classes of characters as Perl has them, and the steps that need nothing else: non-printing characters, lower case."""
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -30,28 +29,18 @@ def properties(last: int = UNICODE) -> dict[str, str]:
     return {name: "".join(ranges) for name, ranges in found.items()}
 
 
-@dataclass(frozen=True)
 class Classes:
-    """Perl's classes of characters, for use between the brackets of a regular expression."""
+    """Perl's classes of characters up to a code point, for use between the brackets of a regular expression: the fewer
+    ranges, the faster.
+    """
 
-    alpha: str  # ``\p{IsAlpha}``: letters, letter-like numbers and the vowel signs of many scripts
-    alnum: str  # ``\p{IsAlnum}``: these and decimal digits, but no other number, such as ``²``
-    number: str  # ``\p{IsN}``: any number
-    lower: str  # ``\p{IsLower}``
-    lowercase_letter: str  # ``\p{Ll}``
-
-    @staticmethod
-    @cache
-    def up_to(last: int) -> "Classes":
-        """The classes as far as a code point: the fewer ranges, the faster."""
+    def __init__(self, last: int) -> None:
         found = properties(last)
-        return Classes(
-            alpha=found["Alphabetic"],
-            alnum=found["Alphabetic"] + found["Decimal_Number"],
-            number=found["Decimal_Number"] + found["Letter_or_Other_Number"],
-            lower=found["Lowercase_Letter"] + found["Other_Lowercase"],
-            lowercase_letter=found["Lowercase_Letter"],
-        )
+        self.alpha = found["Alphabetic"]  # ``\p{IsAlpha}``: letters, letter-like numbers, vowel signs of many scripts
+        self.alnum = self.alpha + found["Decimal_Number"]  # ``\p{IsAlnum}``: but no other number, such as ``²``
+        self.number = found["Decimal_Number"] + found["Letter_or_Other_Number"]  # ``\p{IsN}``
+        self.lowercase_letter = found["Lowercase_Letter"]  # ``\p{Ll}``
+        self.lower = self.lowercase_letter + found["Other_Lowercase"]  # ``\p{IsLower}``
 
 
 def remove_non_printing(line: str) -> str:

@@ -51,7 +51,7 @@ def count_units(model: bytes) -> int:
     return int(package().SentencePieceProcessor(model_proto=model).get_piece_size())
 
 
-def encoder_from_file(*, codes: str) -> Callable[[str], str]:
+def encoder(*, codes: str) -> Callable[[str], str]:
     """Segments lines by the model in the file ``codes``; fairseq's ``--remove-bpe sentencepiece`` undoes it."""
     try:
         processor = package().SentencePieceProcessor(model_proto=Path(codes).read_bytes())

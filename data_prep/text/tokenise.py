@@ -67,13 +67,13 @@ class Rules:
         self._parts_last_dot = check_version(moses) >= "2018-11"
         self._escape = escape
         self._prefixes, self._numeric_prefixes = _prefixes(language, moses)
-        self._separate_ascii = _Separation(Classes.up_to(ASCII), language, aggressive)
-        self._separate_16_bits = _Separation(Classes.up_to(SIXTEEN_BITS), language, aggressive)
+        self._separate_ascii = _Separation(Classes(ASCII), language, aggressive)
+        self._separate_16_bits = _Separation(Classes(SIXTEEN_BITS), language, aggressive)
         self._options = language, aggressive
 
     @cached_property
     def _separate_any(self) -> "_Separation":
-        return _Separation(Classes.up_to(UNICODE), *self._options)
+        return _Separation(Classes(UNICODE), *self._options)
 
     def __call__(self, line: str) -> str:
         text = " ".join(_words(line))
@@ -200,12 +200,12 @@ def _like(word: str) -> str:
 
 @cache
 def _any_letter() -> re.Pattern[str]:
-    return re.compile(f"[{Classes.up_to(UNICODE).alpha}]")
+    return re.compile(f"[{Classes(UNICODE).alpha}]")
 
 
 @cache
 def _any_lower() -> re.Pattern[str]:
-    return re.compile(f"[{Classes.up_to(UNICODE).lower}]")
+    return re.compile(f"[{Classes(UNICODE).lower}]")
 
 
 def _prefixes(language: str, moses: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -5,13 +5,15 @@ change places all show. Pairs whose number is below 50,000 survive cleaning; the
 """
 
 import bz2
+import functools
 import gzip
 import hashlib
 import io
+import lzma
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,22 +107,32 @@ def iwslt_xml(rows: Sequence[Pair], side: int, language: str) -> bytes:
     return "\n".join([*lines, "</doc>", "</srcset>", "</mteval>", ""]).encode()
 
 
-def packed(archive: str, members: Mapping[str, bytes]) -> bytes:
-    """An archive of the kind its name says, members in the order given."""
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gz": functools.partial(gzip.compress, mtime=0),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
+KINDS = ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tbz2", "a.tar.xz", "a.txz", "a.zip"]
+
+
+def packed(archive: str, members: Mapping[str, bytes], *more: tarfile.TarInfo) -> bytes:
+    """An archive of the kind its name says, members in the order given; ``more`` are headers alone, for a tar."""
     file = io.BytesIO()
     if archive.endswith(".zip"):
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
+        with zipfile.ZipFile(file, "w") as zipped:
             for name, content in members.items():
-                zipped.writestr(name, content)
+                zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
         return file.getvalue()
-    with tarfile.open(fileobj=file, mode="w") as tar:
+    layout = tarfile.GNU_FORMAT if archive.endswith(".tar") else tarfile.PAX_FORMAT
+    with tarfile.open(fileobj=file, mode="w", format=layout) as tar:
+        for info in more:
+            tar.addfile(info)
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    if archive.endswith((".tgz", ".gz")):
-        return gzip.compress(file.getvalue())
-    return bz2.compress(file.getvalue()) if archive.endswith(".bz2") else file.getvalue()
+    pack = next((pack for suffix, pack in PACK.items() if re.search(rf"\.(tar\.|t){suffix}$", archive)), bytes)
+    return pack(file.getvalue())
 
 
 def pack(path: Path, members: Mapping[str, bytes]) -> Path:

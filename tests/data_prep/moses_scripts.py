@@ -7,14 +7,29 @@ with Moses's own text but for these lines.
 import importlib.util
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 from data_prep.text.moses import VERSIONS
+from data_prep.text.punctuation import punctuation_normaliser
+from data_prep.text.tokenise import tokeniser
 
 _COMMA_AT_END = r"""$text =~ s/([\p{IsN}]),$/$1 ,/g;"""
 _DOT_BEFORE_FINAL_APOSTROPHE = r"""$text =~ s/\.' ?$/ . ' /;"""
 _LAST_DOT = r"""if ($i == $#words) { $word = "$pre ."; } elsif (($pre =~ /\./"""
+
+
+def comparisons(language: str, moses: str) -> Iterator[tuple[list[str], Callable[[str], str]]]:
+    """Each script with its options, and the step that is to make the same."""
+    for penn in (False, True):
+        options = ["-l", language, *["-penn"] * penn]
+        step = punctuation_normaliser(language=language, moses=moses, penn=penn)
+        yield ["normalize-punctuation.perl", *options], step
+    for aggressive, escape in product((False, True), repeat=2):
+        options = ["-q", "-l", language, *["-a"] * aggressive, *["-no-escape"] * (not escape)]
+        step = tokeniser(language=language, moses=moses, aggressive=aggressive, escape=escape)
+        yield ["tokenizer.perl", *options], step
 
 
 class Scripts:

@@ -1,6 +1,7 @@
 """CNN-DailyMail from archives in the layout of the real ones."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from data_prep.dataset import Dataset, File
 from data_prep.sources.cnn_dm import anonymised_rows, plain_rows
 from data_prep.text import cnn_dm
-from data_prep.text.clean import truncater
 from data_prep.text.cnn_dm import Evidence, Unusable, parse_entities, parse_tokens, tokens_at
 from scripts.common.errors import UserError
 from tests.data_prep.stories import Collection, Story, key, story
@@ -21,58 +21,44 @@ STORIES = ("cnn_stories.tgz", "dailymail_stories.tgz")
 ARCHIVES = (*STORIES, "data.tar.gz")
 ARTICLE = "@entity4 visited @entity11 {} times . He said “ it ’ s naïve ” – twice ."
 SUMMARY = "@entity4 went to @entity11 {} times ¶ It was naïve"
-
+PLAIN = "José Müller visited Zürich {} times . He said “it’s naïve” – twice ."
+PLAIN_SUMMARY = "Müller went to Zürich {} times . ¶ It was naïve ."
 
 Examples = list[tuple[str, tuple[str, str]]]
 
 
-def dataset(*files: str) -> Dataset:
-    given = {name: File(urls=("file:///nowhere",)) for name in files}
-    return Dataset(name="news", file=Path("news.yaml"), kind="cnn_dm", source="a", target="b", files=given)
-
-
-def rebuilt(folder: Path, files: tuple[str, ...] = ARCHIVES) -> tuple[Examples, dict[str, Any]]:
+def rebuilt(folder: Path, files: tuple[str, ...] = ARCHIVES, rows: Any = anonymised_rows) -> tuple[Examples, Any]:
+    files_given = {name: File(urls=("file:///nowhere",)) for name in files}
+    news = Dataset(name="news", file=Path("news.yaml"), kind="cnn_dm", source="a", target="b", files=files_given)
     report: dict[str, Any] = {}
-    return list(anonymised_rows(dataset(*files), folder, report)), report
+    return list(rows(news, folder, report)), report
 
 
-def address(corpus: str, number: int) -> str:
-    return key(story(corpus, number).address)
+def written(folder: Path) -> tuple[Examples, Any]:
+    return rebuilt(folder, (*STORIES, *LISTS), plain_rows)
 
 
-@pytest.mark.parametrize("unit", ["bytes", "characters"])
-def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: Path, unit: str):
-    examples, report = rebuilt(Collection(unit=unit).write(tmp_path))
+def all_of_them(article: str, summary: str) -> Examples:
+    """Every story, in the lists' order."""
     splits = ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
     numbers = [*range(8), *range(8), 8, 8, 9, 9]
-    pairs = [(ARTICLE.format(n), SUMMARY.format(n)) for n in numbers]
-    assert examples == list(zip(splits, pairs, strict=True))
-    for corpus in ("cnn", "dailymail"):
-        said = report[f"{corpus}: offsets"]
-        assert (said["count"], said["stories that tell"], said[f"out of place as {unit}"]) == (unit, 10, 0)
-        other = {"bytes": "characters", "characters": "bytes"}[unit]
-        assert said[f"out of place as {other}"] > said["tokens in them"] / 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*ARCHIVES, *LISTS])
+    return [(split, (article.format(n), summary.format(n))) for split, n in zip(splits, numbers, strict=True)]
 
 
-def test_each_newspaper_may_count_in_its_own_way(tmp_path: Path):
-    collection, other = Collection(), Collection(unit="characters")
+@pytest.mark.parametrize("cnn", ["bytes", "characters"])
+@pytest.mark.parametrize("dailymail", ["bytes", "characters"])
+def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: Path, cnn: str, dailymail: str):
+    collection, other = Collection(unit=dailymail), Collection(unit=cnn)
     collection.metadata |= {name: data for name, data in other.metadata.items() if "/cnn/" in name}
     examples, report = rebuilt(collection.write(tmp_path))
-    assert len(examples) == 20
-    assert examples[0][1] == examples[8][1] == (ARTICLE.format(0), SUMMARY.format(0))
-    assert report["cnn: offsets"]["count"] == "characters"
-    assert report["dailymail: offsets"]["count"] == "bytes"
-
-
-def test_offsets_that_fit_neither_way_are_refused(tmp_path: Path):
-    collection = Collection()
-    for name, data in collection.metadata.items():
-        if "/cnn/tokens/" in name:
-            shifted = [f"{int(row.split(b',')[0]) + 1},{row.split(b',')[1].decode()}" for row in data.split(b";")]
-            collection.metadata[name] = ";".join(shifted).encode()
-    with pytest.raises(UserError, match=r"cnn: the token offsets do not fit the stories: got \d+ of \d+ as bytes and"):
-        rebuilt(collection.write(tmp_path))
+    assert examples == all_of_them(ARTICLE, SUMMARY)
+    for corpus, unit in (("cnn", cnn), ("dailymail", dailymail)):
+        said = report[f"{corpus}: offsets"]
+        assert (said["count"], said["stories that tell"], said[f"out of place as {unit}"]) == (unit, 10, 0)
+        other_unit = {"bytes": "characters", "characters": "bytes"}[unit]
+        assert said[f"out of place as {other_unit}"] > said["tokens in them"] / 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*ARCHIVES, *LISTS])
+    assert written(tmp_path)[0] == all_of_them(PLAIN, PLAIN_SUMMARY)
 
 
 def test_folders_may_be_nested_and_hold_other_files(tmp_path: Path):
@@ -81,111 +67,98 @@ def test_folders_may_be_nested_and_hold_other_files(tmp_path: Path):
     collection.stories["./a/b/cnn/stories/._x.story"] = b"\x00"
     collection.stories["./a/README"] = b"\xff"
     collection.stories[f"./a/b/cnn/stories/{key('in no list')}.story"] = b"Text"
+    collection.metadata["data/cnn/wayback_test_urls.txt"] += story("cnn", 0).address.encode()
     examples, report = rebuilt(collection.write(tmp_path))
-    assert len(examples) == 20
+    assert examples == all_of_them(ARTICLE, SUMMARY)
     assert report["stories"]["stories in no list"] == 1
+    assert report["stories"]["listed more than once"] == 1  # which stays where it came first
 
 
 def change(collection: Collection, kind: str, data: bytes | None) -> None:
     """Replace, or take away, the file of that kind of CNN's first story."""
     files = collection.stories if kind == "stories" else collection.metadata
-    (name,) = (name for name in files if f"cnn/{kind}/{address('cnn', 0)}" in name)
+    (name,) = (name for name in files if f"cnn/{kind}/{key(story('cnn', 0).address)}" in name)
     del files[name]
     if data is not None:
         files[name] = data
 
 
-UNUSABLE: list[tuple[str, bytes | None, str]] = [
-    ("stories", None, "listed, but not in the archive"),
-    ("tokens", None, "no file of tokens"),
-    ("entities", None, "no file of entities"),
-    ("tokens", b"", "no tokens in the token file"),
-    ("tokens", b"0,3;x", "broken file of tokens"),
-    ("tokens", b"0,3;4", "broken file of tokens"),
-    ("tokens", b"0,3;-4,1", "broken file of tokens"),
-    ("entities", b"4,0", "broken file of entities"),
-    ("entities", b"4,0,99", "entity whose tokens do not exist"),
-    ("entities", b"4,3,2", "entity whose tokens do not exist"),
-    ("stories", b"Another story altogether , of other words .", "token offsets that do not fit the story"),
-    ("stories", "José".encode("latin-1"), "not UTF-8"),
+def only(paragraphs: tuple[str, ...], highlights: tuple[str, ...]) -> dict[str, bytes | None]:
+    one = Story(story("cnn", 0).address, paragraphs, highlights, story("cnn", 0).entities)
+    return {
+        kind: text.encode()
+        for kind, text in (("stories", one.text), ("tokens", one.tokens()), ("entities", one.entity_file()))
+    }
+
+
+UNUSABLE: list[tuple[dict[str, bytes | None], str]] = [
+    ({"stories": None}, "listed, but not in the archive"),
+    ({"tokens": None}, "no file of tokens"),
+    ({"entities": None}, "no file of entities"),
+    ({"tokens": b""}, "no tokens in the token file"),
+    ({"tokens": b"0,3;x"}, "broken file of tokens"),
+    ({"tokens": b"0,3;4"}, "broken file of tokens"),
+    ({"tokens": b"0,3;-4,1"}, "broken file of tokens"),
+    ({"entities": b"4,0"}, "broken file of entities"),
+    ({"entities": b"4,0,99"}, "entity whose tokens do not exist"),
+    ({"entities": b"4,3,2"}, "entity whose tokens do not exist"),
+    ({"stories": b"Another story altogether , of other words ."}, "token offsets that do not fit the story"),
+    ({"stories": "José".encode("latin-1")}, "not UTF-8"),
+    (only((), story("cnn", 0).highlights), "empty article"),
+    (only(story("cnn", 0).paragraphs, ()), "no highlights"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "data", "reason"), UNUSABLE)
-def test_a_story_that_cannot_be_used_is_left_out_and_counted(
-    tmp_path: Path, kind: str, data: bytes | None, reason: str
-):
+@pytest.mark.parametrize(("changed", "reason"), UNUSABLE)
+def test_a_story_that_cannot_be_used_is_left_out_and_counted(tmp_path: Path, changed, reason: str):
     collection = Collection(count=60)
-    change(collection, kind, data)
-    examples, report = rebuilt(collection.write(tmp_path))
-    assert len(examples) == 119
-    assert report["stories"][f"cnn: {reason}"] == 1
-    assert examples[0][1][0] == ARTICLE.format(1)
-
-
-def test_too_many_of_them_are_refused(tmp_path: Path):
-    collection = Collection()
-    change(collection, "stories", None)
-    with pytest.raises(UserError, match=r"1 of 20 listed stories cannot be used, .* not in the archive \(1\)"):
-        rebuilt(collection.write(tmp_path))
-
-
-@pytest.mark.parametrize(("kept", "reason"), [(slice(2, None), "empty article"), (slice(0, 2), "no highlights")])
-def test_an_empty_article_or_summary_is_left_out(tmp_path: Path, kept: slice, reason: str):
-    whole = story("cnn", 0)
-    lines = [*whole.paragraphs, *whole.highlights][kept]
-    paragraphs, highlights = (lines, []) if reason == "no highlights" else ([], lines)
-    empty = Story(whole.address, tuple(paragraphs), tuple(highlights), whole.entities)
-    collection = Collection(count=60)
-    for kind, text in (("stories", empty.text), ("tokens", empty.tokens()), ("entities", empty.entity_file())):
-        change(collection, kind, text.encode())
+    for kind, data in changed.items():
+        change(collection, kind, data)
     folder = collection.write(tmp_path)
-    for examples, report in (rebuilt(folder), written(folder)):
+    for examples, report in (rebuilt(folder), *([written(folder)] if len(changed) == 3 else [])):
         assert len(examples) == 119
         assert report["stories"][f"cnn: {reason}"] == 1
+        assert examples[0][1][0] in (ARTICLE.format(1), PLAIN.format(1))
 
 
-def test_archives_that_are_cut_or_are_not_those_are_refused(tmp_path: Path):
-    folder = Collection().write(tmp_path)
-    whole = (folder / "data.tar.gz").read_bytes()
-    (folder / "data.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"data.tar.gz .* damaged or cut short"):
-        rebuilt(folder)
-    with pytest.raises(UserError, match=r"holds cnn/wayback_training_urls.txt, dailymail/wayback"):
-        rebuilt(folder, STORIES)
-    (folder / "data.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"data.tar.gz .* damaged or cut short"):
-        rebuilt(folder)
+def shifted(collection: Collection) -> None:
+    for name, data in collection.metadata.items():
+        if "/cnn/tokens/" in name:
+            rows = (row.split(b",") for row in data.split(b";"))
+            collection.metadata[name] = b";".join(b"%d,%b" % (int(start) + 1, length) for start, length in rows)
 
 
-def test_a_story_listed_twice_stays_where_it_came_first(tmp_path: Path):
+def replaced(name: str, content: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content((folder / name).read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "spoil_files", "read", "message"),
+    [
+        (shifted, None, rebuilt, r"cnn: the token offsets do not fit the stories: got \d+ of \d+ as bytes and"),
+        (
+            lambda given: change(given, "stories", None),
+            None,
+            rebuilt,
+            r"1 of 20 listed stories cannot be used, .* not in the archive \(1\)",
+        ),
+        (None, replaced("data.tar.gz", lambda whole: whole[: len(whole) // 2]), rebuilt, "data.tar.gz .* cut short"),
+        (None, replaced("data.tar.gz", lambda whole: b"no archive"), rebuilt, "data.tar.gz .* damaged or cut short"),
+        (None, replaced("cnn_stories.tgz", lambda whole: b""), rebuilt, "cnn_stories.tgz.* damaged or cut short"),
+        (lambda given: given.stories.clear(), None, rebuilt, "cnn_stories.tgz holds no story and no offsets"),
+        (None, None, lambda folder: rebuilt(folder, STORIES), "holds cnn/wayback_training_urls.txt, dailymail/wayback"),
+        (None, lambda folder: (folder / LISTS[1]).unlink(), written, "cannot read .*all_val.txt"),
+    ],
+)
+def test_archives_that_cannot_be_right_are_refused(tmp_path: Path, spoil, spoil_files, read, message: str):
     collection = Collection()
-    name = "data/cnn/wayback_test_urls.txt"
-    collection.metadata[name] += story("cnn", 0).address.encode()
-    examples, report = rebuilt(collection.write(tmp_path))
-    assert len(examples) == 20
-    assert report["stories"]["listed more than once"] == 1
-
-
-def written(folder: Path) -> tuple[Examples, dict[str, Any]]:
-    report: dict[str, Any] = {}
-    return list(plain_rows(dataset(*STORIES, *LISTS), folder, report)), report
-
-
-def test_the_corpus_as_written_ends_every_paragraph_and_highlight(tmp_path: Path):
-    examples, _ = written(Collection().write(tmp_path))
-    assert [split for split, _ in examples] == ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
-    assert examples[8][1] == (
-        "José Müller visited Zürich 0 times . He said “it’s naïve” – twice .",
-        "Müller went to Zürich 0 times . ¶ It was naïve .",
-    )
-
-
-def test_the_lists_are_needed(tmp_path: Path):
-    folder = Collection().write(tmp_path)
-    (folder / "all_val.txt").unlink()
-    with pytest.raises(UserError, match=r"cannot read .*all_val.txt"):
-        written(folder)
+    if spoil:
+        spoil(collection)
+    folder = collection.write(tmp_path)
+    if spoil_files:
+        spoil_files(folder)
+    with pytest.raises(UserError, match=message):
+        read(folder)
 
 
 def test_punctuation_that_counts_as_an_end():
@@ -199,26 +172,28 @@ def test_entities_that_overlap_count_once():
     entities = parse_entities("1,3,3;2,1,2;0,0,1")
     assert cnn_dm.anonymise(list("abcde"), entities, report=report) == ["@entity0", "c", "@entity1", "e"]
     assert report == {"entities inside another, left out": 1}
+    with pytest.raises(Unusable, match="broken file of tokens"):
+        parse_tokens("1,2,3")
 
 
-def misplaced(story: str, spans: list[tuple[int, int]], unit: str = "bytes") -> int:
-    return tokens_at(story, spans, unit=unit)[1]
-
-
-def test_offsets_beside_the_text():
-    """Each of these is one token out of place."""
-    good = [(0, 2), (3, 5)]
-    assert misplaced("ab cd", good) == 0
-    for bad in ([(0, 3), (3, 5)], [(0, 2), (2, 5)], [(0, 2), (4, 5)], [(0, 2), (3, 6)], [(0, 2), (1, 2), (3, 5)]):
-        assert misplaced("ab cd", bad) == 1, bad
-    assert misplaced("ab cd", [(0, 2)]) == 1
-
-
-def test_a_unit_of_bytes_never_cuts_a_character():
-    assert tokens_at("aé b", [(0, 3), (4, 5)], unit="bytes") == (["aé", "b"], 0)
-    assert tokens_at("aé b", [(0, 2), (3, 4)], unit="characters") == (["aé", "b"], 0)
-    assert tokens_at("aé b", [(0, 2), (4, 5)], unit="bytes") == (["", "b"], 2)  # the second follows half a character
-    assert tokens_at("aé b", [(0, 3), (9, 10)], unit="bytes") == (["aé", ""], 1)
+@pytest.mark.parametrize(
+    ("text", "spans", "unit", "tokens", "misplaced"),
+    [
+        ("ab cd", [(0, 2), (3, 5)], "bytes", ["ab", "cd"], 0),
+        ("ab cd", [(0, 3), (3, 5)], "bytes", ["ab ", "cd"], 1),
+        ("ab cd", [(0, 2), (2, 5)], "bytes", ["ab", " cd"], 1),
+        ("ab cd", [(0, 2), (4, 5)], "bytes", ["ab", "d"], 1),
+        ("ab cd", [(0, 2), (3, 6)], "bytes", ["ab", "cd"], 1),
+        ("ab cd", [(0, 2), (1, 2), (3, 5)], "bytes", ["ab", "b", "cd"], 1),
+        ("ab cd", [(0, 2)], "bytes", ["ab"], 1),
+        ("aé b", [(0, 3), (4, 5)], "bytes", ["aé", "b"], 0),
+        ("aé b", [(0, 2), (3, 4)], "characters", ["aé", "b"], 0),
+        ("aé b", [(0, 2), (4, 5)], "bytes", ["", "b"], 2),  # the second follows half a character
+        ("aé b", [(0, 3), (9, 10)], "bytes", ["aé", ""], 1),
+    ],
+)
+def test_offsets_beside_the_text(text: str, spans: list[tuple[int, int]], unit: str, tokens: list[str], misplaced: int):
+    assert tokens_at(text, spans, unit=unit) == (tokens, misplaced)
 
 
 def test_ascii_stories_are_no_evidence():
@@ -236,15 +211,3 @@ def test_any_story_comes_back_from_its_offsets(article: list[str], highlight: li
     spans = parse_tokens(one.tokens(unit))
     pair = cnn_dm.anonymised_pair(one.text, spans, [], unit=unit, report=Counter())
     assert [side.replace(" ", "") for side in pair] == ["".join(article), "".join(highlight)]
-
-
-def test_truncation_counts_tokens():
-    cut = truncater(tokens=3)
-    assert [cut(line) for line in ("a b c d", "a b c", "a", "")] == ["a b c", "a b c", "a", ""]
-    with pytest.raises(UserError, match="tokens: got 0"):
-        truncater(tokens=0)
-
-
-def test_a_broken_file_says_so():
-    with pytest.raises(Unusable, match="broken file of tokens"):
-        parse_tokens("1,2,3")

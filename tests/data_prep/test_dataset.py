@@ -68,6 +68,8 @@ WRONG = [
     ("a.de}", "a.de}, numbers: [3, 1]", r"splits.train\[0\].numbers` is \[3, 1\], expected the first and the last"),
     ("a.de}", "a.de}, numbers: [1, 999999999]", r"numbers` is \[1, 999999999\], expected .* of 100,000 at most"),
     ("a.de}", "a.de}, numbers: [1, 3]", r"members` is .*, expected \{n\} where the number stands"),
+    (YAML, "kind: archives\nsource: en\n", "the key files is missing; a dataset of kind archives has it"),
+    (YAML, "kind: text\nsource: en\nsteps: [clean]\n", "clean compares two languages, and tiny has one"),
     ("binarise", "expected: [{after: x, lines: {}, status: y}]\nbinarise", "after` is 'x', expected one of"),
     (
         "binarise",

@@ -6,142 +6,108 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.text.debian import Description, join_lines, pair, parse, summary
+from data_prep.text.debian import Description, pair, parse, summary
 from data_prep.text.split import LARGEST, ONE_SOURCE, SENTENCE_WORDS, near_duplicates, split_by_group
 from tests.data_prep.samples import block, key
 
-ENGLISH = [
-    block(
-        "lynx",
-        "en",
-        "classic non-graphical (text-mode) web browser",
-        "In continuous development since 1992,",
-        "Lynx sets the standard.",
-        ".",
-        "It provides:",
-        "  * speed | size",
-        "  * support for",
-        "    cookies",
-    ),
-    block("hello", "en", "example package", "The GNU hello program."),
-    block("bye", "en", "another example", "Nobody translated this."),
-]
-GERMAN = [
-    block("hello", "de", "Beispielpaket", "Das Programm GNU hello.", ".", "Ein Absatz zu viel."),
-    block(
-        "lynx",
-        "de",
-        "klassischer Webbrowser ohne Grafik",
-        "Seit 1992 stetig weiterentwickelt",
-        ".",
-        "Er bietet:",
-        " - Tempo | Größe",
-        " - Cookies",
-    ),
-]
+ENGLISH = """\
+Package: lynx
+Description-md5: {lynx}
+Description-en: classic non-graphical (text-mode) web browser
+ In continuous development since 1992,
+ Lynx sets the standard.
+ .
+ It provides:
+   * speed | size
+   * support for
+     cookies
 
-
-def lines_of(blocks: list[str]) -> list[str]:
-    return "\n".join(blocks).split("\n")
-
-
-def test_reads_synopsis_paragraphs_and_lists():
-    (lynx, hello, _) = parse(lines_of(ENGLISH), language="en")
-    assert lynx == Description(
-        "lynx",
-        key("lynx"),
-        "classic non-graphical (text-mode) web browser",
-        (
-            "In continuous development since 1992, Lynx sets the standard.",
-            "It provides: * speed | size * support for cookies",
-        ),
+""" + "\n".join(
+    (
+        block("hello", "en", "example package", "The GNU hello program."),
+        block("bye", "en", "another example", "Nobody."),
     )
+)
+GERMAN = "\n".join(
+    (
+        block("hello", "de", "Beispielpaket", "Das Programm GNU hello.", ".", "Ein Absatz zu viel."),
+        block("lynx", "de", "klassischer Webbrowser", "Seit 1992", ".", "Er bietet:", " - Tempo | Größe", " - Cookies"),
+        block("b", "de", "von anderem Namen", md5=key("bye")),
+    )
+)
+
+
+def parsed(*blocks: str, language: str = "en", problems: Counter[str] | None = None) -> list[Description]:
+    return parse("\n".join(blocks).format(lynx=key("lynx")).split("\n"), language=language, problems=problems)
+
+
+def test_descriptions_are_read_and_paired():
+    """Paragraphs only where their numbers agree; the MD5 joins, not the package."""
+    (lynx, hello, _) = english = parsed(ENGLISH)
+    paragraphs = (
+        "In continuous development since 1992, Lynx sets the standard.",
+        "It provides: * speed | size * support for cookies",
+    )
+    assert lynx == Description("lynx", key("lynx"), "classic non-graphical (text-mode) web browser", paragraphs)
     assert hello.body == "The GNU hello program."
-
-
-def test_pairs_paragraphs_only_where_their_numbers_agree():
+    assert parsed(ENGLISH.replace("\n", "\r\n")) == english  # line ends of Windows
     report: Counter[str] = Counter()
-    pairs = pair(parse(lines_of(ENGLISH), language="en"), parse(lines_of(GERMAN), language="de"), report=report)
-    assert pairs == [
-        ("classic non-graphical (text-mode) web browser", "klassischer Webbrowser ohne Grafik"),
-        ("In continuous development since 1992, Lynx sets the standard.", "Seit 1992 stetig weiterentwickelt"),
-        ("It provides: * speed | size * support for cookies", "Er bietet: - Tempo | Größe - Cookies"),
+    assert pair([*english, *parsed(block("c", "en", "x"))], parsed(GERMAN, language="de"), report=report) == [
+        ("classic non-graphical (text-mode) web browser", "klassischer Webbrowser"),
+        (paragraphs[0], "Seit 1992"),
+        (paragraphs[1], "Er bietet: - Tempo | Größe - Cookies"),
         ("example package", "Beispielpaket"),
+        ("another example", "von anderem Namen"),
     ]
-    assert report["descriptions without a translation"] == 1
-    assert report["descriptions with unequal numbers of paragraphs"] == 1
-    assert report["pairs of synopses"] == report["descriptions in both languages"] == 2
-    assert report["pairs of paragraphs"] == 2
+    assert report == {
+        "descriptions without a translation": 1,
+        "descriptions with unequal numbers of paragraphs": 2,
+        "descriptions in both languages": 3,
+        "pairs of synopses": 3,
+        "pairs of paragraphs": 2,
+    }
 
 
-def test_the_md5_joins_not_the_package():
-    english = parse(lines_of([block("a", "en", "one"), block("b", "en", "two")]), language="en")
-    german = parse(lines_of([block("b", "de", "eins", md5=key("a"))]), language="de")
-    assert pair(english, german, report=Counter()) == [("one", "eins")]
+@pytest.mark.parametrize(
+    ("language", "lines", "synopsis", "body"),
+    [
+        ("pt_BR", ["x", "y"], "x", "y"),
+        ("en", ["one\u2028two", "three\u0085four"], "one two", "three four"),  # line separators of Unicode end no line
+        ("zh_CN", ["网页", "这是一个", "浏览器。", "使用 GTK", "编写"], "网页", "这是一个浏览器。使用 GTK 编写"),
+    ],
+)
+def test_other_languages_and_lines(language: str, lines: list[str], synopsis: str, body: str):
+    (found,) = parsed(block("a", language, *lines), language=language)
+    assert (found.synopsis, found.body) == (synopsis, body)
 
 
-def test_windows_line_ends_change_nothing():
-    plain = parse(lines_of(ENGLISH), language="en")
-    assert len(plain) == 3
-    assert parse([line + "\r" for line in lines_of(ENGLISH)], language="en") == plain
+MD5 = key("bad")
 
 
-def test_line_separators_of_unicode_end_no_line():
-    (found,) = parse(lines_of([block("a", "en", "one\u2028two", "three\u0085four")]), language="en")
-    assert (found.synopsis, found.paragraphs) == ("one two", ("three four",))
-
-
-def test_several_sources_follow_one_another_and_the_first_wins():
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (f"Description-md5: {MD5}\nDescription-en: x\n", "no Package"),
+        ("Package: a\nDescription-en: x\n", "no Description-md5"),
+        ("Package: a\nDescription-md5: abc\nDescription-en: x\n", "no Description-md5"),
+        (f"Package: a\nDescription-md5: {MD5}\nDescription-de: x\n", "no Description-en"),
+        (f"Package: a\nDescription-md5: {MD5}\nDescription-en:\n body\n", "empty synopsis"),
+        (f"Package: a\nPackage: b\nDescription-md5: {MD5}\n", "field given twice"),
+        (" body\nPackage: a\n", "block that does not begin with a field"),
+        ("Package: a\n<html>\n", "line that is neither a field nor indented"),
+        ("\n\n" + block("a", "en", "another"), "repeated description"),
+    ],
+)
+def test_blocks_that_cannot_be_used_are_counted_and_their_neighbours_kept(bad: str, reason: str):
     problems: Counter[str] = Counter()
-    first, again, other = block("a", "en", "one"), block("a", "en", "another"), block("b", "en", "two")
-    found = parse(lines_of([first, "\n\n", again, other]), language="en", problems=problems)
-    assert [description.synopsis for description in found] == ["one", "two"]
-    assert problems == {"repeated description": 1}
-
-
-@pytest.mark.parametrize("language", ["fr", "zh_CN", "pt_BR"])
-def test_other_languages(language: str):
-    (found,) = parse(lines_of([block("a", language, "x", "y")]), language=language)
-    assert (found.synopsis, found.body) == ("x", "y")
-
-
-def test_chinese_lines_are_joined_without_a_space():
-    (found,) = parse(
-        lines_of([block("a", "zh_CN", "网页浏览器", "这是一个", "浏览器。", "使用 GTK", "编写")]), language="zh_CN"
-    )
-    assert found.body == "这是一个浏览器。使用 GTK 编写"
-    assert join_lines(["one", "two"]) == "one two"
-
-
-BAD = {
-    "no Package": "Description-md5: {md5}\nDescription-en: x\n",
-    "no Description-md5": "Package: a\nDescription-en: x\n",
-    "no Description-en": "Package: a\nDescription-md5: {md5}\nDescription-de: x\n",
-    "empty synopsis": "Package: a\nDescription-md5: {md5}\nDescription-en:\n body\n",
-    "field given twice": "Package: a\nPackage: b\nDescription-md5: {md5}\nDescription-en: x\n",
-    "block that does not begin with a field": " body\nPackage: a\nDescription-md5: {md5}\nDescription-en: x\n",
-    "line that is neither a field nor indented": "Package: a\n<html>\nDescription-md5: {md5}\nDescription-en: x\n",
-}
-
-
-@pytest.mark.parametrize("reason", BAD)
-def test_malformed_blocks_are_counted_and_their_neighbours_kept(reason: str):
-    problems: Counter[str] = Counter()
-    bad = BAD[reason].format(md5=key("bad"))
-    found = parse(lines_of([block("a", "en", "one"), bad, block("b", "en", "two")]), language="en", problems=problems)
-    assert [description.package for description in found] == ["a", "b"]
+    found = parsed(block("a", "en", "one"), bad, block("b", "en", "two"), problems=problems)
+    assert [(description.package, description.synopsis) for description in found] == [("a", "one"), ("b", "two")]
     assert problems == {reason: 1}
-
-
-def test_a_cut_md5_joins_nothing():
-    problems: Counter[str] = Counter()
-    assert parse(lines_of([block("a", "en", "one", md5="abc")]), language="en", problems=problems) == []
-    assert problems == {"no Description-md5": 1}
 
 
 def test_a_summary_is_body_to_synopsis_above_a_length():
     body = [*["five words stand on each"] * 3, ".", *["and in another paragraph too"] * 3]
-    (found,) = parse(lines_of([block("a", "en", "short text", *body)]), language="en")
+    (found,) = parsed(block("a", "en", "short text", *body))
     whole = " ".join(["five words stand on each"] * 3 + ["and in another paragraph too"] * 3)
     assert summary(found, min_words=30) == (whole, "short text")
     assert summary(found, min_words=31) is None
@@ -160,7 +126,7 @@ def test_parsing_undoes_writing(packages: list[tuple[str, list[list[str]]]]):
         joined = tuple(" ".join(paragraph) for paragraph in paragraphs)
         expected.append(Description(f"p{n}", key(f"p{n}"), synopsis, joined))
     problems: Counter[str] = Counter()
-    assert parse(lines_of(blocks), language="de", problems=problems) == expected
+    assert parse("\n".join(blocks).split("\n"), language="de", problems=problems) == expected
     assert not problems
 
 
@@ -196,27 +162,19 @@ def test_a_family_stays_together_and_goes_by_its_name_alone():
     before = split_by_group(alone, valid_percent=20, test_percent=20)
     assert {"train", "valid", "test"} == set(before)
     twins = [described(f"p{n}-doc", f"thing {n}") for n in range(400)]
-    after = split_by_group(alone + twins, valid_percent=20, test_percent=20)
-    assert after == before + before
+    assert split_by_group(alone + twins, valid_percent=20, test_percent=20) == before + before
 
 
-def of_a_family(size: int, name: str, percent: int) -> str:
-    """The split of ``size`` descriptions of 1,000 that share their synopsis."""
-    many = [described(f"{name}-{n}", "the same") for n in range(size)]
-    others = [described(f"p{n}", f"thing {n}") for n in range(1000 - size)]
-    (split,) = set(split_by_group(many + others, valid_percent=percent, test_percent=percent)[:size])
-    return split
-
-
-def test_a_family_that_would_be_much_of_a_test_set_trains():
-    names = [f"haskell{n}" for n in range(10)]
+@pytest.mark.parametrize(("size", "trains"), [(20, False), (21, True)])
+def test_a_family_that_would_be_much_of_a_test_set_trains(size: int, trains: bool):
     assert LARGEST * 1000 * 0.4 == 20
-    assert {of_a_family(20, name, percent=40) for name in names} != {"train"}
-    assert {of_a_family(21, name, percent=40) for name in names} == {"train"}
-
-
-def test_small_families_need_not_train():
-    """Of 100 descriptions 3 are to be tested, and 5% of that is no description."""
+    others, splits = [described(f"p{n}", f"thing {n}") for n in range(1000 - size)], set()
+    for name in "abcdefghij":
+        many = [described(f"{name}-{n}", "the same") for n in range(size)]
+        (split,) = set(split_by_group(many + others, valid_percent=40, test_percent=40)[:size])
+        splits.add(split)
+    assert (splits == {"train"}) is trains
+    # of 100 descriptions 3 are to be tested, and 5% of that is no description
     few = [described(f"p{n}-{m}", f"thing {n}") for n in range(100 // ONE_SOURCE) for m in range(ONE_SOURCE)]
     assert set(split_by_group(few, valid_percent=20, test_percent=20)) == {"train", "valid", "test"}
 

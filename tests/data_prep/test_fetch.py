@@ -27,7 +27,7 @@ from data_prep.fetch import confirmation, fetch, refusal
 from scripts.common import CHECKOUT, scratch
 from scripts.common.errors import UserError
 from scripts.common.lock import file_lock
-from tests.data_prep.archive_samples import KINDS, build
+from tests.data_prep.corpora import KINDS, packed
 from tests.data_prep.web import FtpSite, Served, Site, serving, serving_ftp, wait_until
 
 CONTENT = bytes(n * n % 251 for n in range(5000))
@@ -63,6 +63,7 @@ def test_a_file_comes_and_is_written_down(tmp_path, site: Site, published):
     path = get(tmp_path, url, bytes=5000, **published)
     assert path.read_bytes() == CONTENT
     assert left(tmp_path) == ["a.txt"]
+    assert list((tmp_path / "out").glob(".*.work")) == []
     written, before = entry(tmp_path), (tmp_path / "ledger.json").read_bytes()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", written.pop("date"))
     trusted = "its published checksum" if published else "on first use"
@@ -470,7 +471,8 @@ def test_a_wrong_file_of_the_users_stops_and_stays(tmp_path, name, content, know
     with pytest.raises(UserError, match=f"{name} is not the file that is needed: {why}"):
         get(tmp_path, raw=tmp_path, name=name, **known)
     assert (tmp_path / name).read_bytes() == content
-    whole = build(tmp_path, "a.tgz").read_bytes()
+    whole = packed("a.tgz", {"a": CONTENT})
+    (tmp_path / "a.tgz").write_bytes(whole)
     assert get(tmp_path, raw=tmp_path, name="a.tgz").read_bytes() == whole
 
 

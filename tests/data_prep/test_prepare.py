@@ -24,6 +24,7 @@ from data_prep.steps import corpus, whole
 from data_prep.steps.engine import long_lines
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
+from scripts.common.files import write_lines
 from tests.data_prep.corpora import Pair, lines_of, numbers, pack, pairs, text
 from tests.data_prep.samples import SPLITS, contents, own_dataset
 from tests.data_prep.web import wait_until
@@ -422,9 +423,11 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
     kept = {path.name for path in work.iterdir() if path.is_dir()}
     assert kept >= {"00-read", "02-normalise_space", "03-deduplicate", "04-hold_out", "05-tokenise", "07-apply_bpe"}
     assert (work / "00-read" / "train.en.0").exists()
+    out.mkdir()
+    write_lines(out / "train.en", ["older"])  # which stays until the new one is whole
     kills = itertools.count(3)
     while run_until_commit(dataset, tmp_path, next(kills) // 2, "before") != 0:
-        assert not out.exists()
+        assert not out.exists() or contents(out) == {"train.en": b"older\n"}
     assert next(kills) > 10
     assert contents(out) == first
     assert list(tmp_path.glob(".out*")) == []

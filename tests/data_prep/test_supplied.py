@@ -1,14 +1,7 @@
 """The user's own text: whatever the files are, it is read, or refused by name; what is changed is counted."""
 
-import bz2
-import gzip
-import io
 import json
-import lzma
 import os
-import tarfile
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +15,11 @@ from data_prep.report import _sources
 from data_prep.sources.supplied import _LONGEST, SuppliedText
 from data_prep.steps.whole import count_words
 from scripts.common.errors import UserError
+from tests.data_prep.corpora import PACK, packed
 
 GOOD = b"one\ntwo\nthree\n"
 TEXT = "The first line.\nAnother one.\nAnd the last.\n"
+gz = PACK["gz"]
 
 
 def read(path: Path, data: bytes, *, invalid: str = "error") -> tuple[list[bytes | None], dict[str, dict[str, int]]]:
@@ -42,7 +37,7 @@ def dataset(invalid: str = "error") -> Dataset:
 def fetch(
     folder: Path, english: bytes, german: bytes = GOOD, *, name: str = "train.en", invalid: str = "error"
 ) -> Path:
-    (folder / "own").mkdir()
+    (folder / "own").mkdir(parents=True)
     (folder / "own" / name).write_bytes(english)
     (folder / "own" / "train.de").write_bytes(german)
     download(dataset(invalid), raw=folder / "own", out=folder / "raw")
@@ -62,6 +57,20 @@ def fetch(
         ("a\u2028b\x85c\n".encode(), [b"a b c"], {"U+2028 LINE SEPARATOR, now a space": (1, 1)}),
         ("\u200dक्\u200dष \u200e\u00ad\n".encode(), ["\u200dक्\u200dष \u200e\u00ad".encode()], {}),
         (b"a\n\n \n", [b"a", b"", b" "], {"empty line, kept": (2, 2)}),
+        # a sentence may begin with a tag
+        *[
+            (line + b"\n", [line], {})
+            for line in (b"<htmlize> is a filter", b"<b>one</b>", b"< html", b"one <html>", b"<url>http://x</url>")
+        ],
+        # a stray NUL makes no UTF-16
+        *[
+            (data, data.replace(b"\0", b" ").split(b"\n")[:-1], {"U+0000 control character, now a space": place})
+            for data, place in (
+                (b"a\0b\nc\n", (1, 1)),
+                (TEXT.encode() + b"\0\n", (1, 4)),
+                ("我们\0\n".encode() * 3000, (3000, 1)),
+            )
+        ],
     ],
 )
 def test_what_is_changed_is_counted(tmp_path, data, lines, found):
@@ -70,35 +79,6 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, found):
     for what, (times, first) in found.items():
         assert changes[what] == {"times": times, "first line": first}
     assert bool(changes) is bool(found)
-
-
-def gz(data: bytes) -> bytes:
-    """Compressed without the time, which would make another name of each run's test."""
-    return gzip.compress(data, mtime=0)
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-
-
-@pytest.mark.parametrize("packing", PACKERS)
-@pytest.mark.parametrize("name", ["train.en.{}", "train.en.{upper}", "train.en"])
-def test_compressed_files_are_known_by_what_they_hold(tmp_path, packing, name):
-    name = name.format(packing, upper=packing.upper())
-    raw = fetch(tmp_path, PACKERS[packing](b"\xef\xbb\xbf" + GOOD), name=name)
-    assert (raw / "train.en").read_bytes() == GOOD
-    manifest = json.loads((raw / "manifest.json").read_text())
-    assert list(manifest["changed in your text"]) == [f"train.en ({name})"]
-
-
-def archive(kind: str) -> bytes:
-    content = io.BytesIO()
-    if kind == "tar":
-        with tarfile.open(fileobj=content, mode="w") as tar:
-            tar.addfile(tarfile.TarInfo("a"))
-    else:
-        with zipfile.ZipFile(content, "w") as file:
-            file.writestr(kind, TEXT)
-    return content.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -111,16 +91,13 @@ def archive(kind: str) -> bytes:
         ("我们朋友的房子\n".encode("utf-16-le") * 9, "is text in UTF-16LE without a byte order mark"),
         (TEXT.encode("utf-32"), "is text in UTF-32"),
         (gz(TEXT.encode("utf-16")), "my.en, decompressed, is text in UTF-16"),
-        (archive("a.txt"), "is a zip archive, expected plain text in UTF-8: unzip my.en"),
-        (archive("[Content_Types].xml"), "is a document of an office program.*: save it as plain text"),
-        (archive("tar"), "is a tar archive"),
-        (gz(archive("tar")), "decompressed, is a tar archive"),
+        (packed("a.zip", {"a.txt": b"x"}), "is a zip archive, expected plain text in UTF-8: unzip my.en"),
+        (packed("a.zip", {"[Content_Types].xml": b"x"}), "is a document of an office program.*: save it as plain text"),
+        (packed("a.tar", {"a": b""}), "is a tar archive"),
+        (packed("a.tgz", {"a": b""}), "decompressed, is a tar archive"),
         (b"%PDF-1.7\n", "is a PDF document.*: pdftotext my.en"),
         (b"{\\rtf1 a}", "is a document in RTF"),
-        (
-            b'<srcset setid="newstest" srclang="any">\n',
-            r"is marked up \(XML, SGM, TMX or HTML\).*: take the sentences out",
-        ),
+        (b'<srcset setid="newstest" srclang="any">\n', r"is marked up \(XML, SGM, TMX or HTML\).*: take the sentences"),
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<tmx version='1.4'>\n", "is marked up"),
         (gz(b"\n <!doctype HTML>\n<html>\n"), "decompressed, is marked up"),
         (b"\x28\xb5\x2f\xfd\0\0", "is compressed with zstd.*: unzstd my.en"),
@@ -138,53 +115,43 @@ def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, d
         read(tmp_path / "my.en", data)
 
 
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("name", ["train.en.{}", "train.en.{upper}", "train.en"])
+def test_compressed_files_are_known_by_what_they_hold(tmp_path, packing, name):
+    name = name.format(packing, upper=packing.upper())
+    raw = fetch(tmp_path, PACK[packing](b"\xef\xbb\xbf" + GOOD), name=name)
+    assert (raw / "train.en").read_bytes() == GOOD
+    manifest = json.loads((raw / "manifest.json").read_text())
+    assert list(manifest["changed in your text"]) == [f"train.en ({name})"]
+
+
+@pytest.mark.parametrize("pack", [bytes, gz])
 @pytest.mark.parametrize(
-    "line", [b"<htmlize> is a filter", b"<b>one</b>", b"< html", b"one <html>", b"<url>http://x</url>"]
+    ("how", "english", "german"),
+    [("replace", "one\ncaf\ufffd two\nthree\0\n", GOOD), ("drop", "one\nthree\0\n", b"one\nthree\n")],
 )
-def test_a_sentence_may_begin_with_a_tag(tmp_path, line):
-    assert read(tmp_path / "my.en", line + b"\n")[0] == [line]
-
-
-@pytest.mark.parametrize("data", [b"a\0b\nc\n", b"a\0\n", TEXT.encode() + b"\0\n", "我们\0\n".encode() * 3000])
-def test_a_stray_nul_makes_no_utf_16(tmp_path, data):
-    assert read(tmp_path / "my.en", data)[0] == data.replace(b"\0", b" ").split(b"\n")[:-1]
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_bytes_that_are_not_utf_8_as_the_user_says(tmp_path, pack, capsys):
-    data = pack(b"one\ncaf\xe9 two\nthree\n")
-    for how, english, german in (
-        ("replace", "one\ncaf\ufffd two\nthree\n".encode(), GOOD),
-        ("drop", b"one\nthree\n", b"one\nthree\n"),
-    ):
-        (tmp_path / how).mkdir()
-        raw = fetch(tmp_path / how, data, invalid=how)
-        assert (raw / "train.en").read_bytes() == english
-        assert (raw / "train.de").read_bytes() == german
-        manifest = json.loads((raw / "manifest.json").read_text())
-        assert "not UTF-8, line" in str(manifest["changed in your text"]["train.en (train.en)"])
-        assert manifest.get("pairs dropped, since not UTF-8") == ({"train": 1} if how == "drop" else None)
-        said = capsys.readouterr().out
-        assert f"{tmp_path / how / 'own' / 'train.en'}: not UTF-8" in said
-        assert "first in line 2" in said
-        assert ("1 pairs dropped, 2 kept" in said) is (how == "drop")
+def test_bytes_that_are_not_utf_8_as_the_user_says(tmp_path, pack, capsys, how, english, german):
+    raw = fetch(tmp_path, pack(b"one\ncaf\xe9 two\nthree\0\n"), invalid=how)
+    assert (raw / "train.en").read_bytes() == english.replace("\0", " ").encode()
+    assert (raw / "train.de").read_bytes() == german
+    manifest = json.loads((raw / "manifest.json").read_text())
+    assert "not UTF-8, line" in str(manifest["changed in your text"]["train.en (train.en)"])
+    assert manifest.get("pairs dropped, since not UTF-8") == ({"train": 1} if how == "drop" else None)
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'own' / 'train.en'}: not UTF-8" in said
+    assert "first in line 2" in said
+    assert ("1 pairs dropped, 2 kept" in said) is (how == "drop")
+    report = "\n".join(_sources(tmp_path, {"source": {}}))
+    assert "U+0000 control character, now a space (times 1; first line 3)" in report
+    assert ("- pairs dropped, since not UTF-8: train 1" in report) is (how == "drop")
     with pytest.raises(UserError, match="no pair is left"):
-        fetch(tmp_path, b"\xff\n\xff\n\xff\n", invalid="drop")
+        fetch(tmp_path / "b", b"\xff\n\xff\n\xff\n", invalid="drop")
     with pytest.raises(UserError, match=r"own/train.en, line 2: byte 0xe9 is not UTF-8"):
-        download(dataset(), raw=tmp_path / "drop" / "own", out=tmp_path / "none")
+        download(dataset(), raw=tmp_path / "own", out=tmp_path / "none")
 
 
-def test_messages_name_the_file_that_the_user_gave_and_not_a_link_to_it(tmp_path):
-    (tmp_path / "my.en").write_bytes(b"one\n")
-    (tmp_path / "given").mkdir()
-    (tmp_path / "given" / "train.en").symlink_to(tmp_path / "my.en")
-    (tmp_path / "given" / "train.de").write_bytes(GOOD)
-    with pytest.raises(UserError, match=r"my.en has 1 lines but .*train.de has 3 lines; line n of one must translate"):
-        download(dataset(), raw=tmp_path / "given", out=tmp_path / "raw")
-    assert not (tmp_path / "raw").exists()
-
-
-def test_a_name_that_is_not_utf_8_is_taken(tmp_path):
+def test_links_and_names(tmp_path):
+    """Messages name the file that the user gave and not a link to it; a name need not be UTF-8."""
     (tmp_path / "given").mkdir()
     path = tmp_path / os.fsdecode(b"my\xff.en")
     path.write_bytes(b"\xef\xbb\xbf" + GOOD)
@@ -192,19 +159,22 @@ def test_a_name_that_is_not_utf_8_is_taken(tmp_path):
     (tmp_path / "given" / "train.de").write_bytes(GOOD)
     manifest = download(dataset(), raw=tmp_path / "given", out=tmp_path / "raw")
     assert list(manifest["changed in your text"]) == ["train.en (my\\xff.en)"]
+    path.write_bytes(b"one\n")
+    with pytest.raises(UserError, match=r"my.*.en has 1 lines but .*train.de has 3 lines; line n of one must"):
+        download(dataset(), raw=tmp_path / "given", out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_files_of_which_one_is_meant(tmp_path):
-    with pytest.raises(UserError, match=r"has no train.en \(but train.en.zip\); put both sides"):
-        fetch(tmp_path, b"x", name="train.en.zip")
-    (tmp_path / "two").mkdir()
-    fetch(tmp_path / "two", GOOD)
-    (tmp_path / "two" / "own" / "train.en.gz").write_bytes(gzip.compress(GOOD))
+    for name, data, message in (
+        ("train.en.zip", b"x", r"has no train.en \(but train.en.zip\); put both sides"),
+        ("train.en.gz", GOOD, r"train.en.gz is not compressed as its name says"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fetch(tmp_path / name, data, name=name)
+    (tmp_path / "train.en.gz" / "own" / "train.en").write_bytes(GOOD)
     with pytest.raises(UserError, match=r"has train.en and train.en.gz; leave the one"):
-        download(dataset(), raw=tmp_path / "two" / "own", out=tmp_path / "again")
-    (tmp_path / "plain").mkdir()
-    with pytest.raises(UserError, match=r"train.en.gz is not compressed as its name says"):
-        fetch(tmp_path / "plain", GOOD, name="train.en.gz")
+        download(dataset(), raw=tmp_path / "train.en.gz" / "own", out=tmp_path / "again")
 
 
 def test_preparation_reads_no_text_that_was_not_cleaned(tmp_path):
@@ -212,16 +182,7 @@ def test_preparation_reads_no_text_that_was_not_cleaned(tmp_path):
     (tmp_path / "train.de").write_bytes(GOOD)
     with pytest.raises(UserError, match=r"train.en, line 1: byte order mark .*python -m data_prep.download mine --raw"):
         prepare(dataset(), raw=tmp_path, out=tmp_path / "out", workers=1)
-
-
-def test_the_report_says_what_was_changed(tmp_path):
-    fetch(tmp_path, b"one\ntwo\0\nthr\xffe\n", invalid="drop")
-    said = "\n".join(_sources(tmp_path, {"source": {}}))
-    assert "U+0000 control character, now a space (times 1; first line 2)" in said
-    assert "- pairs dropped, since not UTF-8: train 1" in said
-
-
-def test_a_carriage_return_is_said_before_subword_nmt_ends_the_process():
+    # and a carriage return is said before subword-nmt ends the process
     with pytest.raises(UserError, match=r"train\.en: a carriage return within a line, b'three .* normalise_space"):
         count_words((b"one two\nthree \r four\n",), name="train.en")
 
@@ -229,14 +190,14 @@ def test_a_carriage_return_is_said_before_subword_nmt_ends_the_process():
 texts = st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=8).map(str.encode)), max_size=6).map(b"\n".join)
 
 
-@settings(deadline=None)
+@settings(max_examples=60)
 @given(texts, st.sampled_from(["error", "replace", "drop"]))
 @example(b"\xef\xbb\xbf", "error")
 @example(b"\r\n\r\n", "error")
 @example(b"a\r\xff\r", "drop")
 def test_random_bytes_lose_no_line_and_raise_nothing_else(tmp_path_factory, data, invalid):
     try:
-        lines, changes = read(tmp_path_factory.mktemp("any") / "my.en", data, invalid=invalid)
+        lines, changes = read(tmp_path_factory.getbasetemp() / "my.en", data, invalid=invalid)
     except UserError:
         return
     assert len(lines) == data.count(b"\n") + (not data.endswith(b"\n"))
@@ -251,16 +212,16 @@ sides = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=25)
 @given(sides, st.sampled_from(["replace", "drop"]))
 def test_pairs_stay_pairs(tmp_path_factory, rows, invalid):
     """Each line carries its number, on both sides."""
     rows = [tuple(b"%d " % number + side for side in row) for number, row in enumerate(rows)]
-    folder = tmp_path_factory.mktemp("pairs")
     good = [n for n, row in enumerate(rows) if invalid == "replace" or not any(b"\xff" in side for side in row)]
     if not good:
         return
-    raw = fetch(folder, *(b"".join(row[side] + b"\n" for row in rows) for side in (0, 1)), invalid=invalid)
+    given = (b"".join(row[side] + b"\n" for row in rows) for side in (0, 1))
+    raw = fetch(tmp_path_factory.mktemp("pairs"), *given, invalid=invalid)
     for language in ("en", "de"):
         got = (raw / f"train.{language}").read_bytes().decode().split("\n")[:-1]
         assert [int(line.split(" ")[0]) for line in got] == good

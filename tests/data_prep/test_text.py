@@ -1,127 +1,273 @@
-"""Cleaning, splitting, tokenising and BPE."""
+"""Steps on lines and pairs: cleaning, splits, Chinese, readers, BPE against subword-nmt itself, and SentencePiece."""
 
+import io
+import marshal
+import os
+import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import get_vocabulary, learn_bpe
 
-from data_prep.text import bpe
-from data_prep.text.clean import normalise_space, pair_filter
-from data_prep.text.moses import moses_language
+from data_prep.text import bpe, sentencepiece
+from data_prep.text.chinese import script_filter, segmenter, strip_control
+from data_prep.text.clean import normalise_space, pair_filter, truncater
+from data_prep.text.moses import clean_line, moses_filter, moses_language
+from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from data_prep.text.split import split_of
 from data_prep.text.tokenise import tokeniser
+from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
 from scripts.scoring.detokenise import detokenise
-from tests.data_prep.samples import with_steps
+from tests.data_prep.samples import ROOT, with_steps
 
-Pair = tuple[str, str]
-
-
-def reason(pair: Pair, **options: float) -> str | None:
-    settings = {"min_words": 1, "max_words": 5, "max_ratio": 2.5, **options}
-    return pair_filter(**settings)(*pair)  # type: ignore[arg-type]
+CLEAN = pair_filter(min_words=2, max_words=5, max_ratio=2.5)
+MOSES = moses_filter(min_tokens=2, max_tokens=6, ratio=1.5)
+NINE = moses_filter(min_tokens=1, max_tokens=80)
+CHINESE = script_filter(chinese=0), script_filter(chinese=1)
 
 
 @pytest.mark.parametrize(
-    ("pair", "why"),
+    ("step", "source", "target", "reason"),
     [
-        (("", "a"), "empty"),
-        (("a", " \u2028 "), "empty"),
-        (("a a a a a a", "a a a"), "more than 5 words"),
-        (("a a a", "a a a a a a"), "more than 5 words"),
-        (("a a", "a a a a a"), "length ratio of 2.5 or more"),
-        (("a a a a a", "a a"), "length ratio of 2.5 or more"),
+        (CLEAN, "", "a", "empty"),
+        (CLEAN, "a", " \u2028 ", "empty"),
+        (CLEAN, "a", "a a", "fewer than 2 words"),
+        (CLEAN, "a a a a a a", "a a a", "more than 5 words"),
+        (CLEAN, "a a a", "a a a a a a", "more than 5 words"),
+        (CLEAN, "a a", "a a a a a", "length ratio of 2.5 or more"),
+        (CLEAN, "a a a a a", "a a", "length ratio of 2.5 or more"),
+        (CLEAN, "a a a a a", "a a a", None),
+        (CLEAN, "a a", "a a a a", None),
+        (MOSES, "a b", "c d", None),
+        (MOSES, "a b c", "d e", None),  # exactly 1.5
+        (MOSES, "a b c d", "e f", "length ratio above 1.5"),
+        (MOSES, "e f", "a b c d", "length ratio above 1.5"),
+        (MOSES, "", "a b", "empty"),
+        (MOSES, "a b", "", "empty"),
+        (MOSES, "a", "b c", "fewer than 2 tokens"),
+        (MOSES, "a b c d e f g", "a b c d e f", "more than 6 tokens"),
+        (MOSES, "a " + "x" * 1000, "a b", None),
+        (MOSES, "a " + "x" * 1001, "a b", "a token of more than 1000 characters"),
+        (MOSES, "a b", "a " + "é" * 1001, "a token of more than 1000 characters"),
+        (NINE, "a " * 8 + "a", "b", None),
+        (NINE, "a " * 9 + "a", "b", "length ratio above 9"),
+        (CHINESE[0], "中文 abc", "Chinese", None),
+        (CHINESE[1], "Chinese", "𠀀", None),
+        (CHINESE[0], "abc 123", "Chinese", "no Chinese character on the Chinese side"),
+        (CHINESE[1], "Chinese 中", "中", "a Chinese character on the other side"),
     ],
 )
-def test_clean_drops_and_says_why(pair: Pair, why: str):
-    assert reason(pair) == why
+def test_pairs_are_dropped_and_it_is_said_why(step, source: str, target: str, reason: str | None):
+    assert step(source, target) == reason
 
 
-def test_clean_keeps_the_limits_themselves():
-    pairs = [("a", "a"), ("a a a a a", "a a a"), ("a a", "a a a a")]
-    assert [reason(pair) for pair in pairs] == [None] * 3
-    assert [reason(pair, min_words=2) for pair in pairs] == ["fewer than 2 words", None, None]
+@pytest.mark.parametrize(
+    ("step", "line", "made"),
+    [
+        (clean_line, "a|b | c", "ab c"),
+        (clean_line, " \ta\u2028\xa0b\x85 ", "a b"),
+        (clean_line, "a\x1cb", "a\x1cb"),
+        (clean_line, "|", ""),
+        (clean_line, "  ", ""),
+        (strip_control, "a\tb\x9f\xa0中\u2028", "ab 中\u2028"),
+        (truncater(tokens=3), "a b c d", "a b c"),
+        (truncater(tokens=3), "a b", "a b"),
+        (segmenter(), "我来到北京清华大学。 hello  world", "我 来到 北京 清华大学 。 hello world"),
+        # which comes in words, and is segmented anew
+        (segmenter(), "我 来 到  北京 清华 大 学 。 hello  3 G", "我 来到 北京 清华大学 。 hello 3 G"),
+        (segmenter(), "", ""),
+        (moses_language, "zh_CN", "zh"),
+        (moses_language, "zh-Hant", "zh"),
+    ],
+)
+def test_lines_are_made(step, line: str, made: str):
+    assert step(line) == made
 
 
-@pytest.mark.parametrize("options", [{"min_words": 0}, {"min_words": 6}, {"max_ratio": 1}])
-def test_clean_refuses_what_no_pair_could_meet(options: dict[str, float]):
-    with pytest.raises(UserError, match="expected 1 <= min_words <= max_words and max_ratio above 1"):
-        reason(("a", "a"), **options)
-
-
-@given(st.text())
+@given(st.text().map(lambda text: text.replace("\n", "")))
 def test_no_character_that_ends_a_line_is_left(line: str):
-    result = normalise_space(line)
-    assert len(result.splitlines()) <= 1
-    assert result.split() == line.split()
+    spaced, cleaned = normalise_space(line), clean_line(line)
+    assert len(spaced.splitlines()) <= 1
+    assert spaced.split() == line.split()
+    assert clean_line(cleaned) == cleaned
+    assert not set(cleaned) & set("|\t\v\f\r\x85\u2028\u2029\xa0")
 
 
-PINNED = {"train": 1900, "valid": 39, "test": 61}
-
-
-def test_the_parts_are_those_of_the_first_release():
+def test_the_splits_are_those_of_the_first_release():
     """Pinned: another hash would shuffle every published score."""
     lines = [f"line {n}" for n in range(2000)]
     splits = [split_of(line, valid_percent=2, test_percent=3) for line in lines]
-    assert Counter(splits) == PINNED
+    assert Counter(splits) == {"train": 1900, "valid": 39, "test": 61}
     assert splits == [split_of(line.upper(), valid_percent=2, test_percent=3) for line in lines]
 
 
-def tokenise(lines: list[str], *, language: str, escape: bool) -> list[str]:
-    return list(map(tokeniser(language=language, escape=escape), lines))
+def test_no_other_program_decides_what_a_chinese_word_is(tmp_path: Path):
+    """jieba itself would take its dictionary from a file of this name in the folder for temporary files."""
+    cache = tmp_path / "jieba.cache"
+    cache.write_bytes(marshal.dumps(({"我": 0, "我来": 9}, 9)))
+    script = "from data_prep.text.chinese import segmenter; print(segmenter()('我来到北京清华大学'))"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-X", "utf8", "-c", script], capture_output=True, env=env, cwd=ROOT)
+    assert done.stdout.decode() == "我 来到 北京 清华大学\n"
+    assert list(tmp_path.iterdir()) == [cache]
 
 
-TEXT = ['It\'s a & b | c [e], e.g. "f".', "C++ (x86) costs 5 %; see README."]
-
-
-def test_tokens_and_back():
-    tokens = tokenise(TEXT, language="en", escape=False)
-    assert tokens[0] == 'It \'s a & b | c [ e ] , e.g. " f " .'
-    assert detokenise(tokens[:1], "en", with_steps({"tokenise": {"escape": False}})) == TEXT[:1]
-
-
-def test_escaping_is_a_choice_that_detokenising_undoes():
-    tokens = tokenise(TEXT, language="en", escape=True)
-    assert "&amp;" in tokens[0]
-    assert "&#124;" in tokens[0]
-    assert detokenise(tokens[:1], "en", with_steps("tokenise")) == TEXT[:1]
+@pytest.mark.parametrize("escape", [True, False])
+@pytest.mark.parametrize("line", ['It\'s a & b | c [e], e.g. "f".', "C++ (x86) costs 5 %; see README."])
+def test_tokens_and_back(line: str, escape: bool):
+    tokens = tokeniser(language="en", escape=escape)(line)
+    assert ("&" in line and "&amp;" in tokens) is (escape and "&" in line)
+    (back,) = detokenise([tokens], "en", with_steps({"tokenise": {"escape": escape}}))
+    assert back == line or "%" in line
 
 
 def test_an_entity_in_the_text_survives():
-    (tokens,) = tokenise(["write &amp; for &"], language="en", escape=False)
+    tokens = tokeniser(language="en", escape=False)("write &amp; for &")
     (back,) = detokenise([tokens], "en", with_steps({"tokenise": {"escape": False}}))
     assert back.replace(" ", "") == "write&amp;for&"
 
 
-def test_the_language_matters():
-    """Moses splits English contractions; and it knows countries by no name."""
-    assert tokenise(["don't"], language="en", escape=False) != tokenise(["don't"], language="de", escape=False)
-    assert [moses_language(language) for language in ("zh_CN", "pt_BR", "de")] == ["zh", "pt", "de"]
+SGM = """<refset setid="x">
+<doc>
+<seg id="1"> one   two </seg>
+<SEG id="2">
+three
+</SEG>
+<seg id="3">four
+ five</seg> <hl>
+<seg id="4"></seg>
+<p><seg id="5">\xa0six\x85</seg></p>
+<seg>no attribute</seg>
+text outside
+</doc>"""
+TAGS = """<url>http</url>
+<keywords>a</keywords>
+<speaker>Me</speaker>
+<talkid>1</talkid>
+<title>A: B</title>
+<description>C</description>
+ text <b> 
+"""
+XML = """<doc docid="1">
+<seg id="12"> It’s so. </seg>
+  <seg id="13">x</seg>  
+<talkid>1</talkid>
+<seg id="1">never closed
+<seg id="x">y</seg>"""
 
 
-def counts(*lines: str) -> list[tuple[str, int]]:
-    return sorted(Counter(word for line in lines for word in line.split()).items())
+@pytest.mark.parametrize(
+    ("reader", "text", "lines"),
+    [
+        (sgm, SGM, ["one two", "three", "four five", "", "\xa0six\x85"]),
+        (iwslt_xml, XML, ["It’s so.", "  x", "never closed", '<seg id="x">y']),
+        (iwslt_tags, TAGS, ["<speaker>Me</speaker>", "A: B", "C", " text <b> ", ""]),
+    ],
+)
+def test_readers(reader, text: str, lines: list[str]):
+    assert list(reader(text.split("\n"))) == lines
 
 
-def test_bpe_learns_applies_and_comes_off(tmp_path: Path):
-    lines = ["lower lowest low", "newer newest new lower"]
-    codes = bpe.learn_from_counts(counts(*lines * 3), merges=10)
-    assert bpe.count_merges(codes) == 10
-    (tmp_path / "codes").write_text(codes)
-    apply = bpe.encoder_from_file(codes=str(tmp_path / "codes"))
-    units = list(map(apply, lines))
-    assert units != lines
-    assert [line.replace("@@ ", "") for line in units] == lines
-    assert apply("new lower") == "new lower"
+@pytest.mark.parametrize("text", ['<seg id="1">', '<seg id="1">a\nb', '<seg id="1">\n\n'])
+def test_sgm_that_ends_within_a_segment_is_refused(text: str):
+    with pytest.raises(UserError, match="has no </seg>"):
+        list(sgm(text.split("\n")))
 
 
-def test_bpe_stops_where_nothing_repeats():
-    assert bpe.count_merges(bpe.learn_from_counts(counts("ab ab cd"), merges=50)) < 50
+def test_escapes_in_a_reference_cost_no_bleu():
+    """They stay, as in sacreBLEU's own references (see test_pipeline.py), and a system writes none."""
+    (reference,) = sgm(['<seg id="1">&quot;AT&amp;T &lt;3&quot; she said</seg>'])
+    bleu = BLEU(effective_order=True)
+    assert bleu.corpus_score(['"AT&T <3" she said'], [[reference]]).score == pytest.approx(100)
 
 
-@pytest.mark.parametrize("lines", [[], ["a b c"], ["ab cd"]])
-def test_bpe_without_a_repeated_pair_is_refused(lines: list[str]):
+SAMPLES = Path(__file__).with_name("text_samples")
+TEXT = [line for name in ("en", "de") for line in (SAMPLES / f"{name}.txt").read_text(encoding="utf-8").split("\n")]
+CODES = bpe.learn_from_counts(sorted(get_vocabulary(TEXT).items()), merges=400)
+GLOSSARIES = ["@entity[0-9]+", "<[a-z]+>"]
+HARD = [" a  b \r", "", "  ", "@entity12 x@entity3y @entity", "<b>bold</b>", "dé\u2028jà\x85vu", "a@@ b", "x" * 3000]
+ENGINES = ["subword-nmt", "fastBPE"]
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("bpe") / "codes"
+    path.write_text(CODES, encoding="utf-8")
+    return str(path)
+
+
+def test_merges_learnt_from_counts_are_those_of_subword_nmt_from_text():
+    codes = io.StringIO()
+    learn_bpe(TEXT, codes, 400)
+    assert codes.getvalue() == CODES
+    assert bpe.count_merges(CODES) == 400
+    assert bpe.count_merges(bpe.learn_from_counts([("ab", 2), ("cd", 1)], merges=50)) < 50
+
+
+@pytest.mark.parametrize("counts", [[], [("a", 1), ("b", 1)], [("ab", 1), ("cd", 1)]])
+def test_bpe_without_a_repeated_pair_is_refused(counts: list[tuple[str, int]]):
     with pytest.raises(UserError, match="no BPE merge can be learnt"):
-        bpe.learn_from_counts(counts(*lines), merges=10)
+        bpe.learn_from_counts(counts, merges=10)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("glossaries", [[], GLOSSARIES], ids=["plain", "glossaries"])
+def test_segmentation_is_that_of_subword_nmt(codes: str, engine: str, glossaries: list[str]):
+    encode, theirs = (
+        bpe.encoder(codes=codes, glossaries=glossaries, engine=engine),
+        BPE(io.StringIO(CODES), glossaries=glossaries),
+    )
+    rng = random.Random(7)
+    seen = sorted({word for line in TEXT for word in line.split()})
+    # words made of two halves of others, most of which occur once
+    halves = [a[: len(a) // 2] + b[len(b) // 2 :] for a, b in (rng.choices(seen, k=2) for _ in range(9_000))]
+    for line in [*TEXT, *HARD, *(" ".join(halves[n : n + 9]) for n in range(0, len(halves), 9))]:
+        assert encode(line) == theirs.process_line(line), line
+    assert ("@entity7@@ " in encode("@entity7abc")) is bool(glossaries)
+
+
+@given(st.text(alphabet="ab @1é\r<>", max_size=20))
+def test_any_line_is_segmented_as_by_subword_nmt(codes: str, line: str):
+    theirs = BPE(io.StringIO(CODES), glossaries=GLOSSARIES).process_line(line)
+    assert [bpe.encoder(codes=codes, glossaries=GLOSSARIES, engine=engine)(line) for engine in ENGINES] == [theirs] * 2
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for text, engine, message in (
+        ("#version: 0.2\na b c\n", "subword-nmt", "'a b c' is no merge"),
+        ("#version: 0.1\na b\n", "fastBPE", "codes begin with '#version: 0.1', expected"),
+    ):
+        (tmp_path / "codes").write_text(text)
+        with pytest.raises(UserError, match=message):
+            bpe.encoder(codes=str(tmp_path / "codes"), engine=engine)
+    with pytest.raises(UserError, match="cannot be read"):
+        bpe.encoder(codes=str(tmp_path / "none"))
+    with pytest.raises(UserError, match="is no model of sentencepiece"):
+        sentencepiece.encoder(codes=str(tmp_path / "none"))
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match="sentencepiece is not installed"):
+        sentencepiece.encoder(codes="none")
+
+
+def test_words_are_remembered_up_to_a_limit():
+    asked: list[str] = []
+
+    def double(word: str) -> str:
+        asked.append(word)
+        return word * 2
+
+    words = WordCache(double, words=2)
+    assert [words[word] for word in ("a", "a", "b", "c", "a")] == ["aa", "aa", "bb", "cc", "aa"]
+    assert asked == ["a", "b", "c", "a"]
+    assert words["x" * 100] == "x" * 200
+    assert "x" * 100 not in words
+    by_default = WordCache(str.upper)
+    assert max(len(by_default) for n in range(260_000) if by_default[f"w{n}"]) <= 250_000

@@ -11,11 +11,11 @@ from data_prep.text.characters import UNICODE, Classes, lowercase, remove_non_pr
 from data_prep.text.moses import VERSIONS
 from data_prep.text.punctuation import punctuation_normaliser
 from data_prep.text.tokenise import Rules, Tokeniser, tokeniser
-from scripts.common.errors import UserError
-from tests.data_prep.moses_scripts import Scripts, run_perl
+from tests.data_prep.moses_scripts import Scripts, comparisons, run_perl
 
 LANGUAGES = ("en", "de", "fr")
-SAMPLES = Path(__file__).with_name("text_samples")
+FOLDER = Path(__file__).with_name("text_samples")
+SAMPLES = [line for path in sorted(FOLDER.iterdir()) for line in path.read_text("utf-8").removesuffix("\n").split("\n")]
 HARD = [
     "the u.s.",
     "'tis 'twas '90s 1990's o'clock' ' ' 5' '5 a' 'b",
@@ -38,31 +38,13 @@ HARD = [
 ]
 
 
-def sample(language: str) -> list[str]:
-    return (SAMPLES / f"{language}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-
-
-@pytest.mark.parametrize("moses", VERSIONS)
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_tokens_are_those_of_perl(tmp_path: Path, language: str, moses: str):
-    lines = sample(language) + HARD
-    scripts = Scripts(tmp_path / moses, moses)
-    for aggressive in (False, True):
-        for escape in (False, True):
-            options = ["-q", "-l", language, *["-a"] * aggressive, *["-no-escape"] * (not escape)]
-            expected = scripts.run("tokenizer.perl", *options, lines=lines)
-            make = tokeniser(language=language, moses=moses, aggressive=aggressive, escape=escape)
-            assert list(map(make, lines)) == expected
-
-
 @pytest.mark.parametrize("moses", VERSIONS)
 @pytest.mark.parametrize("language", [*LANGUAGES, "cs"])
-def test_punctuation_is_that_of_perl(tmp_path: Path, language: str, moses: str):
-    lines = [line for name in LANGUAGES for line in sample(name)] + HARD
+def test_tokens_and_punctuation_are_those_of_perl(tmp_path: Path, language: str, moses: str):
     scripts = Scripts(tmp_path / moses, moses)
-    for penn in (False, True):
-        expected = scripts.run("normalize-punctuation.perl", "-l", language, *["-penn"] * penn, lines=lines)
-        assert list(map(punctuation_normaliser(language=language, moses=moses, penn=penn), lines)) == expected
+    for (script, *options), step in comparisons(language, moses):
+        if language != "cs" or script != "tokenizer.perl":  # of which the scripts at hand have other abbreviations
+            assert list(map(step, SAMPLES + HARD)) == scripts.run(script, *options, lines=SAMPLES + HARD)
 
 
 # all but private and never assigned planes
@@ -76,17 +58,13 @@ def characters() -> list[str]:
     return [character for character, keep in zip(ALL, kept, strict=True) if keep == "1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [("IsAlpha", "alpha"), ("IsAlnum", "alnum"), ("IsN", "number"), ("IsLower", "lower"), ("Ll", "lowercase_letter")],
-)
-def test_classes_are_those_of_perl(characters: list[str], name: str, ours: str):
-    said = run_perl(["-CSD", "-nle", rf"print /\p{{{name}}}/ ? 1 : 0"], characters)
-    found = re.compile(f"[{getattr(Classes.up_to(UNICODE), ours)}]")
-    assert "".join("1" if found.match(character) else "0" for character in characters) == "".join(said)
-
-
-def test_non_printing_and_lower_case_are_those_of_perl(characters: list[str]):
+def test_classes_of_characters_are_those_of_perl(characters: list[str]):
+    names = {"alpha": "IsAlpha", "alnum": "IsAlnum", "number": "IsN", "lower": "IsLower", "lowercase_letter": "Ll"}
+    theirs = ", ".join(rf"(/\p{{{name}}}/ ? 1 : 0)" for name in names.values())
+    said = run_perl(["-CSD", "-nle", f'print join "", {theirs}'], characters)
+    classes = [re.compile(f"[{getattr(Classes(UNICODE), name)}]") for name in names]
+    members = [set(each.findall("".join(characters))) for each in classes]
+    assert said == ["".join("01"[character in each] for each in members) for character in characters]
     lines = [f"a{character}B" for character in characters]
     assert list(map(remove_non_printing, lines)) == run_perl(["-CSD", "-ple", r"s/\p{C}/ /g"], lines)
     assert list(map(lowercase, lines)) == run_perl(["-CSD", "-ple", "$_ = lc"], lines)
@@ -100,8 +78,6 @@ def test_the_two_cases_in_which_sacremoses_normalises_otherwise():
 def test_the_final_dot_before_and_after_november_2018():
     assert tokeniser(language="en", moses="2018-10")("the u.s.") == "the u.s."
     assert tokeniser(language="en", moses="2018-11")("the u.s.") == "the u.s ."
-    with pytest.raises(UserError, match="got '2018-12', expected one of 2018-10"):
-        tokeniser(language="en", moses="2018-12")
 
 
 ALPHABET = list(" .,'-:&|\"(<aZsé5²٣中\x85\xa0\x01\t\u2028ªⅷ😀`’")

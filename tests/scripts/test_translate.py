@@ -82,11 +82,11 @@ def trained_run(root: Path, parted: str) -> Path:
     english, german = ([" ".join(words) + stop for words in side] for side in (lines, translated(lines)))
     if parted == "sentencepiece":
         (prepared / "sentencepiece.model").write_bytes(sentencepiece.learn(iter(english + german), units=30))
-        cut = sentencepiece.encoder_from_file(codes=str(prepared / "sentencepiece.model"))
+        cut = sentencepiece.encoder(codes=str(prepared / "sentencepiece.model"))
     else:  # of two pieces or one: BPE has something to do and to undo
         codes = bpe.learn_from_counts(get_vocabulary(english + german).items(), merges=24)
         (prepared / "codes").write_text(codes, encoding="utf-8")
-        cut = bpe.encoder_from_file(codes=str(prepared / "codes"))
+        cut = bpe.encoder(codes=str(prepared / "codes"))
     for language, side in (("en", english), ("de", german)):
         for split, count in (("train", 300), ("test", 20)):
             text = "".join(f"{cut(line)}\n" for line in side[:count])
