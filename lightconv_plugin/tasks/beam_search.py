@@ -189,19 +189,8 @@ class BeamSearchGenerator(SequenceGenerator):
             if stepwise is not None:
                 drop(values, stepwise.admit(sums, tails, step + 1))
 
-            # candidates by their place among those of all sentences, and sentences by their place in ``searched``
-            ends, going_on, kept = [], [], []
-            for place, sentence in enumerate(searched):
-                ending, others = self._divide(sums[place], tails[place], first=place * values.shape[1])
-                ends += ending
-                found = len(finished[sentence]) + len(ending)
-                if stepwise is not None:
-                    goes_on = not found or stepwise.goes_on[place]
-                else:
-                    goes_on = not ending or (step < max_len and found < self.beam_size)
-                if goes_on:
-                    going_on += others
-                    kept.append(place)
+            found = [len(finished[sentence]) for sentence in searched]
+            ends, going_on, kept = self._chosen(sums, tails, found, stepwise, last=step == max_len)
             numbers = torch.tensor(ends + going_on + kept, dtype=torch.long).to(source.device, non_blocking=True)
             ended, continued, kept_places = numbers.split([len(ends), len(going_on), len(kept)])
 
@@ -220,13 +209,7 @@ class BeamSearchGenerator(SequenceGenerator):
             tokens, scores = tokens.index_select(0, order), scores.index_select(0, order)
             tokens[:, step + 1] = words.view(-1)[continued]
             scores[:, step] = values.view(-1)[continued]
-            all_go_on = len(kept) == len(searched)
-            for number, (model, state) in enumerate(zip(models, states, strict=True)):
-                if hasattr(model.decoder, "reorder_within_sentences"):
-                    model.decoder.reorder_within_sentences(state, order, None if all_go_on else kept_places)
-                else:
-                    model.decoder.reorder_incremental_state_scripting(state, order)
-                    read[number] = model.encoder.reorder_encoder_out(read[number], order)
+            self._reorder(read, states, order, None if len(kept) == len(searched) else kept_places)
             prefix = prefix.index_select(0, kept_places)
             searched = [searched[place] for place in kept]
             if stepwise is not None:
@@ -271,16 +254,52 @@ class BeamSearchGenerator(SequenceGenerator):
         values, words, parents = end_together(forced, self.eos, *candidates)
         return values, words, parents + beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
 
-    def _divide(self, values: list[float], words: list[int], first: int) -> tuple[list[int], list[int]]:
-        """Return which candidates of a sentence end, of the best ``beam_size``, and which ``beam_size`` go on.
+    def _chosen(
+        self,
+        sums: list[list[float]],
+        words: list[list[int]],
+        found: list[int],
+        stepwise: StepwiseBeam | None,
+        *,
+        last: bool,
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Choose the candidates that end, of a sentence's best ``beam_size``, and the ``beam_size`` that go on.
 
-        Its candidates are numbered from ``first`` on.
+        Args:
+            sums, words: of each sentence's candidates, the best first.
+            found: how many hypotheses of each sentence have ended before.
+            last: no step follows.
+
+        Returns:
+            the two, by their place among the candidates of all sentences, and the places of the sentences that go on.
         """
-        if self.eos not in words:
-            return [], list(range(first, first + self.beam_size))
-        ends = [word == self.eos and value != -math.inf for value, word in zip(values, words, strict=True)]
-        going_on = [first + i for i, end in enumerate(ends) if not end]
-        return [first + i for i in range(self.beam_size) if ends[i]], going_on[: self.beam_size]
+        ends, going_on, kept = [], [], []
+        for place, (totals, tails) in enumerate(zip(sums, words, strict=True)):
+            first, beam = place * len(tails), self.beam_size
+            ending, others = [], list(range(first, first + beam))
+            if self.eos in tails:
+                ended = [tail == self.eos and total != -math.inf for total, tail in zip(totals, tails, strict=True)]
+                ending = [first + i for i in range(beam) if ended[i]]
+                others = [first + i for i, end in enumerate(ended) if not end][:beam]
+            ends += ending
+            known = found[place] + len(ending)
+            if stepwise is not None:
+                goes_on = not known or stepwise.goes_on[place]
+            else:
+                goes_on = not ending or (not last and known < beam)
+            if goes_on:
+                going_on += others
+                kept.append(place)
+        return ends, going_on, kept
+
+    def _reorder(self, read: list[Any], states: list[dict[str, Any]], order: Tensor, kept: Tensor | None) -> None:
+        """Have row n of each model's state, and of what it has read, be row order[n]; ``kept``: see the decoder."""
+        for number, (model, state) in enumerate(zip(self.model.models, states, strict=True)):
+            if hasattr(model.decoder, "reorder_within_sentences"):
+                model.decoder.reorder_within_sentences(state, order, kept)
+            else:
+                model.decoder.reorder_incremental_state_scripting(state, order)
+                read[number] = model.encoder.reorder_encoder_out(read[number], order)
 
     def _finish(self, step: int, tokens: Tensor, scores: Tensor, rows: Tensor, totals: Tensor) -> list[Hypothesis]:
         """Hypotheses of the rows' tokens and an end, in fairseq's form; ``totals``: their scores, end included."""

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]  # sentences, then the length of the source and of the target; of a language model one length
@@ -214,8 +213,3 @@ def as_sample(views: dict[str, Tensor], ntokens: Tensor) -> dict[str, Any]:
 
 def _size(dims: Shape) -> int:
     return -(-int(np.prod(dims)) // 2) * 2  # each begins at a multiple of 16 bytes
-
-
-def zeros(count: int, *, pinned: bool) -> Tensor:
-    """Memory on the host for packed batches."""
-    return torch.zeros(count, dtype=torch.int64, pin_memory=pinned)

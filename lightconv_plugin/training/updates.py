@@ -5,12 +5,13 @@ there from pinned memory, and what is logged is read a few updates later.
 """
 
 import gc
-import logging
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,6 @@ from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.shapes import Shape
-
-logger = logging.getLogger(__name__)
 
 LEAD = 3  # updates that the host may be ahead of the device
 COUNTS = 2  # at the head of a packed batch: its words and its sentences
@@ -66,9 +65,6 @@ class Updates:
 
     Args:
         model, criterion: fairseq's, the model not wrapped.
-        flat: the model's buffers; made by ``prepare`` where None.
-        settings: what stays the same.
-        control: the numbers of ``ending.CONTROL`` to begin with.
         processes: that train together; their gradients are averaged.
 
     Raises:
@@ -108,7 +104,8 @@ class Updates:
         self._scale = torch.ones((), device=self.device)
         on_gpu = self.device.type == "cuda"
         self._stages: deque[tuple[Tensor, Any]] = deque(
-            (shapes.zeros(size, pinned=on_gpu), torch.cuda.Event() if on_gpu else None) for _ in range(STAGES)
+            (torch.zeros(size, dtype=torch.int64, pin_memory=on_gpu), torch.cuda.Event() if on_gpu else None)
+            for _ in range(STAGES)
         )
         self._stream = torch.cuda.Stream(self.device) if self.capture else None
         # what models keep from one batch to the next, such as a table of positions, must not grow later
@@ -130,7 +127,7 @@ class Updates:
         return shapes.as_sample(shapes.unpack(packed.to(self.device), shape), self._counts[0])
 
     def begin(self, flat: FlatModel, settings: ending.Settings, control: dict[str, float]) -> None:
-        """Take the model's buffers; then ``update`` may be called."""
+        """Take the model's buffers, and the numbers of ``ending.CONTROL`` to begin with; then updates may be made."""
         self.flat, self._settings = flat, settings
         self._params, self._grads = flat.params, flat.grads
         numbers = [control[name] for name in ending.CONTROL]
@@ -334,17 +331,8 @@ def _no_waits(checked: bool) -> Iterator[None]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        where = _place_of(error)
-        raise CannotCapture(f"an update waits for the device{where}") from error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.name} ({Path(place.filename).name}:{place.lineno})"
+        raise CannotCapture(f"an update waits for the device in {where}") from error
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-def _place_of(error: BaseException) -> str:
-    trace = error.__traceback__
-    place = ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        place = f" in {code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return place

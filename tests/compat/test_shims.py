@@ -22,7 +22,7 @@ from lightconv_plugin.compat import training
 from tests.models import common
 from tests.tolerances import assert_close
 
-from .conftest import Train, unwrapped
+from .conftest import Train
 
 
 def test_torchscript_still_takes_fairseqs_models() -> None:
@@ -54,13 +54,9 @@ def test_sentence_blocks_need_numpy_compat(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(blocks_of_one_sentence()) == 2
 
 
-def test_lengths_fall_into_buckets(train: Train, tmp_path: Path, take_away: Any) -> None:
+def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
     assert len(train(tmp_path, "--max-update", "1", "--num-batch-buckets", "2")) == 1
     assert data_utils.get_buckets(np.array([1, 2, 3, 9]), 2).tolist() == [2, 9]
-    if "interpolation" not in inspect.signature(unwrapped(np.percentile)).parameters:
-        take_away(np, "percentile")
-        with pytest.raises(TypeError, match="interpolation"):
-            data_utils.get_buckets(np.array([1, 2, 3, 9]), 2)
 
 
 # ---------------------------------------------------------------------------------------------------------- bfloat16
@@ -77,13 +73,7 @@ def test_bfloat16_trains_saves_and_resumes(option: str, train: Train, tmp_path: 
     assert resumed < losses[0] - 0.2
 
 
-def test_without_the_shim_bfloat16_wants_a_tpu(
-    monkeypatch: pytest.MonkeyPatch, take_away: Any, train: Train, tmp_path: Path
-) -> None:
-    """And the shim leaves it alone where xla is installed."""
-    take_away(options, "parse_args_and_arch")
-    with pytest.raises(AttributeError, match="xla_device"):
-        train(tmp_path, "--max-update", "1", "--bf16")
+def test_bfloat16_is_left_alone_where_xla_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utils, "xm", object())
     original = options.parse_args_and_arch
     training.train_in_bfloat16_without_xla()
@@ -107,15 +97,10 @@ def test_flags_that_override_a_checkpoint_are_those_given() -> None:
 # ------------------------------------------------------------------------------------------------ what cannot train
 
 
-def test_fp16_on_a_cpu_is_refused_in_a_sentence(train: Train, tmp_path: Path, take_away: Any) -> None:
+def test_fp16_on_a_cpu_is_refused_in_a_sentence(train: Train, tmp_path: Path) -> None:
     for option in ("--fp16", "--memory-efficient-fp16"):
         with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
             train(tmp_path, "--max-update", "1", option)
-    take_away(trainer.Trainer, "__init__")
-    if not torch.cuda.is_available():  # fairseq's own error is about a missing GPU
-        with pytest.raises((AssertionError, RuntimeError)) as caught:
-            train(tmp_path, "--max-update", "1", "--fp16")
-        assert not isinstance(caught.value, compat.SetupError)
 
 
 def test_python_without_asserts_trains_nothing(train: Train, tmp_path: Path, take_away: Any) -> None:
@@ -129,10 +114,7 @@ def test_python_without_asserts_trains_nothing(train: Train, tmp_path: Path, tak
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("original", [False, True])
-def test_the_loss_scale_of_amp_is_taken_back_once(original, monkeypatch, take_away):
-    if original:
-        take_away(AMPOptimizer, "step")
+def test_the_loss_scale_of_amp_is_taken_back_once(monkeypatch):
     monkeypatch.setattr(torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu"))
     weight = torch.nn.Parameter(torch.zeros(3))
     sgd = optim.build_optimizer(Namespace(optimizer="sgd", lr=[1.0], momentum=0.0, weight_decay=0.0), [weight])
@@ -141,7 +123,7 @@ def test_the_loss_scale_of_amp_is_taken_back_once(original, monkeypatch, take_aw
     optimizer.backward((weight * torch.tensor([1.0, 2.0, 4.0])).sum())
     optimizer.clip_grad_norm(0.0)
     optimizer.step()
-    assert torch.equal(weight.detach(), torch.tensor([-1.0, -2.0, -4.0]) / (128 if original else 1))
+    assert torch.equal(weight.detach(), torch.tensor([-1.0, -2.0, -4.0]))
 
 
 def test_the_trainer_refuses_to_train_the_same_model_twice(monkeypatch, take_away, train, tmp_path):
@@ -151,5 +133,3 @@ def test_the_trainer_refuses_to_train_the_same_model_twice(monkeypatch, take_awa
     take_away(distributed_utils, "call_main")
     with pytest.raises(compat.SetupError, match="torchrun started 2 processes"):
         train(tmp_path, "--max-update", "1")
-    take_away(trainer.Trainer, "__init__")
-    assert len(train(tmp_path, "--max-update", "1")) == 1  # the silent trap

@@ -13,9 +13,9 @@ from lightconv_plugin.export import __main__ as command
 from tests.compat.conftest import checkpoint, corpus, train  # noqa: F401  fixtures
 
 MODEL = """
-    --arch pla_dynamicconv_iwslt_de_en --encoder-layers 2 --decoder-layers 2 --share-all-embeddings
-    --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --encoder-kernel-size-list 3,5
-    --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 4 --decoder-kernel-size-list 3,5
+    --arch pla_dynamicconv_iwslt_de_en --encoder-layers 1 --decoder-layers 1 --share-all-embeddings
+    --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --encoder-kernel-size-list 5
+    --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 4 --decoder-kernel-size-list 5
     --dropout 0 --attention-dropout 0 --weight-dropout 0 --max-source-positions 60 --max-target-positions 60
 """
 

@@ -19,15 +19,11 @@ def refused(*arguments):
     return str(ended.value)
 
 
-@pytest.mark.parametrize("kind", ["file", "empty folder", "dead link"])
-def test_what_has_the_name_stays(checkpoint, tmp_path, kind):
-    out = tmp_path / "out"
-    if kind == "file":
-        out.write_text("mine")
-    elif kind == "empty folder":
-        out.mkdir()
-    else:
-        out.symlink_to("nowhere")
+@pytest.mark.parametrize(
+    "put", [lambda out: out.write_text("mine"), lambda out: out.mkdir(), lambda out: out.symlink_to("nowhere")]
+)
+def test_what_has_the_name_stays(checkpoint, tmp_path, put):
+    put(out := tmp_path / "out")
     assert f"{out} exists, and is not replaced: give another name for OUT" in refused(checkpoint, out)
     assert os.path.lexists(out)
     with pytest.raises(FileExistsError), files.whole_folder(out):  # it came while the export was made

@@ -8,25 +8,14 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerEncoderBase
 
-from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
+from lightconv_plugin.models.architectures import LANGUAGE_MODELS
 from tests.models import common
 from tests.models import test_architectures as small
+from tests.models.test_architectures import ENCODER_DECODERS
 from tests.tolerances import assert_close
 
 PAD, EOS = 1, 2
 CHARACTERS: dict[str, Any] = {"character_embeddings": True, "character_filters": "[(1, 3), (2, 5)]"}
-
-
-def of_each_kind() -> list[str]:
-    """The first of the architectures that differ in dropout, sizes and sharing alone."""
-    found: dict[Any, str] = {}
-    for arch, values in ENCODER_DECODER.items():
-        seen = {name: value for name, value in values.items() if not name.startswith("share") and "drop" not in name}
-        found.setdefault(str(sorted((seen | small.options(arch)).items())), arch)
-    return list(found.values())
-
-
-ENCODER_DECODERS = of_each_kind()
 # of the last two the embeddings have one width, and words one softmax
 MODELS = [*ENCODER_DECODERS, *LANGUAGE_MODELS, "pla_lightconv_lm", "pla_lightconv_lm from characters"]
 

@@ -39,35 +39,6 @@ def test_all_positions_are_fairseq_s(module, padding, heads):
     assert_close(module(query, source, source, padding, need_weights=False)[0], got)
 
 
-@pytest.mark.parametrize("padding", [None, PADDING, PADDING | torch.tensor([[False], [False], [True]])])
-@pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize("within", [True, False])
-@torch.no_grad()
-def test_steps_follow_their_sentences_through_beam_search(module, padding, backend, within, monkeypatch):
-    """One row a sentence, then several, re-ordered and with sentences that leave; ``within``: kept together."""
-    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    source, sentence = draw(S, 3, SOURCE), torch.arange(3)
-    state: dict = {}
-    orders = [[0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5] if within else [1, 0, 3, 2, 4, 4]]
-    orders += [[1, 0, 4, 4], [3, 0, 0]] if within else [[2, 3, 4, 5], [3, 3, 0, 1, 2]]
-    for step, order in enumerate(map(torch.tensor, orders)):
-        if step > 0 and within and step < 4:
-            module.reorder_within_sentences(state, order, torch.tensor([0, 2]) if step == 3 else None)
-        elif step > 0:  # at will, even after steps within sentences
-            module.reorder_incremental_state(state, order)
-        sentence = sentence[order]
-        query = draw(1, len(sentence), C)
-        own = None if padding is None else padding[sentence]
-        expected, weights = module(query, source[:, sentence], source[:, sentence], own)
-        given = {"key": source, "value": source, "key_padding_mask": padding, "incremental_state": state}
-        assert_close(module(query, need_weights=False, **given)[0], expected)
-        got, steps = module(query, need_weights=True, **given)
-        assert_close(got, expected)
-        assert_close(steps, weights)
-    kept = module.get_incremental_state(state, "source")["keys"]
-    assert len(kept) == (2 if within and backend == "reference" else 3)
-
-
 @torch.no_grad()
 def test_the_source_may_be_given_for_each_sentence_or_each_hypothesis(module, monkeypatch):
     source, query, rows = draw(S, 3, SOURCE), draw(1, 6, C), torch.arange(3).repeat_interleave(2)

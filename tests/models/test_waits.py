@@ -12,8 +12,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import LANGUAGE_MODELS
 from lightconv_plugin.models.language_model import AdaptiveEmbedding
 from tests.models.common import READERS_ANYWHERE, put_into_layers
-from tests.models.test_architectures import build, task, toy_batch
-from tests.models.test_decoders import ENCODER_DECODERS
+from tests.models.test_architectures import ENCODER_DECODERS, build, task, toy_batch
 from tests.waits import waits
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "weight_dropout": 0.1}

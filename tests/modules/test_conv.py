@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -59,26 +57,6 @@ def test_the_state_keeps_no_more_than_the_kernel_needs(conv):
         for _ in range(6):
             module(torch.randn(1, 2, 4), incremental_state=state)
         assert [entry[name].shape for entry in state.values()] == [(kept, 2, 4)]
-
-
-@pytest.mark.parametrize("conv", CONVS)
-@pytest.mark.parametrize("backend", BACKENDS)
-@torch.no_grad()
-def test_a_state_is_tensors_that_can_be_copied_chosen_from_and_come_back_to(conv, backend):
-    """A draft of three positions is rejected after the first; then the batch goes on with two of its rows."""
-    module = conv(6, 4, heads=3, causal=True, backend=backend).double().eval()
-    x = torch.randn(9, 4, 6).double()
-    expected = module(x)
-    state: dict = {}
-    assert_close(module(x[:5], incremental_state=state), expected[:5])
-    before = copy.deepcopy(state)
-    module(torch.randn(3, 4, 6).double(), incremental_state=state)
-    (entry,) = before.values()
-    assert all(type(value) is torch.Tensor for value in entry.values())
-    assert_close(module(x[5:7], incremental_state=before), expected[5:7])
-    rows = torch.tensor([3, 1])
-    module.reorder_incremental_state(before, rows)
-    assert_close(module(x[7:, rows], incremental_state=before), expected[7:, rows])
 
 
 @pytest.mark.parametrize("conv", CONVS)

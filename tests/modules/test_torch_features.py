@@ -106,26 +106,20 @@ def checkpointing(name: str) -> None:
     assert_same(again, gradients(module, module, x))
 
 
-def deepcopy(name: str) -> None:
-    """A copy is a model of its own, with a decoder's state of its own."""
-    module, x = build(name), draw()
-    twin = copy.deepcopy(module)
-    assert_same(gradients(twin, twin, x), gradients(module, module, x))
-    next(twin.parameters()).data.add_(1)
-    assert not torch.equal(next(twin.parameters()), next(module.parameters()))
-    state: dict = {}
-    with torch.no_grad():
-        for each in (module, twin):
-            each(x[:1], incremental_state=state)
-    assert len(state) == 2
-
-
-def pickled(name: str) -> None:
+def copied(name: str) -> None:
+    """A copy, or what a file gives, is a model of its own, with a decoder's state of its own."""
     module, x, file = build(name), draw(), io.BytesIO()
     torch.save(module, file)
     file.seek(0)
-    twin = torch.load(file, weights_only=False)
-    assert_same(gradients(twin, twin, x), gradients(module, module, x))
+    for twin in (copy.deepcopy(module), torch.load(file, weights_only=False)):
+        assert_same(gradients(twin, twin, x), gradients(module, module, x))
+        next(twin.parameters()).data.add_(1)
+        assert not torch.equal(next(twin.parameters()), next(module.parameters()))
+        state: dict = {}
+        with torch.no_grad():
+            for each in (module, twin):
+                each(x[:1], incremental_state=state)
+        assert len(state) == 2
 
 
 def _shard(rank: int, folder: str) -> None:
@@ -141,7 +135,7 @@ def _shard(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-FEATURES = [func, ensemble, autocast, checkpointing, deepcopy, pickled]
+FEATURES = [func, ensemble, autocast, checkpointing, copied]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -121,7 +121,7 @@ OPTIONS = {
         *((arch, "captured") for arch in OURS),
     ],
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 500),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -136,7 +136,7 @@ def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options,
     models = [model(each, seed + place) for place, each in enumerate([arch, *others])]
     with mock.patch.dict(os.environ, {} if path == "captured" else {"LIGHTCONV_BACKEND": path}):
         theirs, ours = generators(models, **options)
-        for each in (lengths, lengths[::-1], [2, 7, 3])[: 3 if path == "captured" else 1]:
+        for each in (lengths, [2, 7, 3])[: 2 if path == "captured" else 1]:
             batch = sample(each, seed=seed)
             given = None if prefix is None else prefixes(prefix[: len(each)], prefix_ends, seed=seed)
             expected = theirs.generate([], batch, prefix_tokens=given)

@@ -8,6 +8,8 @@ from torch import distributed, multiprocessing
 
 from tests.training.runs import batches, begin, parameters, train
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 CPU = torch.device("cpu")
 NAMES = ("loss", "gnorm", "wpb", "bsz", "num_updates")
 
