@@ -68,6 +68,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             add("--length", type=positive, default=128, help="T")
             add("--kernels", type=numbers, default="31,65", help="K, several by commas")
             add("--heads", type=int, default=0, help="H (default: heads of 64 channels)")
+            add("--dropconnect", type=float, default=0.0, help="of the convolutions")
             add("--only", default="", help="only what has this in its name: 'conv, K', float16")
         if name in ("ops", "memory"):
             several, more = (",dynamic module", "") if name == "ops" else ("", ",8192")

@@ -109,11 +109,22 @@ def cases(args: Namespace, dtype: torch.dtype, device: torch.device) -> dict[str
     def convolution(operator: str, wanted: tuple[str, ...], K: int) -> Pass:
         shape = (H, K) if operator == "light_conv" else (T, B, H, K)
         given = {"x": random(T, B, C), "weight": random(*shape)}
-        options = {"padding_l": K // 2, "backend": "native"}
+        options = {"padding_l": K // 2, "dropconnect": args.dropconnect, "backend": "native"}
         moved = given["x"].nbytes * (3 if len(wanted) == 2 else 2)
         moved += given["weight"].nbytes * (2 if "weight" in wanted else 1)
         run = partial(getattr(ops, operator), *given.values(), **options)
         return Pass(run, [given[name] for name in wanted], moved, moved)
+
+    def by_fft(K: int) -> Pass:
+        x, weight, length = random(T, B, C), random(H, K), T + K - 1
+
+        def forward() -> Tensor:
+            kernel = torch.fft.rfft(weight.float().softmax(-1).flip(-1), length).t()
+            per_channel = kernel.repeat_interleave(C // H, 1).unsqueeze(1)
+            product = torch.fft.rfft(x.float(), length, dim=0) * per_channel
+            return torch.fft.irfft(product, length, dim=0)[K - 1 - K // 2 :][:T].to(dtype)
+
+        return Pass(forward, [], x.nbytes * 2 + weight.nbytes)
 
     def column_sums() -> Pass:
         x = random(rows, C)
@@ -150,6 +161,10 @@ def cases(args: Namespace, dtype: torch.dtype, device: torch.device) -> dict[str
                 label = "gradient of " + " and ".join(wanted) if wanted else "forward"
                 made = partial(convolution, operator, wanted, K)
                 found[f"{operator}, K = {K}, {label}"] = operator, made, bool(wanted)
+    if C % H == 0:
+        found |= {
+            f"light_conv by FFT, K = {K}, forward": ("light_conv", partial(by_fft, K), False) for K in args.kernels
+        }
     found["column_sums"] = "column_sums", column_sums, False
     for make in (glu_mask, dropout, residual_norm, smoothed_nll):
         for label, backward in (("forward", False), ("gradient", True)):

@@ -123,6 +123,17 @@ def small_models(monkeypatch):
     monkeypatch.setattr(decoding, "translation", small)
 
 
+@pytest.mark.parametrize("width", [1, 7, 40])
+def test_the_fft_computes_the_same_convolution(width):
+    """From one seed both cases draw the same numbers."""
+    args = script.parse(f"kernels --tokens 40 --channels 128 --length 20 --kernels {width}".split())
+    results = []
+    for name in ("light_conv", "light_conv by FFT"):
+        torch.manual_seed(0)
+        results.append(kernels.cases(args, torch.float32, CPU)[f"{name}, K = {width}, forward"][1]().forward())
+    assert_close(results[1], results[0], torch.float32)
+
+
 SMALL = "--lengths 3,20 --tokens 20 --channels 8 --heads 2 --kernel 5"
 
 
