@@ -1,8 +1,9 @@
 """The ledger of what is ours: what is edited, removed or made anew by a user is the user's."""
 
+import fcntl
 import shutil
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,18 +75,18 @@ def test_a_folder_that_is_removed_has_its_marks_until_all_else_is_gone(tmp_path,
     assert gone == ["text", LEDGER, LEDGER]
 
 
-def test_a_lock_that_was_cleared_away_with_its_folder_is_taken_anew(tmp_path):
-    """Its file would otherwise be locked by a name that others cannot see."""
-    waiting = threading.Event()
+def test_a_lock_that_is_cleared_away_with_its_folder_as_it_is_taken_is_made_anew(tmp_path, monkeypatch):
+    flock = fcntl.flock
 
-    def wait() -> None:
-        with folder_lock(tmp_path / "out"):
-            waiting.set()
-
-    with folder_lock(tmp_path / "out"):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert not waiting.wait(0.3)
+    def once(*arguments: Any) -> None:
+        monkeypatch.undo()
         shutil.rmtree(tmp_path / "out")
-    thread.join()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"{LEDGER}.lock"]
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", once)
+    with (
+        folder_lock(tmp_path / "out"),
+        pytest.raises(UserError, match="another run"),
+        folder_lock(tmp_path / "out", patience=0),
+    ):
+        pass
