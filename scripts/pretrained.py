@@ -19,7 +19,7 @@ records the SHA-256 of what came, and fetching into the same DIR again refuses a
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,13 +111,6 @@ def choose(models: Mapping[str, Published], name: str) -> Published:
 def each_archive(models: Mapping[str, Published]) -> list[Published]:
     """Return one model of each archive, which may have several names."""
     return list({model.archive: model for model in reversed([*models.values()])}.values())[::-1]
-
-
-def listing(models: Iterable[Published]) -> list[str]:
-    """The published models as lines of a table."""
-    rows = [("name", "dataset", "operator", "GLU", "URL")]
-    rows += [(m.name, m.of, m.operator, "yes" if m.glu else "no", m.url + m.archive) for m in models]
-    return aligned(rows, left=5)
 
 
 def codes_file(folder: Path, language: str) -> Path:
@@ -326,16 +319,8 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     download = ("data_prep.download", of, "--test-only")
     prepare = ("data_prep.prepare", of, "--raw", raw, "--codes", *codes)
     binarise = ("data_prep.binarise", of, "--prepared", prepared, "--dictionaries", fetched)
-    generate = (
-        "scripts.generate",
-        config,
-        "--data",
-        binarised,
-        "--model",
-        fetched / "model.pt",
-        "--prepared",
-        prepared,
-    )
+    model_of = ("--data", binarised, "--model", fetched / "model.pt")
+    generate = ("scripts.generate", config, *model_of, "--prepared", prepared)
     score = ("scripts.score", config, "--dataset", of, "--hypotheses", hypotheses, "--prepared", prepared)
     return [
         _stage("download", raw, {"files": facts["files"]}, (), *download),
@@ -376,7 +361,9 @@ def main() -> None:
     arguments = parser.parse_args()
     models = read_published(arguments.models)
     if arguments.command == "list":
-        print("\n".join(listing(models.values())))
+        rows = [("name", "dataset", "operator", "GLU", "URL")]
+        rows += [(m.name, m.of, m.operator, "yes" if m.glu else "no", m.url + m.archive) for m in models.values()]
+        print("\n".join(aligned(rows, left=5)))
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
         manifest = get(choose(models, arguments.name), out, arguments.origin, packed=arguments.packed)

@@ -15,7 +15,6 @@ from scripts.common.ownership import LEDGER
 
 # A run that was just killed needs a moment until the programs it started have ended too.
 PATIENCE_SECONDS = 10.0
-LOCK = f"{LEDGER}.lock"
 
 
 @contextmanager
@@ -27,8 +26,8 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
     Raises:
         UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
-    at_work, instead = f"in {folder}", "choose another folder"
-    with file_lock(folder / LOCK, at_work=at_work, instead=instead, shared=shared, patience=patience):
+    lock, instead = folder / f"{LEDGER}.lock", "choose another folder"
+    with file_lock(lock, at_work=f"in {folder}", instead=instead, shared=shared, patience=patience):
         yield
 
 

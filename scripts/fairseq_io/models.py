@@ -78,15 +78,15 @@ def parse(command: Command) -> argparse.Namespace:
     get_value = parser._get_value
 
     def refuse(text: str) -> NoReturn:
+        said = textwrap.shorten(text, 240)
         flag = next((name for name in re.findall(r"--([\w-]+)", text) if name in command.keys), None)
-        known = [name.lstrip("-") for name in parser._option_string_actions]
-        if choices := re.search(r"invalid choice.*", text, re.DOTALL):
-            known = re.findall(r"[\w.-]+", choices[0].partition("choose from")[2])
-        wrong = [] if flag is None else [command.given(flag) if choices else flag]
-        near = [name for each in wrong if each not in known for name in difflib.get_close_matches(each, known, 1)]
-        said = textwrap.shorten(text, 240) + (f"; did you mean {near[0]}?" if near else "")
         if flag is None:
             raise UserError(f"{command.path}: {command.name} refuses its flags: {said}")
+        wrong, known = flag, [name.lstrip("-") for name in parser._option_string_actions]
+        if choices := re.search(r"invalid choice.*", text, re.DOTALL):
+            wrong, known = command.given(flag), re.findall(r"[\w.-]+", choices[0].partition("choose from")[2])
+        if wrong not in known and (near := difflib.get_close_matches(wrong, known, 1)):
+            said += f"; did you mean {near[0]}?"
         raise command.refusal(flag, f"which {command.name} refuses: {said}")
 
     def convert(action: argparse.Action, text: str) -> Any:
@@ -110,9 +110,11 @@ def parse(command: Command) -> argparse.Namespace:
         ranges = (ends for names, ends in _RANGES.items() if re.fullmatch(names, flag))
         least, most = next(ranges, (-math.inf, math.inf))
         for number in map(as_number, value if isinstance(value, list) else [value]):
-            if number is not None and not math.isfinite(number):
+            if number is None:
+                continue
+            if not math.isfinite(number):
                 raise command.refusal(flag, "expected a finite number")
-            if number is not None and not least <= number < most:
+            if not least <= number < most:
                 above = "above 0" if 0 < least < 1 else f"from {least} on"
                 ends = above if most == math.inf else f"from {least} to less than {most}"
                 raise command.refusal(flag, f"expected a number {ends}")

@@ -188,6 +188,7 @@ def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
 
 def test_repair_goes_on_from_the_newest_whole_checkpoint(tmp_path):
     ownership.claim_pattern(tmp_path, "checkpoint*.pt")
+    assert checkpoints.repair_last(tmp_path) is None
     for n in (100, 200, 1000):
         save(tmp_path / f"checkpoint_1_{n}.pt", {"w": torch.full((2,), float(n))}, n)
     last = save(tmp_path / "checkpoint_last.pt", {"w": torch.full((2,), 1000.0)}, 1000)

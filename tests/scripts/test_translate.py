@@ -46,7 +46,7 @@ SIZES = [
 TRAIN = [
     *("--arch=pla_dynamicconv_small", *SIZES, "--encoder-layers=1", "--decoder-layers=1", "--dropout=0"),
     *("--encoder-kernel-size-list=[3]", "--decoder-kernel-size-list=[3]", "--optimizer=adam", "--lr=0.01"),
-    *("--criterion=label_smoothed_cross_entropy", "--max-tokens=300", "--max-update=250", "--num-workers=0", "--cpu"),
+    *("--criterion=label_smoothed_cross_entropy", "--max-tokens=300", "--max-update=150", "--num-workers=0", "--cpu"),
     *(f"--max-source-positions={POSITIONS}", "--disable-validation", "--no-epoch-checkpoints", "--seed=1"),
     *("--clip-norm=1", "--log-format=none", f"--user-dir={CHECKOUT / 'lightconv_plugin'}"),
 ]
