@@ -80,9 +80,8 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
     given = {"--work": suite.work, "--raw": arguments.raw, "--devices": arguments.devices, "--from": arguments.first}
     options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
-    def prepare(dataset: str) -> None:
-        """Prepare a dataset, and see that its text is that of the records that there are."""
-        jobs = jobs_of(suite)[dataset]
+    def prepare(jobs: Sequence[Job]) -> None:
+        """Prepare the dataset of some jobs, and see that its text is that of the records that there are."""
         run_here(replace(jobs[0], last="binarise"), options)
         check_text(jobs)
 
@@ -90,16 +89,15 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
         to_do = [job for job in jobs if job.missing]
         if to_do and arguments.sweep:
             run_by_snakemake(to_do, suite, arguments)
-        else:
-            for job in to_do:
-                run_here(job, options)
-                keep_all(suite)
+        for job in to_do if not arguments.sweep else ():
+            run_here(job, options)
+            keep_all(suite)
         return [job.name for job in to_do if replace(job).missing]  # by its record as it is now
 
     keep_all(suite)  # what another process has run, too
-    for dataset, jobs in jobs_of(suite).items():
+    for jobs in jobs_of(suite).values():
         if arguments.first is None and any(job.missing for job in jobs) and any(job.kept.exists() for job in jobs):
-            prepare(dataset)
+            prepare(jobs)
     failed, tried = [], set[str]()
     # One sweep of all leaves no device idle while the last job of a few runs
     for some in [suite.runs] if arguments.sweep else [(runs,) for runs in suite.runs]:
@@ -110,7 +108,7 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
         tried |= first
     for each in collect(suite):
         if speed.is_due(each):
-            prepare(each.name)
+            prepare(jobs_of(suite)[each.name])
             try:
                 speed.record(suite, each)
             except UserError as error:

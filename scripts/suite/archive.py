@@ -22,7 +22,6 @@ from scripts.reproduce.run import model_file, seed_root
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import tokeniser
 from scripts.suite.plan import Suite, trial_jobs
-from scripts.suite.records import Job
 from scripts.suite.results import Dataset, collect
 
 SUMS, CHECK = "SHA256SUMS", "CHECK.md"
@@ -41,25 +40,19 @@ OF_SEED = (
 )
 
 
-def _here(job: Job) -> list[int]:
-    """The seeds of a model whose hypotheses are on this machine."""
-    return [seed for seed in job.scored if job.hypotheses(seed).exists()]
-
-
 def _tests(dataset: Dataset) -> Iterator[dict[str, bytes]]:
     """Yield the references, the baseline's hypotheses and a model's, by name, for each that is compared with it.
 
     They are of the seeds that both have, one after another, if all of these are on this machine.
     """
     base = dataset.models.get(dataset.baseline)
-    for model in dataset.models.values() if dataset.measures else ():
+    for model in dataset.models.values() if dataset.measures and base else ():
         both = [seed for seed in model.scored if base and seed in base.scored]
-        if not base or model is base or not both or not model.references.exists():
-            continue
-        if {*both} <= {*_here(model)} & {*_here(base)}:
+        files = [[each.hypotheses(seed) for seed in both] for each in (base, model) if each]
+        if model is not base and both and all(path.exists() for path in (model.references, *files[0], *files[1])):
             found = {"references": model.references.read_bytes() * len(both)}
-            for each in (base, model):
-                found[each.config.name] = b"".join(each.hypotheses(seed).read_bytes() for seed in both)
+            for name, paths in zip((dataset.baseline, model.config.name), files, strict=True):
+                found[name] = b"".join(path.read_bytes() for path in paths)
             seeds = f"seeds{'-'.join(map(str, both))}"
             yield {f"{dataset.name}/tests/{name}.{seeds}.txt": text for name, text in found.items()}
 
@@ -76,7 +69,8 @@ def commands(dataset: Dataset) -> list[str]:
     alone = [
         f"{model.name}/seed{seed}/scores/test/hypotheses.detok"
         for model in dataset.models.values()
-        for seed in _here(model)
+        for seed in model.scored
+        if model.hypotheses(seed).exists()
     ]
     if dataset.kind == "rouge":
         return [ROUGE.format(references=references, hypotheses=each) for each in alone]

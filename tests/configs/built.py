@@ -11,10 +11,11 @@ from data_prep.dataset import load_dataset
 from scripts import params
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices
-from scripts.fairseq_io.models import load_plugin
+from scripts.fairseq_io.models import load_plugin, training_arguments
 from scripts.pipeline.config import load_config
-from tests.configs.test_configs import MACHINES, parse_command
 
+# section 5.3
+GPUS = {"wmt16_en_de": 8, "wmt14_en_fr": 8, "wmt17_zh_en": 8, "iwslt14_de_en": 1, "gbw": 32, "cnn_dm": 8}
 _SET = re.compile(r"(?:newstest|newsdev|devtest)\d{4}")
 
 
@@ -117,13 +118,13 @@ class Built:
         self.path = path
         self.config = load_config(path)
         self.dataset = load_dataset(self.config.dataset)
-        self.gpus = MACHINES[path.parent.name][0]
-        devices = Devices(gpu=True, count=self.gpus)
-        self.train = parse_command(train_command(self.config, 1, Path("data"), Path("out"), devices))
+        self.gpus = GPUS[path.parent.name]
+        load_plugin()
+        command = train_command(self.config, 1, Path("data"), Path("out"), Devices(gpu=True, count=self.gpus))
+        self.train = training_arguments(command[command.index("fairseq_cli.train") + 2 :])
 
     @functools.cached_property
     def model(self) -> Any:
-        load_plugin()
         return params.build(Namespace(**vars(self.train)), params.vocabulary(self.path))
 
     def __getattr__(self, name: str) -> Any:

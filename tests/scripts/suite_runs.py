@@ -18,37 +18,25 @@ from scripts.suite.plan import Suite, keep_all, read_suite, run_jobs, trial_jobs
 from scripts.suite.records import Job
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
-SUITE: dict[str, Any] = {
-    "about": "A small comparison",
-    "baseline": "base",
-    "trials": [
-        {
-            "dataset": "debian_en_de",
-            "models": ["base", "good"],
-            "grid": {"lr": [0.1, 0.2]},
-            "train": {"max-update": 2},
-            "like": {"bad": "good"},
-        },
-    ],
-    "runs": [
-        {"dataset": "debian_en_de", "models": ["base", "good"], "seeds": [1, 2]},
-        {"dataset": "debian_en_de", "models": ["bad", "wild", "late"], "seeds": [1]},
-        {"dataset": "debian_lm", "models": ["lm_base", "lm_good"], "seeds": [1, 2]},
-    ],
-    "claims": [
-        {"says": "Good is better", "model": "good", "than": "base", "at_least": 0},
-        {"says": "Bad costs nothing", "model": "bad", "than": "base", "at_least": -0.5},
-        {"says": "Good needs to be tame", "model": "good", "than": "wild", "at_least": 0},
-        {"says": "Wild is better", "model": "wild", "than": "base", "at_least": 0},
-        {"says": "Late is better", "model": "late", "than": "base", "at_least": 0},
-        {
-            **{"says": "It tells words", "model": "lm_good", "than": "lm_base", "at_least": 0},
-            "datasets": ["debian_lm"],
-        },
-        {"says": "Good is fast", "model": "good", "than": "base", "at_least": 1, "of": "speed"},
-        {"says": "And the more so", "model": "good", "than": "base", "at_least": 1, "of": "growth"},
-    ],
-}
+SUITE: dict[str, Any] = yaml.safe_load("""
+about: A small comparison
+baseline: base
+trials:
+- {dataset: debian_en_de, models: [base, good], grid: {lr: [0.1, 0.2]}, train: {max-update: 2}, like: {bad: good}}
+runs:
+- {dataset: debian_en_de, models: [base, good], seeds: [1, 2]}
+- {dataset: debian_en_de, models: [bad, wild, late], seeds: [1]}
+- {dataset: debian_lm, models: [lm_base, lm_good], seeds: [1, 2]}
+claims:
+- {says: Good is better, model: good, than: base, at_least: 0}
+- {says: Bad costs nothing, model: bad, than: base, at_least: -0.5}
+- {says: Good needs to be tame, model: good, than: wild, at_least: 0}
+- {says: Wild is better, model: wild, than: base, at_least: 0}
+- {says: Late is better, model: late, than: base, at_least: 0}
+- {says: It tells words, model: lm_good, than: lm_base, at_least: 0, datasets: [debian_lm]}
+- {says: Good is fast, model: good, than: base, at_least: 1, of: speed}
+- {says: And the more so, model: good, than: base, at_least: 1, of: growth}
+""")
 LOSSES = {("base", 0.1): 3.0, ("base", 0.2): 2.5, ("good", 0.1): 2.0, ("good", 0.2): 2.25}
 # how many of ten words are wrong, by model and seed
 WRONG = {("base", 1): 3, ("base", 2): 3, ("good", 1): 1, ("good", 2): 1, ("bad", 1): 7}

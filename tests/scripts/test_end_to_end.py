@@ -58,7 +58,7 @@ train:
   clip-norm: 1.0
   criterion: label_smoothed_cross_entropy
   max-tokens: 300
-  max-update: 160
+  max-update: 100
   save-interval-updates: 20
   validate-interval: 1000
   keep-interval-updates: 3
@@ -132,7 +132,7 @@ def test_from_binarised_data_to_a_row(data, finished):
     assert record["backend"]["dynamic_conv"] == "native"
     assert set(record["backend"].values()) == {"native"}
     assert record["parameters"] > 10_000
-    assert record["seeds"]["1"]["training"]["updates"] == 160
+    assert record["seeds"]["1"]["training"]["updates"] == 100
     assert record["seeds"]["1"]["training"]["valid_loss"] < 1
     seed = model / "seed1"
     assert (seed / "checkpoints" / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -224,7 +224,7 @@ sys.exit(max(node.wait() for node in nodes))
 def test_two_processes_and_two_machines_reach_the_losses_of_one(data, finished):
     """The tokens of an update stay the same, so do the losses of the updates, whoever computes them."""
     config = finished[0].with_name("shared.yaml")
-    text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 160", "max-update: 8")
+    text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 100", "max-update: 8")
     text = text.replace("save-interval-updates: 20", "save-interval-updates: 2")
     exact = "  attention-dropout: 0\n  weight-dropout: 0\n  ddp-backend: legacy_ddp\n  dropout: 0\n"
     text = text.replace("  dropout: 0\n", exact) + "batch: {tokens: 600, max-tokens: 300, cpu-processes: 2}\n"

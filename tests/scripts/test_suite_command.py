@@ -133,10 +133,8 @@ def test_a_sweep_runs_all_trials_and_then_all_runs_from_raw_text_that_is_there(s
     snakemake.write_text(SNAKEMAKE.format(str(python)))
     monkeypatch.setattr(command, "KEEP_SECONDS", 0.1)
     sweep = f"{sys.executable} {snakemake} --cores 2 --quiet all"
-    status, said, ran = suite.compare("--raw", str(raw), "--devices", "1", "--sweep", sweep)
-    assert (status, ran[-1:]) == (0, ["speed of toy"]), said
-    assert sorted(ran[:4]) == sorted([*TRIALS, *LATER])
-    assert sorted(ran[4:-1]) == sorted(["one:seed1:2", "two:seed1:2", *THREE])
+    status, said, ran = suite.compare("--only", "toy/one", "--raw", str(raw), "--devices", "1", "--sweep", sweep)
+    assert (status, sorted(ran[:2]), ran[2:]) == (0, sorted(TRIALS), ["one:seed1:2", "speed of toy"]), said
 
 
 @pytest.mark.slow
