@@ -101,9 +101,10 @@ def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
 @pytest.mark.parametrize("sides", [1, 2])
 def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
     rows = [*drawn(1000), ("a b", "c"), ("a", "b c"), ("a b", "c")]  # whose sides are no one line
-    out = made(tmp_path, rows, "deduplicate", sides=sides)
+    out = made(tmp_path, rows, "normalise_space", "deduplicate", sides=sides)
     assert rows_of(out, sides=sides)["train"] == (unique := list(dict.fromkeys(row[:sides] for row in rows)))
     assert counts_of(out)["steps"][-1]["dropped"] == {"duplicate": 1003 - len(unique)}
+    assert counts_of(out)["files"]["train.en"]["words"] is None  # not counted since
 
 
 @pytest.mark.parametrize("every", [2, 7, 60, 1333])
