@@ -427,7 +427,8 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
     out.mkdir()
     write_lines(out / "train.en", ["older"])  # which stays until the new one is whole
     kills = itertools.count(3)
-    while run_until_commit(dataset, tmp_path, next(kills) // 2, "before") != 0:
+    while status := run_until_commit(dataset, tmp_path, next(kills) // 2, "before"):
+        assert status == -signal.SIGKILL
         assert not out.exists() or contents(out) == {"train.en": b"older\n"}
     assert next(kills) > 10
     assert contents(out) == first
