@@ -136,6 +136,7 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(together) == len(set(together))
     assert "Short ." in splits["test"]  # in every description, so in the first split only
     counts = json.loads((tmp_path / "prepared" / "counts.json").read_text(encoding="utf-8"))
+    assert list(counts["files"]) == [f"{split}.en" for split in SPLITS]
     # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own
     assert counts["source"]["lines left out"] == {"repeated": 399 + 200}
 
@@ -518,7 +519,11 @@ def test_the_picture_of_lengths(tmp_path: Path, monkeypatch, lengths: dict, long
     assert drawn == {x: pytest.approx(y) for x, y in heights.items()}
 
 
-def test_the_words_and_columns_of_the_report():
+def test_the_words_and_columns_of_the_report(tmp_path: Path):
+    (tmp_path / "binarised").mkdir()
+    (tmp_path / "binarised" / "dict.txt").write_text("a 89\nb 10\nc 1\nmadeupword0000 0\n")
+    vocabulary = report._vocabulary(load_dataset("gbw"), tmp_path)
+    assert vocabulary[4] == "| dict.txt | 8 | 3 | 2 | 2 | 1 |"  # two types make 90% of the tokens, and 99%
     found = {"en": {"descriptions": 1234, "left out": {"repeated": 5}}, "cnn": ["a.tgz", "b.tgz"]}
     assert report._listed(found) == "en (descriptions 1,234; left out (repeated 5)); cnn (a.tgz, b.tgz)"
     rows = [("read", 12345, "", ""), ("clean", 9, "0.5%", "")]

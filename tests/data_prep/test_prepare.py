@@ -107,6 +107,13 @@ def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
     assert counts_of(out)["files"]["train.en"]["words"] is None  # not counted since
 
 
+def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
+    step = {"clean_corpus": {"splits": ["train"], "min_tokens": 1, "max_tokens": 9}}
+    given = [(" a |  b", "c|d "), ("e ", "f" * 9)]
+    found = rows_of(made(tmp_path, dict.fromkeys(SPLITS, given), step))
+    assert (found["train"], found["test"]) == ([("a b", "cd"), ("e", "f" * 9)], given)
+
+
 @pytest.mark.parametrize("every", [2, 7, 60, 1333])
 def test_every_nth_line_counts_over_all_blocks(tmp_path: Path, every: int):
     rows = [(f"{n}", f"{n}") for n in range(1, 2001)]
