@@ -49,16 +49,16 @@ def fetch_translations(
         targets = [line.split("\t") for line in sorted(listing.splitlines()) if line.count("\t") == len(fields) - 1]
         notes: dict[str, Any] = {}
         for language in languages:
-            chosen = [
-                target
-                for target in targets
-                if target[0] == language
-                and target[1] in origins
-                and target[3] in components
-                and Path(target[4]).exists()  # translations are optional to apt: its update succeeds without
-            ]
+            known = [target for target in targets if target[0] == language]
+            # translations are optional to apt: its update succeeds without
+            chosen = [t for t in known if t[1] in origins and t[3] in components and Path(t[4]).exists()]
             if not chosen:
-                raise UserError(_nothing_came(language, targets, origins, components, log))
+                offered = ", ".join(sorted({" ".join(target[1:4]) for target in known})) or "none"
+                raise UserError(
+                    f"apt brought no Translation-{language} from {' or '.join(origins)} ({', '.join(components)}); "
+                    f"this machine's sources offer {offered}. Mend the sources or the network, or {_WITHOUT}. "
+                    f"apt-get update ended with:\n{_tail(log)}"
+                )
             join_unpacked([Path(target[4]) for target in chosen], out / f"Translation-{language}")
             notes[language] = [" ".join(target[1:4]) for target in chosen]
     return {"archives": notes}
@@ -94,17 +94,6 @@ def _updated(languages: Sequence[str]) -> Iterator[tuple[str, str]]:
         configuration.write_text(_CONFIGURATION.format(folder=folder, languages=quoted), encoding="utf-8")
         print("apt-get update in a private folder (some 20 MB) ...", flush=True)
         yield str(configuration), "".join(_run(["apt-get", "-c", str(configuration), "update"]))
-
-
-def _nothing_came(
-    language: str, targets: list[list[str]], origins: Sequence[str], components: Sequence[str], log: str
-) -> str:
-    known = sorted({" ".join(target[1:4]) for target in targets if target[0] == language})
-    offered = f"this machine's sources offer {', '.join(known)}" if known else "this machine's sources offer none"
-    return (
-        f"apt brought no Translation-{language} from {' or '.join(origins)} ({', '.join(components)}); {offered}. "
-        f"Mend the sources or the network, or {_WITHOUT}. apt-get update ended with:\n{_tail(log)}"
-    )
 
 
 def _run(command: list[str], cwd: Path | None = None) -> tuple[str, str]:

@@ -12,8 +12,6 @@ from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
 from scripts.common.files import open_own
 
-Changes = dict[str, dict[str, dict[str, int]]]  # by file: what was found in it, how many times, and where first
-
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """Copy the files of the user's folder as clean text: train, valid and test, or train alone.
@@ -23,30 +21,24 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     if raw is None:
         raise UserError(f"the text of {dataset.name} is your own; say with --raw DIR where it lies")
     taken: dict[str, str] = {}
-    changes: Changes = {}
+    changes: dict[str, dict[str, dict[str, int]]] = {}  # what was found in a file, how many times, and where first
     dropped: dict[str, int] = {}
     for split in SPLITS:
-        found = {language: _find(raw, f"{split}.{language}") for language in dataset.languages}
-        missing = [f"{split}.{language}" for language, path in found.items() if path is None]
-        if len(missing) == len(found) and split != "train":
+        names = [f"{split}.{language}" for language in dataset.languages]
+        found = {name: path for name in names if (path := _find(raw, name))}
+        if not found and split != "train":
             continue
-        if missing:
+        if missing := [name for name in names if name not in found]:
             near = ", ".join(sorted(path.name for path in raw.glob(f"{missing[0]}*")))
             raise UserError(
                 f"{raw} has no {' and no '.join(missing)}{f' (but {near})' if near else ''}; "
                 f"put both sides of {split} there, as plain text or compressed as {', '.join(OPENERS)}"
             )
-        texts = {
-            f"{split}.{language}": SuppliedText(path, invalid=dataset.invalid)
-            for language, path in found.items()
-            if path
-        }
+        texts = {name: SuppliedText(path, invalid=dataset.invalid) for name, path in found.items()}
         if lost := _copy(texts, out):
             dropped[split] = lost
-        for name, text in texts.items():
-            taken[name] = text.name
-            if text.changes:
-                changes[f"{name} ({text.name})"] = text.changes
+        taken |= {name: text.name for name, text in texts.items()}
+        changes |= {f"{name} ({text.name})": text.changes for name, text in texts.items() if text.changes}
     _splits(raw, {name.partition(".")[0] for name in taken})
     notes = {
         "taken from the folder given with --raw": taken,
@@ -91,33 +83,23 @@ def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     Raises:
         UserError: ``fetch`` did not fill it, and would change something in its text.
     """
-    present = {
-        split for split in SPLITS if any((raw / f"{split}.{language}").exists() for language in dataset.languages)
-    }
-    present.add("train")  # whose absence is then reported with its path
+    present = {split for split in SPLITS for side in dataset.languages if (raw / f"{split}.{side}").exists()}
     found = [
         Piece(split, 0, language, raw / f"{split}.{language}", f"{split}.{language}")
-        for split in _splits(raw, present)
+        for split in _splits(raw, {*present, "train"})  # whose absence is then reported with its path
         for language in dataset.languages
     ]
-    if not (raw / "manifest.json").is_file():
-        for piece in found:
-            _check_clean(dataset, piece.archive)
+    for path in [piece.archive for piece in found if piece.archive.is_file() and not (raw / "manifest.json").is_file()]:
+        text = SuppliedText(path, invalid="error")
+        for _ in text:
+            pass
+        text.check()
+        if changed := [what for what in text.changes if what != EMPTY]:
+            raise UserError(
+                f"{path}, line {text.changes[changed[0]]['first line']:,}: {changed[0]}, which download.py alone does; "
+                f"run python -m data_prep.download {dataset.name} --raw {raw} --out FOLDER, and give FOLDER here"
+            )
     return found
-
-
-def _check_clean(dataset: Dataset, path: Path) -> None:
-    if not path.is_file():
-        return  # which reading tells
-    text = SuppliedText(path, invalid="error")
-    for _ in text:
-        pass
-    text.check()
-    if found := [what for what in text.changes if what != EMPTY]:
-        raise UserError(
-            f"{path}, line {text.changes[found[0]]['first line']:,}: {found[0]}, which download.py alone does; run "
-            f"python -m data_prep.download {dataset.name} --raw {path.parent} --out FOLDER, and give FOLDER here"
-        )
 
 
 def _splits(raw: Path, present: set[str]) -> list[str]:

@@ -173,159 +173,148 @@ def lines_of(path: Path) -> list[str]:
     return path.read_bytes().decode().split("\n")[:-1]
 
 
-def europarl_and_crawl(folder: Path, other: str, start: int) -> dict[str, list[Pair]]:
+def sides(name: str, rows: Sequence[Pair], languages: Sequence[str]) -> dict[str, bytes]:
+    """A member for each side of pairs; ``{}`` in the name is its language."""
+    return {name.format(language): text(rows, side) for side, language in enumerate(languages)}
+
+
+def pack_all(folder: Path, archives: Mapping[str, Mapping[str, bytes]]) -> None:
+    for name, members in archives.items():
+        pack(folder / name, members)
+
+
+def europarl_and_crawl(folder: Path, other: str) -> list[Pair]:
     """The two archives that En-De and En-Fr share, each with the other pair's files in it too."""
-    first, second = pairs(("en", other), 40, start), pairs(("en", other), 30, start + 100)
-    first = [*first[:20], *broken(("en", other), start), *first[20:]]
-    decoy = b"not this\n" * 3
-    pack(
-        folder / "training-parallel-europarl-v7.tgz",
+    first, second = pairs(("en", other), 40, _FIRST), pairs(("en", other), 30, _FIRST + 100)
+    first = [*first[:20], *broken(("en", other), _FIRST), *first[20:]]
+    decoy, name = b"not this\n" * 3, f"training/europarl-v7.{other}-en"
+    europarl = {f"{name}.{other}": text(first, 1), f"{name}.en": text(first, 0, last=False)}
+    crawl = sides(f"commoncrawl.{other}-en.{{}}", second, ("en", other))
+    pack_all(
+        folder,
         {
-            "training/europarl-v7.cs-en.cs": decoy,
-            f"training/europarl-v7.{other}-en.{other}": text(first, 1),
-            f"training/europarl-v7.{other}-en.en": text(first, 0, last=False),
+            "training-parallel-europarl-v7.tgz": {"training/europarl-v7.cs-en.cs": decoy, **europarl},
+            "training-parallel-commoncrawl.tgz": {f"commoncrawl.{other}-en.annotation": decoy, **crawl},
         },
     )
-    pack(
-        folder / "training-parallel-commoncrawl.tgz",
-        {
-            f"commoncrawl.{other}-en.annotation": decoy,
-            f"commoncrawl.{other}-en.en": text(second, 0),
-            f"commoncrawl.{other}-en.{other}": text(second, 1),
-        },
-    )
-    return {"train": first + second}
+    return first + second
 
 
 def wmt16(folder: Path) -> dict[str, list[Pair]]:
     """The archives of wmt16_en_de; returns the pairs of each split."""
-    splits = europarl_and_crawl(folder, "de", _FIRST)
-    news = pairs(("en", "de"), 20, _FIRST + 200)
-    valid, test = pairs(("en", "de"), 9, 20_000), pairs(("en", "de"), 9, 21_000)
-    prefix = "training-parallel-nc-v11/news-commentary-v11.de-en"
-    pack(folder / "training-parallel-nc-v11.tgz", {f"{prefix}.de": text(news, 1), f"{prefix}.en": text(news, 0)})
-    pack(
-        folder / "dev.tgz",
+    order = ("en", "de")
+    train, news = europarl_and_crawl(folder, "de"), pairs(order, 20, _FIRST + 200)
+    valid, test = pairs(order, 9, 20_000), pairs(order, 9, 21_000)
+    tests = {
+        "dev/newstest2014-deen-src.de.sgm": sgm(test, 1, "srcset", "de"),
+        "dev/newstest2014-deen-ref.en.sgm": sgm(test, 0, "refset", "en"),
+        "dev/newstest2014-deen-src.en.sgm": sgm(test[:2], 0, "srcset", "en"),
+    }
+    commentary = "training-parallel-nc-v11"
+    pack_all(
+        folder,
         {
-            "dev/newstest2013.de": text(valid, 1),
-            "dev/newstest2013.en": text(valid, 0),
-            "dev/newstest2014-deen-src.de.sgm": sgm(test, 1, "srcset", "de"),
-            "dev/newstest2014-deen-ref.en.sgm": sgm(test, 0, "refset", "en"),
-            "dev/newstest2014-deen-src.en.sgm": sgm(test[:2], 0, "srcset", "en"),
+            f"{commentary}.tgz": sides(f"{commentary}/news-commentary-v11.de-en.{{}}", news, order),
+            "dev.tgz": {**sides("dev/newstest2013.{}", valid, order), **tests},
         },
     )
-    return {"train": splits["train"] + news, "valid": valid, "test": test}
+    return {"train": train + news, "valid": valid, "test": test}
 
 
 def wmt16_google(folder: Path) -> dict[str, list[Pair]]:
     """The archive of wmt16_en_de_google: members at its root, text in BPE already."""
-    splits = {"train": pairs(("en", "de"), 50, _FIRST)}
-    splits |= {"valid": pairs(("en", "de"), 9, 20_000), "test": pairs(("en", "de"), 9, 21_000)}
+    order = ("en", "de")
+    splits = {"train": pairs(order, 50, _FIRST), "valid": pairs(order, 9, 20_000), "test": pairs(order, 9, 21_000)}
     names = {"train": "train.tok.clean", "valid": "newstest2013.tok", "test": "newstest2014.tok"}
     members = {"./vocab.bpe.32000": b"x\n", "./bpe.32000": b"#version: 0.2\n"}
     for split, name in names.items():
-        for side, language in enumerate(("en", "de")):
-            members[f"./{name}.bpe.32000.{language}"] = text(splits[split], side)
-            members[f"./{name.removesuffix('.tok')}.{language}"] = text(splits[split], side)
+        members |= sides(f"./{name}.bpe.32000.{{}}", splits[split], order)
+        members |= sides(f"./{name.removesuffix('.tok')}.{{}}", splits[split], order)
     pack(folder / "wmt16_en_de.tar.gz", members)
     return splits
 
 
 def wmt14(folder: Path) -> dict[str, list[Pair]]:
     """The archives of wmt14_en_fr: a tar of .gz members among them."""
-    splits = europarl_and_crawl(folder, "fr", _FIRST)
-    un, news, giga = (pairs(("en", "fr"), 20, _FIRST + start) for start in (200, 300, 400))
-    for name, prefix, rows in (
-        ("training-parallel-un.tgz", "un/undoc.2000.fr-en", un),
-        ("training-parallel-nc-v9.tgz", "training/news-commentary-v9.fr-en", news),
-    ):
-        pack(folder / name, {f"{prefix}.en": text(rows, 0), f"{prefix}.fr": text(rows, 1)})
-    gz = {f"giga-fren.release2.fixed.{name}.gz": gzip.compress(text(giga, n)) for n, name in enumerate(("en", "fr"))}
-    pack(folder / "training-giga-fren.tar", gz)
-    valid = [pairs(("en", "fr"), 6, start) for start in (20_000, 20_100)]
-    for year, rows in zip((2012, 2013), valid, strict=True):
-        names = {"en": f"test/newstest{year}-src.en.sgm", "fr": f"test/newstest{year}-src.fr.sgm"}
-        content = {names[name]: sgm(rows, n, "srcset", name) for n, name in enumerate(("en", "fr"))}
-        pack(folder / f"newstest{year}.tgz", {"test/newstest-src.cs.sgm": b"<srcset>", **content})
-    test = pairs(("en", "fr"), 9, 21_000)
-    prefix = "test-full/newstest2014-fren"
-    members = {
-        f"{prefix}-src.en.sgm": sgm(test, 0, "srcset", "en"),
-        f"{prefix}-ref.fr.sgm": sgm(test, 1, "refset", "fr"),
+    order, train = ("en", "fr"), europarl_and_crawl(folder, "fr")
+    un, news, giga = (pairs(order, 20, _FIRST + start) for start in (200, 300, 400))
+    valid, test = [pairs(order, 6, start) for start in (20_000, 20_100)], pairs(order, 9, 21_000)
+    zipped = {
+        f"{name}.gz": PACK["gz"](data) for name, data in sides("giga-fren.release2.fixed.{}", giga, order).items()
     }
-    pack(folder / "newstest2014.tgz", members)
-    return {"train": splits["train"] + un + news + giga, "valid": valid[0] + valid[1], "test": test}
+    tests = {
+        f"newstest{year}.tgz": {"test/newstest-src.cs.sgm": b"<srcset>"}
+        | {f"test/newstest{year}-src.{name}.sgm": sgm(rows, n, "srcset", name) for n, name in enumerate(order)}
+        for year, rows in zip((2012, 2013), valid, strict=True)
+    }
+    stem = "test-full/newstest2014-fren"
+    reference = {f"{stem}-ref.fr.sgm": sgm(test, 1, "refset", "fr")}
+    pack_all(
+        folder,
+        {
+            "training-parallel-un.tgz": sides("un/undoc.2000.fr-en.{}", un, order),
+            "training-parallel-nc-v9.tgz": sides("training/news-commentary-v9.fr-en.{}", news, order),
+            "training-giga-fren.tar": zipped,
+            **tests,
+            "newstest2014.tgz": {f"{stem}-src.en.sgm": sgm(test, 0, "srcset", "en"), **reference},
+        },
+    )
+    return {"train": train + un + news + giga, "valid": valid[0] + valid[1], "test": test}
 
 
 def wmt17(folder: Path) -> dict[str, list[Pair]]:
     """The archives of wmt17_zh_en: zips with Windows line ends, twenty books, repeats, the wrong script."""
-    order = ("zh", "en")
-    start = iter(range(_FIRST, 20_000, 100))
+    order, start = ("zh", "en"), iter(range(_FIRST, 20_000, 100))
     rows = {name: pairs(order, 8, next(start)) for name in ("nc", "un", "casia", "A", "B", "casict", "datum")}
-    books = [pairs(order, 3, next(start)) for _ in range(20)]
+    books = {n: pairs(order, 3, next(start)) for n in range(1, 21)}
+    train = [row for found in (*rows.values(), *books.values()) for row in found]
     rows["neu"] = pairs(order, 8, next(start))
     wrong = [
         ("no Chinese at all 60001", "only English 60001"),
         (sentence("zh", 60002), f"{sentence('zh', 60002)} English"),
     ]
     un = [*rows["un"], *broken(order, 0), *wrong, *rows["nc"][:3]]  # repeats what comes before it
-    prefix = "training/news-commentary-v12.zh-en"
-    pack(folder / "training-parallel-nc-v12.tgz", {f"{prefix}.{n}": text(rows["nc"], s) for s, n in enumerate(order)})
-    pack(
-        folder / "UNv1.0.en-zh.tar.gz",
-        {
-            "en-zh/DISCLAIMER": b"x",
-            "en-zh/UNv1.0.en-zh.ids": b"1\n",
-            **{f"en-zh/UNv1.0.en-zh.{n}": text(un, s) for s, n in enumerate(order)},
-        },
-    )
+    valid, test = pairs(order, 6, 20_000), pairs(order, 6, 21_000)
+    numbered = {  # in the order of names, not of numbers
+        name: data
+        for n in sorted(books, key=str)
+        for name, data in sides(f"datum2017/Book{n}_{{}}.txt", books[n], ("cn", "en")).items()
+    }
+    two = [sides(f"casict2011/casict-{key}_{{}}.txt", rows[key], ("ch", "en")) for key in "AB"]
+    archives: dict[str, Mapping[str, bytes]] = {
+        "training-parallel-nc-v12.tgz": sides("training/news-commentary-v12.zh-en.{}", rows["nc"], order),
+        "UNv1.0.en-zh.tar.gz": {"en-zh/DISCLAIMER": b"x", **sides("en-zh/UNv1.0.en-zh.{}", un, order)},
+        "casict2011.zip": two[0] | two[1],
+        "datum2017.zip": numbered,
+    }
     for name, member, key, chinese in (
         ("casia2015", "casia2015", "casia", "ch"),
         ("casict2015", "casict2015", "casict", "ch"),
         ("datum2015", "datum", "datum", "ch"),
         ("neu2017", "NEU", "neu", "cn"),
     ):
-        members = {f"{name}/{member}_{chinese}.txt": text(rows[key], 0, end="\r\n")}
-        pack(folder / f"{name}.zip", members | {f"{name}/{member}_en.txt": text(rows[key], 1, last=False)})
-    sides = {f"casict2011/casict-{k}_{end}.txt": text(rows[k], s) for k in "AB" for s, end in enumerate(("ch", "en"))}
-    pack(folder / "casict2011.zip", sides)
-    numbered = {  # in the order of names, not of numbers
-        f"datum2017/Book{n}_{end}.txt": text(books[n - 1], s)
-        for n in sorted(range(1, 21), key=str)
-        for s, end in enumerate(("cn", "en"))
-    }
-    pack(folder / "datum2017.zip", numbered)
-    valid, test = pairs(order, 6, 20_000), pairs(order, 6, 21_000)
+        first = {f"{name}/{member}_{chinese}.txt": text(rows[key], 0, end="\r\n")}
+        archives[f"{name}.zip"] = first | {f"{name}/{member}_en.txt": text(rows[key], 1, last=False)}
     for name, stem, split in (("newsdev2017", "dev/newsdev2017", valid), ("newstest2017", "test/newstest2017", test)):
         source, reference = sgm(split, 0, "srcset", "zh"), sgm(split, 1, "refset", "en")
-        pack(folder / f"{name}.tgz", {f"{stem}-zhen-src.zh.sgm": source, f"{stem}-zhen-ref.en.sgm": reference})
-    first = [rows[name] for name in ("nc", "un", "casia", "A", "B", "casict", "datum")]
-    train = [row for split in [*first, *books, rows["neu"]] for row in split]
-    return {"train": train, "valid": valid, "test": test}
+        archives[f"{name}.tgz"] = {f"{stem}-zhen-src.zh.sgm": source, f"{stem}-zhen-ref.en.sgm": reference}
+    pack_all(folder, archives)
+    return {"train": [*train, *rows["neu"]], "valid": valid, "test": test}
 
 
 def iwslt14(folder: Path) -> dict[str, list[Pair]]:
-    """The archive of iwslt14_de_en."""
-    order = ("de", "en")
-    train = pairs(order, 96, _FIRST)
+    """The archive of iwslt14_de_en, its test files not in the order of the test set."""
+    order, train = ("de", "en"), pairs(("de", "en"), 96, _FIRST)
     train = [*train[:30], *broken(order, 0), *train[30:]]
-    members = {"de-en/README": b"x", "de-en/train.en": b"not used\n"}
-    members |= {f"de-en/train.tags.de-en.{n}": iwslt_tags(train, s) for s, n in enumerate(order)}
-    test = []
-    names = (
-        "TED.dev2010",
-        "TED.tst2012",
-        "TED.tst2010",
-        "TED.tst2011",
-        "TEDX.dev2012",
-    )  # not the order of the test set
+    names = ("TED.dev2010", "TED.tst2012", "TED.tst2010", "TED.tst2011", "TEDX.dev2012")
     rows = {name: pairs(order, 5, 20_000 + 100 * place) for place, name in enumerate(names)}
-    for name, split in rows.items():
-        members |= {f"de-en/IWSLT14.{name}.de-en.{n}.xml": iwslt_xml(split, s, n) for s, n in enumerate(order)}
-    for name in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"):
-        test += rows[name]
+    members = {"de-en/README": b"x", "de-en/train.en": b"not used\n"}
+    for s, n in enumerate(order):
+        members[f"de-en/train.tags.de-en.{n}"] = iwslt_tags(train, s)
+        members |= {f"de-en/IWSLT14.{name}.de-en.{n}.xml": iwslt_xml(rows[name], s, n) for name in names}
     pack(folder / "de-en.tgz", members)
-    return {"train": train, "test": test}
+    in_order = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+    return {"train": train, "test": [row for name in in_order for row in rows[name]]}
 
 
 def gbw(folder: Path) -> dict[str, list[str]]:

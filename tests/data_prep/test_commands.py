@@ -19,7 +19,7 @@ import pytest
 
 from data_prep import report
 from data_prep.binarise import _check_known, _check_vocab_size, _command, binarise, dictionary
-from data_prep.dataset import Debian, load_dataset
+from data_prep.dataset import FOLDER, Debian, load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.sources import apt, debian
@@ -61,7 +61,9 @@ def raw(tmp_path: Path) -> Path:
 
 
 def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch):
-    run(monkeypatch, "debian_en_de", "--raw", raw, "--out", tmp_path, "--accept-counts", "--workers", 1)
+    file = tmp_path / "mine.yaml"
+    file.write_text((FOLDER / "debian_en_de.yaml").read_text().replace("merges: 3000", "merges: 60"))
+    run(monkeypatch, file, "--raw", raw, "--out", tmp_path, "--accept-counts", "--workers", 1)
     ready = tmp_path / "prepared"
     counts = json.loads((ready / "counts.json").read_text(encoding="utf-8"))
     assert counts["source"]["en"]["descriptions"] == 400
@@ -81,7 +83,8 @@ def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: py
     assert "wrapped | over two lines." in untokenised
     assert "lines ." not in untokenised
     learnt = {"step": "bpe", "split": "train", "codes": "codes", "languages": ["en", "de"]}
-    assert {**learnt, "merges": len(lines_of(ready / "codes")) - 1} in counts["steps"]
+    assert {**learnt, "merges": 60} in counts["steps"]
+    assert len(lines_of(ready / "codes")) == 61
 
 
 def english(folder: Path, count: int = 400) -> Path:
@@ -105,7 +108,7 @@ def english(folder: Path, count: int = 400) -> Path:
 def test_summaries_by_a_user_s_command_in_another_folder(tmp_path: Path):
     out, raw = tmp_path / "out", english(tmp_path / "raw")
     line = [*python_module("data_prep"), "debian_summaries", "--accept-counts", "--raw", str(raw), "--out", str(out)]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([*line, "--to", "prepare"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     few = english(tmp_path / "few", count=4)
     with pytest.raises(UserError, match="save_raw: there are no lines of"):
@@ -121,8 +124,8 @@ def test_summaries_by_a_user_s_command_in_another_folder(tmp_path: Path):
     descriptions, synopses = (lines_of(out / "prepared" / "raw" / f"test.{side}") for side in names)
     assert all(len(description.split()) == 35 for description in descriptions)
     assert all(synopsis.startswith(("lib of ", "dev of ")) for synopsis in synopses)
-    assert (out / "binarised" / "test.en_description-en_synopsis.en_synopsis.bin").stat().st_size > 0
-    assert "\n- descriptions of fewer than 30 words: 100\n" in (out / "report.md").read_text(encoding="utf-8")
+    counts = json.loads((out / "prepared" / "counts.json").read_text(encoding="utf-8"))
+    assert counts["source"]["descriptions of fewer than 30 words"] == 100
 
 
 def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,6 +136,7 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(together) == len(set(together))
     assert "Short ." in splits["test"]  # in every description, so in the first split only
     counts = json.loads((tmp_path / "prepared" / "counts.json").read_text(encoding="utf-8"))
+    assert list(counts["files"]) == [f"{split}.en" for split in SPLITS]
     # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own
     assert counts["source"]["lines left out"] == {"repeated": 399 + 200}
 
@@ -515,7 +519,11 @@ def test_the_picture_of_lengths(tmp_path: Path, monkeypatch, lengths: dict, long
     assert drawn == {x: pytest.approx(y) for x, y in heights.items()}
 
 
-def test_the_words_and_columns_of_the_report():
+def test_the_words_and_columns_of_the_report(tmp_path: Path):
+    (tmp_path / "binarised").mkdir()
+    (tmp_path / "binarised" / "dict.txt").write_text("a 89\nb 10\nc 1\nmadeupword0000 0\n")
+    vocabulary = report._vocabulary(load_dataset("gbw"), tmp_path)
+    assert vocabulary[4] == "| dict.txt | 8 | 3 | 2 | 2 | 1 |"  # two types make 90% of the tokens, and 99%
     found = {"en": {"descriptions": 1234, "left out": {"repeated": 5}}, "cnn": ["a.tgz", "b.tgz"]}
     assert report._listed(found) == "en (descriptions 1,234; left out (repeated 5)); cnn (a.tgz, b.tgz)"
     rows = [("read", 12345, "", ""), ("clean", 9, "0.5%", "")]

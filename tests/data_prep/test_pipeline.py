@@ -255,7 +255,7 @@ def results(out: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "moment"),
-    [("wmt17_zh_en", "before"), ("wmt14_en_fr", "after"), ("gbw", "after"), ("cnn_dm", "before")],
+    [("wmt17_zh_en", "before"), ("gbw", "after"), ("cnn_dm", "before")],
 )
 def test_killed_at_each_step(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: Moment):
     """The process kills itself at the first rename of each kind of file, and every download breaks off half-way once.

@@ -101,9 +101,17 @@ def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
 @pytest.mark.parametrize("sides", [1, 2])
 def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
     rows = [*drawn(1000), ("a b", "c"), ("a", "b c"), ("a b", "c")]  # whose sides are no one line
-    out = made(tmp_path, rows, "deduplicate", sides=sides)
+    out = made(tmp_path, rows, "normalise_space", "deduplicate", sides=sides)
     assert rows_of(out, sides=sides)["train"] == (unique := list(dict.fromkeys(row[:sides] for row in rows)))
     assert counts_of(out)["steps"][-1]["dropped"] == {"duplicate": 1003 - len(unique)}
+    assert counts_of(out)["files"]["train.en"]["words"] is None  # not counted since
+
+
+def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
+    step = {"clean_corpus": {"splits": ["train"], "min_tokens": 1, "max_tokens": 9}}
+    given = [(" a |  b", "c|d "), ("e ", "f" * 9)]
+    found = rows_of(made(tmp_path, dict.fromkeys(SPLITS, given), step))
+    assert (found["train"], found["test"]) == ([("a b", "cd"), ("e", "f" * 9)], given)
 
 
 @pytest.mark.parametrize("every", [2, 7, 60, 1333])
@@ -426,7 +434,8 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
     out.mkdir()
     write_lines(out / "train.en", ["older"])  # which stays until the new one is whole
     kills = itertools.count(3)
-    while run_until_commit(dataset, tmp_path, next(kills) // 2, "before") != 0:
+    while status := run_until_commit(dataset, tmp_path, next(kills) // 2, "before"):
+        assert status == -signal.SIGKILL
         assert not out.exists() or contents(out) == {"train.en": b"older\n"}
     assert next(kills) > 10
     assert contents(out) == first
