@@ -18,7 +18,7 @@ def tensors(time, batch, heads, ratio, width, dtype=torch.float64, seed=0):
     return x, light, dynamic
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     time=st.sampled_from([1, 2, 5, 9, 40]),
     batch=st.integers(1, 3),

@@ -39,7 +39,7 @@ def compare(got: Any, want: Any, *inputs: Tensor) -> None:
 
 @operators
 @backends
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(pieces=st.lists(st.integers(0, 7), min_size=1, max_size=3), width=st.integers(1, 6), batch_first=st.booleans())
 def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
     """Pieces shorter than a kernel, and empty ones; the first has a state too."""
@@ -68,7 +68,7 @@ def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
 
 @operators
 @backends
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 5, 5, 7]), min_size=1, max_size=4),
     width=st.integers(1, 6),
