@@ -11,20 +11,12 @@ def like(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def like_second(_: Tensor, x: Tensor, *__: object) -> Tensor:
-    return like(x)
-
-
 def in_order_of(x: Tensor, like: Tensor) -> Tensor:
     """Of the shape of ``like``; batch first where x (T, B, C) lies so."""
     batch_first = like.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
     if not batch_first:
         return torch.empty_like(like, memory_format=torch.contiguous_format)
     return torch.empty_like(like.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
-
-
-def conv(x: Tensor, *_: object) -> Tensor:
-    return in_order_of(x, x)
 
 
 def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
@@ -34,14 +26,6 @@ def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tup
     wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64
     of_weight = in_order_of(x, weight.float() if wide else weight) if need_weight else empty
     return in_order_of(x, x) if need_x else empty, of_weight
-
-
-def smoothed_nll(logits: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return logits.new_empty(2, dtype=torch.float64), logits.new_empty(len(logits), dtype=torch.float64)
-
-
-def linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,18 +39,9 @@ def bf16_pack(weight: Tensor) -> Tensor:
     return weight.new_empty(blocks, tiles, 16, 32, dtype=torch.bfloat16)
 
 
-def beam_candidates(
-    logits: Tensor, scores: Tensor | None, beams: int, count: int, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    best = logits.new_empty(logits.shape[0] // beams, count)
+def candidates(logits: Tensor, beams: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    best = logits.new_empty(logits.shape[0] // beams, count, dtype=torch.float32)
     return best, best.new_empty(best.shape, dtype=torch.int64), best.new_empty(best.shape, dtype=torch.int64)
-
-
-def step_candidates(
-    logits: Tensor, scores: Tensor, limits: Tensor, beams: int, count: int, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    best = scores.new_empty(logits.shape[0] // beams, count)
-    return best, limits.new_empty(best.shape), limits.new_empty(best.shape)
 
 
 def residual_norm(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,21 +55,21 @@ def residual_norm_backward(
 
 
 FAKES: dict[str, Callable[..., object]] = {
-    **dict.fromkeys(("light_conv", "dynamic_conv"), conv),
+    **dict.fromkeys(("light_conv", "dynamic_conv"), lambda x, *_: in_order_of(x, x)),
     **dict.fromkeys(("light_conv_backward", "dynamic_conv_backward"), conv_backward),
     **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_block"), like),
-    **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), like_second),
-    **dict.fromkeys(("few_rows_linear", "bf16_linear"), linear),
+    **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), lambda _, x, *__: like(x)),
+    **dict.fromkeys(("few_rows_linear", "bf16_linear"), lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[0])),
     **dict.fromkeys(("update_decide", "adam_step"), lambda *_: None),
     "glu_mask": lambda x, _: x.new_empty(*x.shape[:2], x.shape[2] // 2),
     "column_sums": lambda x: x.new_empty(x.shape[1]),
-    "smoothed_nll": smoothed_nll,
+    "smoothed_nll": lambda x, *_: tuple(x.new_empty(n, dtype=torch.float64) for n in (2, len(x))),
     "residual_norm": residual_norm,
     "residual_norm_backward": residual_norm_backward,
-    "step_candidates": step_candidates,
     "bf16_linear_backward": bf16_linear_backward,
     "bf16_pack": bf16_pack,
-    "beam_candidates": beam_candidates,
+    "beam_candidates": lambda logits, _, beams, count, *__: candidates(logits, beams, count),
+    "step_candidates": lambda logits, _, __, beams, count, *___: candidates(logits, beams, count),
 }
 
 

@@ -1,4 +1,4 @@
-"""The native operators on a GPU. Elsewhere tests/ops/test_cuda_kernels.py runs the same kernels on a CPU."""
+"""The native operators on a GPU. Elsewhere tests/ops/test_convolutions.py runs the same kernels on a CPU."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 10_700,
+    "lightconv_plugin/ops": 10_200,
     "lightconv_plugin": 17_700,
     "data_prep": 5_900,
     "scripts": 11_000,

@@ -40,8 +40,8 @@ def digest(paths: Iterable[Path]) -> str:
 @functools.cache
 def folder() -> Path:
     """Of kernels and what compiles and runs them: it changes with their text, not with the launcher's."""
-    kernels = [path for path in CUDA.rglob("*") if path.suffix in (".cuh", ".h")]
-    shim = (SHIM / name for name in ("shim.h", "scheduler.h", "scheduler.cpp", "accesses.cpp", "nvrtc.cpp"))
+    kernels = [*CUDA.rglob("*.cuh"), CUDA / "args.h", CUDA / "case.h"]
+    shim = (SHIM / name for name in ("shim.h", "scheduler.h", "scheduler.cpp", "nvrtc.cpp"))
     return library.cache_folder() / f"shim-{digest([*kernels, *shim, library.SOURCES / 'random.h'])}"
 
 
@@ -60,28 +60,19 @@ def fake_driver() -> Path:
     return compile_shared(folder() / f"libcuda-{digest([SHIM / 'libcuda.cpp'])}.so", [SHIM / "libcuda.cpp"])
 
 
-# flags of the kernels' compiler, by what is to be found
-CHECKS = {
-    "": "-O1",
-    "address": "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "accesses": "-O1 -fsanitize=thread",
-}
-
-
-def fake_nvrtc(check: str = "") -> Path:
-    """With shim.h precompiled, which halves the time of a kernel."""
-    own = folder() / (check or "plain")
-    flags = f"{library.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {CHECKS[check]}"
+def fake_nvrtc(*, checked: bool = False) -> Path:
+    """With shim.h precompiled, which halves the time of a kernel; ``checked``: by AddressSanitizer and UBSan."""
+    own = folder() / ("checked" if checked else "plain")
+    check = "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all" if checked else "-O1"
+    flags = f"{library.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {check}"
     compiled = own / "shim.h.gch"
     if not compiled.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)
         draft = compiled.with_suffix(f".{os.getpid()}")
         subprocess.run([*flags.split(), "-x", "c++-header", str(SHIM / "shim.h"), "-o", str(draft)], check=True)
         os.replace(draft, compiled)
-    machine = compile_shared(folder() / "libshim.so", [SHIM / "scheduler.cpp", SHIM / "accesses.cpp"], "-O2")
+    machine = compile_shared(folder() / "libshim.so", [SHIM / "scheduler.cpp"], "-O2")
     flags += f" -Wl,--no-as-needed {machine}"
-    if check == "accesses":  # without the library that -fsanitize=thread brings
-        flags += " -nodefaultlibs -lm -lc"
     command = f'-DSHIM_COMMAND="{flags} -I{compiled.parent} -I{SHIM}"'
     return compile_shared(own / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
 
@@ -118,11 +109,12 @@ class Machine:
 
     Attributes:
         capability: 90 for sm_90; also its number among the pretended driver's devices.
+        alignment: bytes; an operand's address is a multiple of these and of no larger power of two.
         stream: of launches.
     """
 
     def __init__(self, capability: int = 90, cache: Path | None = None) -> None:
-        self.library, self.capability, self.stream = emulated(), capability, 0
+        self.library, self.capability, self.alignment, self.stream = emulated(), capability, 16, 0
         self.driver = ctypes.CDLL(str(fake_driver()))
         os.environ.setdefault("SHIM_LIBCUDA", str(fake_driver()))
         self.set_up(cache or folder() / "kernels")
@@ -134,6 +126,20 @@ class Machine:
         cache.mkdir(parents=True, exist_ok=True)
         words = (sources, nvrtc or fake_nvrtc(), cache, marker)
         torch.ops.lightconv_emulated.cuda_configure(*map(str, words))
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return a copy in memory that ends with it, and whose start no access may pass either."""
+        size = tensor.element_size()
+        before = max(self.alignment, size) // size
+        storage = torch.empty(before + tensor.numel(), dtype=tensor.dtype)  # torch aligns its memory to 64 bytes
+        self.guard(storage, before * size)
+        return storage[before:].view(tensor.shape).copy_(tensor)
+
+    def guard(self, storage: Tensor, size: int) -> None:
+        """Forbid access to the first bytes of a tensor, where that can be checked."""
+
+    def numbers(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return self.place(torch.randn(shape, dtype=torch.float64).to(dtype))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operator = getattr(torch.ops.lightconv_emulated, name)

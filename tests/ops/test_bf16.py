@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ NUMBERS = list(range(1, BEST + 1))  # of the units that this processor has, in U
 
 @pytest.fixture(autouse=True)
 def bf16(request) -> Iterator[None]:
-    if "show" in request.fixturenames:  # in a process of its own
+    if "forking_torch" in request.fixturenames:  # in a process of its own
         yield
         return
     with products_in_bf16():
@@ -44,7 +44,7 @@ def draw(rows: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor, Tenso
     return x, weight, torch.randn(out, generator=g), torch.randn(rows, out, generator=g) / max(rows, out) ** 0.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.integers(1, 140), width=st.integers(1, 140), out=st.integers(1, 140), bias=st.booleans())
 @example(rows=16, width=32, out=16, bias=True)
 @example(rows=2100, width=33, out=40, bias=True)  # more of the depth than a pass takes
@@ -83,13 +83,14 @@ def test_only_the_gradients_that_are_asked_for(needs):
         assert_close(gradient, wanted[place])
 
 
-def test_other_layouts_and_shapes():
+@pytest.mark.parametrize("shape", [(24,), (24, 5, 8)])
+def test_other_layouts_and_shapes(shape):
+    """With a frozen weight."""
     _, weight, bias, _ = draw(1, 24, 9)
-    x = torch.randn(24, 5, 8).permute(2, 1, 0)
-    with torch.no_grad():
-        y = ops.linear(x, weight, bias)
-    assert y.shape == (8, 5, 9)
-    assert_close(y, F.linear(rounded(x), rounded(weight), bias.double()))
+    x = torch.randn(shape).permute(*reversed(range(len(shape))))
+    y = ops.linear(x, weight, bias.requires_grad_())
+    assert_close(y.detach(), F.linear(rounded(x), rounded(weight), bias.detach().double()))
+    assert torch.equal(torch.autograd.grad(y.sum(), bias)[0], torch.full((9,), float(y.numel() // 9)))
 
 
 def test_derivatives_of_derivatives_are_pytorchs():
@@ -191,13 +192,6 @@ def test_maps_of_nothing_or_to_nothing(width, out):
         assert torch.equal(got, torch.zeros(shape))
 
 
-def test_a_row_alone_with_a_frozen_weight():
-    x, weight, bias, _ = draw(1, 24, 9)
-    ops.linear(x[0], weight, bias.requires_grad_()).sum().backward()
-    assert bias.grad is not None
-    assert torch.equal(bias.grad, torch.ones(9))
-
-
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
@@ -212,48 +206,33 @@ def test_what_does_not_fit_is_refused(message, arguments):
         torch.ops.lightconv.bf16_linear(*arguments)
 
 
-SHOW = (
-    "import logging; logging.basicConfig(); from lightconv_plugin import ops; import torch; "
-    "print(ops.bf16_units(), ops.pack_weight(torch.ones(2, 2)) is not None, torch.get_float32_matmul_precision())"
+SHOW = """
+import logging; logging.basicConfig()
+from lightconv_plugin import ops
+import torch
+torch.set_float32_matmul_precision({precision!r})
+print(ops.bf16_units(), ops.pack_weight(torch.ones(2, 2)) is not None)
+"""
+BFLOAT16, MEDIUM = {"LIGHTCONV_MATMUL": "bf16"}, "medium"  # ours, and PyTorch's switch
+ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
+
+@pytest.mark.parametrize(
+    ("environment", "precision", "printed", "said"),
+    [
+        (BFLOAT16, "highest", f"{UNITS[BEST]} {BEST > 0}", "" if BEST else "no units"),
+        (BFLOAT16 | {ISA[0]: "AVX2"}, "highest", "none False", "this processor has no units for it that may be used"),
+        (BFLOAT16 | {"ATEN_CPU_CAPABILITY": "avx2"}, "highest", "none False", "ATEN_CPU_CAPABILITY is avx2"),
+        ({"LIGHTCONV_MATMUL": "fp32", ISA[0]: "AVX512_CORE_BF16"}, "highest", f"{UNITS[min(BEST, 1)]} False", ""),
+        *(({name: "avx512_core"}, MEDIUM, "none False", "") for name in ISA),
+        *(({name: "AVX512_CORE_AMX"}, MEDIUM, f"{UNITS[BEST]} {BEST > 0}", "") for name in ISA),
+        ({"LIGHTCONV_MATMUL": "int8"}, "highest", "", "the precision of products is 'int8'; expected bf16 or fp32"),
+    ],
 )
-
-
-@pytest.fixture
-def show(forking_torch) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run code in a process that has torch alone, with more in its environment."""
-
-    def run(code: str = SHOW, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [forking_torch, "-c", code]
-        return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
-
-    return run
-
-
-def test_the_environment_switches_it_on(show):
-    done = show(LIGHTCONV_MATMUL="bf16")
-    assert done.stdout == f"{UNITS[BEST]} {BEST > 0} highest\n"
-    assert (done.stderr == "") == (BEST > 0)
-
-
-def test_a_processor_without_the_units_is_told_and_computes_in_float32(show):
-    done = show(LIGHTCONV_MATMUL="bf16", ONEDNN_MAX_CPU_ISA="AVX2")
-    assert done.stdout == "none False highest\n"
-    assert "this processor has no units for it that may be used" in done.stderr
-    done = show(LIGHTCONV_MATMUL="bf16", ATEN_CPU_CAPABILITY="avx2")
-    assert done.stdout == "none False highest\n"
-    assert "ATEN_CPU_CAPABILITY is avx2" in done.stderr
-    done = show(LIGHTCONV_MATMUL="fp32", ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16")
-    assert done.stdout == f"{UNITS[min(BEST, 1)]} False highest\n"
-
-
-@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
-def test_pytorchs_switch_heeds_the_limit_too(name, show):
-    code = "torch.set_float32_matmul_precision('medium'); print(ops.pack_weight(torch.ones(2, 2)) is not None)"
-    for limit, packs in (("avx512_core", False), ("AVX512_CORE_AMX", BEST > 0)):
-        done = show("from lightconv_plugin import ops; import torch; " + code, **{name: limit})
-        assert done.stdout == f"{packs}\n", done.stderr
-
-
-def test_another_word_is_refused(show):
-    done = show(LIGHTCONV_MATMUL="int8")
-    assert "ValueError: the precision of products is 'int8'; expected bf16 or fp32" in done.stderr
+def test_what_the_environment_says(environment, precision, printed, said, forking_torch):
+    """In a process that has torch alone, with more in its environment."""
+    show = [forking_torch, "-c", SHOW.format(precision=precision)]
+    done = subprocess.run(show, env=os.environ | environment, capture_output=True, text=True)
+    assert done.stdout.strip() == printed, done.stderr
+    assert said in done.stderr
+    assert said or not done.stderr

@@ -1,8 +1,7 @@
 """The CUDA kernels on a CPU under sanitizers (cuda_checked.py), and each kind of fault put in and found.
 
-"address": AddressSanitizer and UBSan; operands and shared memory without a byte to spare; shared memory is NaN at a
-block's start; threads in rising, falling and shuffled order give the same bits. "accesses": no two threads use one
-address without a barrier between, unless both only read.
+AddressSanitizer and UBSan; operands and shared memory without a byte to spare; shared memory is NaN at a block's start;
+threads in rising, falling and shuffled order, anew at every barrier, give the same bits.
 """
 
 import json
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from lightconv_plugin.ops import library
-from tests.ops import cuda_checked, cuda_on_cpu
+from tests.ops import cuda_cases, cuda_checked, cuda_on_cpu
 
 Server = Callable[..., tuple[int, str]]
 
@@ -49,8 +48,8 @@ def checked() -> Iterator[Server]:
         assert process.stdout is not None
         answers = process.stdout
 
-        def ask(check: str, case: str, cache: Path, sources: Path | None = None) -> tuple[int, str]:
-            job = {"check": check, "case": case, "cache": str(cache), "sources": sources and str(sources)}
+        def ask(case: str, cache: Path, sources: Path | None = None) -> tuple[int, str]:
+            job = {"case": case, "cache": str(cache), "sources": sources and str(sources)}
             print(json.dumps(job), file=process.stdin, flush=True)
             status, errors = json.loads(answers.readline())
             return status, errors
@@ -59,14 +58,12 @@ def checked() -> Iterator[Server]:
         process.stdin.close()
 
 
-@pytest.mark.parametrize("case", cuda_checked.CASES)
-@pytest.mark.parametrize("check", ["address", "accesses"])
-def test_nothing_is_found(checked, check, case):
-    assert checked(check, case, cuda_on_cpu.folder() / check / "kernels") == (0, "")
+@pytest.mark.parametrize("case", cuda_cases.CASES)
+def test_nothing_is_found(checked, case):
+    assert checked(case, cuda_on_cpu.folder() / "checked" / "kernels") == (0, "")
 
 
 class Fault(NamedTuple):
-    check: str
     case: str
     file: str
     patches: tuple[tuple[str, str], ...]
@@ -74,57 +71,41 @@ class Fault(NamedTuple):
 
 
 RING_ROW = "ring + (static_cast<long long>(slot) * args.M + n)"
-ANCESTOR = "args.ancestors[static_cast<long long>(slot) * args.N + n]"
 FAULTS = {
     "misaligned load": Fault(
-        *("address", "glu-bf16-mask", "fused/glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),
+        *("glu-bf16-mask", "fused/glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),
         "misaligned address .* which requires 16 byte alignment",
     ),
     "read past the end": Fault(
-        *("address", "conv-f32-dynamic-no-softmax", "conv.cuh"),
+        *("conv-f32-dynamic-no-softmax", "conv.cuh"),
         (("inside = t >= 0 && t < args.T", "inside = t >= 0 && t <= args.T"),),
         "heap-buffer-overflow",
     ),
     "read past the end of shared memory": Fault(
-        *("address", "step-f32-dynamic", "step.cuh", (("i / C.R * K + K - 1;", "i / C.R * K + K;"),)),
+        *("step-f32-dynamic", "step.cuh", (("i / C.R * K + K - 1;", "i / C.R * K + K;"),)),
         "use-after-poison",
     ),
     "shift by too much": Fault(
-        *("address", "glu-bf16-mask", "scalar.cuh", (("__uint_as_float(pair << 16)", "__uint_as_float(pair << 32)"),)),
+        *("glu-bf16-mask", "scalar.cuh", (("__uint_as_float(pair << 16)", "__uint_as_float(pair << 32)"),)),
         "shift exponent 32 is too large",
     ),
     "index out of bounds": Fault(
-        *("address", "general-f64-dynamic-drop", "weights.cuh"),
+        *("general-f64-dynamic-drop", "weights.cuh"),
         (("i < 4; ++i) factor[i] = words", "i < 5; ++i) factor[i] = words"),),
         "index 4 out of bounds",
     ),
     "uninitialised shared memory": Fault(
-        *("address", "conv-f16-light-odd-sm75", "conv.cuh"),
+        *("conv-f16-light-odd-sm75", "conv.cuh"),
         (("i < (C.positions + Count - 1) * lanes;", "i < C.positions * lanes;"),),
         "order rising: .* numbers of result 0 are NaN",
     ),
     "a copy to shared memory that is not waited for": Fault(
-        *("address", "conv-bf16-dynamic-mma", "band.cuh", (("wait_for_copies<0>", "wait_for_copies<1>"),)),
+        *("conv-bf16-dynamic-mma", "band.cuh", (("wait_for_copies<0>", "wait_for_copies<1>"),)),
         "order rising: .* numbers of result 0 are NaN",
-    ),
-    "a missing barrier between band and product": Fault(
-        *("accesses", "conv-bf16-dynamic-mma", "band.cuh"),
-        (("wait_for_copies<0>();\n    __syncthreads();", "wait_for_copies<0>();"),),
-        "threads use the same memory without a barrier between",
-    ),
-    "products written over rows that others still read": Fault(
-        *("accesses", "conv-bf16-dynamic-mma", "backward.cuh"),
-        (("    __syncthreads();\n    results", "    __syncwarp();\n    results"),),
-        "threads use the same memory without a barrier between",
-    ),
-    "missing barrier": Fault(
-        *("address", "conv-bf16-dynamic-sm75", "grad_weight.cuh"),
-        (("  __syncthreads();\n  if (!last) return;", "  if (!last) return;"),),
-        "order falling: .* bytes of result 2 differ",
     ),
     # the weights are made by the first lane, which runs first in rising order
     "missing barrier that no rising order shows": Fault(
-        *("address", "step-f32-dynamic", "step.cuh"),
+        *("step-f32-dynamic", "step.cuh"),
         (
             ("  __syncthreads();\n", ""),
             ("  const S* logits", "  __syncthreads();\n  const S* logits"),
@@ -132,31 +113,17 @@ FAULTS = {
         ),
         "order falling: .* numbers of result 0 are NaN",
     ),
-    "missing barrier, by its accesses": Fault(
-        *("accesses", "step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", ""),)),
-        "thread 3 of block 0 writes what thread 0 of block 0 read",
-    ),
     "a barrier of warps where one of the block is needed": Fault(
-        *("accesses", "conv-f16-light-odd-sm75", "conv.cuh"),
-        (("  __syncthreads();\n  write_band", "  __syncwarp();\n  write_band"),),
-        "thread 32 of block 0 writes what thread 8 of block 0 read",
+        *("conv-bf16-dynamic-mma", "backward.cuh"),
+        (("    __syncthreads();\n    results", "    __syncwarp();\n    results"),),
+        "order falling: .* numbers of result 9 are NaN",
     ),
     "no fault: a barrier of warps in blocks of one warp": Fault(
-        *("accesses", "step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", "  __syncwarp();\n"),)),
-        "",
-    ),
-    "threads that write one address": Fault(
-        *("accesses", "step-f32-dynamic", "step.cuh", (("if (head == 0 && threadIdx.x == 0)", "if (head == 0)"),)),
-        "the first: thread 1 of block 0 writes what thread 0 of block 0 wrote",
+        *("step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", "  __syncwarp();\n"),)), ""
     ),
     "blocks that write one address": Fault(
-        *("accesses", "step-f32-dynamic", "step.cuh", ((RING_ROW, RING_ROW.replace("+ n)", "+ n / 2)")),)),
-        r"thread \d+ of block 1 writes what thread \d+ of block 0 wrote",
-    ),
-    "no fault: threads that add to one address by atomics": Fault(
-        *("accesses", "step-f32-dynamic", "step.cuh"),
-        ((f"if (head == 0 && threadIdx.x == 0) {ANCESTOR} = n;", f"if (head == 0) atomicAdd(&{ANCESTOR}, 0);"),),
-        "",
+        *("step-f32-dynamic", "step.cuh", ((RING_ROW, RING_ROW.replace("+ n)", "+ n / 2)")),)),
+        "order rising: .* numbers of result 1 are NaN",
     ),
 }
 
@@ -172,6 +139,6 @@ def test_a_fault_is_found(checked, tmp_path, name):
         assert text.count(old) == 1, f"{old!r} is not once in {fault.file}: the fault needs another place"
         text = text.replace(old, new)
     path.write_text(text)
-    status, errors = checked(fault.check, fault.case, tmp_path / "kernels", sources)
+    status, errors = checked(fault.case, tmp_path / "kernels", sources)
     assert (status == 0) == (fault.found == ""), errors
     assert re.search(fault.found, errors)

@@ -2,19 +2,19 @@
 
 import collections
 import ctypes
-import math
+import itertools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from lightconv_plugin.ops import library
-from tests.ops import cuda_on_cpu
+from tests.ops import cuda_cases, cuda_on_cpu
 from tests.ops.cuda_on_cpu import Machine
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -109,43 +109,20 @@ NAME = re.compile(
 )
 
 
-def call(machine: Machine, dtype: torch.dtype, offset: int) -> None:
+def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
     """All operators, with one thing changed at a time."""
-
-    def make(*shape: int) -> torch.Tensor:
-        return torch.zeros(math.prod(shape) + offset, dtype=dtype)[offset:].view(shape)
-
-    base = {"T": 40, "K": 7, "padding_l": 3, "H": 2, "R": 16, "dynamic": True, "softmax": True, "p": 0.1}
-    changes: list[dict] = [{}, {"T": 10}, {"K": 15}, {"H": 4}, {"R": 8}, {"K": 70}]
-    changes += [{"softmax": False}, {"p": 0.0}]
-    for change in (*changes, *({"dynamic": False, **change} for change in changes)):
-        s = SimpleNamespace(**{**base, **change})
-        x, weight = make(s.T, 2, s.H * s.R), make(*((s.T, 2) if s.dynamic else ()), s.H, s.K)
-        options = (s.padding_l, s.softmax, s.p, torch.tensor([1]))
-        machine.forward(x, weight, *options)
-        machine.backward(x, x, weight, *options)
-        ancestors, position = torch.zeros(s.K, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-        weight = weight[:1].contiguous() if s.dynamic else weight
-        machine.conv_step(x[:1], weight, make(s.K, 2, s.H * s.R), ancestors, position, s.softmax)
+    base = {"K": 7, "R": 16, "H": 2, "lengths": (40,), "p": 0.1, "softmax": True}
+    changes: Any = ({}, {"lengths": (10,)}, {"K": 15}, {"H": 4}, {"R": 8}, {"K": 70}, {"softmax": False}, {"p": 0.0})
+    found = []
+    for dynamic, change in itertools.product((True, False), changes):
+        options: dict[str, Any] = base | change
+        found.append(cuda_cases.conv(dtype, dynamic, padding_l=3, **options))
+        found.append(cuda_cases.step(dtype, dynamic, *(options[name] for name in ("K", "H", "R", "softmax"))))
     for channels in (16, 8):
-        for mask in (None, torch.zeros(2, 3, dtype=torch.bool)):
-            x = make(3, 2, 2 * channels)
-            machine.glu_mask(x, mask)
-            machine.glu_mask_backward(make(3, 2, channels), x, mask)
-        x, affine = make(3, channels), make(channels)
-        for rows in (6, 9000):
-            machine.column_sums(make(rows, channels))
-        for p in (0.0, 0.1):
-            seed = torch.tensor([1])
-            _, z, stats = machine.residual_norm(x, x, affine, affine, p, seed, 1e-5)
-            machine.residual_norm_backward(x, x, z, affine, stats, p, seed)
-    for types in (40, 44, 45):
-        logits, target = make(3, types), torch.zeros(3, dtype=torch.int64)
-        grad, log_sums = (
-            torch.ones((), dtype=torch.promote_types(dtype, torch.float32)),
-            machine.smoothed_nll(logits, target, 0)[1],
-        )
-        machine.smoothed_nll_backward(grad, logits, target, log_sums, 1.0, 0.0, 0)
+        found += [cuda_cases.glu(dtype, channels, masked) for masked in (False, True)]
+        found += [cuda_cases.residual(dtype, channels, p) for p in (0.0, 0.1)]
+        found.append(cuda_cases.sums(dtype, channels, 6, 17_000))
+    return [*found, *(cuda_cases.loss(dtype, types) for types in (40, 44, 45))]
 
 
 @pytest.mark.parametrize("capability", [75, 90])
@@ -154,8 +131,9 @@ def test_each_kernel_has_a_name_of_its_own(capability, tmp_path):
     machine.set_up(tmp_path / "cache", cuda_on_cpu.empty_nvrtc())
     before = len(machine.kernels())
     for dtype in cuda_on_cpu.TYPES:
-        for offset in (0, 1):
-            call(machine, dtype, offset)
+        for machine.alignment in (16, dtype.itemsize):
+            for case in cases(dtype):
+                case(machine)
     names = machine.kernels()[before:]
     assert len(names) > 300
     assert [name for name in names if NAME.fullmatch(name) is None] == []

@@ -1,6 +1,6 @@
 """Derivatives of the operators beyond the first gradient: of second order, in forward mode, and under ``torch.func``.
 
-The first gradients are compared with the definition in test_native.py and test_training.py.
+The first gradients are compared with the definition in test_convolutions.py and test_fused_training.py.
 """
 
 import itertools
@@ -113,20 +113,6 @@ def modules(kind: type, dropconnect: float = 0.0) -> tuple[Any, Any]:
 def assert_equal_trees(got: Any, expected: Any) -> None:
     rtol, atol = TOLERANCES[torch.float64]
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
-
-
-def cubes(module: torch.nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x: module(x).pow(3).sum()
-
-
-@pytest.mark.parametrize("kind", MODULES)
-@pytest.mark.parametrize("name", ["hvp", "vhp", "jvp", "hessian"])
-def test_torchs_functionals(kind, name):
-    x, v = draw(T, B, C).detach(), draw(T, B, C, seed=2).detach()
-    function, extra = getattr(torch.autograd.functional, name), () if name == "hessian" else (v,)
-    got, expected = (function(cubes(module), x, *extra) for module in modules(kind))
-    assert_equal_trees(got, expected)
-    assert (got[1] if extra else got).abs().max() > 0.1
 
 
 def loss(parameters: dict[str, Tensor], x: Tensor, module: torch.nn.Module) -> Tensor:

@@ -42,51 +42,35 @@ def python(code: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def no_compiler(folder: Path) -> dict[str, str]:
-    return {"PATH": str(folder / "empty"), "CXX": "/nonexistent", "LIGHTCONV_CACHE": str(folder / "cache")}
+WRITES = 'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo what is compiled > "$2"; shift; done'
 
 
-def cache_is_a_file(folder: Path) -> dict[str, str]:
-    (folder / "cache").write_text("not a folder")
-    return {"LIGHTCONV_CACHE": str(folder / "cache")}
-
-
-def compiler_that_fails(folder: Path, error: str = "no such header") -> dict[str, str]:
+def compiler(folder: Path, script: str) -> str:
     path = folder / "c++"
-    path.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\necho "x.cpp:1: error: {error}" >&2\nexit 1\n'
-    )
+    path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    return {"CXX": str(path), "LIGHTCONV_CACHE": str(folder / "cache")}
-
-
-def compiler_without_room(folder: Path) -> dict[str, str]:
-    return compiler_that_fails(folder, "x.o: No space left on device")
-
-
-def compiler_that_writes_rubbish(folder: Path) -> dict[str, str]:
-    """A library that cannot be loaded."""
-    path = folder / "c++"
-    path.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\n'
-        'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo rubbish > "$2"; shift; done\n'
-    )
-    path.chmod(0o755)
-    return {"CXX": str(path), "LIGHTCONV_CACHE": str(folder / "cache")}
+    return str(path)
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("script", "message"),
     [
-        (no_compiler, "no C++ compiler was found"),
-        (cache_is_a_file, "set LIGHTCONV_CACHE to a folder that can"),
-        (compiler_that_fails, "error: no such header"),
-        (compiler_without_room, "set TMPDIR to a folder on another disk"),
-        (compiler_that_writes_rubbish, "file too short); remove"),
+        (None, "no C++ compiler was found"),
+        ("cache is a file", "set LIGHTCONV_CACHE to a folder that can"),
+        ('echo "x.cpp:1: error: no such header" >&2; exit 1', "error: no such header"),
+        ('echo "x.cpp:1: error: x.o: No space left on device" >&2; exit 1', "set TMPDIR to a folder on another disk"),
+        (WRITES, "file too short); remove"),
     ],
 )
-def test_without_the_library_the_reference_runs_with_one_warning(setting, message, tmp_path):
-    process = python(RUN, **setting(tmp_path))
+def test_without_the_library_the_reference_runs_with_one_warning(script, message, tmp_path):
+    setting = {"LIGHTCONV_CACHE": str(tmp_path / "cache")}
+    if script == "cache is a file":
+        (tmp_path / "cache").write_text("not a folder")
+    elif script is None:
+        setting |= {"PATH": str(tmp_path / "empty"), "CXX": "/nonexistent"}
+    else:
+        setting["CXX"] = compiler(tmp_path, script)
+    process = python(RUN, **setting)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     warnings = [line for line in err.splitlines() if line.startswith("WARNING")]
@@ -149,35 +133,27 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
-def test_the_name_says_size_and_digest(cache):
-    path = library.library_path()
-    content = path.read_bytes()
-    assert path.stem.split("-")[2:] == [str(len(content)), hashlib.sha256(content).hexdigest()]
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
+DAMAGES = {
+    "cut": lambda content: content[: len(content) // 2],
+    "flipped": flipped,
+    "grown": lambda content: content + b"\0",
+}
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-
-
-def grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"\0")
-
-
-@pytest.mark.parametrize("damage", [cut, flip, grow])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_library_is_built_anew_and_this_is_said(damage, cache, caplog):
     """Loaded as it is, one that is cut short ends the process with SIGBUS."""
     caplog.set_level(logging.INFO, logger=library.logger.name)
     path = library.library_path()
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     content = path.read_bytes()
-    damage(path)
+    assert path.stem.split("-")[2:] == [str(len(content)), hashlib.sha256(content).hexdigest()]
+    path.write_bytes(damage(content))
     assert library.library_path() == path
     assert path.read_bytes() == content
     assert in_cache(cache) == [path.name]
@@ -249,14 +225,9 @@ for event in range(1, 2000):
 @pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize("named", [False, True])
 def test_a_build_killed_at_any_step_leaves_nothing_that_is_not_whole(damaged, named, tmp_path):
-    compiler = tmp_path / "c++"
-    compiler.write_text(
-        '#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo what is compiled > "$2"; shift; done\n'
-    )
-    compiler.chmod(0o755)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    environment = {"CXX": str(compiler), "LIGHTCONV_CACHE": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
+    (tmp_path / "temporary").mkdir()
+    environment = {"CXX": compiler(tmp_path, WRITES), "LIGHTCONV_CACHE": str(tmp_path / "cache")}
+    environment["TMPDIR"] = str(tmp_path / "temporary")
     sources = small_sources(tmp_path)
     path = built(python(SMALL.format(sources=sources), **environment))
     code = KILLED.format(sources=sources, damaged=path.name if damaged else "", named=named)

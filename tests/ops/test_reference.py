@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 from tests.ops.equation import convolve
 from tests.tolerances import assert_close
@@ -19,9 +18,9 @@ def tensors(time, batch, heads, ratio, width, dtype=torch.float64, seed=0):
     return x, light, dynamic
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
-    time=st.integers(1, 9),
+    time=st.sampled_from([1, 2, 5, 9, 40]),
     batch=st.integers(1, 3),
     heads=st.integers(1, 3),
     ratio=st.integers(1, 3),
@@ -36,17 +35,6 @@ def test_both_operators_are_the_equation(time, batch, heads, ratio, width, data)
         reference.light_conv(x, light, padding_l=padding_l),
         convolve(x, light.expand(time, batch, heads, width), padding_l),
     )
-
-
-@pytest.mark.parametrize("time", [129, 300])
-@pytest.mark.parametrize("causal", [True, False])
-def test_long_sequences(time, causal):
-    width = 7
-    padding_l = width - 1 if causal else width // 2
-    x, light, dynamic = tensors(time, 2, 2, 2, width)
-    assert_close(reference.dynamic_conv(x, dynamic, padding_l=padding_l), convolve(x, dynamic, padding_l))
-    same = reference.dynamic_conv(x, light.expand(time, 2, 2, width), padding_l=padding_l)
-    assert_close(reference.light_conv(x, light, padding_l=padding_l), same)
 
 
 def test_non_contiguous_inputs():
@@ -70,22 +58,21 @@ def test_gradients(time):
     assert torch.autograd.gradcheck(lambda x, w: reference.dynamic_conv(x, w, padding_l=4), (x, dynamic))
 
 
-@pytest.mark.parametrize("call", [ops.light_conv, ops.dynamic_conv], ids=["light", "dynamic"])
-@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("name", ["light_conv", "dynamic_conv"])
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_reaches_what_the_kernel_covers(bad, backend, call):
+def test_what_is_not_finite_reaches_what_the_kernel_covers(bad, name):
     """As an input, and as a gradient."""
-    time, width, padding_l, at = 300, 7, 2, 131
+    time, width, padding_l, at, call = 300, 7, 2, 131, getattr(reference, name)
     x, light, dynamic = tensors(time, 2, 2, 2, width)
-    weight = light if call is ops.light_conv else dynamic
+    weight = light if name == "light_conv" else dynamic
     x[at, 1, 3] = bad
-    out = call(x, weight, padding_l=padding_l, backend=backend)
+    out = call(x, weight, padding_l=padding_l)
     expected = torch.zeros_like(out, dtype=torch.bool)
     expected[at + padding_l - width + 1 : at + padding_l + 1, 1, 3] = True
     assert torch.equal(~out.isfinite(), expected)
     assert torch.equal(out[expected].isnan(), torch.full((width,), math.isnan(bad)))
     finite = torch.randn_like(x).requires_grad_()
-    (grad,) = torch.autograd.grad(call(finite, weight, padding_l=padding_l, backend=backend), finite, x)
+    (grad,) = torch.autograd.grad(call(finite, weight, padding_l=padding_l), finite, x)
     reached = torch.zeros_like(expected)
     reached[at - padding_l : at - padding_l + width, 1, 3] = True
     assert torch.equal(~grad.isfinite(), reached)

@@ -39,7 +39,7 @@ def compare(got: Any, want: Any, *inputs: Tensor) -> None:
 
 @operators
 @backends
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(pieces=st.lists(st.integers(0, 7), min_size=1, max_size=3), width=st.integers(1, 6), batch_first=st.booleans())
 def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
     """Pieces shorter than a kernel, and empty ones; the first has a state too."""
@@ -68,7 +68,7 @@ def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
 
 @operators
 @backends
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 5, 5, 7]), min_size=1, max_size=4),
     width=st.integers(1, 6),
@@ -214,8 +214,36 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
         (X, {"bias": torch.zeros(6).long()}, r"bias is expected as .* got \(6,\), torch.int64"),
         (X, {"residual": X[:, :1]}, r"residual is expected as \(5, 2, 6\), .* got \(5, 1, 6\)"),
         (X[:, 0], {"cu_seqlens": OFFSETS, "initial_state": X[:2, :1]}, r"expected as \(2, 2, 6\).*got \(2, 1, 6\)"),
+        (X, {"padding_l": 3}, "padding_l is 3; a kernel of width 3 takes 0..2"),
+        (X, {"padding_l": -1}, "padding_l is -1"),
+        (X, {"dropconnect": 1.0}, "light_conv: dropconnect is 1.0; expected 0 <= p < 1"),
+        (X, {"dropconnect": -0.1, "backend": "reference"}, "light_conv: dropconnect is -0.1; expected 0 <= p < 1"),
+        (X, {"weight": torch.zeros(4, 3)}, "4 heads do not divide the 6 channels"),
+        (X, {"weight": torch.zeros(0, 3)}, "0 heads do not divide the 6 channels"),
+        (X[0], {}, r"expected x \(T, B, C\) .* got x \(2, 6\)"),
+        (X.long(), {}, "floating-point.*torch.int64"),
+        (X, {"normalization": "max"}, "unknown kernel normal.*'max'"),
+        (X, {"backend": "fpga"}, "'fpga' is not available; expected"),
     ],
 )
 def test_refusals(x, options, message):
     with pytest.raises(ValueError, match=message):
-        ops.light_conv(x, torch.zeros(2, 3), **{"padding_l": 2, **options})
+        ops.light_conv(x, **{"weight": torch.zeros(2, 3), "padding_l": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.dynamic_conv(X, torch.zeros(2, 3), padding_l=1), r"weight \(T, B, H, K\)"),
+        (lambda: ops.dynamic_conv(X, torch.zeros(5, 1, 2, 3), padding_l=1), r"\(5, 2\) as in x; got .*\(5, 1, 2, 3\)"),
+        (
+            lambda: ops.conv_step(X[:0], torch.zeros(2, 3), None),
+            r"position is expected, x .*; got \(0, 2, 6\)",
+        ),
+        (lambda: ops.conv_step(X[:1], torch.zeros(2, 2, 2, 9), None), r"\(1, 2, H, K\); got \(2, 2, 2, 9\)"),
+        (lambda: ops.conv_step(X[:1], torch.zeros(9), None), r"weight \(H, K\) or \(T, B, H, K\); got \(9,\)"),
+    ],
+)
+def test_refusals_of_other_operators(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

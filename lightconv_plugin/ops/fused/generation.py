@@ -118,23 +118,10 @@ def decoder_block(
     Returns:
         (1, N, C).
     """
-    return torch.ops.lightconv.decoder_block(
-        x,
-        parameters,
-        packed,
-        inputs["ring"],
-        inputs["ancestors"],
-        inputs["position"],
-        source["keys"],
-        source["values"],
-        source["padding"],
-        source["sentence"],
-        heads,
-        gated,
-        dynamic,
-        norm_first,
-        eps,
-    )
+    state = (inputs[name] for name in ("ring", "ancestors", "position"))
+    attended = (source[name] for name in ("keys", "values", "padding", "sentence"))
+    rules = (heads, gated, dynamic, norm_first, eps)
+    return torch.ops.lightconv.decoder_block(x, parameters, packed, *state, *attended, *rules)
 
 
 def beam_candidates(
@@ -169,18 +156,9 @@ def beam_candidates(
     """
     logits = logits.float()
     if takes("beam_candidates", logits, scores):
-        no = -1
+        tokens = (-1 if token is None else token for token in (banned, only))
         return torch.ops.lightconv.beam_candidates(
-            logits,
-            scores,
-            beams,
-            count,
-            temperature,
-            pad,
-            unk,
-            unk_penalty,
-            no if banned is None else banned,
-            no if only is None else only,
+            logits, scores, beams, count, temperature, pad, unk, unk_penalty, *tokens
         )
     vocab_size = logits.shape[1]
     values = torch.log_softmax(logits / temperature, dim=-1)

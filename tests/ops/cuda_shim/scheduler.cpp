@@ -14,8 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "accesses.h"
-
 const int shared_capacity = 72 * 1024, shared_guard = 4096, stack_bytes = 128 * 1024;
 
 extern "C" {
@@ -57,7 +55,6 @@ struct Fiber {
   Stack stack;
   ucontext_t context;
   bool started = false;
-  int barriers, syncs;      // passed in this block
   int turn;                 // of the two slots
   std::deque<std::pair<int, Copy>> copies;  // with the number of their group
   int group;                                // of the next copy
@@ -78,7 +75,6 @@ const void* arguments;
 }
 
 void wait(State at) {
-  watch_nobody();
   fibers[running].state = at;
   if (_setjmp(fibers[running].place) == 0) {
     before_jump(fibers[running].stack, scheduler_stack);
@@ -111,7 +107,6 @@ void resume(int index) {
     makecontext(&fiber.context, body, 0);
   }
   before_jump(scheduler_stack, fiber.stack);
-  watch({static_cast<int>(blockIdx.x), index, fiber.barriers, fiber.syncs}, fiber.stack.bottom, fiber.stack.bytes);
   if (std::exchange(fiber.started, true)) _longjmp(fiber.place, 1);
   setcontext(&fiber.context);
 }
@@ -145,7 +140,7 @@ void run_warp(int first, int last) {
 
 void run_block(int threads) {
   for (int i = 0; i < threads; ++i)
-    fibers[i].copies.clear(), fibers[i].state = State::ready, fibers[i].barriers = fibers[i].syncs = fibers[i].turn = fibers[i].group = 0;
+    fibers[i].copies.clear(), fibers[i].state = State::ready, fibers[i].turn = fibers[i].group = 0;
   for (bool going = true; going;) {
     going = false;
     each((threads + 31) / 32, [&](int warp) { run_warp(warp * 32, warp * 32 + 32 < threads ? warp * 32 + 32 : threads); });
@@ -168,24 +163,15 @@ void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const
     std::memset(shared, 0xff, shared_bytes);  // NaN, so that what is read before it is written shows
     std::memset(end, 0x5a, shared_guard);
     if (__asan_poison_memory_region) __asan_poison_memory_region(end, shared_guard);
-    watch_block(shared, sizeof shared);
     run_block(threads);
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(end, shared_guard);
     for (int i = 0; i < shared_guard; ++i)
       if (end[i] != 0x5a) fail("shared memory is written beyond what was asked for");
   });
-  if (const char* found = conflicts()) fail(found);
 }
 
-void sync_block() {
-  ++fibers[running].barriers;
-  wait(State::at_block);
-}
-
-void sync_warp() {
-  ++fibers[running].syncs;
-  wait(State::at_warp);
-}
+void sync_block() { wait(State::at_block); }
+void sync_warp() { wait(State::at_warp); }
 
 void copy_later(const Copy& copy) { fibers[running].copies.emplace_back(fibers[running].group, copy); }
 void finish_group() { ++fibers[running].group; }

@@ -1,7 +1,6 @@
 // CUDA C++ as C++ for a CPU; scheduler.cpp runs the threads. Coalescing and register limits are not seen here. What is
 // seen: barriers that not all threads reach, shuffles of lanes that have left, shared memory read before it is written (it
-// starts as NaN) or written beyond what was asked for; and, by AddressSanitizer and accesses.cpp, what test_cuda_checked.py
-// says.
+// starts as NaN) or written beyond what was asked for; and, by AddressSanitizer, what test_cuda_checked.py says.
 #pragma once
 
 #include <cmath>
@@ -57,13 +56,6 @@ template <class A> void call(void (*entry)(A), const void* args) {
 
 inline void __syncthreads() { shim::sync_block(); }
 inline void __syncwarp(unsigned int = 0xffffffffu) { shim::sync_warp(); }
-
-template <class T> __attribute__((no_sanitize("thread"))) T atomicAdd(T* at, T more) {
-  shim::atomic(at, sizeof(T));
-  const T before = *at;
-  *at = before + more;
-  return before;
-}
 
 template <class T> T __shfl_xor_sync(unsigned int, T value, int mask) {
   return shim::Exchange<T>(value).read((threadIdx.x % 32) ^ mask);

@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cuda/symbols.h"
+#include "cuda/driver.h"
 
 namespace lightconv::cuda {
 namespace {

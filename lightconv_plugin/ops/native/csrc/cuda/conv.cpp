@@ -42,237 +42,214 @@ const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight grad
 const int BOTH_BLOCKS = 2048;   // likewise where grad_x comes with it
 const int GENERAL_THREADS = 128;
 
-Case case_of(const Conv& conv) {
-  Case c{};
-  c.type = conv.type;
-  c.dynamic = conv.dynamic, c.softmax = conv.softmax, c.drop = conv.dropconnect > 0.0;
-  return c;
-}
-
-bool can_be_cut(const Conv& conv) {
-  return conv.type != Type::f64 && conv.K <= CUT_WIDTH && conv.H * conv.R <= (1 << 24) && conv.T <= (1 << 30) &&
-         conv.B <= (1 << 30);
-}
-
-bool has_tensor_cores(const Place& place, const Conv& conv) {
-  return size_of(conv.type) == 2 && device(place.device).capability >= 80;
-}
-
 struct Positions {
   int least, most;  // of a block, if they fit
 
   int of(long long T) const { return larger(least, power_of_two_from(static_cast<int>(std::min<long long>(T, most)))); }
 };
 
-// conv's case with the positions of a block that its T asks for, or as many as fit, at least `fewest`; positions 0: none do.
-template <class Fits>
-Case cut(const Conv& conv, bool is_aligned, int fewest, const Fits& fits, const Positions& wanted = {32, 64}) {
-  Case c = case_of(conv);
-  if (!can_be_cut(conv)) return c;
-  c.K = static_cast<int>(conv.K), c.R = static_cast<int>(conv.R), c.H = static_cast<int>(conv.H);
-  c.aligned = is_aligned;
-  for (c.positions = wanted.of(conv.T); c.positions >= fewest; c.positions /= 2)
-    if (fits(c)) return c;
-  c.positions = 0;
-  return c;
-}
-
-// The general kernels on one convolution; the normalised weights are made when first asked for.
-class General {
+// One convolution on its way to the kernels. What several of these need is made when first asked for.
+class Launcher {
  public:
-  General(const Place& place, const Conv& conv) : place_(place), conv_(conv) {}
+  explicit Launcher(const Operands& given) : memory_(given.x), place_(memory_.place()), conv_(sizes_of<Conv>(given)) {
+    STD_TORCH_CHECK(!given.offsets.has_value(), "lightconv: packed sentences have kernels on a CPU alone");
+    check_same(given.x, given.weight, "weight");
+    conv_.R = given.C / given.H, conv_.type = type_of(given.x);
+    if (conv_.dropconnect > 0) {
+      check_same(given.x, *given.seed, "seed");
+      conv_.seed = static_cast<const long long*>(given.seed->const_data_ptr());
+    }
+    rows_ = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;
+    sum_size_ = conv_.type == Type::f64 ? 8 : 4;
+    tensor_cores_ = size_of(conv_.type) == 2 && device(place_.device).capability >= 80;
+  }
 
+  void forward(void* out) { convolve(conv_.x, out, false); }
+
+  void backward(const void* grad, void* grad_x, void* grad_logits) {
+    if (grad_x != nullptr && grad_logits != nullptr && backward_at_once(grad, grad_x, grad_logits)) return;
+    if (grad_x != nullptr) convolve(grad, grad_x, true);
+    if (grad_logits != nullptr) gradient_of_logits(grad, grad_logits);
+  }
+
+ private:
+  Case kind() const {
+    Case c{};
+    c.type = conv_.type;
+    c.dynamic = conv_.dynamic, c.softmax = conv_.softmax, c.drop = conv_.dropconnect > 0.0;
+    return c;
+  }
+
+  // The case with the positions of a block that T asks for, or as many as fit, at least `fewest`; positions 0: none do.
+  template <class Fits>
+  Case cut(std::initializer_list<const void*> pointers, int fewest, const Fits& fits, const Positions& wanted = {32, 64}) {
+    Case c = kind();
+    if (conv_.type == Type::f64 || conv_.K > CUT_WIDTH || conv_.H * conv_.R > (1 << 24) || conv_.T > (1 << 30) ||
+        conv_.B > (1 << 30))
+      return c;
+    c.K = static_cast<int>(conv_.K), c.R = static_cast<int>(conv_.R), c.H = static_cast<int>(conv_.H);
+    c.aligned = aligned(pointers) && aligned({conv_.logits});
+    for (c.positions = wanted.of(conv_.T); c.positions >= fewest; c.positions /= 2)
+      if (fits(c)) return c;
+    c.positions = 0;
+    return c;
+  }
+
+  ConvArgs args_of(const Case& c) {
+    ConvArgs args{};
+    args.x = conv_.x, args.logits = conv_.logits, args.dropconnect = dropping(conv_.dropconnect, conv_.seed);
+    if (bands_of(c) > 1 && c.softmax) args.row_sums = row_sums();
+    args.T = static_cast<int>(conv_.T), args.B = static_cast<int>(conv_.B);
+    args.padding_l = static_cast<int>(conv_.padding_l);
+    args.step = static_cast<int>(conv_.step), args.sentence = static_cast<int>(conv_.sentence);
+    return args;
+  }
+
+  long long blocks(const Case& c) const { return blocks_for(conv_.T, c.positions) * conv_.B; }
+
+  // Forward, or turned round (`flip`) for grad_x, where x is the gradient.
   void convolve(const void* x, void* out, bool flip) {
-    GeneralArgs args = prepare();
+    Case c{};
+    if (tensor_cores_)
+      c = cut({x, out}, MMA_POSITIONS, [flip](Case& c) {
+        c.flip = flip, c.tensor_cores = true;
+        return band_tile(c).shared_bytes > 0;
+      }, {MMA_POSITIONS, per_position(kind()) ? 64 : 128});
+    if (c.positions > 0) {
+      const BandTile tile = band_tile(c);
+      ConvArgs args = args_of(c);
+      args.x = x, args.out = out;
+      return launch(place_, BAND, c, {blocks(c) * tile.groups, tile.threads, tile.shared_bytes}, &args);
+    }
+    c = cut({x, out}, RUN, [flip](Case& c) {
+      c.flip = flip;
+      return conv_tile(c).shared_bytes > 0;
+    });
+    if (c.positions > 0) {
+      const ConvTile tile = conv_tile(c);
+      ConvArgs args = args_of(c);
+      args.x = x, args.out = out;
+      const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
+      return launch(place_, CONV, c, {blocks(c) * groups, tile.threads, tile.shared_bytes}, &args);
+    }
+    GeneralArgs args = general_args();
     args.x = x, args.out = out;
-    Case c = case_of(conv_);
+    c = kind();
     c.flip = flip, c.softmax = false;
     launch(place_, GENERAL_CONV, c, all(conv_.T * conv_.B * conv_.H * conv_.R), &args);
   }
 
-  void grad_logits(const void* grad, void* out) {
-    GeneralArgs args = prepare();
-    const Case c = case_of(conv_);
-    args.grad = grad, args.out = out;
-    if (conv_.dynamic) {
-      args.products = place_.scratch(conv_.T * conv_.B * conv_.H * conv_.K * sum_size());
-      launch(place_, GENERAL_GRAD_DYNAMIC, c, all(conv_.T * conv_.B * conv_.H * 32), &args);
-      return;
-    }
-    args.splits = std::clamp<long long>(SPLIT_BLOCKS / conv_.H, 1, conv_.T * conv_.B);
-    args.products = place_.scratch(args.splits * conv_.H * conv_.K * sum_size());
+  // Both gradients by one kernel, where it can.
+  bool backward_at_once(const void* grad, void* grad_x, void* grad_logits) {
+    if (!tensor_cores_) return false;
+    const Positions wanted{MMA_POSITIONS, 64};
+    const int fewest = smaller(32, wanted.of(conv_.T));  // with fewer of many, two passes read less
+    const Case c = cut({grad, conv_.x, grad_x}, fewest, [](Case& c) {
+      c.flip = c.both = c.tensor_cores = true;
+      return band_tile(c).shared_bytes > 0;
+    }, wanted);
+    if (c.positions == 0) return false;
+    const BandTile tile = band_tile(c);
+    ConvArgs args = args_of(c);
+    args.grad = grad, args.out = grad_x, args.grad_logits = grad_logits, args.splits = static_cast<int>(blocks(c));
+    if (!c.dynamic) split(BOTH_BLOCKS / tile.groups, blocks(c), args);
+    launch(place_, BACKWARD, c, {static_cast<long long>(args.splits) * tile.groups, tile.threads, tile.shared_bytes}, &args);
+    if (!c.dynamic) finish(args.partial, args.splits, grad_logits);
+    return true;
+  }
+
+  void gradient_of_logits(const void* grad, void* out) {
+    const bool tensor_cores = tensor_cores_;
+    const Case c = cut({grad, conv_.x, out}, tensor_cores ? MMA_POSITIONS : GRAD_POSITIONS, [tensor_cores](Case& c) {
+      c.tensor_cores = tensor_cores;
+      return grad_tile(c).shared_bytes > 0;
+    });
+    if (c.positions == 0) return general_gradient(grad, out);
+    const GradTile tile = grad_tile(c);
+    const long long groups = ceil_div(c.H, tile.heads);
     Case stage = c;
-    stage.softmax = false;
-    launch(place_, GENERAL_GRAD_LIGHT, stage, {args.splits * conv_.H, GENERAL_THREADS, 0}, &args);
-    finish(place_, conv_, args.products, static_cast<int>(args.splits), out);
+    if (!c.dynamic) stage.softmax = false;
+    ConvArgs args = args_of(stage);
+    args.grad = grad, args.grad_logits = out;
+    if (c.dynamic)
+      return launch(place_, GRAD_WEIGHT, c, {blocks(c) * groups, tile.threads, tile.shared_bytes}, &args);
+    split(SPLIT_BLOCKS / groups / bands_of(c), blocks(c), args);
+    launch(place_, GRAD_WEIGHT, stage, {args.splits * groups * bands_of(c), tile.threads, tile.shared_bytes}, &args);
+    finish(args.partial, args.splits, out);
+  }
+
+  // LightConv's partial sums: how many, and room for them; then their sum.
+  void split(long long wanted, long long most, ConvArgs& args) {
+    args.splits = static_cast<int>(std::clamp<long long>(wanted, 1, most));
+    args.partial = static_cast<float*>(place_.scratch(sizeof(float) * args.splits * conv_.H * conv_.K));
+  }
+
+  void finish(const void* partial, int splits, void* out) {
+    Case c{};
+    c.type = conv_.softmax || conv_.type == Type::f64 ? conv_.type : Type::f32;  // as conv.h says
+    c.softmax = conv_.softmax, c.K = static_cast<int>(conv_.K), c.H = static_cast<int>(conv_.H);
+    const FinishArgs args{partial, conv_.logits, out, splits};
+    const int warps = finish_warps(c.K), size = c.type == Type::f64 ? 8 : 4;
+    launch(place_, FINISH, c, {conv_.H, 32 * warps, warps > 1 ? warps * c.K * size : 0}, &args);
   }
 
   // Of each row of logits: see row_sums in general.cuh.
   const float* row_sums() {
     if (row_sums_ == nullptr) {
-      const long long rows = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;
       GeneralArgs args{};
       args.logits = conv_.logits, args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.K = conv_.K;
-      args.weight = row_sums_ = static_cast<float*>(place_.scratch(rows * 2 * sizeof(float)));
+      args.weight = row_sums_ = static_cast<float*>(place_.scratch(rows_ * 2 * sizeof(float)));
       Case c{};
       c.type = conv_.type, c.dynamic = conv_.dynamic, c.aligned = aligned({conv_.logits});
-      launch(place_, ROW_SUMS, c, all(rows * 32), &args);
+      launch(place_, ROW_SUMS, c, all(rows_ * 32), &args);
     }
     return row_sums_;
   }
 
-  static void finish(const Place& place, const Conv& conv, const void* partial, int splits, void* out) {
-    Case c{};
-    c.type = conv.softmax || conv.type == Type::f64 ? conv.type : Type::f32;  // as weight_gradient_type says
-    c.softmax = conv.softmax, c.K = static_cast<int>(conv.K), c.H = static_cast<int>(conv.H);
-    const FinishArgs args{partial, conv.logits, out, splits};
-    const int warps = finish_warps(c.K), sum_size = c.type == Type::f64 ? 8 : 4;
-    launch(place, FINISH, c, {conv.H, 32 * warps, warps > 1 ? warps * c.K * sum_size : 0}, &args);
-  }
-
- private:
-  static Grid all(long long items) { return {blocks_for(items, GENERAL_THREADS), GENERAL_THREADS, 0}; }
-  long long sum_size() const { return conv_.type == Type::f64 ? 8 : 4; }
-
-  GeneralArgs prepare() {
+  // The general kernels' arguments, with the normalised weights.
+  GeneralArgs general_args() {
     GeneralArgs args{};
     args.logits = conv_.logits, args.x = conv_.x, args.dropconnect = dropping(conv_.dropconnect, conv_.seed);
     args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.R = conv_.R, args.K = conv_.K;
     args.padding_l = conv_.padding_l, args.step = conv_.step, args.sentence = conv_.sentence;
     if (weight_ == nullptr) {
-      const long long rows = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;
-      args.weight = weight_ = place_.scratch(rows * conv_.K * sum_size());
-      Case c = case_of(conv_);
+      args.weight = weight_ = place_.scratch(rows_ * conv_.K * sum_size_);
+      Case c = kind();
       c.drop = false;
-      launch(place_, GENERAL_WEIGHTS, c, all(rows * 32), &args);
+      launch(place_, GENERAL_WEIGHTS, c, all(rows_ * 32), &args);
     }
     args.weight = weight_;
     return args;
   }
 
-  const Place& place_;
-  const Conv& conv_;
+  void general_gradient(const void* grad, void* out) {
+    GeneralArgs args = general_args();
+    Case c = kind();
+    args.grad = grad, args.out = out;
+    args.splits = conv_.dynamic ? 0 : std::clamp<long long>(SPLIT_BLOCKS / conv_.H, 1, conv_.T * conv_.B);
+    args.products = place_.scratch((conv_.dynamic ? rows_ : args.splits * conv_.H) * conv_.K * sum_size_);
+    if (conv_.dynamic) return launch(place_, GENERAL_GRAD_DYNAMIC, c, all(rows_ * 32), &args);
+    c.softmax = false;
+    launch(place_, GENERAL_GRAD_LIGHT, c, {args.splits * conv_.H, GENERAL_THREADS, 0}, &args);
+    finish(args.products, static_cast<int>(args.splits), out);
+  }
+
+  static Grid all(long long items) { return {blocks_for(items, GENERAL_THREADS), GENERAL_THREADS, 0}; }
+
+  Memory memory_;
+  const Place place_;
+  Conv conv_;
+  long long rows_, sum_size_;  // of logits; bytes of a number of the sums
+  bool tensor_cores_;
   void* weight_ = nullptr;
   float* row_sums_ = nullptr;
 };
 
-ConvArgs args_of(const Conv& conv, const Case& c, General& general) {
-  ConvArgs args{};
-  args.x = conv.x, args.logits = conv.logits, args.dropconnect = dropping(conv.dropconnect, conv.seed);
-  if (bands_of(c) > 1 && c.softmax) args.row_sums = general.row_sums();
-  args.T = static_cast<int>(conv.T), args.B = static_cast<int>(conv.B);
-  args.padding_l = static_cast<int>(conv.padding_l);
-  args.step = static_cast<int>(conv.step), args.sentence = static_cast<int>(conv.sentence);
-  return args;
-}
-
-bool convolve_by_bands(const Place& place, const Conv& conv, General& general, const void* x, void* out, bool flip) {
-  if (!has_tensor_cores(place, conv)) return false;
-  const bool per_position = conv.dynamic || conv.dropconnect > 0.0;
-  const Case c = cut(conv, aligned({x, conv.logits, out}), MMA_POSITIONS, [flip](Case& c) {
-    c.flip = flip, c.tensor_cores = true;
-    return band_tile(c).shared_bytes > 0;
-  }, {MMA_POSITIONS, per_position ? 64 : 128});
-  if (c.positions == 0) return false;
-  const BandTile tile = band_tile(c);
-  ConvArgs args = args_of(conv, c, general);
-  args.x = x, args.out = out;
-  launch(place, BAND, c, {blocks_for(conv.T, c.positions) * tile.groups * conv.B, tile.threads, tile.shared_bytes}, &args);
-  return true;
-}
-
-void convolve(const Place& place, const Conv& conv, General& general, const void* x, void* out, bool flip) {
-  if (convolve_by_bands(place, conv, general, x, out, flip)) return;
-  const Case c = cut(conv, aligned({x, conv.logits, out}), RUN, [flip](Case& c) {
-    c.flip = flip;
-    return conv_tile(c).shared_bytes > 0;
-  });
-  if (c.positions == 0) return general.convolve(x, out, flip);
-  const ConvTile tile = conv_tile(c);
-  ConvArgs args = args_of(conv, c, general);
-  args.x = x, args.out = out;
-  const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
-  launch(place, CONV, c, {blocks_for(conv.T, c.positions) * groups * conv.B, tile.threads, tile.shared_bytes}, &args);
-}
-
-// LightConv's partial sums: how many, and room for them.
-void split(const Place& place, const Conv& conv, long long wanted, long long blocks, ConvArgs& args) {
-  args.splits = static_cast<int>(std::clamp<long long>(wanted, 1, blocks));
-  args.partial = static_cast<float*>(place.scratch(sizeof(float) * args.splits * conv.H * conv.K));
-}
-
-void gradient_of_weight(const Place& place, const Conv& conv, General& general, const void* grad, void* out) {
-  const bool tensor_cores = has_tensor_cores(place, conv);
-  const Case c = cut(conv, aligned({grad, conv.x, conv.logits, out}), tensor_cores ? MMA_POSITIONS : GRAD_POSITIONS,
-                     [tensor_cores](Case& c) {
-                       c.tensor_cores = tensor_cores;
-                       return grad_tile(c).shared_bytes > 0;
-                     });
-  if (c.positions == 0) return general.grad_logits(grad, out);
-  const GradTile tile = grad_tile(c);
-  const long long groups = ceil_div(c.H, tile.heads), blocks = blocks_for(conv.T, c.positions) * conv.B;
-  Case stage = c;
-  if (!c.dynamic) stage.softmax = false;
-  ConvArgs args = args_of(conv, stage, general);
-  args.grad = grad, args.grad_logits = out;
-  if (c.dynamic)
-    return launch(place, GRAD_WEIGHT, c, {blocks * groups, tile.threads, tile.shared_bytes}, &args);
-  split(place, conv, SPLIT_BLOCKS / groups / bands_of(c), blocks, args);
-  launch(place, GRAD_WEIGHT, stage, {args.splits * groups * bands_of(c), tile.threads, tile.shared_bytes}, &args);
-  General::finish(place, conv, args.partial, args.splits, out);
-}
-
-bool backward_at_once(const Place& place, const Conv& conv, General& general, const void* grad, void* grad_x,
-                      void* grad_logits) {
-  if (!has_tensor_cores(place, conv)) return false;
-  const Positions wanted{MMA_POSITIONS, 64};
-  const int fewest = smaller(32, wanted.of(conv.T));  // with fewer of many, two passes read less
-  const Case c = cut(conv, aligned({grad, conv.x, conv.logits, grad_x}), fewest, [](Case& c) {
-    c.flip = c.both = c.tensor_cores = true;
-    return band_tile(c).shared_bytes > 0;
-  }, wanted);
-  if (c.positions == 0) return false;
-  const BandTile tile = band_tile(c);
-  const long long blocks = blocks_for(conv.T, c.positions) * conv.B;
-  ConvArgs args = args_of(conv, c, general);
-  args.grad = grad, args.out = grad_x, args.grad_logits = grad_logits, args.splits = static_cast<int>(blocks);
-  if (!c.dynamic) split(place, conv, BOTH_BLOCKS / tile.groups, blocks, args);
-  launch(place, BACKWARD, c, {static_cast<long long>(args.splits) * tile.groups, tile.threads, tile.shared_bytes}, &args);
-  if (!c.dynamic) General::finish(place, conv, args.partial, args.splits, grad_logits);
-  return true;
-}
-
-Conv describe(const Operands& given) {
-  STD_TORCH_CHECK(!given.offsets.has_value(), "lightconv: packed sentences have kernels on a CPU alone");
-  check_same(given.x, given.weight, "weight");
-  Conv conv = sizes_of<Conv>(given);
-  conv.R = given.C / given.H, conv.type = type_of(given.x);
-  if (conv.dropconnect > 0) {
-    check_same(given.x, *given.seed, "seed");
-    conv.seed = static_cast<const long long*>(given.seed->const_data_ptr());
-  }
-  return conv;
-}
-
-void run_forward(const Operands& given, void* out) {
-  Memory memory(given.x);
-  const Place place = memory.place();
-  const Conv conv = describe(given);
-  General general(place, conv);
-  convolve(place, conv, general, conv.x, out, false);
-}
+void run_forward(const Operands& given, void* out) { Launcher(given).forward(out); }
 
 void run_backward(const Operands& given, const Tensor& grad, void* grad_x, void* grad_weight) {
   check_same(given.x, grad, "the gradient");
-  Memory memory(given.x);
-  const Place place = memory.place();
-  const Conv conv = describe(given);
-  General general(place, conv);
-  const void* from = grad.const_data_ptr();
-  if (grad_x != nullptr && grad_weight != nullptr && backward_at_once(place, conv, general, from, grad_x, grad_weight))
-    return;
-  if (grad_x != nullptr) convolve(place, conv, general, from, grad_x, true);
-  if (grad_weight != nullptr) gradient_of_weight(place, conv, general, from, grad_weight);
+  Launcher(given).backward(grad.const_data_ptr(), grad_x, grad_weight);
 }
 
 Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Tensor ancestors, Tensor position,

@@ -13,7 +13,6 @@ namespace lightconv::cuda {
 namespace {
 
 const int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-const int RELAXED = 2;                                   // CU_STREAM_CAPTURE_MODE_RELAXED
 
 Library open_driver() {
   void* library = dlopen(LIGHTCONV_LIBCUDA, RTLD_NOW);
@@ -53,24 +52,5 @@ const Device& device(int index) {
   found.capability = major * 10 + minor;
   return devices.emplace(index, found).first->second;
 }
-
-Current::Current(const Device& device) {
-  void* context = nullptr;
-  check(driver().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
-  if (context == device.context) return;
-  check(driver().cuCtxPushCurrent_v2(device.context), "cuCtxPushCurrent");
-  pushed_ = true;
-}
-
-Current::~Current() {
-  void* context = nullptr;
-  if (pushed_) driver().cuCtxPopCurrent_v2(&context);
-}
-
-Uncaptured::Uncaptured() : mode_(RELAXED) {
-  check(driver().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
-}
-
-Uncaptured::~Uncaptured() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
 
 }  // namespace lightconv::cuda

@@ -1,9 +1,29 @@
 // The CUDA driver, opened at run time: no CUDA header or library is needed to build, and none to load this library.
 #pragma once
 
-#include "cuda/symbols.h"
+#include <dlfcn.h>
+
+#include <stdexcept>
+#include <string>
 
 namespace lightconv::cuda {
+
+// A library that is opened at run time; a struct of its functions finds each by its name.
+struct Library {
+  void* handle;
+  std::string otherwise;  // begins the sentence of an error where a function is missing, "<otherwise> NAME"
+
+  struct Symbol {
+    void* address;
+    template <class Function> operator Function*() const { return reinterpret_cast<Function*>(address); }
+  };
+
+  Symbol operator[](const char* name) const {
+    void* address = dlsym(handle, name);
+    if (address == nullptr) throw std::runtime_error("lightconv: " + otherwise + " " + name);
+    return {address};
+  }
+};
 
 // The parts of the driver's interface that are used, with its own names; handles are void*, results 0 for success.
 struct Driver {
@@ -41,10 +61,18 @@ const Device& device(int index);
 // Makes a device's context current, for as long as this lives.
 class Current {
  public:
-  explicit Current(const Device& device);
-  ~Current();
+  explicit Current(const Device& device) {
+    void* context = nullptr;
+    check(driver().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+    if (context == device.context) return;
+    check(driver().cuCtxPushCurrent_v2(device.context), "cuCtxPushCurrent");
+    pushed_ = true;
+  }
+  ~Current() {
+    void* context = nullptr;
+    if (pushed_) driver().cuCtxPopCurrent_v2(&context);
+  }
   Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
 
  private:
   bool pushed_ = false;
@@ -54,13 +82,12 @@ class Current {
 // load a module. Captures of other threads are not disturbed.
 class Uncaptured {
  public:
-  Uncaptured();
-  ~Uncaptured();
+  Uncaptured() { check(driver().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode"); }
+  ~Uncaptured() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
   Uncaptured(const Uncaptured&) = delete;
-  Uncaptured& operator=(const Uncaptured&) = delete;
 
  private:
-  int mode_;
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 };
 
 }  // namespace lightconv::cuda

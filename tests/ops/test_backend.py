@@ -17,6 +17,7 @@ from lightconv_plugin.ops.backend import FEW_ROWS, OPERATORS
 from tests.ops.conftest import products_in_bf16
 
 unusable = library.cuda_unusable
+X = torch.randn(5, 2, 6)
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure", "cuda_gather"}
 # of captured training: elsewhere than on a GPU their definitions run
@@ -29,7 +30,7 @@ WITHOUT_KERNEL = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def toolkit(monkeypatch):
     """A machine that could compile for GPUs and multiply in bfloat16 on its CPU, and no say of the environment's."""
     monkeypatch.delenv(backend.VARIABLE, raising=False)
@@ -58,7 +59,7 @@ def test_every_operator_is_known():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch):
+def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch, toolkit):
     with FakeTensorMode():
         tensors = call(device)
         has = (operator, device) not in WITHOUT_KERNEL
@@ -96,7 +97,7 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch)
     ],
     ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows"],
 )
-def test_what_is_refused_is_refused_alike(operator, change, reason, request):
+def test_what_is_refused_is_refused_alike(operator, change, reason, request, toolkit):
     tensors = change(*call("cpu"))
     kind = request.node.callspec.id.split("-")[0]
     takes = OPERATORS[operator]
@@ -119,12 +120,12 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request):
 
 
 @pytest.mark.parametrize("operator", ["few_rows_linear", "decoder_block", "bf16_linear"])
-def test_under_autocast_products_are_pytorchs(operator):
+def test_under_autocast_products_are_pytorchs(operator, toolkit):
     with torch.autocast("cpu"):
         assert ops.choose_backend(operator, "auto", *call("cpu")) == "reference"
 
 
-def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
+def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch, toolkit):
     monkeypatch.setattr(backend, "_announced", set())
     monkeypatch.setattr(backend, "_refusals", set())
     caplog.set_level(logging.INFO, logger="lightconv_plugin")
@@ -136,7 +137,7 @@ def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch):
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
-def test_weights_in_another_layout_are_pytorch_s_to_multiply(caplog, monkeypatch):
+def test_weights_in_another_layout_are_pytorch_s_to_multiply(caplog, monkeypatch, toolkit):
     """LIGHTCONV_BACKEND speaks of all operators at once, and nobody is warned of convolutions."""
     monkeypatch.setattr(backend, "_refusals", set())
     x, weight = torch.randn(1, 2, 8), torch.randn(8, 4).t()
@@ -155,10 +156,62 @@ def test_a_torch_for_other_gpus_is_told_so(monkeypatch):
     assert unusable.__wrapped__() == "it runs on NVIDIA GPUs; this torch is built for ROCm"
 
 
-def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch):
+def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch, toolkit):
     monkeypatch.setattr(library, "cuda_unusable", lambda: "NVRTC is not installed")
     with FakeTensorMode():
         tensors = call("cuda")
         assert ops.choose_backend("light_conv", "auto", *tensors) == "reference"
         with pytest.raises(ValueError, match=re.escape("cannot run light_conv: NVRTC is not installed")):
             ops.choose_backend("light_conv", "native", *tensors)
+
+
+# ---- The choice ----
+
+
+def test_the_backend_that_runs_is_logged_once(caplog, monkeypatch):
+    monkeypatch.setattr(backend, "_announced", set())
+    with caplog.at_level(logging.INFO, logger="lightconv_plugin"):
+        for _ in range(3):
+            ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
+    assert [r.getMessage() for r in caplog.records] == ["lightconv_plugin: light_conv runs on the native backend"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "argument", "expected"),
+    [
+        (None, "auto", "native"),
+        ("auto", "auto", "native"),
+        ("reference", "auto", "reference"),
+        ("native", "auto", "native"),
+        ("reference", "native", "native"),
+        ("native", "reference", "reference"),
+    ],
+)
+def test_the_argument_goes_before_the_environment(monkeypatch, setting, argument, expected):
+    if setting is None:
+        monkeypatch.delenv(backend.VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(backend.VARIABLE, setting)
+    assert ops.choose_backend("light_conv", argument, X) == expected
+
+
+def test_a_backend_unknown_to_the_environment_is_refused(monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "fpga")
+    with pytest.raises(ValueError, match="backend 'fpga' is not available; expected one of: auto"):
+        ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
+
+
+def test_what_native_refuses_runs_on_the_reference_with_one_warning(caplog, monkeypatch):
+    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    monkeypatch.setattr(backend, "_announced", set())
+    monkeypatch.setattr(backend, "_refusals", set())
+    w = torch.zeros(5, 2, 2, 3).half()
+    for _ in range(2):
+        out = ops.dynamic_conv(X.half(), w, padding_l=1)
+        ops.light_conv(X.half(), w[0, 0], padding_l=1)
+    assert torch.equal(out, ops.reference.dynamic_conv(X.half(), w, padding_l=1))
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("lightconv_plugin: the native backend is passed over, ")
+    assert "3 to 12 times as long" in warnings[0]
+    assert "float16" in warnings[0]

@@ -1,0 +1,197 @@
+"""Calls of every CUDA operator, for what is checked of its kernels: test_cuda_checked, _compile, _launcher.
+
+A new kernel needs a line in CASES: a function that makes its operands with ``machine.place`` or ``machine.numbers``,
+calls operators of ``machine`` and returns every tensor that the kernels may have written.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tests.ops.cuda_on_cpu import Machine
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+Case = Callable[[Machine], list[Tensor]]
+
+
+def conv(
+    dtype: torch.dtype,
+    dynamic: bool,
+    K: int,
+    padding_l: int,
+    R: int,
+    lengths: tuple[int, ...],
+    H: int = 2,
+    p: float = 0.0,
+    softmax: bool = True,
+) -> Case:
+    """Forward and both gradients of convolutions of (length, 2, H * R)."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        options = (padding_l, softmax, p, machine.place(torch.tensor([1234567])) if p > 0 else None)
+        written = []
+        for time in lengths:
+            x, grad = machine.numbers(dtype, time, 2, H * R), machine.numbers(dtype, time, 2, H * R)
+            weight = machine.numbers(dtype, *(time, 2) * dynamic, H, K)
+            written += [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
+            if dtype.itemsize == 2 and machine.capability >= 80:  # above, both gradients by one kernel
+                for wanted in ((True, False), (False, True)):
+                    written += machine.backward(grad, x, weight, *options, wanted=wanted)
+        return written
+
+    return run
+
+
+def glu(dtype: torch.dtype, channels: int, masked: bool) -> Case:
+    """GLU and its gradient of (7, 3, 2 * channels)."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        x, grad = machine.numbers(dtype, 7, 3, 2 * channels), machine.numbers(dtype, 7, 3, channels)
+        mask = machine.place(torch.rand(3, 7) < 0.3) if masked else None
+        return [machine.glu_mask(x, mask), machine.glu_mask_backward(grad, x, mask)]
+
+    return run
+
+
+def step(dtype: torch.dtype, dynamic: bool, K: int, H: int, R: int, softmax: bool = True) -> Case:
+    """Steps of 4 hypotheses until the ring is full and begins anew, each with ancestors of its own."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        ring = machine.place(torch.full((K, 6, H * R), torch.nan, dtype=dtype))
+        ancestors = torch.zeros(K, 4, dtype=torch.int32)
+        position, light = machine.place(torch.tensor([0])), machine.numbers(dtype, H, K)
+        written = []
+        for _ in range(K + 2):
+            ancestors = machine.place(ancestors[:, torch.randint(4, (4,))])
+            weight = machine.numbers(dtype, 1, 4, H, K) if dynamic else light
+            x = machine.numbers(dtype, 1, 4, H * R)
+            written.append(machine.conv_step(x, weight, ring, ancestors, position, softmax))
+        return [*written, ring[:, :4], ancestors, position]
+
+    return run
+
+
+def loss(dtype: torch.dtype, types: int) -> Case:
+    """Smoothed loss of 5 rows of logits and its gradient; one row does not count."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        logits, target = machine.numbers(dtype, 5, types), machine.place(torch.tensor([3, 0, 1, types - 1, 2]))
+        grad = machine.numbers(torch.float64 if dtype == F64 else torch.float32, 1)
+        sums, log_sums = machine.smoothed_nll(logits, target, 1)
+        return [sums, log_sums, machine.smoothed_nll_backward(grad, logits, target, log_sums, 0.9, 0.1 / types, 1)]
+
+    return run
+
+
+def residual(dtype: torch.dtype, channels: int, p: float) -> Case:
+    """Residual, dropout and norm of 9 rows, and their gradients, with one for the sum and without."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        x, y, grad, grad_z = (machine.numbers(dtype, 9, channels) for _ in range(4))
+        weight, bias = machine.numbers(dtype, channels), machine.numbers(dtype, channels)
+        seed = machine.place(torch.tensor([1234567]))
+        out, z, stats = machine.residual_norm(x, y, weight, bias, p, seed, 1e-5)
+        written = [out, z, stats]
+        for more in (None, grad_z):
+            written += machine.residual_norm_backward(grad, more, z, weight, stats, p, seed)
+        return written
+
+    return run
+
+
+def sums(dtype: torch.dtype, channels: int, *rows: int) -> Case:
+    """Sums of columns."""
+    return lambda machine: [machine.column_sums(machine.numbers(dtype, count, channels)) for count in rows]
+
+
+def attend(dtype: torch.dtype, channels: int) -> Case:
+    """Attention of 5 rows to two sentences of 40 keys, some of them padding."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        query, keys, values = (machine.numbers(dtype, *shape, 2 * channels) for shape in ((1, 5), (2, 40), (2, 40)))
+        padding, sentence = machine.place(torch.rand(2, 40) < 0.3), machine.place(torch.tensor([0, 1, 1, 0, 1]))
+        return [machine.attend(query, keys, values, padding, sentence, 2)]
+
+    return run
+
+
+def candidates(dtype: torch.dtype, types: int) -> Case:
+    """The 8 best continuations of two sentences of two hypotheses."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        scores, limits = machine.numbers(F32, 4), machine.place(torch.tensor([1, 2, 9]))
+        return [*machine.step_candidates(machine.numbers(dtype, 4, types), scores, limits, 2, 8, 0.9, 1, 2, 3, 0.5)]
+
+    return run
+
+
+def update(dtype: torch.dtype) -> Case:
+    """The decision on an update, and Adam."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        vectors = ([7.0], [0.0, 1.0, 0.5], [1, 0.5, 0, 0, 0.5, 3, 0.9, 0.98, 0.01], [64, 0, -1, -1, 0, 0, 0], [0] * 6)
+        size, orders, rules, control, outcome = (machine.place(torch.tensor(each, dtype=F64)) for each in vectors)
+        machine.update_decide(machine.numbers(F32, 1), size, orders, rules, control, outcome)
+        param, mean, grad = machine.numbers(F32, 80), machine.numbers(F32, 80), machine.numbers(dtype, 80)
+        square, copy = machine.place(torch.rand(80)), None if dtype == F32 else machine.numbers(dtype, 80)
+        machine.adam_step(param, grad, mean, square, copy, outcome, 0.9, 0.98, 1e-8)
+        return [control, outcome, param, grad, mean, square, *([] if copy is None else [copy])]
+
+    return run
+
+
+def on(case: Case, **attributes: int) -> Case:
+    """A case on a machine of other attributes."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        vars(machine).update(attributes)
+        return case(machine)
+
+    return run
+
+
+# lengths up to 32 and those above have one kernel each
+CASES: dict[str, Case] = {
+    "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33, 64)),
+    "conv-bf16-light-mma-drop": conv(BF16, False, 7, 6, 64, (33, 64), p=0.1),
+    "conv-bf16-dynamic-sm75": on(conv(BF16, True, 7, 3, 64, (33, 64)), capability=75),
+    "conv-bf16-dynamic-unaligned": on(conv(BF16, True, 7, 3, 64, (31, 32, 1)), alignment=2),
+    "conv-f16-dynamic-wide-head": conv(F16, True, 3, 1, 320, (31, 32, 1), H=1),
+    "conv-f16-light-odd": conv(F16, False, 15, 14, 3, (31, 32, 1), H=3),
+    "conv-f16-light-odd-sm75": on(conv(F16, False, 15, 14, 3, (31, 32, 1), H=3), capability=75),
+    "conv-bf16-dynamic-bands": conv(BF16, True, 70, 20, 64, (33,), H=1),
+    "conv-f16-light-bands-odd": conv(F16, False, 129, 128, 3, (33,)),
+    "conv-f32-dynamic-drop": conv(F32, True, 32, 10, 16, (33, 64), H=3, p=0.5),
+    "conv-f32-dynamic-no-softmax": conv(F32, True, 7, 3, 3, (31, 32, 1), H=4, softmax=False),
+    "conv-f32-light": conv(F32, False, 31, 30, 80, (33, 64)),
+    "general-f64-dynamic-drop": conv(F64, True, 7, 3, 3, (9, 1), p=0.2),
+    "general-f64-light-drop": conv(F64, False, 7, 6, 16, (9, 1), p=0.2),
+    "conv-f32-light-bands": conv(F32, False, 65, 64, 3, (9, 1)),
+    "conv-f32-dynamic-bands-drop": conv(F32, True, 70, 10, 16, (33,), p=0.2),
+    "glu-bf16-mask": glu(BF16, 64, True),
+    "glu-f16": glu(F16, 6, False),
+    "glu-f32-mask": glu(F32, 5, True),
+    "glu-f64": glu(F64, 4, False),
+    "residual-bf16-drop": residual(BF16, 512, 0.3),
+    "residual-f16-two-warps": residual(F16, 520, 0.0),
+    "residual-f32-odd-drop": residual(F32, 1027, 0.3),
+    "residual-f64": residual(F64, 6, 0.3),
+    "sums-bf16": sums(BF16, 264, 70),
+    "sums-f32-odd": sums(F32, 35, 70),
+    "step-bf16-dynamic": step(BF16, True, 3, 2, 64),
+    "step-f16-light": step(F16, False, 5, 3, 3),
+    "step-f32-dynamic": step(F32, True, 4, 2, 16, softmax=False),
+    "step-f64-light": step(F64, False, 2, 2, 5),
+    "loss-bf16": loss(BF16, 5000),
+    "loss-f16-odd": loss(F16, 37),
+    "loss-f32": loss(F32, 3000),
+    "loss-f64": loss(F64, 37),
+    "attend-f16": attend(F16, 64),
+    "attend-f32-odd": attend(F32, 7),
+    "candidates-f16": candidates(F16, 1000),
+    "candidates-f32-odd": candidates(F32, 77),
+    "update-f32": update(F32),
+    "update-bf16": update(BF16),
+}
