@@ -9,6 +9,7 @@ Every cell is a process of its own: two updates on 200 tiny sentences, a search 
 import argparse
 import importlib
 import logging
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -85,10 +86,9 @@ OF_OTHER_MODELS = {"--encoder-hidden-size", "--encoder-conv-type", "--decoder-co
 
 def in_a_process(work: Callable[[], Any]) -> str:
     """Run ``work`` in a copy of this process; return "" or the last line of its error."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
+    reader, writer = multiprocessing.Pipe(duplex=False)
+
+    def run() -> None:
         said, null = "", os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
@@ -98,13 +98,12 @@ def in_a_process(work: Callable[[], Any]) -> str:
             said = f"exit {end.code}" if end.code else ""
         except BaseException as error:
             said = traceback.format_exception_only(error)[-1].strip()
-        os.write(writer, " ".join(said.split()).encode()[:2000])
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return said if status == 0 else f"ended with status {status}"
+        writer.send(" ".join(said.split())[:2000])
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join()
+    return reader.recv() if reader.poll() else f"ended with status {child.exitcode}"
 
 
 def command(main: Callable[[], None], arguments: list[str]) -> None:

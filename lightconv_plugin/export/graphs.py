@@ -26,7 +26,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from lightconv_plugin.models.encoder_decoder import LightConvDecoder, LightConvEncoder
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder, LightConvEncoder, embed_step
 from lightconv_plugin.models.language_model import AdaptiveEmbedding
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.source_attention import SourceAttention
@@ -135,15 +135,8 @@ class Step(nn.Module):
             entry = state.module.get_incremental_state(incremental_state) or {}
             entry = {**entry, state.part: tensor.index_select(1, order)}
             state.module.set_incremental_state(incremental_state, entry)
-        x = decoder.embed_scale * decoder.embed_tokens(tokens.reshape(1, -1))
-        if decoder.quant_noise is not None:  # with --quant-noise-pq embeddings pass a linear map
-            x = decoder.quant_noise(x)
-        if decoder.project_in_dim is not None:
-            x = decoder.project_in_dim(x)
-        if decoder.embed_positions is not None:
-            x = x + decoder.embed_positions.at(position)
-        if decoder.layernorm_embedding is not None:
-            x = decoder.layernorm_embedding(x)
+        positions = None if decoder.embed_positions is None else decoder.embed_positions.at(position)
+        x = embed_step(decoder, tokens.reshape(1, -1), positions)
         for number, layer in enumerate(decoder.layers):
             if not source:
                 x = layer(x, incremental_state=incremental_state)[0]

@@ -72,6 +72,18 @@ class LightConvEncoder(TransformerEncoderBase):
         }
 
 
+def embed_step(decoder: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
+    x: Tensor = decoder.embed_scale * decoder.embed_tokens(tokens)
+    if decoder.quant_noise is not None:  # with --quant-noise-pq embeddings pass a linear map
+        x = decoder.quant_noise(x)
+    if decoder.project_in_dim is not None:
+        x = decoder.project_in_dim(x)
+    if positions is not None:
+        x = x + positions
+    return x if decoder.layernorm_embedding is None else decoder.layernorm_embedding(x)
+
+
 class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
 
@@ -130,21 +142,15 @@ class LightConvDecoder(TransformerDecoderBase):
             logits (N, V), or (N, T, V), those of ``forward``.
         """
         tokens = newest.unsqueeze(0) if newest.ndim == 1 else newest.t().contiguous()
-        x = self.embed_scale * self.embed_tokens(tokens)
-        if self.quant_noise is not None:
-            x = self.quant_noise(x)
-        if self.project_in_dim is not None:
-            x = self.project_in_dim(x)
+        positions: Tensor | None = None
         if self.embed_positions is not None:
             table = getattr(self.embed_positions, "weights", None)  # of sines; learned ones are its weight
             table = self.embed_positions.weight if table is None else table
             rows = position + self.padding_idx + 1
             if newest.ndim == 2:
                 rows = rows + torch.arange(newest.shape[1], device=rows.device)
-            x = x + table.index_select(0, rows).unsqueeze(1)
-        if self.layernorm_embedding is not None:
-            x = self.layernorm_embedding(x)
-        x = self.dropout_module(x)
+            positions = table.index_select(0, rows).unsqueeze(1)
+        x = self.dropout_module(embed_step(self, tokens, positions))
         for layer in self.layers:
             x = layer(x, incremental_state=incremental_state)[0]
         if self.layer_norm is not None:

@@ -66,14 +66,10 @@ def capture_updates() -> None:
         return original(self, samples, raise_oom) if captured is None else captured.train_step(samples)
 
     @shim(Trainer, "begin_valid_epoch")
-    def before_validation(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    @shim(Trainer, "state_dict")
+    def settled(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
         settle(self)
         return original(self, *args, **kwargs)
-
-    @shim(Trainer, "state_dict")
-    def before_saving(original: Original, self: Any) -> Any:
-        settle(self)
-        return original(self)
 
     @shim(Trainer, "load_checkpoint")
     def before_loading(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -111,20 +111,14 @@ def test_espnets_weights_give_its_outputs_and_gradients(kind, use_kernel_mask, t
 
 
 @kinds
-def test_gradients(kind):
-    """A logit of minus infinity passes none on."""
-    module = make(kind, 3, False)
-    query, mask = inputs(4)
+def test_gradients_and_dropout(kind):
+    """A logit of minus infinity passes no gradient on; dropout falls in training alone."""
+    module, (query, mask) = make(kind, 3, False), inputs(4)
     assert torch.autograd.gradcheck(lambda x, *_: module(x, None, None, mask), (query, *module.parameters()))
-
-
-@kinds
-def test_dropout_falls_in_training_alone(kind):
-    module = kind(H, C, 0.5, 3)
-    query = torch.randn(B, 9, C)
-    assert not torch.equal(module(query, None, None, None), module(query, None, None, None))
-    module.eval()
-    assert torch.equal(module(query, None, None, None), module(query, None, None, None))
+    module.dropout.p = 0.5
+    for training in (True, False):
+        first, second = (module.train(training)(query, None, None, None) for _ in range(2))
+        assert torch.equal(first, second) is not training
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch import nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops.fused import training
 from tests.tolerances import assert_close
 from tests.training.runs import batches, begin
 
@@ -28,20 +27,26 @@ class Model(BaseFairseqModel):
         self.decoder = decoder(Dictionary())
 
 
-class Halved(Model):
-    """A model with a way of its own from logits to probabilities."""
+def halved(kind):
+    """A model or decoder with a way of its own from logits to probabilities."""
 
-    def get_normalized_probs(self, net_output, log_probs, sample=None):
-        return super().get_normalized_probs((net_output[0] / 2,), log_probs)
+    def own(self, net_output, log_probs, sample=None):
+        return kind.get_normalized_probs(self, (net_output[0] / 2,), log_probs)
 
-
-class HalvedDecoder(FairseqDecoder):
-    def get_normalized_probs(self, net_output, log_probs, sample=None):
-        return super().get_normalized_probs((net_output[0] / 2,), log_probs)
+    return type("Halved", (kind,), {"get_normalized_probs": own})
 
 
-class WithoutDecoder(BaseFairseqModel):
-    """A model whose output is a tensor of logits."""
+def halved_instance():
+    model = Model()
+    own = model.decoder.get_normalized_probs
+    model.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] / 2,), log_probs)
+    return model
+
+
+def adaptive():
+    model = Model()
+    model.decoder.adaptive_softmax = SimpleNamespace(get_log_prob=lambda x, target: x.log_softmax(-1))
+    return model
 
 
 def several_processes(model):
@@ -78,46 +83,30 @@ def test_loss_and_gradient_are_fairseqs(options, backend, monkeypatch):
         assert_close(ours, theirs)
 
 
-def halved_instance():
-    model = Model()
-    own = model.decoder.get_normalized_probs
-    model.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] / 2,), log_probs)
-    return model
-
-
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize(
-    ("model", "plain"),
+    ("make", "reduce", "plain"),
     [
-        (Model, True),
-        (Halved, False),
-        (lambda: Model(HalvedDecoder), False),
-        (halved_instance, False),
-        (WithoutDecoder, False),
+        (Model, True, True),
+        (Model, False, False),
+        (halved(Model), True, False),
+        (lambda: Model(halved(FairseqDecoder)), True, False),
+        (halved_instance, True, False),
+        (BaseFairseqModel, True, False),  # whose output is a tensor of logits
+        (adaptive, True, False),
     ],
 )
-def test_a_model_s_own_probabilities_are_taken(model, plain, wrapped, monkeypatch):
+def test_a_model_s_own_probabilities_are_taken(make, reduce, plain, wrapped, monkeypatch):
+    """And what the faster loss does not do is fairseq's to do."""
     logits, sample = batch()
-    output = logits if model is WithoutDecoder else (logits, None)
-    model = several_processes(model()) if wrapped else model()
+    output = logits if make is BaseFairseqModel else (logits, None)
+    model = several_processes(make()) if wrapped else make()
     faster = mock.Mock(side_effect=ops.smoothed_nll)
     monkeypatch.setattr(ops, "smoothed_nll", faster)
-    theirs, ours = (c.compute_loss(model, output, sample) for c in criterions())
+    theirs, ours = (c.compute_loss(model, output, sample, reduce=reduce) for c in criterions())
     for expected, got in zip(theirs, ours, strict=True):
         assert_close(got, expected)
     assert faster.called == plain
-
-
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_what_it_does_not_do_is_fairseqs_to_do(adaptive, monkeypatch):
-    monkeypatch.setattr(training, "_SmoothedNll", None)
-    model = Model()
-    logits, sample = batch()
-    if adaptive:
-        model.decoder.adaptive_softmax = SimpleNamespace(get_log_prob=lambda x, target: x.log_softmax(-1))
-    theirs, ours = (c.compute_loss(model, (logits, None), sample, reduce=adaptive) for c in criterions())
-    for expected, got in zip(theirs, ours, strict=True):
-        assert torch.equal(expected, got)
 
 
 @pytest.mark.parametrize("arch", ["pla_dynamicconv_iwslt_de_en", "transformer", "lightconv"])

@@ -74,6 +74,14 @@ def build(arch: str, task_: Namespace, **given: Any) -> Any:
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task_)
 
 
+def stacked(models: list[Any]) -> Any:
+    """The first of some models, with the first block of each on either side."""
+    for side in ("encoder", "decoder"):
+        layers = [getattr(model, side).layers[0] for model in models]
+        getattr(models[0], side).layers = torch.nn.ModuleList(layers)
+    return models[0]
+
+
 def toy_batch(arch: str, task_: Namespace) -> dict[str, Any]:
     """Four sentences, the longest of 7 words: the target is the source backwards, or a language model's next word."""
     pad, eos = task_.target_dictionary.pad(), task_.target_dictionary.eos()

@@ -75,25 +75,8 @@ class Noted(torch.Tensor):
         return out.as_subclass(torch.Tensor) * 1.5 if function is nn.functional.linear else out
 
 
-Change = Callable[[Any], Any]
-
-
-def of_each_layer(path: str, change: Change) -> Change:
-    """Change the part ``path`` of every layer of a decoder."""
-
-    def of_all(built):
-        for layer in built.decoder.layers:
-            change(layer.get_submodule(path))
-
-    return of_all
-
-
-def replaced(path: str, make: Callable[[Any], nn.Module]) -> Change:
-    def of_all(built):
-        for layer in built.decoder.layers:
-            layer.set_submodule(path, make(layer.get_submodule(path)))
-
-    return of_all
+def hook(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda part: part.register_forward_hook(lambda _, __, out: change(out))
 
 
 def by_position_from_the_end(out):
@@ -101,9 +84,12 @@ def by_position_from_the_end(out):
     return out * torch.arange(len(out), 0, -1).view(-1, 1, 1)
 
 
-def hooked_for_all(built):
-    chosen = built.decoder.layers[0].ffn.fc1
-    return register_module_forward_hook(lambda module, args, out: -out if module is chosen else None)
+def own_forward(norm):
+    norm.forward = lambda x: nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) * 3
+
+
+def half_pruned(part):
+    prune.l1_unstructured(getattr(part, "weight_linear", part), "weight", amount=0.5)
 
 
 def weight_normed_by_hook(part):
@@ -119,44 +105,54 @@ def in_half_precision(built):
     assert not [name for name, module in built.named_modules() if type(module) is nn.Linear]
 
 
-CHANGES: dict[str, Change] = {
-    "hook": of_each_layer("ffn.fc2", lambda part: part.register_forward_hook(lambda _, __, out: -20 * out)),
-    "hook before": of_each_layer(
-        "encoder_attn.q_proj", lambda part: part.register_forward_pre_hook(lambda _, args: (args[0] * -3,))
+def hook_for_all(built):
+    chosen = built.decoder.layers[0].ffn.fc1
+    return register_module_forward_hook(lambda module, args, out: -out if module is chosen else None)
+
+
+# a part of every layer of the decoder, and what is done to it; where that gives another module, it takes its place
+CHANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "hook": ("ffn.fc2", hook(lambda out: -20 * out)),
+    "hook at the source": ("encoder_attn.k_proj", hook(by_position_from_the_end)),
+    "hook before": (
+        "encoder_attn.q_proj",
+        lambda part: part.register_forward_pre_hook(lambda _, args: (args[0] * -3,)),
     ),
-    "hook for all": hooked_for_all,
-    "hook at the source": of_each_layer(
-        "encoder_attn.k_proj",
-        lambda part: part.register_forward_hook(lambda _, __, out: by_position_from_the_end(out)),
+    "subclass": ("mixer.out_proj", Doubled),
+    "own forward": ("ffn_residual.layer_norm", own_forward),
+    "another epsilon": ("ffn_residual.layer_norm", lambda norm: setattr(norm, "eps", 0.5)),
+    "wrapped map": ("encoder_attn.out_proj", Negated),
+    "wrapped attention": ("encoder_attn", Negated),
+    "wrapped mixer": ("mixer", Negated),
+    "parametrised": ("mixer.in_proj", lambda part: parametrize.register_parametrization(part, "weight", Tripled())),
+    "weight norm": (
+        "ffn.fc1",
+        lambda part: parametrizations.weight_norm(part).parametrizations.weight.original0.data.mul_(2),
     ),
-    "hook at the output": lambda built: built.decoder.output_projection.register_forward_hook(
-        lambda _, __, out: out.flip(-1)
+    "weight norm by a hook": ("ffn.fc1", weight_normed_by_hook),
+    "pruned": ("ffn.fc1", half_pruned),
+    "pruned kernels": ("mixer.conv", half_pruned),
+    "weights of a class": (
+        "ffn.fc1",
+        lambda part: setattr(part, "weight", nn.Parameter(part.weight.detach().as_subclass(Noted))),
     ),
-    "subclass": replaced("mixer.out_proj", Doubled),
-    "own forward": of_each_layer(
-        "ffn_residual.layer_norm",
-        lambda norm: setattr(norm, "forward", lambda x: nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) * 3),
-    ),
-    "another epsilon": lambda built: setattr(built.decoder.layers[0].ffn_residual.layer_norm, "eps", 0.5),
-    "wrapped map": replaced("encoder_attn.out_proj", Negated),
-    "wrapped attention": replaced("encoder_attn", Negated),
-    "wrapped mixer": replaced("mixer", Negated),
-    "parametrised": of_each_layer(
-        "mixer.in_proj", lambda part: parametrize.register_parametrization(part, "weight", Tripled())
-    ),
-    "weight norm": of_each_layer(
-        "ffn.fc1", lambda part: parametrizations.weight_norm(part).parametrizations.weight.original0.data.mul_(2)
-    ),
-    "weight norm by a hook": of_each_layer("ffn.fc1", weight_normed_by_hook),
-    "pruned": of_each_layer("ffn.fc1", lambda part: prune.l1_unstructured(part, "weight", amount=0.5)),
-    "pruned kernels": of_each_layer(
-        "mixer.conv", lambda conv: prune.l1_unstructured(getattr(conv, "weight_linear", conv), "weight", amount=0.5)
-    ),
-    "weights of a class": of_each_layer(
-        "ffn.fc1", lambda part: setattr(part, "weight", nn.Parameter(part.weight.detach().as_subclass(Noted)))
-    ),
+}
+WHOLE = {
+    "hook for all": hook_for_all,
+    "hook at the output": lambda built: hook(lambda out: out.flip(-1))(built.decoder.output_projection),
     "half precision": in_half_precision,
 }
+
+
+def changed(name, built):
+    if name in WHOLE:
+        return WHOLE[name](built)
+    path, change = CHANGES[name]
+    for layer in built.decoder.layers:
+        given = change(layer.get_submodule(path))
+        if isinstance(given, nn.Module):
+            layer.set_submodule(path, given)
+    return None
 
 
 def forced(built, batch, hypotheses):
@@ -185,12 +181,14 @@ def check(built, unchanged):
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize(("change", "arch"), [*((name, DYNAMIC) for name in CHANGES), ("pruned kernels", LIGHT)])
+@pytest.mark.parametrize(
+    ("change", "arch"), [*((name, DYNAMIC) for name in [*CHANGES, *WHOLE]), ("pruned kernels", LIGHT)]
+)
 @torch.no_grad()
 def test_the_search_scores_what_the_changed_model_does(change, arch, backend, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     built = model(arch)
-    handle = CHANGES[change](built)
+    handle = changed(change, built)
     try:
         check(built, model(arch))
     finally:

@@ -13,16 +13,18 @@ from tests.models import test_architectures as small
 from tests.tolerances import assert_close
 
 SEARCH = "sequence_generator.py:451"  # has a hypothesis ended? Where the line has moved, write down the new one
-LANGUAGE_MODEL = "pla_lightconv_lm_gbw"
+OF_ALL_KINDS, LANGUAGE_MODEL = "a block of each kind", "pla_lightconv_lm_gbw"
 
 
-def build(arch: str, **options: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """A small model of one block a side, and its input."""
+def build(name: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """A small model of one block a side, or of one of each kind, and its input."""
     torch.manual_seed(0)
-    one = {"decoder_layers": 1, "decoder_kernel_size_list": [3], **options}
-    if arch == LANGUAGE_MODEL:
-        return small.build(arch, small.task(arch), **one, tie_adaptive_weights=False), (common.tokens(3, 4),)
-    model = small.build(arch, small.task(arch), **one, encoder_layers=1, encoder_kernel_size_list=[3])
+    one: dict[str, Any] = {"decoder_layers": 1, "decoder_kernel_size_list": [3]}
+    if name == LANGUAGE_MODEL:
+        return small.build(name, small.task(name), **one, tie_adaptive_weights=False), (common.tokens(3, 4),)
+    one |= {"encoder_layers": 1, "encoder_kernel_size_list": [3]}
+    kinds = small.KINDS if name == OF_ALL_KINDS else [name]
+    model = small.stacked([small.build(arch, small.task(arch), **one) for arch in kinds])
     return model, (common.tokens(3, 6), torch.full((3,), 6), common.tokens(3, 4))
 
 
@@ -41,9 +43,9 @@ def run(model: Any, arguments: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("arch", [*small.KINDS, "pla_dynamicconv_small", LANGUAGE_MODEL])
-def test_architectures(arch, training):
-    model, arguments = build(arch)
+@pytest.mark.parametrize("name", [OF_ALL_KINDS, "pla_dynamicconv_small", LANGUAGE_MODEL])
+def test_models(name, training):
+    model, arguments = build(name)
     model.train(training)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")

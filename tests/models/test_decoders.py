@@ -39,7 +39,7 @@ def encoder_decoder(request):
 
 
 def source_of(model: Any, hypotheses: int = 1) -> dict[str, Any]:
-    """What the decoder reads beside words: two sentences, each for some hypotheses; nothing of a language model's."""
+    """Return what a decoder reads beside words: two sentences for some hypotheses each; a language model nothing."""
     if not hasattr(model, "encoder"):
         return {}
     rows = torch.arange(2).repeat_interleave(hypotheses)

@@ -154,6 +154,8 @@ def test_query_heads_predict_from_their_part_of_the_query(causal, query_heads):
             logits[:, :, h, k] = part @ conv.weight_linear.weight[h * 3 + k]
     expected = reference.dynamic_conv(x, logits, padding_l=2 if causal else 1)
     assert_close(conv(x, query=query), expected)
+    conv.weight_linear.register_forward_hook(lambda _, __, out: 2 * out)  # which is not passed by
+    assert_close(conv(x, query=query), reference.dynamic_conv(x, 2 * logits, padding_l=2 if causal else 1))
     assert conv.weight_linear.weight.numel() == 12 * HEADS * 3 // query_heads
 
 

@@ -166,7 +166,7 @@ def test_a_start_other_than_the_end_of_a_sentence():
 
 
 def convs2s():
-    """Whose attention reads the source of every beam-th row alone, as fairseq-generate prepares it."""
+    """A model whose attention reads the source of every beam-th row alone, as fairseq-generate prepares it."""
     sizes = {f"{side}_embed_dim": 16 for side in ("encoder", "decoder", "decoder_out")}
     sizes |= dict.fromkeys(["max_source_positions", "max_target_positions"], 64)
     layers = dict.fromkeys(["encoder_layers", "decoder_layers"], "[(16, 3)] * 2")
