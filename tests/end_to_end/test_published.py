@@ -17,7 +17,7 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     work = tmp_path / "work"
-    with published(tmp_path, {GOOD: "", DAMAGED: "weights"}) as table:
+    with published(tmp_path, [GOOD, DAMAGED], {DAMAGED: "weights"}) as table:
         command = [*python_module("scripts.pretrained"), "score", "all", "--models", str(table), "--out", str(work)]
         first = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert first.returncode == 1, first.stderr

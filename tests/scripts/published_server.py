@@ -1,11 +1,20 @@
-"""Stand-ins for the models that the paper's authors published, on a server of this machine.
+"""Stand-ins for the models that the paper's authors published, on a server of this machine, to try `pretrained score`.
 
-Each archive is made with a small model of fairseq's own class, trained for some seconds. Its test set comes in archives
-of the true names, members and tags. The BLEU of fairseq's own model and search stands for the paper's figure.
+    python -m tests.scripts.published_server DIR [NAME ...] [--damage NAME=HOW ...]
+
+Each archive of configs/published.yaml (or of the models NAME) is made with a small model of fairseq's own class,
+trained for some seconds and saved as one of fairseq's versions saved it. Its test set comes in archives of the true
+names, members and tags. The BLEU of fairseq's own model and search on that test set stands for the paper's figure. The
+command that scores them is printed. With a damaged model it ends with status 1 and names that model. HOW: weights (one
+layer's kernels are turned round), model (another model's file), dictionary (a type less), codes (no merges), or lines
+(the test set lacks one).
 """
 
+import argparse
+import itertools
 import random
 import re
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,32 +27,50 @@ import yaml
 from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu.metrics.bleu import BLEU
+from sacremoses import MosesDetokenizer
 from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.text.bpe import learn_from_counts
-from scripts.pretrained import FILE, Published, choose, read_published
+from scripts.pretrained import FILE, Published, choose, each_archive, read_published
 from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
 
+DAMAGE = ("weights", "model", "dictionary", "codes", "lines")
 TEST_LINES, TRAINING_LINES, UPDATES = 40, 400, 150
-# a word in each language; some with a hyphen or an ampersand, for compounds and escapes
-WORDS = {
-    "en": "the market city house water people & today government economy world says",
-    "de": "der Markt Stadt-Mitte Haus Wasser Leute & heute Landes-Regierung Wirtschaft Welt sagt",
-}
-CODES = {"iwslt14.de-en": "code", "wmt16.en-de": "bpecodes"}
+# a word in each language of the five; some with a hyphen or an ampersand, for compounds and escapes
+WORDS = [
+    ("the", "der", "le", "中国"),
+    ("market", "Markt", "marché", "市场"),
+    ("city", "Stadt-Mitte", "ville", "城市"),
+    ("house", "Haus", "maison", "房子"),
+    ("water", "Wasser", "eau", "水"),
+    ("people", "Leute", "gens", "人民"),
+    ("and", "&", "&", "和"),
+    ("today", "heute", "aujourd'hui", "今天"),
+    ("government", "Landes-Regierung", "gouvernement", "政府"),
+    ("economy", "Wirtschaft", "économie", "经济"),
+    ("world", "Welt", "monde", "世界"),
+    ("says", "sagt", "dit", "说"),
+]
+LANGUAGES = ("en", "de", "fr", "zh")
+CODES = {"iwslt14.de-en": ("code",), "wmt17.zh-en": ("bpecodes.zh", "bpecodes.en")}  # of the others: bpecodes
+# names of parameters, settings, torch's new file format or not: until 2020 there was no cfg
+FORMS = [("ancient", "args", False), ("early", "args", False), ("early", "args", True), ("late", "cfg", True)]
 
 
-def sentences(languages: Sequence[str], count: int, seed: int) -> list[tuple[str, ...]]:
+def sentences(source: str, target: str, count: int, seed: int) -> list[tuple[str, str]]:
     """Pairs of lines as people write them, a word for a word."""
     draw = random.Random(seed)
-    lines = [draw.choices(range(12), k=draw.randint(3, 8)) for _ in range(count)]
-    return [
-        tuple(" ".join([*(WORDS[each].split()[word] for word in line), "."]) for each in languages) for line in lines
-    ]
+    sides = [LANGUAGES.index(language) for language in (source, target)]
+    result = []
+    for _ in range(count):
+        words = draw.choices(WORDS, k=draw.randint(3, 8))
+        lines = [("" if side == 3 else " ").join(word[side] for word in words) for side in sides]
+        result.append((f"{lines[0]} .", f"{lines[1]} ."))
+    return result
 
 
 def segments(lines: Sequence[str]) -> bytes:
@@ -57,66 +84,87 @@ class SmallSet:
     """The text of a pair of languages, raw and in units, with codes and dictionaries."""
 
     dataset: Dataset
-    test: list[tuple[str, ...]]
-    units: list[tuple[str, ...]]
+    test: list[tuple[str, str]]
+    units: list[tuple[str, str]]
     """Of the test set, then of the training text."""
     files: dict[str, bytes]
-    dictionaries: list[Dictionary]
+    dictionaries: tuple[Dictionary, Dictionary]
 
 
 def make_test_set(of: str, name: str, folder: Path) -> SmallSet:
-    """Make the text of a dataset, cut by joint codes that are learnt on it."""
+    """Make the text of a dataset, cut by codes that are learnt on it."""
     dataset = load_dataset(name)
-    test = sentences(dataset.languages, TEST_LINES, seed=1)
-    pairs = test + sentences(dataset.languages, TRAINING_LINES, seed=2)
+    source, target = dataset.languages
+    test = sentences(source, target, TEST_LINES, seed=1)
+    pairs = test + sentences(source, target, TRAINING_LINES, seed=2)
+    texts = [[pair[side].replace("&", "&amp;") for pair in pairs] for side in (0, 1)]
     codes = folder / f"{of}.codes"
-
-    def cut(merges: str) -> list[list[str]]:
-        codes.write_text(merges)
-        steps = [line_steps(dataset, language, codes) for language in dataset.languages]
-        return [[step(pair[side].replace("&", "&amp;")) for pair in pairs] for side, step in enumerate(steps)]
-
-    # no merge: the characters of words, from which the words come back
-    words = [_words(line) for lines in cut("#version: 0.2\nq q</w>\n") for line in lines]
-    learnt = learn_from_counts(get_vocabulary(words).items(), merges=70)
-    units, files, dictionaries = cut(learnt), {CODES[of]: learnt.encode()}, []
-    for lines, language in zip(units, dataset.languages, strict=True):
-        dictionaries.append(Dictionary())
-        for line in [*units[0], *units[1]] if dataset.binarise.joined_dictionary else lines:
+    codes.write_text("#version: 0.2\nq q</w>\n")  # no merge: the characters of words, from which the words come back
+    tokens = [
+        [_words(line_steps(dataset, dataset.languages[side], codes)(line)) for line in texts[side]] for side in (0, 1)
+    ]
+    joint = dataset.binarise.joined_dictionary or of.startswith("iwslt")
+    counts = [get_vocabulary([*tokens[0], *tokens[1]] if joint else tokens[side]) for side in (0, 1)]
+    learnt = [learn_from_counts(words.items(), merges=70) for words in counts]
+    units = []
+    for side in (0, 1):
+        codes.write_text(learnt[side])
+        step = line_steps(dataset, dataset.languages[side], codes)
+        units.append([step(line) for line in texts[side]])
+    dictionaries = [Dictionary(), Dictionary()]
+    for side in (0, 1):
+        for line in [*units[0], *units[1]] if dataset.binarise.joined_dictionary else units[side]:
             for unit in line.split():
-                dictionaries[-1].add_symbol(unit)
-        dictionaries[-1].finalize(padding_factor=8)
-        dictionaries[-1].save(str(codes))
+                dictionaries[side].add_symbol(unit)
+        dictionaries[side].finalize(padding_factor=8)
+    files = {}
+    for side, language in enumerate(dataset.languages):
+        dictionaries[side].save(str(codes))
         files[f"dict.{language}.txt"] = codes.read_bytes()
+    for content, file in zip(learnt, CODES.get(of, ("bpecodes",)), strict=False):
+        files[file] = content.encode()
     codes.unlink()
-    return SmallSet(dataset, test, list(zip(*units, strict=True)), files, dictionaries)
+    return SmallSet(dataset, test, list(zip(*units, strict=True)), files, (dictionaries[0], dictionaries[1]))
 
 
 def _words(units: str) -> str:
     return units.replace("@@ ", "")
 
 
-def padded(lines: Sequence[Sequence[int]], *, left: bool) -> torch.Tensor:
-    """Ids as a tensor (B, T), padded with 1."""
-    pads = [[1] * (max(map(len, lines)) - len(line)) for line in lines]
-    return torch.tensor([[*pad, *line] if left else [*line, *pad] for pad, line in zip(pads, lines, strict=True)])
-
-
-def train(model: Any, test_set: SmallSet) -> None:
-    """Train a little: a wrong conversion changes BLEU by tens."""
+def batches(test_set: SmallSet, size: int) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    """Endless batches of ids, each line with its end."""
     ids = [
-        [dictionary.encode_line(pair[side], add_if_not_exist=False).tolist() for pair in test_set.units[TEST_LINES:]]
+        [dictionary.encode_line(pair[side], add_if_not_exist=False).tolist() for pair in test_set.units]
         for side, dictionary in enumerate(test_set.dictionaries)
     ]
+    order = list(range(TEST_LINES, len(ids[0])))
+    for epoch in itertools.count():
+        random.Random(epoch).shuffle(order)
+        for at in range(0, len(order) - size + 1, size):
+            chosen = order[at : at + size]
+            yield [ids[0][n] for n in chosen], [ids[1][n] for n in chosen]
+
+
+def padded(lines: Sequence[Sequence[int]], *, left: bool) -> torch.Tensor:
+    """Ids as a tensor (B, T), padded with 1."""
+    longest = max(map(len, lines))
+    rows = [
+        [1] * (longest - len(line)) + list(line) if left else [*line, *[1] * (longest - len(line))] for line in lines
+    ]
+    return torch.tensor(rows)
+
+
+def train(model: Any, test_set: SmallSet, updates: int) -> None:
+    """Train a little: a wrong conversion changes BLEU by tens."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     model.train()
-    draw = random.Random(0)
-    for _ in range(UPDATES):
-        chosen = draw.sample(range(TRAINING_LINES), 32)
-        sources, targets = ([side[n] for n in chosen] for side in ids)
+    for sources, targets in itertools.islice(batches(test_set, 32), updates):
         beginnings = padded([[2, *line[:-1]] for line in targets], left=False)
-        logits = model(padded(sources, left=True), torch.tensor([*map(len, sources)]), beginnings)[0].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, padded(targets, left=False).flatten(), ignore_index=1)
+        lengths = torch.tensor(list(map(len, sources)))
+        logits = model(padded(sources, left=True), lengths, beginnings)[0]
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), padded(targets, left=False).flatten(), ignore_index=1
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -124,50 +172,69 @@ def train(model: Any, test_set: SmallSet) -> None:
 
 
 def figure(model: Any, test_set: SmallSet, published: Published) -> float:
-    """The tokenised BLEU of fairseq's own model and search on the test set."""
-    source, target = test_set.dictionaries
+    """The BLEU of fairseq's own model and search on the test set, as section 5.2 measures it."""
+    target = test_set.dictionaries[1]
     beam, lenpen = published.generate["beam"], published.generate["lenpen"]
     search = SequenceGenerator([model], target, beam_size=beam, len_penalty=lenpen, max_len_b=200)
     found = []
-    for line, _ in test_set.units[:TEST_LINES]:
-        ids = source.encode_line(line, add_if_not_exist=False).long()[None]
+    for source, _ in test_set.units[:TEST_LINES]:
+        ids = padded([test_set.dictionaries[0].encode_line(source, add_if_not_exist=False).tolist()], left=True)
         sample = {"src_tokens": ids, "src_lengths": torch.tensor([ids.shape[1]])}
         found.append(_words(target.string(search.generate([model], {"net_input": sample})[0][0]["tokens"])))
     references = [_words(pair[1]) for pair in test_set.units[:TEST_LINES]]
+    if published.measure == "sacrebleu":
+        moses = MosesDetokenizer(lang=test_set.dataset.target)
+        raw = [pair[1].replace("&", "&amp;") for pair in test_set.test]
+        return float(BLEU().corpus_score([moses.detokenize(line.split()) for line in found], [raw]).score)
+    if published.measure == "bleu_compounds":
+        found, references = (
+            [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", x) for x in side] for side in (found, references)
+        )
     return float(BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(found, [references]).score)
 
 
-def make_model(published: Published, test_set: SmallSet) -> tuple[Any, Namespace]:
-    """Make a model of fairseq's own class as the name says it is."""
-    source, target = test_set.dictionaries
-    task = Namespace(source_dictionary=source, target_dictionary=target)
-    arch = {"de-en": "lightconv_iwslt_de_en", "en-de": "lightconv_wmt_en_de_big"}[published.of[-5:]]
+def make_model(published: Published, test_set: SmallSet, updates: int) -> tuple[Any, Namespace]:
+    """Train a model of fairseq's own class as the name says it is."""
+    task = Namespace(source_dictionary=test_set.dictionaries[0], target_dictionary=test_set.dictionaries[1])
+    arch = {"de-en": "iwslt_de_en", "en-de": "wmt_en_de_big", "en-fr": "wmt_en_fr_big", "zh-en": "wmt_zh_en_big"}
+    kind = {"LightConv": "lightweight", "DynamicConv": "dynamic"}[published.operator]
     options: dict[str, Any] = {
         f"{side}_{key}": value
         for side in ("encoder", "decoder")
-        for key, value in {"conv_type": published.conv_type, "glu": published.glu, "embed_dim": 32}.items()
+        for key, value in {"conv_type": kind, "glu": published.glu, "embed_dim": 32, "ffn_embed_dim": 32}.items()
     }
     options |= {"share_all_embeddings": test_set.dataset.binarise.joined_dictionary, "dropout": 0.0}
     options |= {"weight_softmax": True, "attention_dropout": 0.0, "weight_dropout": 0.0}
     options |= {"source_lang": test_set.dataset.source, "target_lang": test_set.dataset.target}
-    return common.theirs(task, arch, **common.TINY | options)
+    model, args = common.theirs(task, f"lightconv_{arch[published.of[-5:]]}", **{**common.TINY, **options})
+    if updates:
+        train(model, test_set, updates)
+    return model, args
 
 
-def archive(published: Published, model: Any, args: Namespace, test_set: SmallSet, how: str, at: Path) -> bytes:
-    """The .tar.gz: a folder with the model as fairseq saved it until 2020, dictionaries and codes."""
+def archive(
+    published: Published, model: Any, args: Namespace, test_set: SmallSet, form: int, how: str, at: Path
+) -> bytes:
+    """The .tar.gz: a folder with the model as a version of fairseq saved it, dictionaries and codes."""
+    layout, settings, zipped = FORMS[form % len(FORMS)]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if how == "weights":
         name = next(name for name in state if re.search(r"decoder.*conv\.(weight|weight_linear\.weight)$", name))
         state[name] = state[name].flip(-1 if "linear" not in name else 0)
+    if layout != "late":
+        shared = test_set.dataset.binarise.joined_dictionary
+        state = common.early_names(state, shared=shared, ancient=layout == "ancient")
+    content = common.save(at, state, args, settings=settings, zipped=zipped).read_bytes()
+    at.unlink()
     files = dict(test_set.files)
     if how == "dictionary":
         name = f"dict.{test_set.dataset.target}.txt"
         files[name] = b"".join(files[name].splitlines(keepends=True)[:-1])
-    state = common.early_names(state, shared=test_set.dataset.binarise.joined_dictionary)
-    files["model.pt"] = common.save(at, state, args).read_bytes()
-    at.unlink()
+    if how == "codes":
+        files |= {name: b"#version: 0.2\nq q</w>\n" for name in files if "code" in name}
     folder = published.archive.removesuffix(".tar.gz")
-    return packed(published.archive, {f"{folder}/{name}": content for name, content in files.items()})
+    members = {f"{folder}/{name}": content for name, content in {"model.pt": content, **files}.items()}
+    return packed(published.archive, members)
 
 
 def dataset_file(test_set: SmallSet, site: Site, file: Path, *, lines: int) -> None:
@@ -188,30 +255,61 @@ def dataset_file(test_set: SmallSet, site: Site, file: Path, *, lines: int) -> N
 
 
 @contextmanager
-def published(folder: Path, damage: Mapping[str, str], *, trained: bool = True) -> Iterator[Path]:
-    """Serve some models, each damaged in some way or, with "", not at all; yields their table.
-
-    The ways: ``weights`` (one layer's kernels are turned round), ``model`` (another model's file), ``dictionary`` (a
-    type less), or ``lines`` (the test set lacks one).
-    """
-    content = yaml.safe_load(FILE.read_text())
+def published(
+    folder: Path, names: Sequence[str] = (), damage: Mapping[str, str] | None = None, *, updates: int = UPDATES
+) -> Iterator[Path]:
+    """Serve the models ``names`` (none: all), trained for ``updates`` (0: not at all); yields their table."""
+    damage = damage or {}
     known = read_published()
-    chosen = [choose(known, name) for name in damage]
+    chosen = [choose(known, name) for name in names] or each_archive(known)
+    content = yaml.safe_load(FILE.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
+    content["test_sets"] = {key: dict(value) for key, value in content["test_sets"].items()}
+    datasets = {model.of: model.dataset for model in chosen}
+    test_sets = {of: make_test_set(of, dataset, folder) for of, dataset in datasets.items()}
     with serving() as site:
         content["url"] = f"{site.url}/models/"
-        for each, how in zip(chosen, damage.values(), strict=True):
-            test_set = make_test_set(each.of, each.dataset, folder)
-            other = {"dynamic": "lightweight", "lightweight": "dynamic"}[each.conv_type]
-            model, args = make_model(replace(each, conv_type=other) if how == "model" else each, test_set)
+        for form, each in enumerate(chosen):
+            test_set, how = test_sets[each.of], damage.get(each.name, "")
+            model, args = make_model(each, test_set, updates)
             content["models"][each.name]["config"] = str(each.config)
-            if trained:
-                train(model, test_set)
-                content["models"][each.name]["figure"] = round(figure(model, test_set, each), 2)
-            site.add(f"/models/{each.archive}", archive(each, model, args, test_set, how, folder / "model.pt"))
-            name = f"{test_set.dataset.name}_small.yaml"
-            dataset_file(test_set, site, folder / name, lines=TEST_LINES - (how == "lines"))
-            content["test_sets"][each.of]["dataset"] = name
+            if updates:
+                content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
+                print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
+            of = each
+            if how == "model":
+                of = replace(each, operator={"LightConv": "DynamicConv", "DynamicConv": "LightConv"}[each.operator])
+                model, args = make_model(of, test_set, 0)
+            packed_model = archive(of, model, args, test_set, form, how, folder / "model.pt")
+            site.add(f"/models/{each.archive}", packed_model)
+        for end, test_set in test_sets.items():
+            short = any(how == "lines" and name.endswith(end) for name, how in damage.items())
+            dataset_file(test_set, site, folder / f"{test_set.dataset.name}_small.yaml", lines=TEST_LINES - short)
+            content["test_sets"][end]["dataset"] = f"{test_set.dataset.name}_small.yaml"
         table = folder / "published.yaml"
         table.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         yield table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="for the table; an empty or a new folder")
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help="models, as `pretrained list` prints them (default: all)"
+    )
+    parser.add_argument("--damage", metavar="NAME=HOW", action="append", default=[], help=f"HOW: {', '.join(DAMAGE)}")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # small models
+    with published(arguments.folder, arguments.names, dict(each.split("=") for each in arguments.damage)) as table:
+        print(
+            f"\nserving, until Ctrl-C; in another terminal:\n  python -m scripts.pretrained score all --models {table}",
+            end="",
+        )
+        print(f" --out {arguments.folder / 'work'}", flush=True)
+        while True:
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()
