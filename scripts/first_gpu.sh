@@ -72,7 +72,7 @@ decode=(--sentences=128,32,1)
 if [ "$device" = cpu ]; then
   effort=(--seconds=0.01 --threads=1) sizes=(--channels=64 --heads=2 --lengths=16,64 --tokens=128) dtype=float32
   kernels=(--tokens=16 --channels=64 --length=16 --kernels=31)
-  train=(--tokens=64 --vocab-size=60 --precisions=fp32 '--models=transformer,conv 31')
+  train=(--tokens=64 --vocab-size=60 --precisions=fp32 '--models=transformer,ours dynamicconv 31')
   decode=(--sentences=2 --length=3 --vocab-size=60 --rows=128 --channels=64 --precisions=fp32)
 fi
 cores=$(nproc)

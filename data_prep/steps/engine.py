@@ -158,6 +158,10 @@ class Engine:
         for name, sha256 in last.sha256.items():
             place = folder / RAW / name.removeprefix(RAW_PREFIX) if name.startswith(RAW_PREFIX) else folder / name
             _join([self._work / file for file in last.files[name]], place)
+            if digest([place]) != sha256:
+                raise UserError(
+                    f"{self._work}: the files of {name} have changed since they were made; remove the folder"
+                )
             lines = last.lines[name.partition(".")[0]]
             files[name] = {"lines": lines, "sha256": sha256, "words": last.words.get(name)}
             if (path := self._work / RAW / name).exists():

@@ -122,6 +122,8 @@ def peak_bytes(device: torch.device) -> float:
     """Bytes a second of a copy larger than the caches: those read and those written."""
     numbers = max(2**26, beyond_cache(device) // 8) if device.type == "cpu" else 2**29
     source = torch.ones(numbers, device=device)
+    if device.type == "cuda":  # whose clock depends on the numbers; a CPU would draw them for seconds
+        source.normal_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / median_times({"copy": lambda: target.copy_(source)}, 0.5)["copy"]
 
