@@ -194,8 +194,7 @@ class Together(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("time", [FEW, MANY], ids=["few rows", "many rows"])
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("time", "strict"), [(FEW, True), (FEW, False), (MANY, False)])
 def test_a_program_of_modules_takes_every_length(time, strict):
     """Of the example's length, of one on the other side of where eager code changes its operator, and of one word."""
     torch.manual_seed(1)

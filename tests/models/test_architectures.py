@@ -19,10 +19,8 @@ LANGUAGE_MODELS = [name for name in ARCHITECTURES if "_lm" in name]
 # one for each part that a block may have, for what takes long
 KINDS = [
     "pla_lightconv_wmt_en_de_big",
-    "pla_dynamicconv_nosoftmax_wmt_en_de_big",
     "pla_dynamicconv_decoupled_iwslt_de_en",
     "pla_local_attention_wmt_en_de_big",
-    "pla_attention_iwslt_de_en",
     "pla_cnn_wmt_en_de_big",
     "pla_aan_wmt_en_de_big",
 ]
