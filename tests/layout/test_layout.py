@@ -38,10 +38,10 @@ CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
     "lightconv_plugin/ops": 10_200,
-    "lightconv_plugin": 17_700,
-    "data_prep": 5_900,
+    "lightconv_plugin": 17_100,
+    "data_prep": 5_850,
     "scripts": 11_000,
-    "tests": 30_000,
+    "tests": 27_900,
 }
 # but this: who imports a model by name wants all that --user-dir loads
 UPWARDS = ("lightconv_plugin/models/__init__.py", "lightconv_plugin.register")
@@ -170,7 +170,7 @@ MAY_WRITE = MAY_REMOVE | {
     "scripts/common/lock.py",  # which looks into a lock before it writes
     "scripts/bench/operators.py",  # /proc
     "data_prep/__main__.py",  # links in scratch
-    "data_prep/transfer.py",  # scratch that grows
+    "data_prep/fetch.py",  # scratch that grows
     "data_prep/sources/apt.py",  # in a temporary folder
     "data_prep/text/bpe.py",  # in a temporary folder
 }

@@ -267,7 +267,8 @@ def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, tem
     rtol, atol = TOLERANCES[F32]
     torch.testing.assert_close(best.double(), want[0], rtol=rtol, atol=atol)
     possible = want[0] != -math.inf
-    if temperature == 1.0:  # else sums that are equal in float64 may differ in float32, and the other way about
+    # else sums that are equal in float64 may differ in float32, and the other way about, as of a row with a word less
+    if temperature == 1.0 and bad != -math.inf:
         assert torch.equal(words[possible], want[1][possible])
         assert torch.equal(parents[possible], want[2][possible])
     assert ((words >= 0) & (words < types)).all()
