@@ -194,11 +194,12 @@ def _draw_strip(part: Any, layer: Kernels, panels: Sequence[tuple[str, Any]], ro
         place.set_title(name, fontsize=8)
         place.set_xticks(sorted({offsets[0], 0, offsets[-1]}))
         place.tick_params(labelsize=7, length=2)
-        for edge in (-0.5, len(rows) - 0.5) if layer.predicted else ():  # beyond, an offset leaves the sentence
-            border = [edge - row for row in range(len(rows) + 1)]
-            lines = [row - 0.5 for row in range(len(rows) + 1)]
-            place.step(border, lines, color="black" if least < 0 else "red", lw=0.8, where="pre")
-        place.set(xlim=extent[:2], ylim=extent[2:])
+        if layer.predicted:  # beyond these lines an offset leaves the sentence
+            for edge in (-0.5, len(rows) - 0.5):
+                border = [edge - row for row in range(len(rows) + 1)]
+                lines = [row - 0.5 for row in range(len(rows) + 1)]
+                place.step(border, lines, color="black" if least < 0 else "red", lw=0.8, where="pre")
+            place.set(xlim=extent[:2], ylim=extent[2:])
     axes[0].set_yticks(range(len(rows)), rows, parse_math=False)
     axes[0].set_xlabel("offset of the input", fontsize=7)
     bar = part.colorbar(image, ax=axes)

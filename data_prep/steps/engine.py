@@ -204,7 +204,7 @@ class Engine:
 
 
 class Made(NamedTuple):
-    """What line-wise steps make of a block, and its counts."""
+    """Result of line-wise steps on a block, and its counts."""
 
     block: Block
     lines: int

@@ -15,6 +15,7 @@ from scripts.common.ownership import LEDGER
 
 # A run that was just killed needs a moment until the programs it started have ended too.
 PATIENCE_SECONDS = 10.0
+LOCK = f"{LEDGER}.lock"
 
 
 @contextmanager
@@ -26,8 +27,8 @@ def folder_lock(folder: Path, *, shared: bool = False, patience: float | None = 
     Raises:
         UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
-    lock, instead = folder / f"{LEDGER}.lock", "choose another folder"
-    with file_lock(lock, at_work=f"in {folder}", instead=instead, shared=shared, patience=patience):
+    at_work, instead = f"in {folder}", "choose another folder"
+    with file_lock(folder / LOCK, at_work=at_work, instead=instead, shared=shared, patience=patience):
         yield
 
 
@@ -76,7 +77,7 @@ def file_lock(
                     f"{path} cannot be locked, so two runs could write one file: its file system has no locks "
                     f"({error.strerror}); take a folder on another, or have it mounted with them (Lustre: -o flock)"
                 ) from error
-            if os.fstat(lock.fileno()).st_nlink == 0:
+            if not _is_at(path, lock):
                 continue  # the run that held it has cleared the folder away, and the lock with it
             _holder(path, lock)
             lock.truncate(0)
@@ -92,3 +93,11 @@ def _holder(path: Path, lock: IO[bytes]) -> str:
     if content and not re.fullmatch(r"\d+( on \S+)?", content):
         raise UserError(f"{path} is not a lock of this project, which keeps one under that name; move it away")
     return content or "unknown"
+
+
+def _is_at(path: Path, lock: IO[bytes]) -> bool:
+    """Return True if the open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(lock.fileno()))
+    except FileNotFoundError:
+        return False

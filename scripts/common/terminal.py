@@ -1,5 +1,6 @@
 """Text for people: progress, a line that rewrites itself or, with nobody watching, a line now and then; and tables."""
 
+import codecs
 import io
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 SECONDS_BETWEEN_LINES = 10.0
 OUTPUT = "standard output"
+_UNKNOWN_LETTERS = "spell"
 
 
 class _Stream(io.FileIO):
@@ -33,6 +35,17 @@ class _Stream(io.FileIO):
             raise
 
 
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Print the bytes of a file's name as they are, and a letter that the locale lacks (C has no "±") as its number."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error(_UNKNOWN_LETTERS, _spell)
+
+
 def make_streams_usable(*, unread: bool) -> None:
     """Let what is printed never fail for its letters, nor for a stream that was closed (``>&-``).
 
@@ -50,8 +63,7 @@ def make_streams_usable(*, unread: bool) -> None:
         before: Any = getattr(sys, name)
         options = {"line_buffering": before.line_buffering, "write_through": before.write_through}
         stream = io.BufferedWriter(_Stream(number, unread=unread))
-        # a letter that the locale lacks (C has no "±") is printed as its number
-        setattr(sys, name, io.TextIOWrapper(stream, before.encoding, "backslashreplace", **options))
+        setattr(sys, name, io.TextIOWrapper(stream, before.encoding, _UNKNOWN_LETTERS, **options))
 
 
 class StatusLine:

@@ -247,12 +247,7 @@ def build_run(
 
 def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
     binarised, prepared = data / "binarised", ["--prepared", data / "prepared"]
-    checkpoints, model, tuned, scores = (
-        root / "checkpoints",
-        model_file(config, root),
-        tuning_file(config, root),
-        root / "scores",
-    )
+    checkpoints, model, tuned = root / "checkpoints", model_file(config, root), tuning_file(config, root)
     subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
     scores, stages = root / "scores", list[Stage]()
 

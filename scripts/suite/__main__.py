@@ -89,9 +89,10 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
         to_do = [job for job in jobs if job.missing]
         if to_do and arguments.sweep:
             run_by_snakemake(to_do, suite, arguments)
-        for job in to_do if not arguments.sweep else ():
-            run_here(job, options)
-            keep_all(suite)
+        else:
+            for job in to_do:
+                run_here(job, options)
+                keep_all(suite)
         return [job.name for job in to_do if replace(job).missing]  # by its record as it is now
 
     keep_all(suite)  # what another process has run, too

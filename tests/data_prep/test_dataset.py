@@ -117,7 +117,7 @@ WRONG = [
 
 
 def checked(file: Path) -> tuple[Any, list[str]]:
-    """What is to be read, and the passes."""
+    """The words of the source, and of the passes."""
     dataset = load_dataset(str(file))
     return kind_of(dataset).read(dataset, file.parent, {}), [each.folder for each in plan(dataset, file.parent)]
 

@@ -226,7 +226,7 @@ def test_a_validator_that_is_left_out_later_still_counts(tmp_path, site: Site, m
 
 
 def begun(folder: Path, content: bytes, **notes: Any) -> None:
-    """What a download leaves that was killed, with notes or without."""
+    """Leave the files of a download that was killed, with notes or without."""
     (folder / "out").mkdir()
     part(folder / "out").write_bytes(content)
     if notes:

@@ -275,7 +275,7 @@ def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, tem
 
 
 def test_the_definition_of_step_candidates():
-    """Which serves where there is no kernel, and for more than a kernel takes."""
+    """It serves where there is no kernel, and for more than a kernel takes."""
     logits, scores, limits = (
         torch.randn(4, 50, generator=torch.Generator().manual_seed(0)),
         torch.zeros(4),
