@@ -20,7 +20,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if torch.device(config.getoption("--device")).type == "cpu":
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-        items[:] = [item for item in items if first[item.nodeid.partition("[")[0]] is item]
+        items[:] = [
+            item for item in items if item.path.parent.name != "gpu" or first[item.nodeid.partition("[")[0]] is item
+        ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
