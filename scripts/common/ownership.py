@@ -197,7 +197,10 @@ def remove(path: Path) -> None:
 def _remove_folder(folder: Path) -> None:
     """Remove a folder in which all is ours; the ledgers last, so that a kill leaves nothing without its mark."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name == LEDGER):
-        _remove_folder(path) if _is_folder(path) else path.unlink()
+        if _is_folder(path):
+            _remove_folder(path)
+        else:
+            path.unlink()
     folder.rmdir()
 
 
