@@ -34,7 +34,7 @@ from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json, write_lines
-from scripts.common.lock import folder_lock
+from scripts.common.lock import folder_lock, output_lock
 from scripts.common.process import ask_python
 from scripts.common.strict_yaml import read_yaml
 from scripts.common.terminal import aligned
@@ -366,7 +366,9 @@ def main() -> None:
         print("\n".join(aligned(rows, left=5)))
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
-        manifest = get(choose(models, arguments.name), out, arguments.origin, packed=arguments.packed)
+        model = choose(models, arguments.name)
+        with output_lock(out):
+            manifest = get(model, out, arguments.origin, packed=arguments.packed)
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
     else:

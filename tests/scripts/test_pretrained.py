@@ -17,6 +17,7 @@ import torch
 
 from scripts import pretrained
 from scripts.common.errors import UserError
+from scripts.common.lock import output_lock
 from scripts.common.process import ask_python
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
@@ -251,6 +252,15 @@ def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, faul
     pretrained.get(MODEL, out=tmp_path / "model", origin=site.url)
     assert site.ranges == [None]  # the archive was there
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_two_runs_never_fetch_into_one_folder(shelf, tmp_path, monkeypatch):
+    out = tmp_path / "model"
+    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("sys.argv", ["pretrained", "get", NAME, "--from", str(shelf), "--out", str(out)])
+    with output_lock(out), pytest.raises(UserError, match=r"another run .* is at work in .*model; wait until"):
+        pretrained.main()
+    assert not out.exists()
 
 
 def test_the_list_and_a_name_that_is_not_in_it(monkeypatch, capsys):
