@@ -169,7 +169,7 @@ def main() -> None:
     add("--archive", type=Path, metavar="FILE", help="pack records, hypotheses, logs and models into this .tar.gz")
     what = "run what has one of these in DATASET/MODEL, and its trials: debian_lm,fconv"
     add("--only", metavar="WORDS", help=what)
-    add("--seeds", metavar="N,N", help="run these seeds alone, after the trials of their models")
+    add("--seeds", metavar="N,N", help="run these seeds alone, after their trials (0: the trials alone)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")

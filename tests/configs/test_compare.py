@@ -84,8 +84,8 @@ def test_the_suite_of_one_gpu_gives_all_models_as_many_trials_and_updates(tmp_pa
     jobs = run_jobs(suite)
     assert {Path(job.model).name: len(job.config.seeds) for job in jobs} == {
         **dict.fromkeys(("self_attention", "lightconv", "dynamicconv"), 3),
-        **dict.fromkeys(("transformer", "local_attention", "depthwise", "dynamicconv_nosoftmax"), 1),
-        **dict.fromkeys(("dynamicconv_dec1", "dynamicconv_dec3"), 1),
+        **dict.fromkeys(("transformer", "local_attention", "depthwise", "no_softmax"), 1),
+        **dict.fromkeys(("one_block_decoder", "three_block_decoder"), 1),
     }
     one = jobs[0].config
     for job in jobs:
