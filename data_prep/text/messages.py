@@ -7,10 +7,16 @@ from collections.abc import Iterator
 
 from data_prep.text.documents import words
 
-_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d+);")
+_ENTITY = re.compile(r"&(?:[A-Za-z]\w*|#\w+);")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)(?:\s[^<>]*)?(/?)>")
 _ALONE = words("br p li hr img qt nl")
 _CJK_KEY = re.compile(r"\s*[(（][&_~]\w[)）]")
+_LETTER = r"(?=[^\W\d_])"
+# what can be nothing but a key where only one side has it
+_LONE_KEYS = {
+    "_": re.compile(rf"(?<![\w%])_{_LETTER}"),
+    "&": re.compile(rf"(?<![\w%])&{_LETTER}|(?<=[^\W\d_])&(?=[a-zäöüß])(?!\w*=)"),
+}
 _NO_TEXT = re.compile(r"translator[-_ ]credits|your (names|emails)|.*(NAME|EMAIL) OF TRANSLATORS", re.IGNORECASE)
 
 
@@ -37,7 +43,7 @@ def read_catalogue(data: bytes) -> Iterator[tuple[str, str]]:
         singular, *plural = message.rpartition("\x04")[2].split("\0")
         forms = translation.split("\0")
         if singular and not _NO_TEXT.match(singular):
-            yield _without_context(singular), forms[0]
+            yield _without_context(singular, forms[0]), forms[0]
             if plural:
                 yield plural[0], forms[min(1, len(forms) - 1)]
 
@@ -49,8 +55,10 @@ def _string(data: bytes, order: str, place: int) -> bytes:
     return data[start : start + length]
 
 
-def _without_context(message: str) -> str:
-    """KDE's old way to give a context."""
+def _without_context(message: str, translation: str) -> str:
+    """Take away a context that stands in the message itself, in KDE's old way or GLib's (``button|Sort``)."""
+    if "|" not in translation:
+        message = re.sub(r"\A\w+\|(?=\w)", "", message)
     return re.sub(r"\A_n?: .*\n", "", message)
 
 
@@ -66,17 +74,22 @@ def clean_message(message: str, translation: str) -> Iterator[tuple[str, str]]:
 def _without_markup(text: str) -> str:
     closed = {name for slash, name, _ in _TAG.findall(text) if slash}
     text = _TAG.sub(lambda tag: " " if tag[3] or tag[2] in closed or tag[2].lower() in _ALONE else tag[0], text)
-    return html.unescape(text) if _ENTITY.search(text) else text
+    return _ENTITY.sub(lambda found: html.unescape(found[0]), text)
 
 
 def _without_keys(message: str, translation: str) -> tuple[str, str]:
+    if message.startswith("/_"):  # a path through menus, with a key for each
+        message, translation = message.replace("_", ""), translation.replace("_", "")
     for mark in "_&~":
-        marked = [word for word in message.split() if re.search(rf"{mark}\w", word)]
+        marked = re.findall(rf"\w*{mark}\w+", message)
         # one in the message, one in the translation, and not in a word that both have, such as AT&T or file_name
-        if len(marked) == 1 and message.count(mark) == 1 and marked[0] not in translation:
+        if len(marked) == message.count(mark) == 1 and not re.search(rf"(?<!\w){marked[0]}(?!\w)", translation):
             plain = _CJK_KEY.sub("", translation)
             if plain == translation and translation.count(mark) == 1:
                 plain = translation.replace(mark, "")
             if plain != translation:
                 message, translation = message.replace(mark, ""), plain
+        if mark in _LONE_KEYS and message.count(mark) + translation.count(mark) == 1:
+            translation = _CJK_KEY.sub("", translation)
+            message, translation = (_LONE_KEYS[mark].sub("", side) for side in (message, translation))
     return message.replace("&&", "&"), translation.replace("&&", "&")

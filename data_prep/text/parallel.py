@@ -18,7 +18,7 @@ MOST_OF_SOURCE = 150
 MOST = 2000
 MIN_WORDS = 5  # of a pair that is held out
 SHARED = 0.6
-"""The share of its runs of four words that a line held out may not have in common with train."""
+"""The share of its runs of four words, on either side, that a line held out may not have in common with train."""
 
 
 class Row(NamedTuple):
@@ -151,17 +151,16 @@ def split_by_source(
 def _apart(rows: Sequence[Row], others: Sequence[Row], split: str, report: Counter[str]) -> Iterator[Row]:
     """Yield the lines of a split that are not in the others, on either side and nearly; at most MOST in all."""
     taken = [{plain(row.pair[side]) for row in others} for side in (0, 1)]
-    runs_here = {run for row in rows for run in _runs(row.pair[0])}
-    shared = {run for row in others for run in _runs(row.pair[0]) if run in runs_here}
+    runs_here = {run for row in rows for side in row.pair for run in _runs(side)}
+    shared = {run for row in others for side in row.pair for run in _runs(side) if run in runs_here}
     counts: Counter[str] = Counter()
     # in the order of a hash: any part of a package, and the same whatever other packages there are
     for row in sorted(rows, key=lambda row: hashlib.md5("\n".join(row.pair).encode(), usedforsecurity=False).digest()):
-        runs = _runs(row.pair[0])
         if not row.exact or count_words(row.pair[0]) < MIN_WORDS:
             report[f"{split}: too short, or of a document whose other parts differ"] += 1
         elif any(plain(side) in known for side, known in zip(row.pair, taken, strict=True)):
             report[f"{split}: in another split or twice"] += 1
-        elif len(runs & shared) >= SHARED * len(runs):
+        elif any(len(runs & shared) >= SHARED * len(runs) for runs in map(_runs, row.pair)):
             report[f"{split}: much like another split"] += 1
         elif counts[row.source] >= MOST_OF_SOURCE:
             report[f"{split}: more than {MOST_OF_SOURCE} of a package"] += 1

@@ -12,6 +12,7 @@ trials, then all runs.
   --sweep "snakemake --cores all --resources gpu=8"      --sweep "snakemake --executor slurm --jobs 20"
 
 --from train is for a machine without a network: copy DIR/<dataset>/{prepared,binarised} there, and the records back.
+--seeds is for one that is there for minutes: so many runs are whole when it goes. It times no generation.
 """
 
 import argparse
@@ -37,24 +38,24 @@ SNAKEFILE = CHECKOUT / "scripts" / "sweep" / "Snakefile"
 KEEP_SECONDS = 600  # a sweep may take days: what has ended is put beside the page meanwhile
 
 
-def reproduce(job: Job, options: Sequence[str]) -> list[str]:
-    """The command of a job."""
+def reproduce(job: Job, options: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """The command of a job, for some of its seeds; none of them are all."""
     command = [*python_module("scripts.reproduce"), str(job.config.path), *options]
-    if job.missing in ([], job.config.seeds):
+    if seeds in ([], job.config.seeds):
         return [*command, "--to", job.last]
     last = "score" if job.last == "table" else job.last  # the stages after all seeds would wait for those elsewhere
-    return [*command, "--to", last, f"--seeds={','.join(map(str, job.missing))}"]
+    return [*command, "--to", last, f"--seeds={','.join(map(str, seeds))}"]
 
 
-def run_here(job: Job, options: Sequence[str]) -> None:
-    """Run a job; its failure is seen by what it leaves undone.
+def run_here(job: Job, options: Sequence[str], seeds: Sequence[int]) -> None:
+    """Run seeds of a job; its failure is seen by what it leaves undone.
 
     Raises:
         KeyboardInterrupt: it was interrupted.
     """
     print(f"= {job.name}", flush=True)
     job.write_config()
-    with child(reproduce(job, options)) as process:
+    with child(reproduce(job, options, seeds)) as process:
         if process.wait() in (INTERRUPTED, *range(-64, 0)):
             raise KeyboardInterrupt
 
@@ -82,18 +83,23 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
 
     def prepare(jobs: Sequence[Job]) -> None:
         """Prepare the dataset of some jobs, and see that its text is that of the records that there are."""
-        run_here(replace(jobs[0], last="binarise"), options)
+        run_here(replace(jobs[0], last="binarise"), options, [])
         check_text(jobs)
 
+    def left(job: Job) -> list[int]:
+        """The seeds of a job that are to be run now: of a trial all."""
+        everything = arguments.seeds is None or job.last == "train"
+        return [seed for seed in job.missing if everything or str(seed) in arguments.seeds.split(",")]
+
     def run_all(jobs: Sequence[Job]) -> list[str]:
-        to_do = [job for job in jobs if job.missing]
+        to_do = [job for job in jobs if left(job)]
         if to_do and arguments.sweep:
             run_by_snakemake(to_do, suite, arguments)
         else:
             for job in to_do:
-                run_here(job, options)
+                run_here(job, options, left(job))
                 keep_all(suite)
-        return [job.name for job in to_do if replace(job).missing]  # by its record as it is now
+        return [job.name for job in to_do if left(replace(job))]  # by its record as it is now
 
     keep_all(suite)  # what another process has run, too
     for jobs in jobs_of(suite).values():
@@ -107,7 +113,7 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
         failed += run_all([job for job in trial_jobs(part) if job.model in first])
         failed += run_all([job for job in run_jobs(part) if not job.waits])
         tried |= first
-    for each in collect(suite):
+    for each in collect(suite) if arguments.seeds is None else ():
         if speed.is_due(each):
             prepare(jobs_of(suite)[each.name])
             try:
@@ -163,12 +169,13 @@ def main() -> None:
     add("--archive", type=Path, metavar="FILE", help="pack records, hypotheses, logs and models into this .tar.gz")
     what = "run what has one of these in DATASET/MODEL, and its trials: debian_lm,fconv"
     add("--only", metavar="WORDS", help=what)
+    add("--seeds", metavar="N,N", help="run these seeds alone, after their trials (0: the trials alone)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done and what is to do")
     shown.add_argument("--page-only", action="store_true", help="run nothing, write the page from what there is")
     arguments = parser.parse_args()
-    if arguments.first and arguments.sweep:
-        raise UserError("--from is for runs one after the other; leave out --sweep")
+    if arguments.sweep and (arguments.first or arguments.seeds):
+        raise UserError("--from and --seeds are for runs one after the other; leave out --sweep")
     work = arguments.work or CHECKOUT / "work" / arguments.suite.stem
     suite = read_suite(arguments.suite, work, arguments.out or work / "RESULTS.md")
     here = only(suite, arguments.only.split(",")) if arguments.only else suite

@@ -160,7 +160,7 @@ def test_a_line_is_not_in_test_that_is_in_valid():
 
 
 IN_TRAIN = unlike(TRAINS, 1)[0].pair
-HEAD = " ".join(IN_TRAIN[0].split()[:5])  # two runs of four words
+HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of four words
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,8 @@ HEAD = " ".join(IN_TRAIN[0].split()[:5])  # two runs of four words
         ("new words only in this line", f"{IN_TRAIN[1]}!", True, False),
         (f"{HEAD} one", "Nur neue Wörter", True, False),  # of its three runs two are in train
         (f"{HEAD} one two", "Nur neue Wörter", True, True),  # of four two
+        ("new words only in this line", f"{OTHER} eins", True, False),
+        ("new words only in this line", f"{OTHER} eins zwei", True, True),
     ],
 )
 def test_a_line_is_held_out_that_is_whole_and_new(english: str, other: str, *, exact: bool, held_out: bool):

@@ -117,6 +117,20 @@ def test_text_that_was_prepared_elsewhere_is_trained_on(suite):
     status, said, ran = suite.compare("--only", "toy/two", "--work", str(there), "--from", "train", "--sweep", "s")
     assert (status, ran) == (1, [])
     assert "leave out --sweep" in said
+    status, said, ran = suite.compare("--only", "toy/two", "--seeds", "1", "--sweep", "s")
+    assert (status, ran) == (1, [])
+    assert "leave out --sweep" in said
+
+
+def test_a_seed_alone_leaves_the_others_and_the_speed_for_later(suite):
+    several = SUITE | {"runs": [{"dataset": "toy", "models": ["one", "two"], "seeds": [1, 2, 3]}]}
+    suite.config(yaml.safe_dump(several | {"trials": SUITE["trials"][:0]}), "suite")
+    status, said, ran = suite.compare("--seeds", "2", "--only", "toy/one")
+    assert (status, ran) == (0, ["one:seed2:7"]), said
+    status, said, ran = suite.compare("--seeds", "3,1")
+    assert (status, ran) == (0, ["one:seed1:7", "one:seed3:7", "two:seed1:7", "two:seed3:7"]), said
+    status, said, ran = suite.compare()
+    assert (status, ran) == (0, ["two:seed2:7", "speed of toy"]), said
 
 
 SNAKEMAKE = "import sys\nsys.executable = {!r}\nfrom snakemake.cli import main\nmain()\n"  # jobs run by this Python
