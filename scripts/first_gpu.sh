@@ -96,7 +96,7 @@ for each in float32 float16 bfloat16; do
   [ "$device$each" = cpufloat16 ] || bench "ops_$each" 2 ops "--dtype=$each" "${sizes[@]}"
 done
 bench ops_narrow 1 ops --operators=light --kernel=4 --causal "--dtype=$dtype" "${sizes[@]}"  # causal-conv1d's widest
-bench kernels 1 kernels "${kernels[@]}"
+bench kernels 3 kernels "${kernels[@]}"
 bench train 2 train "${train[@]}"
 bench decode 3 decode "${decode[@]}"
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -295,19 +296,36 @@ def configure(nvrtc: Path) -> str | None:
     return None
 
 
+class Launch(NamedTuple):
+    """A kernel that was launched, its blocks, their threads and bytes of shared memory, and the file of its code."""
+
+    kernel: str
+    blocks: int
+    threads: int
+    shared_bytes: int
+    code: Path
+
+
 @contextlib.contextmanager
-def compiled_together() -> Iterator[None]:
+def compiled_together(capability: int = 0) -> Iterator[list[Launch]]:
     """Compile all kernels that are launched within, at the end and side by side; within none runs.
 
-    What operators return within is whatever memory held.
+    What operators return within is whatever memory held. With a ``capability``, such as 90 for sm_90, the kernels are
+    for such a GPU, which need not be there; operators that are called with the dispatch key CUDA take CPU tensors then.
+
+    Yields:
+        a list, which at the end has each kernel's first launch.
     """
-    torch.ops.lightconv.cuda_gather(True)
+    launches: list[Launch] = []
+    torch.ops.lightconv.cuda_gather(True, capability)
     try:
-        yield
+        yield launches
     finally:
         began = perf_counter()
-        count = torch.ops.lightconv.cuda_gather(False)
-        logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - began)
+        for line in torch.ops.lightconv.cuda_gather(False).splitlines():
+            kernel, blocks, threads, shared_bytes, code = line.split(" ", 4)
+            launches.append(Launch(kernel, int(blocks), int(threads), int(shared_bytes), Path(code)))
+        logger.info("%d CUDA kernels are ready after %.1f seconds", len(launches), perf_counter() - began)
 
 
 def _wheel_folders() -> list[Path]:

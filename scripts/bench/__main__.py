@@ -46,6 +46,11 @@ def device(text: str) -> str:
     return text
 
 
+def device_or_architecture(text: str) -> str:
+    """The name of a device, or sm_90 and the like for what is compiled and not run."""
+    return text if re.fullmatch(r"sm_\d+", text) else device(text)
+
+
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Help that ends with the default, where there is one."""
 
@@ -58,15 +63,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="what", required=True, metavar=f"{{{','.join(MODULES)}}}")
     for name in MODULES:
         add = commands.add_parser(name, formatter_class=Defaults).add_argument
-        add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
+        if name == "kernels":
+            said = "cpu, cuda or cuda:N; sm_90: what convolutions are compiled to for such a GPU, without one"
+            add("--device", type=device_or_architecture, default="cpu", help=said)
+        else:
+            add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
         add("--threads", type=positive, help="threads on a CPU; torch chooses them unless given")
         add("--seconds", type=float, default=1.0, help="about how long each case is timed")
         add("--out", type=Path, metavar="FILE", help="write the records as JSON too")
         if name == "kernels":
-            add("--tokens", type=int, default=4096, help="T * B; hypotheses of a decoding step")
-            add("--channels", type=int, default=1024, help="C")
-            add("--length", type=positive, default=128, help="T")
-            add("--kernels", type=numbers, default="31,65", help="K, several by commas")
+            add("--tokens", type=int, help="T * B; hypotheses of a decoding step (default: 4096; several on GPUs)")
+            add("--channels", type=int, help="C (default: 1024; several on GPUs)")
+            add("--length", type=numbers, help="T, several by commas (default: 128; 8, 32 and 512 on GPUs)")
+            add("--kernels", type=numbers, help="K, several by commas (default: 31,65; 3 to 255 on GPUs)")
             add("--heads", type=int, default=0, help="H (default: heads of 64 channels)")
             add("--dropconnect", type=float, default=0.0, help="of the convolutions")
             add("--only", default="", help="only what has this in its name: 'conv, K', float16")
@@ -127,10 +136,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = library.load()
     if missing is not None:
         raise UserError(f"there is nothing to measure: {missing}")
-    print(f"{args.what} on {machine(torch.device(args.device))}")
+    device = None if args.device.startswith("sm_") else torch.device(args.device)
+    print(f"{args.what} " + (f"for {args.device}" if device is None else f"on {machine(device)}"))
     measured = importlib.import_module(f"scripts.bench.{MODULES[args.what]}")
     records = []
-    for rows in measured.tables(args, torch.device(args.device)):
+    for rows in measured.tables(args, device):
         status, table = StatusLine(), []
         for row in rows:
             record = {key: value for _, key, _, value in row}

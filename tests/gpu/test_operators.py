@@ -48,19 +48,20 @@ def test_convolutions(dtype, K, padding_l, R, device):
 
 
 @pytest.mark.parametrize("time", [12, 40])
+@pytest.mark.parametrize("K", [31, 7, 63, 100])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_dropconnect_is_the_mask_of_the_definition(dtype, dynamic, time, device):
+def test_dropconnect_is_the_mask_of_the_definition(dtype, dynamic, K, time, device):
     """In the forward pass, in both gradients together, and in each alone."""
     x, grad = (make(device, time, 2, 256, dtype=dtype) for _ in range(2))
-    weight = make(device, *(time, 2) * dynamic, 2, 31, dtype=dtype)
+    weight = make(device, *(time, 2) * dynamic, 2, K, dtype=dtype)
     assert backend.unsupported_reason("light_conv", x) is None
-    name, options = "dynamic_conv" if dynamic else "light_conv", (30, True, 0.3, torch.tensor([77], device=device))
+    name, options = "dynamic_conv" if dynamic else "light_conv", (K - 1, True, 0.3, torch.tensor([77], device=device))
     backward = getattr(torch.ops.lightconv, f"{name}_backward")
     both = backward(grad, x, weight, *options, True, True)
     alone = (backward(grad, x, weight, *options, True, False)[0], backward(grad, x, weight, *options, False, True)[1])
     exact = [t.double().cpu().requires_grad_() for t in (x, weight)]
-    kernel = exact[1].softmax(-1).expand(time, 2, 2, 31) * factors((time, 2, 2, 31), 0.3, 77)
-    want = reference.dynamic_conv(exact[0], kernel, padding_l=30, normalization="none")
+    kernel = exact[1].softmax(-1).expand(time, 2, 2, K) * factors((time, 2, 2, K), 0.3, 77)
+    want = reference.dynamic_conv(exact[0], kernel, padding_l=K - 1, normalization="none")
     gradients_of = torch.autograd.grad(want, exact, grad.double().cpu())
     compare((getattr(torch.ops.lightconv, name)(x, weight, *options),), (want.detach(),), dtype)
     compare(both, gradients_of, dtype)

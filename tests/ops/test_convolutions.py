@@ -73,6 +73,12 @@ CASES = [
     Case(F16, True, 100, 50, 24, (70,), capability=75),
     Case(BF16, False, 67, 3, 64, (40,), p=0.1, capability=75),
     Case(BF16, True, 65, 32, 64, (31, 129)),
+    Case(F16, True, 255, 127, 64, (70,), H=1),
+    Case(BF16, True, 128, 3, 40, (17, 80), H=3),
+    Case(F16, True, 192, 191, 128, (40,), H=1),
+    Case(BF16, True, 70, 20, 64, (130,), H=1, softmax=False),
+    Case(F16, True, 67, 20, 24, (1, 2), H=3),
+    Case(BF16, True, 100, 50, 320, (33,), H=1),
     Case(F32, False, 65, 64, 3, (31,)),
     Case(F16, False, 65, 64, 3, (31,), softmax=False),
     # the general kernels: float64
@@ -255,7 +261,7 @@ def test_tensors_that_lie_apart(name):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name, bad):
     """One channel of one position, of x or of the gradient, spoils what its kernel covers, and no other."""
-    shapes = [(F32, 60, 7, padding_l, 20) for padding_l in (0, 2, 6)] + [(BF16, 31, 31, 15, 64)]
+    shapes = [(F32, 60, 7, padding_l, 20) for padding_l in (0, 2, 6)] + [(BF16, 31, 31, 15, 64), (BF16, 33, 70, 20, 64)]
     for dtype, time, K, padding_l, R in [*shapes, (F64, 60, 7, 2, 20), (BF16, 31, 2, 1, 80)]:
         heads = 3 if name == "dynamic_conv" else 2
         weight = draw((time, 2, heads, K) if name == "dynamic_conv" else (heads, K), dtype)

@@ -1,12 +1,12 @@
 """Every kernel compiled by NVRTC for every architecture: machine code, read without a GPU."""
 
-import struct
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightconv_plugin.ops import library
+from scripts.bench.machine_code import code_of
 from tests.ops.cuda_cases import (
     BF16,
     F16,
@@ -27,7 +27,6 @@ from tests.ops.cuda_on_cpu import Machine
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 EACH_GENERATION = (75, 80, 90, 100, 120)
-FRAME_SIZE, REGISTERS = 0x11, 0x2F  # EIATTR_FRAME_SIZE, EIATTR_REGCOUNT
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +34,6 @@ def nvrtc() -> Path:
     found = library.choose_nvrtc(list(library.installed_nvrtc()), torch.version.cuda)
     if found is None:
         pytest.skip("NVRTC is not installed")
-    return found
-
-
-def attributes(cubin: bytes) -> dict[int, int]:
-    """The 8-byte attributes of the one function in an ELF image, from its section .nv.info: attribute, value."""
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
-    found = {}
-    for name, _, _, _, offset, length in sections:
-        at = sections[names][4] + name
-        if cubin[at : cubin.index(b"\0", at)] != b".nv.info":
-            continue
-        end = offset + length
-        while offset < end:
-            form, attribute, extra = struct.unpack_from("<BBH", cubin, offset)
-            if form == 4 and extra == 8:
-                found[attribute] = struct.unpack_from("<I", cubin, offset + 8)[0]
-            offset += 4 + (extra if form == 4 else 0)
     return found
 
 
@@ -67,6 +47,7 @@ TABLE: dict[str, tuple[Case, tuple[int, int], tuple[int, ...]]] = {
     "dynamic, float16": (conv(F16, True, 63, 62, 64, (33,)), (4, 4), (90,)),
     "dynamic, narrow": (conv(BF16, True, 3, 2, 64, (33,), p=0.1), (4, 4), (90,)),
     "dynamic, bands": (conv(BF16, True, 255, 254, 64, (33,), p=0.1), (4, 4), (90,)),
+    "dynamic, wide": (conv(F16, True, 255, 254, 64, (33,), H=16), (4, 4), EACH_GENERATION),
     "light, bands": (conv(F16, False, 300, 299, 64, (33,)), (5, 5), (90,)),
     "dynamic, float32, bands": (conv(F32, True, 255, 254, 64, (33,), p=0.1), (4, 4), (90,)),
     "loss": (loss(BF16, 1024), (3, 3), ARCHITECTURES),
@@ -103,7 +84,8 @@ def test_kernels(nvrtc, name, capability, tmp_path):
     images, names = [path.read_bytes()[16:] for path in tmp_path.iterdir()], machine.kernels()[before:]
     assert len(images) == len(names) == counts[capability >= 80]
     for image in images:
-        found = attributes(image)
-        assert found[FRAME_SIZE] == 0, "registers are spilled, or an array is in local memory"
-        assert 0 < found[REGISTERS] <= 168
+        found = code_of(image)
+        assert found.spilled == 0, "registers are spilled, or an array is in local memory"
+        assert 0 < found.registers <= 168
+        assert found.instructions > 0
     assert all(f".text.{name}\0".encode() in b"".join(images) for name in names)

@@ -21,11 +21,16 @@ pytestmark = pytest.mark.usefixtures("forks")
 
 X, WEIGHT = torch.randn(33, 2, 6), torch.randn(2, 3)
 CODE = """
-import torch
+import os, sys, torch
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.ops.cuda_on_cpu import Machine
 machine = Machine(cache=Path({cache!r}))
+if "GATHER" in os.environ:
+    machine.cuda_gather(True, int(os.environ["GATHER"]))
+    machine.forward(torch.ones(3, 1, 2), torch.zeros(2, 2), 0)
+    print(machine.cuda_gather(False), end="")
+    sys.exit()
 def sums(width):
     return machine.forward(torch.ones(3, 1, 2), torch.zeros(2, width), 0).sum().item()
 with ThreadPoolExecutor() as pool:
@@ -112,7 +117,17 @@ NAME = re.compile(
 def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
     """All operators, with one thing changed at a time."""
     base = {"K": 7, "R": 16, "H": 2, "lengths": (40,), "p": 0.1, "softmax": True}
-    changes: Any = ({}, {"lengths": (10,)}, {"K": 15}, {"H": 4}, {"R": 8}, {"K": 70}, {"softmax": False}, {"p": 0.0})
+    changes: Any = (
+        {},
+        {"lengths": (10,)},
+        {"K": 15},
+        {"H": 4},
+        {"R": 8},
+        {"K": 70},
+        {"K": 70, "p": 0.0},
+        {"softmax": False},
+        {"p": 0.0},
+    )
     found = []
     for dynamic, change in itertools.product((True, False), changes):
         options: dict[str, Any] = base | change
@@ -157,13 +172,22 @@ def test_kernels_are_gathered_and_compiled_together(tmp_path):
         assert machine.forward(X, WEIGHT, 1).isnan().all()
         machine.backward(X, X, WEIGHT, 1)
     assert len(list((tmp_path / "cache").iterdir())) == 0
-    count = machine.cuda_gather(False)
-    assert count == len(list((tmp_path / "cache").iterdir())) > 1
+    launches = [line.split() for line in machine.cuda_gather(False).splitlines()]
+    count = len(launches)
+    assert {path for *_, path in launches} == {str(path) for path in (tmp_path / "cache").iterdir()}
+    assert all(int(number) >= 0 for _, *numbers, _ in launches for number in numbers)
+    assert count > 1
     for padding_l in (0, 1):  # an encoder's kernels are a decoder's
         assert machine.forward(X, WEIGHT, padding_l).isfinite().all()
         machine.backward(X, X, WEIGHT, padding_l)
     assert count == len(list((tmp_path / "cache").iterdir()))
-    assert machine.cuda_gather(False) == 0
+    assert machine.cuda_gather(False) == ""
+
+
+def test_kernels_are_compiled_for_a_gpu_that_is_not_there(tmp_path):
+    """No driver is asked; the machine code is that of such a GPU."""
+    done = in_a_process(tmp_path, [2], SHIM_LIBCUDA="/there/is/no/libcuda.so.1", GATHER="75").communicate()[0]
+    assert re.fullmatch(r"lightconv_light_conv_forward_f32_K2_\S+ 1 32 \d+ \S+\n", done)
 
 
 def test_no_driver(tmp_path):

@@ -66,12 +66,15 @@ template <class T> T __shfl_sync(unsigned int, T value, int lane) { return shim:
 namespace lightconv::cuda {
 
 inline float exponential(float value) { return std::exp(value); }
+inline float two_to(float value) { return std::exp2(value); }
+inline float log_two(float value) { return std::log2(value); }
 inline float float_of_half(unsigned short bits) { return static_cast<float>(__builtin_bit_cast(_Float16, bits)); }
 inline unsigned short half_of_float(float value) {
   return __builtin_bit_cast(unsigned short, static_cast<_Float16>(value));
 }
 
 inline void copy_later(void* to, const void* from, int bytes) { shim::copy_later({to, from, bytes}); }
+inline void copy_or_clear(void* to, const void* from, bool there) { copy_later(to, from, there ? 16 : 0); }
 inline void finish_group() { shim::finish_group(); }
 template <int N> void wait_for_copies() {
   for (shim::Copy copy; shim::next_copy(N, copy);) {

@@ -15,7 +15,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cuda_configure(str sources, str nvrtc, str cache, str fingerprint) -> ()",
-           "cuda_gather(bool begin) -> int",
+           "cuda_gather(bool begin, int capability=0) -> str",
 
            // fused operators, beside the paper's: cpu/fused, cuda/fused
            "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",

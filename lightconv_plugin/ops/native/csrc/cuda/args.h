@@ -24,7 +24,7 @@ struct ConvArgs {
   void* out;
   void* grad_logits;
   float* partial;
-  const float* row_sums;  // for several bands, see row_sums in general.cuh
+  float* row_sums;  // for several bands, see row_sums in general.cuh
   DropConnect dropconnect;
   int T, B, padding_l, splits;
   int step, sentence;

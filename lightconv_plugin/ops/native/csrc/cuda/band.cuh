@@ -71,7 +71,7 @@ __device__ __forceinline__ void stage_inputs(const ConvArgs& args, const BandPla
     const bool inside = static_cast<Word>(t) < args.T && in_channels<C>(at, h, c);
     const S* from = inside ? x + t * stride + h * C.R + c : x;
     S* place = reinterpret_cast<S*>(to + row * tile.row_bytes) + lane * V;
-    if constexpr (V == 8) copy_later(place, from, inside ? 16 : 0);
+    if constexpr (V == 8) copy_or_clear(place, from, inside);
     else vec<S, V>(place) = inside ? load_fixed<S, V>(from) : zeros<S, V>();
   });
 }

@@ -189,7 +189,7 @@ void configure(const Settings& settings) {
   chosen = settings, ++configurations;
 }
 
-std::string compile(const std::string& source, int capability) {
+std::string compile(const std::string& source, int capability, std::string* file) {
   const Settings chosen = settings();
   if (chosen.nvrtc.empty()) throw std::runtime_error("lightconv: the CUDA side was not configured");
   int major = 0, minor = 0;
@@ -203,6 +203,7 @@ std::string compile(const std::string& source, int capability) {
   std::string key = chosen.fingerprint + '\n' + std::to_string(major) + '.' + std::to_string(minor) + '\n' + source;
   for (const std::string& option : options) key += '\n' + option;
   const std::string path = chosen.cache + "/" + digest(key) + hex(fnv1a(key, ~0ull)) + (machine_code ? ".cubin" : ".ptx");
+  if (file != nullptr) *file = path;
   std::string image = read_cached(path);
   if (image.empty()) write_cached(path, image = run(source, options, machine_code));
   return image;

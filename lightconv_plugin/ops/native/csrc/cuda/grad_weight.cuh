@@ -24,7 +24,7 @@ __device__ __forceinline__ void stage_rows(const ConvArgs& args, const void* fro
     const bool inside = t >= 0 && t < args.T && head + h < C.H && c < C.R;
     const S* source = inside ? at + t * stride + h * C.R + c : at;
     S* place = reinterpret_cast<S*>(to + tile.offset(row)) + lane * V;
-    if constexpr (C.tensor_cores && V == 8) copy_later(place, source, inside ? 16 : 0);
+    if constexpr (C.tensor_cores && V == 8) copy_or_clear(place, source, inside);
     else vec<S, V>(place) = inside ? load_fixed<S, V>(source) : zeros<S, V>();
   }
 }

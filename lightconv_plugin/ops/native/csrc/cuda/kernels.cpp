@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -62,27 +63,38 @@ struct Noted {
 };
 
 std::atomic<bool> gathering{false};
+std::atomic<int> chosen_capability{0};
 std::mutex noting;
 std::map<Key, Noted> noted;
 
 }  // namespace
 
-int gather(bool begin) {
+int gathered_capability() { return chosen_capability; }
+
+std::string gather(bool begin, int capability) {
   gathering = begin;
+  chosen_capability = begin ? capability : 0;
   std::vector<Noted> found;
   {
     const std::lock_guard<std::mutex> lock(noting);
     for (const auto& [key, each] : noted) found.push_back(each);
     noted.clear();
   }
-  if (begin) return 0;
+  if (begin) return "";
   std::atomic<size_t> next{0};
   std::string failed;
+  std::vector<std::string> lines(found.size());
   const auto work = [&] {
     for (size_t i = next++; i < found.size(); i = next++) {
       try {
-        const Current current(device(found[i].device));
-        function_of(found[i].device, *found[i].kernel, found[i].c, found[i].grid);
+        const auto& [index, kernel, c, grid] = found[i];
+        std::string file;
+        compile(source_of(*kernel, c, grid.threads), device(index).capability, &file);
+        lines[i] = name_of(*kernel, c) + ' ' + std::to_string(grid.blocks) + ' ' + std::to_string(grid.threads) + ' ' +
+                   std::to_string(grid.shared_bytes) + ' ' + file + '\n';
+        if (device(index).context == nullptr) continue;
+        const Current current(device(index));
+        function_of(index, *kernel, c, grid);
       } catch (const std::exception& error) {
         const std::lock_guard<std::mutex> lock(noting);
         failed = error.what();
@@ -95,7 +107,7 @@ int gather(bool begin) {
   work();
   for (std::thread& worker : workers) worker.join();
   if (!failed.empty()) throw std::runtime_error(failed);
-  return static_cast<int>(found.size());
+  return std::accumulate(lines.begin(), lines.end(), std::string());
 }
 
 std::string name_of(const Kernel& kernel, const Case& c) {
@@ -123,12 +135,14 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + flag(c.both) + "};\n}\n";
   // At most 128 registers a thread for a convolution, 80 where that suffices; before sm_80 shared memory is for one block
   // anyway. A 1 has to be said: without it the compiler aims at more blocks and spills. On sm_100 128 are two too few for
-  // the gradient of x under DropConnect.
+  // the gradient of x under DropConnect, and for wide kernels everywhere but on sm_90.
   const std::string name = kernel.name;
-  const bool both = name == "backward", limited = both || name == "conv" || name == "band";
+  const bool both = name == "backward", wide = name.starts_with("wide");
+  const bool limited = both || wide || name == "conv" || name == "band";
   const auto fewest = [&](int together) { return std::to_string(limited ? smaller(together / threads, 16) : 1); };
-  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 1000 ? " +
-                             fewest(both && c.K <= 32 ? 768 : 512) + " : " + fewest(c.flip && c.drop ? 384 : 512);
+  const std::string on_90 = fewest(both && c.K <= 32 ? 768 : 512), on_100 = fewest(wide || (c.flip && c.drop) ? 384 : 512);
+  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 900 ? " +
+                             (wide ? on_100 : on_90) + " : __CUDA_ARCH__ < 1000 ? " + on_90 + " : " + on_100;
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + kernel.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + kernel.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";

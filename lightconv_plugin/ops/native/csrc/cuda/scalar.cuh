@@ -7,6 +7,8 @@ namespace lightconv::cuda {
 
 using Word = unsigned int;
 
+constexpr float LOG2_E = 1.4426950408889634f;
+
 // Types of our own: NVIDIA's headers of theirs are 400 KB, which NVRTC reads one kernel after the other.
 struct Half {
   unsigned short bits;
@@ -61,13 +63,23 @@ template <> __device__ __forceinline__ Bfloat16 narrow<Bfloat16>(float value) { 
 
 #if defined(LIGHTCONV_ON_CPU)
 float exponential(float value);
+float two_to(float value);
+float log_two(float value);
 #else
-// Without the care for results below 2^-126 that __expf takes, which are 0 here.
-__device__ __forceinline__ float exponential(float value) {
+// Without the care for results below 2^-126 that exp2f takes, which are 0 here.
+__device__ __forceinline__ float two_to(float value) {
   float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 }
+
+__device__ __forceinline__ float log_two(float value) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ __forceinline__ float exponential(float value) { return two_to(value * LOG2_E); }
 #endif
 
 __device__ __forceinline__ double exponential(double value) { return exp(value); }
@@ -150,10 +162,12 @@ template <class S, int V> __device__ __forceinline__ void store(S* at, const Vec
 
 template <class S, int V> __device__ __forceinline__ Vec<S, V>& vec(S* at) { return *reinterpret_cast<Vec<S, V>*>(at); }
 
-// 16 bytes from global to shared memory, of which only the first `bytes` are read and the others become 0. They have
-// arrived after wait_for_copies<N>, which leaves the last N groups under way; finish_group ends a group.
+// 16 bytes from global to shared memory, of which only the first `bytes` are read and the others become 0; or all of them,
+// or none, which takes fewer instructions. They have arrived after wait_for_copies<N>, which leaves the last N groups under
+// way; finish_group ends a group.
 #if defined(LIGHTCONV_ON_CPU)
 void copy_later(void* to, const void* from, int bytes);
+void copy_or_clear(void* to, const void* from, bool there);
 void finish_group();
 template <int N> void wait_for_copies();
 #else
@@ -164,6 +178,18 @@ __device__ __forceinline__ void copy_later(void* to, const void* from, int bytes
                : "memory");
 #else
   __trap();  // tensor_cores says sm_80 or later
+#endif
+}
+
+__device__ __forceinline__ void copy_or_clear(void* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("{\n.reg .pred ignored;\nsetp.eq.s32 ignored, %2, 0;\n"
+               "cp.async.cg.shared.global [%0], [%1], 16, ignored;\n}" ::"r"(
+                   static_cast<Word>(__cvta_generic_to_shared(to))),
+               "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(there))
+               : "memory");
+#else
+  __trap();
 #endif
 }
 
