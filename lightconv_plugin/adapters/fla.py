@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
@@ -71,4 +72,4 @@ def causal_conv1d(
     if not output_final_state:
         return out, None
     last = final_state(x.flatten(2).transpose(0, 1), width + 1, cu_seqlens, state)
-    return out, last.movedim(0, -1).contiguous()
+    return out, last.movedim(0, -1).clone(memory_format=torch.contiguous_format)

@@ -61,10 +61,10 @@ def light_conv(
         batch_first: of x, the result and states; without a copy.
         cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
             and sees no other. Offsets are checked on a CPU alone. Native code on a CPU reads and writes them as they
-            lie; else, and with a state, it costs a copy of x, of DynamicConv's kernels and of the result, and
+            lie; else it costs a copy of x, of DynamicConv's kernels and of the result, and
             max(padding_l, K - 1 - padding_l) further positions a sentence.
-        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. It costs a copy of x and of
-            DynamicConv's kernels. Packed sentences are the B of states.
+        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. On a CPU it is read where it
+            lies; on a GPU it costs a copy of x and of DynamicConv's kernels. Packed sentences are the B of states.
         return_state: also return the last K - 1 inputs, the next call's initial state.
         bias: (C,), added to the result.
         activation: None, "silu" or "swish", which are the same; after the bias.
@@ -152,10 +152,7 @@ def _run(
         normalization=normalization,
         dropconnect=dropconnect,
     )
-    if place.plain:
-        found = conv(x, weight)
-    else:
-        found = sequences.convolve(conv, x, weight, padding_l, place, packs=native and x.is_cpu)
+    found = conv(x, weight) if place.plain else sequences.convolve(conv, x, weight, padding_l, place, native=native)
     if not finishes:
         return found
     if isinstance(found, Tensor):
@@ -172,16 +169,18 @@ def _native(
     normalization: str,
     dropconnect: float,
     offsets: Tensor | None = None,
+    initial_state: Tensor | None = None,
 ) -> Tensor:
     """Run the library, which takes the call. Shapes are those of ``reference``; on a CPU also packed (T, 1, C)."""
     dtype = x.dtype
     if operator == "dynamic_conv":
         # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
         x = x.to(torch.promote_types(dtype, weight.dtype))
+        initial_state = None if initial_state is None else initial_state.to(x.dtype)
     weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    out = autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets)
+    out = autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets, initial_state)
     return out if out.dtype == dtype else out.to(dtype)
 
 

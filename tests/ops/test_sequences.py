@@ -102,6 +102,19 @@ def test_no_sentence_reads_another(name):
 
 
 @operators
+@pytest.mark.parametrize("layout", [{}, {"batch_first": True}, {"cu_seqlens": torch.tensor([0, 1, 10])}])
+@pytest.mark.parametrize("begins", [True, False], ids=["states", "no states"])
+def test_a_returned_state_is_a_copy(name, layout, begins):
+    x, state = draw(*((10,) if "cu_seqlens" in layout else (2, 5)), 4).detach(), draw(2, 2 if layout else 5, 4).detach()
+    options = {"padding_l": 2, "initial_state": state if begins else None, **layout}
+    _, last = getattr(ops, name)(x, kernels(name, 3, *x.shape[:-1]).detach(), return_state=True, **options)
+    before = last.clone()
+    x.fill_(torch.nan), state.fill_(torch.nan)
+    assert torch.equal(last, before)
+    assert last.is_contiguous()
+
+
+@operators
 @backends
 def test_batch_first(name, backend):
     x, weight = draw(3, 9, 4), kernels(name, 5, 3, 9)
@@ -178,6 +191,51 @@ def test_vmap_of_packed_sentences(name, p):
     each = [gradients(*example) for example in zip(x, weight, seeds, strict=True)]
     for got, want in zip(torch.func.vmap(gradients)(x, weight, seeds), zip(*each, strict=True), strict=True):
         assert_close(got, torch.stack(want))
+
+
+@operators
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("batched", ["state", "x state", "x weight state"])
+def test_vmap_with_a_state(name, batched, p):
+    """In each example its own state, or its own of each; gradients, forward mode and their derivatives too."""
+    alone = {"x": draw(5, 2, 4), "weight": kernels(name, 3, 5, 2), "state": draw(2, 2, 4)}
+    given = [(draw(3, *t.shape) if key in batched else t).detach() for key, t in alone.items()]
+    dims = *(0 if key in batched else None for key in alone), 0
+
+    def found(*example: Tensor) -> Any:
+        *inputs, seed = example
+
+        def loss(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+            return autograd.conv(name, x, weight, 2, True, p, seed if p else None, None, state).sin().sum()
+
+        changes = tuple(t.cos() for t in inputs)
+        along = [torch.func.jvp(f, (*inputs,), changes) for f in (loss, torch.func.grad(loss, (0, 1, 2)))]
+        return along, *torch.func.grad(loss, (0, 1, 2))(*inputs)
+
+    every = *given, torch.tensor([[1], [2], [3]])
+    got = torch.func.vmap(found, dims)(*every)
+    each = [found(*(t if dim is None else t[i] for t, dim in zip(every, dims, strict=True))) for i in range(3)]
+    for a, *b in zip(*map(torch.utils._pytree.tree_leaves, (got, *each)), strict=True):
+        assert_close(a, torch.stack(b))
+
+
+@operators
+@pytest.mark.parametrize("layout", [{}, {"batch_first": True}, {"cu_seqlens": torch.tensor([0, 9, 10])}])
+def test_native_code_reads_states_where_they_lie(name, layout, monkeypatch):
+    """On a CPU: no copy of x, kernels or states."""
+    met: list[Any] = []
+    run = autograd._operator(name)
+
+    def watched(*given: Any) -> Any:
+        met.append(given)
+        return run(*given)
+
+    monkeypatch.setattr(autograd, "_operator", lambda _: watched)
+    x, state = draw(*((10,) if "cu_seqlens" in layout else (2, 5)), 4).detach(), draw(2, 2 if layout else 5, 4).detach()
+    weight = kernels(name, 3, *x.shape[:-1]).detach()
+    getattr(ops, name)(x, weight, padding_l=2, initial_state=state, backend="native", **layout)
+    (given,) = met
+    assert [t.data_ptr() for t in (*given[:2], given[7])] == [t.data_ptr() for t in (x, weight, state)]
 
 
 @operators
