@@ -74,6 +74,7 @@ def light_conv(
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
             convolution that looks ahead, or an unknown normalisation, activation or backend.
+        TypeError: what should be a tensor is none.
     """
     place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
     return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
@@ -109,7 +110,7 @@ def dynamic_conv(
     (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
 
     Raises:
-        ValueError: as ``light_conv``.
+        ValueError, TypeError: as ``light_conv``.
     """
     place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
     return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
@@ -137,12 +138,20 @@ def _run(
             f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
         )
     width = weight.shape[-1]
-    if not 0 <= padding_l < width:
-        raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
+    if not isinstance(padding_l, (int, torch.SymInt)) or not 0 <= padding_l < width:
+        raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    place.check(operator, x, width, padding_l)
     finishes = any(part is not None for part in epilogue)
+    if finishes or not place.plain:
+        check_tensors(
+            operator,
+            cu_seqlens=place.cu_seqlens,
+            initial_state=place.initial_state,
+            bias=epilogue[0],
+            residual=epilogue[2],
+        )
+        place.check(operator, x, width, padding_l)
     if finishes:
         _check_epilogue(operator, x, *epilogue)
     native = choose_backend(operator, backend, x, weight) == "native"
@@ -190,8 +199,15 @@ def check_operands(
     """Check what every operator asks of its two tensors; ``dims`` are x's before its channels.
 
     Raises:
-        ValueError: other numbers of dimensions, integers, or heads that do not divide the channels.
+        ValueError: other numbers of dimensions, integers, two devices, no weights, or heads that do not divide the
+            channels.
+        TypeError: what is no tensor.
     """
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        raise TypeError(
+            f"{operator}: expected tensors x ({dims}, C) and weight {weight_shape}; "
+            f"got {type(x).__name__} and {type(weight).__name__}"
+        )
     if x.ndim != dims.count(",") + 2 or weight.ndim != weight_ndim:
         raise ValueError(
             f"{operator}: expected x ({dims}, C) and weight {weight_shape}; "
@@ -199,8 +215,19 @@ def check_operands(
         )
     if not (x.is_floating_point() and weight.is_floating_point()):
         raise ValueError(f"{operator}: expected floating-point tensors; got x {x.dtype} and weight {weight.dtype}")
+    if x.device != weight.device:
+        raise ValueError(f"{operator}: expected x and weight on one device; got {x.device} and {weight.device}")
+    if not weight.shape[-1]:
+        raise ValueError(f"{operator}: expected kernels of one weight at least; got weight {tuple(weight.shape)}")
     if not weight.shape[-2] or x.shape[-1] % weight.shape[-2]:
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
+
+
+def check_tensors(operator: str, **given: object) -> None:
+    """Refuse what is neither a tensor nor None."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{operator}: {name} is expected as a tensor; got {type(value).__name__}")
 
 
 def _check_epilogue(

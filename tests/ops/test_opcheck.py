@@ -50,7 +50,10 @@ def backward(*kernel: int) -> list[tuple[Any, ...]]:
 def behind(*kernel: int) -> list[tuple[Any, ...]]:
     x, *rest, offsets, state = begun(*kernel)
     needs = [(True, False, True), (False, True, False)]
-    return [(draw(*x.shape), x, *rest, *need, offsets, s) for need, s in zip(needs, (state, state.contiguous()), strict=True)]
+    return [
+        (draw(*x.shape), x, *rest, *need, offsets, s)
+        for need, s in zip(needs, (state, state.contiguous()), strict=True)
+    ]
 
 
 def state(width: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Layouts, states and packed sentences against the definition, gradients too, on every backend."""
 
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -274,6 +274,15 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
         (X[:, 0], {"cu_seqlens": OFFSETS, "initial_state": X[:2, :1]}, r"expected as \(2, 2, 6\).*got \(2, 1, 6\)"),
         (X, {"padding_l": 3}, "padding_l is 3; a kernel of width 3 takes 0..2"),
         (X, {"padding_l": -1}, "padding_l is -1"),
+        (X, {"padding_l": "same"}, "padding_l is 'same'; a kernel of width 3 takes 0..2"),
+        (X, {"weight": torch.zeros(2, 0)}, r"kernels of one weight at least; got weight \(2, 0\)"),
+        (X.to("meta"), {}, "x and weight on one device; got meta and cpu"),
+        ([[1.0]], {}, r"expected tensors x \(T, B, C\) and weight \(H, K\); got list and Tensor"),
+        (X, {"weight": None}, "got Tensor and NoneType"),
+        (X[:, 0], {"cu_seqlens": [0, 2, 5]}, "cu_seqlens is expected as a tensor; got list"),
+        (X, {"initial_state": {}}, "initial_state is expected as a tensor; got dict"),
+        (X, {"bias": 0.5}, "bias is expected as a tensor; got float"),
+        (X, {"residual": True}, "residual is expected as a tensor; got bool"),
         (X, {"dropconnect": 1.0}, "light_conv: dropconnect is 1.0; expected 0 <= p < 1"),
         (X, {"dropconnect": -0.1, "backend": "reference"}, "light_conv: dropconnect is -0.1; expected 0 <= p < 1"),
         (X, {"weight": torch.zeros(4, 3)}, "4 heads do not divide the 6 channels"),
@@ -285,7 +294,7 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
     ],
 )
 def test_refusals(x, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError if "tensor;" in message or "Tensor" in message else ValueError, match=message):
         ops.light_conv(x, **{"weight": torch.zeros(2, 3), "padding_l": 2, **options})
 
 
@@ -299,6 +308,8 @@ def test_refusals(x, options, message):
             r"position is expected, x .*; got \(0, 2, 6\)",
         ),
         (lambda: ops.conv_step(X[:1], torch.zeros(2, 2, 2, 9), None), r"\(1, 2, H, K\); got \(2, 2, 2, 9\)"),
+        (lambda: ops.conv_step(X[:1], torch.zeros(2, 3), cast("Any", X[:1])), "the step before gave .*; got Tensor"),
+        (lambda: ops.reorder_state({"inputs": X}, torch.zeros(2)), r"new_order is .* int64; got \(2,\) torch.float32"),
         (lambda: ops.conv_step(X[:1], torch.zeros(9), None), r"weight \(H, K\) or \(T, B, H, K\); got \(9,\)"),
     ],
 )
