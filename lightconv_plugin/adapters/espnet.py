@@ -54,7 +54,19 @@ class _Convolution(nn.Module, ABC):
         self.bias = nn.Parameter(torch.zeros(n_feat)) if use_bias else None
 
     def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: Tensor | None) -> Tensor:
-        """query: (B, T, C); mask: (B, 1, T), zero at padding, or None; gives (B, T, C). key and value are not used."""
+        """query: (B, T, C); mask: (B, 1, T), zero at padding, or None; gives (B, T, C). key and value are not used.
+
+        Raises:
+            ValueError: a mask of another shape, where it is used.
+        """
+        if (
+            mask is not None
+            and not self.use_kernel_mask
+            and mask.shape not in ((n, 1, query.shape[1]) for n in (1, len(query)))
+        ):
+            raise ValueError(
+                f"mask is expected as (B, 1, T) = {(len(query), 1, query.shape[1])}; got {tuple(mask.shape)}"
+            )
         x = ops.glu_mask(self.linear1(query), None)
         out = self.over_time(x)
         if self.bias is not None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
@@ -42,14 +43,23 @@ def causal_conv1d(
         The output, as x, and the final state or None.
 
     Raises:
-        ValueError: another activation, a context for several GPUs, packed sentences in several rows, or what
-            ``ops.light_conv`` refuses.
+        ValueError: shapes that do not fit, another activation, a context for several GPUs, packed sentences in several
+            rows, or what ``ops.light_conv`` refuses.
     """
     if cp_context is not None:
         raise ValueError("causal_conv1d: sequences spread over several GPUs (cp_context) are not supported")
     if cu_seqlens is not None and len(x) != 1:
         raise ValueError(f"causal_conv1d: packed sentences are expected as (1, total, D); got {tuple(x.shape)}")
-    width = weight.shape[-1]
+    width, channels, sentences = weight.shape[-1], x.shape[2:].numel(), len(x if cu_seqlens is None else cu_seqlens[1:])
+    if x.ndim < 3 or weight.ndim != 2 or len(weight) != channels:
+        raise ValueError(
+            f"causal_conv1d: expected x (B, T, D) and weight (D, W); got {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
+    if initial_state is not None and initial_state.shape != (sentences, channels, width):
+        raise ValueError(
+            f"causal_conv1d: initial_state is expected as (N, D, W) = {(sentences, channels, width)}; "
+            f"got {tuple(initial_state.shape)}"
+        )
     state = None if initial_state is None else initial_state.movedim(-1, 0)  # (W, N, D)
 
     def rows(given: Tensor) -> Tensor:
@@ -71,4 +81,4 @@ def causal_conv1d(
     if not output_final_state:
         return out, None
     last = final_state(x.flatten(2).transpose(0, 1), width + 1, cu_seqlens, state)
-    return out, last.movedim(0, -1).contiguous()
+    return out, last.movedim(0, -1).clone(memory_format=torch.contiguous_format)

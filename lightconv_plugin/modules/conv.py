@@ -78,6 +78,11 @@ class TimeConv(StepByStep):
     def dropconnect(self, p: float) -> None:
         self.weight_dropout.p = p
 
+    def check_features(self, x: Tensor, features: int, name: str = "x") -> None:
+        """Refuse inputs of another width than the module was made for."""
+        if x.shape[-1] != features:
+            raise ValueError(f"{type(self).__name__} was made for {features} channels of {name}; got {tuple(x.shape)}")
+
     def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, **place: Any) -> Tensor:
         """The newest positions (T, B, C), convolved with those before them.
 
@@ -134,6 +139,7 @@ class LightweightConv(TimeConv):
         ``place``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
         ``ops.light_conv`` takes them; none with a state.
         """
+        self.check_features(x, self.channels)
         if incremental_state is not None:
             return self.step(x, self.weight, incremental_state, **place)
         weight: Tensor = self.weight
@@ -173,7 +179,7 @@ class DynamicConv(TimeConv):
                 f"{query_heads} query heads do not divide {self.heads} heads and a query of {query_dim}; "
                 "choose a divisor of both"
             )
-        self.query_heads = query_heads
+        self.query_dim, self.query_heads = query_dim, query_heads
         # nn.Linear's own start, as the published models were started
         self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
 
@@ -190,7 +196,10 @@ class DynamicConv(TimeConv):
         cu_seqlens, initial_state, return_state, bias, activation and residual, as ``ops.dynamic_conv`` takes them, none
         with a state; the query lies as x does.
         """
-        weight = self.predict(x if query is None else query)
+        self.check_features(x, self.channels)
+        query = x if query is None else query
+        self.check_features(query, self.query_dim, "the query")
+        weight = self.predict(query)
         if incremental_state is not None:
             return self.step(x, weight, incremental_state, **place)
         return ops.dynamic_conv(

@@ -61,10 +61,10 @@ def light_conv(
         batch_first: of x, the result and states; without a copy.
         cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
             and sees no other. Offsets are checked on a CPU alone. Native code on a CPU reads and writes them as they
-            lie; else, and with a state, it costs a copy of x, of DynamicConv's kernels and of the result, and
+            lie; else it costs a copy of x, of DynamicConv's kernels and of the result, and
             max(padding_l, K - 1 - padding_l) further positions a sentence.
-        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. It costs a copy of x and of
-            DynamicConv's kernels. Packed sentences are the B of states.
+        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. On a CPU it is read where it
+            lies; on a GPU it costs a copy of x and of DynamicConv's kernels. Packed sentences are the B of states.
         return_state: also return the last K - 1 inputs, the next call's initial state.
         bias: (C,), added to the result.
         activation: None, "silu" or "swish", which are the same; after the bias.
@@ -74,6 +74,7 @@ def light_conv(
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
             convolution that looks ahead, or an unknown normalisation, activation or backend.
+        TypeError: what should be a tensor is none.
     """
     place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
     return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
@@ -109,7 +110,7 @@ def dynamic_conv(
     (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
 
     Raises:
-        ValueError: as ``light_conv``.
+        ValueError, TypeError: as ``light_conv``.
     """
     place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
     return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
@@ -137,12 +138,20 @@ def _run(
             f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
         )
     width = weight.shape[-1]
-    if not 0 <= padding_l < width:
-        raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
+    if not isinstance(padding_l, (int, torch.SymInt)) or not 0 <= padding_l < width:
+        raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    place.check(operator, x, width, padding_l)
     finishes = any(part is not None for part in epilogue)
+    if finishes or not place.plain:
+        check_tensors(
+            operator,
+            cu_seqlens=place.cu_seqlens,
+            initial_state=place.initial_state,
+            bias=epilogue[0],
+            residual=epilogue[2],
+        )
+        place.check(operator, x, width, padding_l)
     if finishes:
         _check_epilogue(operator, x, *epilogue)
     native = choose_backend(operator, backend, x, weight) == "native"
@@ -152,10 +161,7 @@ def _run(
         normalization=normalization,
         dropconnect=dropconnect,
     )
-    if place.plain:
-        found = conv(x, weight)
-    else:
-        found = sequences.convolve(conv, x, weight, padding_l, place, packs=native and x.is_cpu)
+    found = conv(x, weight) if place.plain else sequences.convolve(conv, x, weight, padding_l, place, native=native)
     if not finishes:
         return found
     if isinstance(found, Tensor):
@@ -172,16 +178,18 @@ def _native(
     normalization: str,
     dropconnect: float,
     offsets: Tensor | None = None,
+    initial_state: Tensor | None = None,
 ) -> Tensor:
     """Run the library, which takes the call. Shapes are those of ``reference``; on a CPU also packed (T, 1, C)."""
     dtype = x.dtype
     if operator == "dynamic_conv":
         # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
         x = x.to(torch.promote_types(dtype, weight.dtype))
+        initial_state = None if initial_state is None else initial_state.to(x.dtype)
     weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    out = autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets)
+    out = autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets, initial_state)
     return out if out.dtype == dtype else out.to(dtype)
 
 
@@ -191,8 +199,15 @@ def check_operands(
     """Check what every operator asks of its two tensors; ``dims`` are x's before its channels.
 
     Raises:
-        ValueError: other numbers of dimensions, integers, or heads that do not divide the channels.
+        ValueError: other numbers of dimensions, integers, two devices, no weights, or heads that do not divide the
+            channels.
+        TypeError: what is no tensor.
     """
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        raise TypeError(
+            f"{operator}: expected tensors x ({dims}, C) and weight {weight_shape}; "
+            f"got {type(x).__name__} and {type(weight).__name__}"
+        )
     if x.ndim != dims.count(",") + 2 or weight.ndim != weight_ndim:
         raise ValueError(
             f"{operator}: expected x ({dims}, C) and weight {weight_shape}; "
@@ -200,8 +215,19 @@ def check_operands(
         )
     if not (x.is_floating_point() and weight.is_floating_point()):
         raise ValueError(f"{operator}: expected floating-point tensors; got x {x.dtype} and weight {weight.dtype}")
+    if x.device != weight.device:
+        raise ValueError(f"{operator}: expected x and weight on one device; got {x.device} and {weight.device}")
+    if not weight.shape[-1]:
+        raise ValueError(f"{operator}: expected kernels of one weight at least; got weight {tuple(weight.shape)}")
     if not weight.shape[-2] or x.shape[-1] % weight.shape[-2]:
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
+
+
+def check_tensors(operator: str, **given: object) -> None:
+    """Refuse what is neither a tensor nor None."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{operator}: {name} is expected as a tensor; got {type(value).__name__}")
 
 
 def _check_epilogue(

@@ -1,8 +1,9 @@
 """Derivatives of the native convolutions, of any order and in both modes, and their rules for ``torch.func``.
 
 A convolution is linear in x and in its normalised kernel, so that each derivative of it is one of the two operators
-again, with the same seed: out = C(x, k), and the gradients of <grad, C(x, k)> are B(grad, x, k). The softmax is part of
-the operators in the first pass; where further derivatives may be asked for, PyTorch does it.
+again, with the same seed: out = C(x, k), and the gradients of <grad, C(x, k)> are B(grad, x, k). A state before x is
+linear with it: below, x stands for both. The softmax is part of the operators in the first pass; where further
+derivatives may be asked for, PyTorch does it.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from lightconv_plugin.ops.normalization import normalize_kernel
 
 # what a convolution takes beside its two tensors: padding_l, dropconnect, seed, and offsets of packed sentences
 Options = tuple[int, float, Tensor | None, Tensor | None]
-# which gradients are needed: that of x, that of its kernels
-Need = tuple[bool, bool]
+# which gradients are needed: those of x, of the state before it, of the kernels
+Need = tuple[bool, bool, bool]
+Gradients = tuple[Tensor, Tensor, Tensor]  # one that is not needed has no elements
 # of each argument the dimension over which vmap runs
 Dims = tuple[int | None, ...]
 Decision = TypeVar("Decision", bound=Callable[..., Any])
@@ -68,20 +70,21 @@ def conv(
     p: float,
     seed: Tensor | None,
     offsets: Tensor | None = None,
+    state: Tensor | None = None,
 ) -> Tensor:
-    """The operator ``name`` of the library, differentiable in x and weight.
+    """The operator ``name`` of the library, differentiable in x, weight and state.
 
     Weights of a wider type than x are rounded to it; their gradient is not. With offsets (N + 1,), int64, x (T, 1, C)
-    holds packed sentences.
+    holds packed sentences. A state is (K - 1, B, C), of N sentences (K - 1, N, C).
     """
-    if recorded(x, weight):
-        return apply(_Conv, name, x, weight, padding_l, softmax, p, seed, offsets)
-    return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed, offsets)
+    if recorded(x, weight, state):
+        return apply(_Conv, name, x, state, weight, padding_l, softmax, p, seed, offsets)
+    return _run(name, x, state, weight, softmax, (padding_l, p, seed, offsets))
 
 
-def recorded(*tensors: Tensor) -> bool:
+def recorded(*tensors: Tensor | None) -> bool:
     """Return True if derivatives of what is computed from these tensors may be asked for."""
-    return (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or transformed()
+    return (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)) or transformed()
 
 
 def _operator(name: str) -> Any:
@@ -96,28 +99,50 @@ def apply(function: type[Function], *args: Any) -> Any:
     return plain.apply(*torch._functorch.utils.unwrap_dead_wrappers(args))
 
 
-def _conv_backward(
-    name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: Need
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x and weight; one that is not needed has no elements."""
-    if not recorded(grad, x, weight):
-        return _run_backward(name, grad, x, weight, softmax, options, need)
-    if not softmax:
-        return apply(_ConvGradients, name, grad, x, weight, *options, *need)
-    kernel = normalize_kernel(weight)
-    grad_x, grad_kernel = _conv_backward(name, grad, x, kernel, False, options, need)
-    return grad_x, _through_softmax(kernel, grad_kernel).to(weight.dtype) if need[1] else grad_kernel
+def _run(name: str, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options) -> Tensor:
+    """Call the operator."""
+    padding_l, p, seed, offsets = options
+    return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed, offsets, state)
 
 
 def _run_backward(
-    name: str, grad: Tensor, x: Tensor, weight: Tensor, softmax: bool, options: Options, need: Need
-) -> tuple[Tensor, Tensor]:
+    name: str,
+    grad: Tensor,
+    x: Tensor,
+    state: Tensor | None,
+    weight: Tensor,
+    softmax: bool,
+    options: Options,
+    need: Need,
+) -> Gradients:
     """Call the operator; the gradient of ``weight`` is of its type, rounded once."""
-    padding_l, p, seed, offsets = options
-    of_x, of_weight = _operator(f"{name}_backward")(
-        grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, *need, offsets
-    )
-    return of_x, of_weight.to(weight.dtype)
+    (padding_l, p, seed, offsets), (need_x, need_state, need_weight) = options, need
+    given = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, need_x, need_weight
+    if state is None:
+        (of_x, of_weight), of_state = _operator(f"{name}_backward")(*given, offsets), x.new_empty(0)
+    else:
+        of_x, of_weight, of_state = _operator("behind_state_backward")(*given, need_state, offsets, state)
+    return of_x, of_state, of_weight.to(weight.dtype)
+
+
+def _conv_backward(
+    name: str,
+    grad: Tensor,
+    x: Tensor,
+    state: Tensor | None,
+    weight: Tensor,
+    softmax: bool,
+    options: Options,
+    need: Need,
+) -> Gradients:
+    """The gradients of x, state and weight."""
+    if not recorded(grad, x, state, weight):
+        return _run_backward(name, grad, x, state, weight, softmax, options, need)
+    if not softmax:
+        return apply(_ConvGradients, name, grad, x, state, weight, *options, *need)
+    kernel = normalize_kernel(weight)
+    of_x, of_state, of_kernel = _conv_backward(name, grad, x, state, kernel, False, options, need)
+    return of_x, of_state, _through_softmax(kernel, of_kernel).to(weight.dtype) if need[2] else of_kernel
 
 
 def _through_softmax(kernel: Tensor, change: Tensor) -> Tensor:
@@ -131,129 +156,161 @@ def _sum(*terms: Tensor | None) -> Tensor | None:
     return sum(given[1:], given[0]) if given else None
 
 
+def _whole(change: Tensor | None, of: Tensor | None) -> Any:
+    """The change of a tensor, where None stands for zeros."""
+    return torch.zeros_like(of) if change is None and of is not None else change
+
+
 class _Conv(Function):
     """Keeps the operators' inputs alone: what backward needs of the kernels is computed again there."""
 
     @staticmethod
-    def forward(name: str, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
-        return _operator(name)(x, weight.to(x.dtype), *options)
+    def forward(name: str, x: Tensor, state: Tensor | None, weight: Tensor, *options: Any) -> Tensor:
+        padding_l, softmax, *rest = options
+        return _run(name, x, state, weight, softmax, (padding_l, *rest))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.name, x, weight, ctx.padding_l, ctx.softmax, ctx.p, seed, offsets = inputs
-        ctx.save_for_backward(x, weight, seed, offsets)
-        ctx.save_for_forward(x, weight, seed, offsets)
+        ctx.name, x, state, weight, ctx.padding_l, ctx.softmax, ctx.p, seed, offsets = inputs
+        ctx.save_for_backward(x, state, weight, seed, offsets)
+        ctx.save_for_forward(x, state, weight, seed, offsets)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        to_x = to_weight = None
+        grads: tuple[Tensor | None, ...] = (None, None, None)
+        need = ctx.needs_input_grad[1:4]
         if grad is not None:
-            x, weight, *rest = ctx.saved_tensors
-            need_x, need_weight = need = ctx.needs_input_grad[1:3]
-            grads = _conv_backward(ctx.name, grad, x, weight, ctx.softmax, (ctx.padding_l, ctx.p, *rest), need)
-            to_x, to_weight = grads[0] if need_x else None, grads[1] if need_weight else None
-        return None, to_x, to_weight, *(None,) * 5
+            x, state, weight, *rest = ctx.saved_tensors
+            grads = _conv_backward(ctx.name, grad, x, state, weight, ctx.softmax, (ctx.padding_l, ctx.p, *rest), need)
+        return None, *(to if needed else None for to, needed in zip(grads, need, strict=True)), *(None,) * 5
 
     @staticmethod
-    def jvp(ctx: Any, _name: None, dx: Tensor | None, dweight: Tensor | None, *_: None) -> Tensor | None:
-        x, weight, *rest = ctx.saved_tensors
+    def jvp(
+        ctx: Any, _name: None, dx: Tensor | None, dstate: Tensor | None, dweight: Tensor | None, *_: None
+    ) -> Tensor | None:
+        x, state, weight, *rest = ctx.saved_tensors
         by_x = by_weight = None
-        if dx is not None:
-            by_x = conv(ctx.name, dx, weight, ctx.padding_l, ctx.softmax, ctx.p, *rest)
+        if dx is not None or dstate is not None:
+            dx, dstate = _whole(dx, x), _whole(dstate, state)
+            by_x = conv(ctx.name, dx, weight, ctx.padding_l, ctx.softmax, ctx.p, *rest, dstate)
         if dweight is not None:
             if ctx.softmax:
                 dweight = _through_softmax(normalize_kernel(weight), dweight)
-            by_weight = conv(ctx.name, x, dweight, ctx.padding_l, False, ctx.p, *rest)
+            by_weight = conv(ctx.name, x, dweight, ctx.padding_l, False, ctx.p, *rest, state)
         return _sum(by_x, by_weight)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Dims, name: str, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: Dims, name: str, x: Tensor, state: Tensor | None, weight: Tensor, *options: Any
+    ) -> tuple[Tensor, int]:
         size, (padding_l, softmax, p, seed, offsets) = info.batch_size, options
         if seed is not None:
-            each = examples(size, (x, weight, seed), (*in_dims[1:3], in_dims[6]))
-            return torch.stack([conv(name, a, b, padding_l, softmax, p, c, offsets) for a, b, c in each]), 0
-        folded = _fold(size, x, in_dims[1], 1), _fold(size, weight, in_dims[2], 2)
-        return conv(name, *folded, *options).unflatten(-1, (size, -1)), 2
+            each = examples(size, (x, state, weight, seed), (*in_dims[1:4], in_dims[7]))
+            return torch.stack([conv(name, a, c, padding_l, softmax, p, d, offsets, b) for a, b, c, d in each]), 0
+        x, state, weight = _fold(size, (x, state, weight), in_dims[1:4])
+        return conv(name, x, weight, *options, state).unflatten(-1, (size, -1)), 2
 
 
 class _ConvGradients(Function):
     """Gradients of <grad, C(x, kernel)>; those that are not needed have no elements."""
 
     @staticmethod
-    def forward(name: str, grad: Tensor, x: Tensor, kernel: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        padding_l, p, seed, offsets, need_x, need_kernel = options
-        return _run_backward(name, grad, x, kernel, False, (padding_l, p, seed, offsets), (need_x, need_kernel))
+    def forward(name: str, grad: Tensor, x: Tensor, state: Tensor | None, kernel: Tensor, *options: Any) -> Gradients:
+        padding_l, p, seed, offsets, *need = options
+        return _run_backward(name, grad, x, state, kernel, False, (padding_l, p, seed, offsets), (*need,))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.name, grad, x, kernel, ctx.padding_l, ctx.p, seed, offsets, *ctx.need = inputs
-        ctx.save_for_backward(grad, x, kernel, seed, offsets)
-        ctx.save_for_forward(grad, x, kernel, seed, offsets)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
+        ctx.name, grad, x, state, kernel, ctx.padding_l, ctx.p, seed, offsets, *ctx.need = inputs
+        ctx.save_for_backward(grad, x, state, kernel, seed, offsets)
+        ctx.save_for_forward(grad, x, state, kernel, seed, offsets)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, of_x: Tensor | None, of_kernel: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
         """From L(g, x, k) = <g, C(x, k)>: <a, dL/dx> + <b, dL/dk> = L(g, a, k) + L(g, x, b)."""
-        grad, x, kernel, *rest = ctx.saved_tensors
+        grad, x, state, kernel, *rest = ctx.saved_tensors
         options = (ctx.padding_l, ctx.p, *rest)
-        need_grad, need_x, need_kernel = ctx.needs_input_grad[1:4]
-        of_x, of_kernel = of_x if ctx.need[0] else None, of_kernel if ctx.need[1] else None
-        to_grad = to_x = to_kernel = None
-        if of_x is not None:
+        need_grad, need_x, need_state, need_kernel = ctx.needs_input_grad[1:5]
+        of_x, of_state, of_kernel = (of if need else None for of, need in zip(changes, ctx.need, strict=True))
+        to_grad = to_x = to_state = to_kernel = None
+        if of_x is not None or of_state is not None:
+            of_x, of_state = _whole(of_x, x), _whole(of_state, state)
             if need_grad:
-                to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, *rest)
+                to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, *rest, of_state)
             if need_kernel:
-                to_kernel = _conv_backward(ctx.name, grad, of_x, kernel, False, options, (False, True))[1]
+                only = False, False, True
+                to_kernel = _conv_backward(ctx.name, grad, of_x, of_state, kernel, False, options, only)[2]
         if of_kernel is not None:
             if need_grad:
-                to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, *rest))
-            if need_x:
-                to_x = _conv_backward(ctx.name, grad, x, of_kernel, False, options, (True, False))[0]
-        return None, to_grad, to_x, to_kernel, *(None,) * 6
+                to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, *rest, state))
+            if need_x or need_state:
+                need = need_x, need_state, False
+                found = _conv_backward(ctx.name, grad, x, state, of_kernel, False, options, need)
+                to_x, to_state = (to if needed else None for to, needed in zip(found[:2], need[:2], strict=True))
+        return None, to_grad, to_x, to_state, to_kernel, *(None,) * 7
 
     @staticmethod
     def jvp(
-        ctx: Any, _name: None, dgrad: Tensor | None, dx: Tensor | None, dkernel: Tensor | None, *_: None
-    ) -> tuple[Tensor, Tensor]:
-        grad, x, kernel, *rest = ctx.saved_tensors
-        options, (need_x, need_kernel) = (ctx.padding_l, ctx.p, *rest), ctx.need
-        to_x = torch.zeros_like(x) if need_x else x.new_empty(0)
-        to_kernel = torch.zeros_like(kernel) if need_kernel else x.new_empty(0)
+        ctx: Any,
+        _name: None,
+        dgrad: Tensor | None,
+        dx: Tensor | None,
+        dstate: Tensor | None,
+        dkernel: Tensor | None,
+        *_: None,
+    ) -> Gradients:
+        grad, x, state, kernel, *rest = ctx.saved_tensors
+        options, (need_x, need_state, need_kernel) = (ctx.padding_l, ctx.p, *rest), ctx.need
+        to_x, to_state, to_kernel = (
+            torch.zeros_like(t) if need else x.new_empty(0)
+            for t, need in zip((x, state, kernel), ctx.need, strict=True)
+        )
         if dgrad is not None:
-            to_x, to_kernel = _conv_backward(ctx.name, dgrad, x, kernel, False, options, (need_x, need_kernel))
-        if dkernel is not None and need_x:
-            to_x = to_x + _conv_backward(ctx.name, grad, x, dkernel, False, options, (True, False))[0]
-        if dx is not None and need_kernel:
-            to_kernel = to_kernel + _conv_backward(ctx.name, grad, dx, kernel, False, options, (False, True))[1]
-        return to_x, to_kernel
+            to_x, to_state, to_kernel = _conv_backward(ctx.name, dgrad, x, state, kernel, False, options, ctx.need)
+        if dkernel is not None and (need_x or need_state):
+            need = need_x, need_state, False
+            more = _conv_backward(ctx.name, grad, x, state, dkernel, False, options, need)
+            to_x, to_state = to_x + more[0], to_state + more[1]
+        if (dx is not None or dstate is not None) and need_kernel:
+            dx, dstate, only = _whole(dx, x), _whole(dstate, state), (False, False, True)
+            to_kernel = to_kernel + _conv_backward(ctx.name, grad, dx, dstate, kernel, False, options, only)[2]
+        return to_x, to_state, to_kernel
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Dims, name: str, grad: Tensor, x: Tensor, kernel: Tensor, *options: Any
-    ) -> tuple[tuple[Tensor, Tensor], Dims]:
-        size, (padding_l, p, seed, offsets, need_x, need_kernel) = info.batch_size, options
-        need = (need_x, need_kernel)
+    def vmap(info: Any, in_dims: Dims, name: str, *given: Any) -> tuple[Gradients, Dims]:
+        size, tensors, (padding_l, p, seed, offsets, *each_need) = info.batch_size, given[:4], given[4:]
+        need: Any = (*each_need,)
         if seed is not None:
-            each = examples(size, (grad, x, kernel, seed), (*in_dims[1:4], in_dims[6]))
-            found = [_conv_backward(name, a, b, c, False, (padding_l, p, d, offsets), need) for a, b, c, d in each]
-            return (torch.stack([one for one, _ in found]), torch.stack([other for _, other in found])), (0, 0)
-        folded = _fold(size, grad, in_dims[1], 1), _fold(size, x, in_dims[2], 1), _fold(size, kernel, in_dims[3], 2)
-        grad_x, grad_kernel = _conv_backward(name, *folded, False, (padding_l, p, seed, offsets), need)
-        if need_x:
-            grad_x = grad_x.unflatten(-1, (size, -1))
-        if need_kernel:
-            grad_kernel = grad_kernel.unflatten(-2, (size, -1)).movedim(-3, 0)
-        return (grad_x, grad_kernel), (2 if need_x else None, 0 if need_kernel else None)
+            each = examples(size, (*tensors, seed), (*in_dims[1:5], in_dims[7]))
+            found = [
+                _conv_backward(name, a, b, c, d, False, (padding_l, p, e, offsets), need) for a, b, c, d, e in each
+            ]
+            stacked: Any = tuple(torch.stack(ts) for ts in zip(*found, strict=True))
+            return stacked, (0, 0, 0)
+        grad, x, state, kernel = _fold(size, tensors, in_dims[1:5])
+        of_x, of_state, of_kernel = _conv_backward(
+            name, grad, x, state, kernel, False, (padding_l, p, seed, offsets), need
+        )
+        of_x = of_x.unflatten(-1, (size, -1)) if need[0] else of_x
+        of_state = of_state.unflatten(-1, (size, -1)) if need[1] else of_state
+        of_kernel = of_kernel.unflatten(-2, (size, -1)).movedim(-3, 0) if need[2] else of_kernel
+        dims = zip((2, 2, 0), need, strict=True)
+        return (of_x, of_state, of_kernel), tuple(dim if needed else None for dim, needed in dims)
 
 
-def examples(size: int, tensors: tuple[Tensor, ...], dims: Dims) -> Iterator[tuple[Tensor, ...]]:
+def examples(size: int, tensors: tuple[Tensor | None, ...], dims: Dims) -> Iterator[tuple[Any, ...]]:
     """The examples of a batch one by one, as a mask is drawn for one; a tensor without a batch serves all."""
-    each = [(t,) * size if dim is None else t.unbind(dim) for t, dim in zip(tensors, dims, strict=True)]
+    each = [(t,) * size if t is None or dim is None else t.unbind(dim) for t, dim in zip(tensors, dims, strict=True)]
     return zip(*each, strict=True)
 
 
-def _fold(size: int, x: Tensor, dim: int | None, last: int) -> Tensor:
-    """Make the examples of a batch further heads: (N, ..., C) to (..., N * C), or, last = 2, (..., N * H, K)."""
-    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.movedim(0, -1 - last).flatten(-1 - last, -last)
+def _fold(size: int, tensors: tuple[Tensor | None, ...], dims: Dims) -> Iterator[Any]:
+    """Make the examples of a batch further heads: (N, ..., C) to (..., N * C), and the kernels (..., N * H, K)."""
+    for i, (x, dim) in enumerate(zip(tensors, dims, strict=True), 1):
+        if x is not None:
+            last = 2 if i == len(tensors) else 1
+            x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+            x = x.movedim(0, -1 - last).flatten(-1 - last, -last)
+        yield x

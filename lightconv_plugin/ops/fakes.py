@@ -28,6 +28,11 @@ def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tup
     return in_order_of(x, x) if need_x else empty, of_weight
 
 
+def behind_state_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *_, need_state, _, state = options
+    return *conv_backward(grad, x, weight, *options), in_order_of(state, state) if need_state else x.new_empty(0)
+
+
 def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -> tuple[Tensor, Tensor, Tensor]:
     empty = x.new_empty(0)
     of_bias = x.new_empty(weight.shape[0] if need[2] else 0)
@@ -57,6 +62,7 @@ def residual_norm_backward(
 FAKES: dict[str, Callable[..., object]] = {
     **dict.fromkeys(("light_conv", "dynamic_conv"), lambda x, *_: in_order_of(x, x)),
     **dict.fromkeys(("light_conv_backward", "dynamic_conv_backward"), conv_backward),
+    "behind_state_backward": behind_state_backward,
     **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_block"), like),
     **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), lambda _, x, *__: like(x)),
     **dict.fromkeys(("few_rows_linear", "bf16_linear"), lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[0])),

@@ -1,7 +1,8 @@
 """Layouts, states and packed sentences, made one sequence (T, B, C) that every backend takes, in all derivatives.
 
-The inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its own, and the
-outputs there are left out. Native code on a CPU reads packed sentences without a state as they lie.
+Native code on a CPU reads packed sentences and states as they lie, and the definition takes states. Elsewhere the
+inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its own, and the
+outputs there are left out.
 """
 
 from collections.abc import Callable
@@ -65,29 +66,32 @@ class Place(NamedTuple):
 
 
 def convolve(
-    conv: Callable[..., Tensor], x: Tensor, weight: Tensor, padding_l: int, place: Place, *, packs: bool
+    conv: Callable[..., Tensor], x: Tensor, weight: Tensor, padding_l: int, place: Place, *, native: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run ``conv``, which takes x (T, B, C) and its kernels, on sentences that lie and begin as ``place`` says.
 
-    Where it ``packs``, it takes offsets of packed sentences too.
+    The ``native`` one takes states and offsets of packed sentences on a CPU, the definition states alone.
     """
-    offsets, width = place.cu_seqlens, weight.shape[-1]
+    offsets, width, on_cpu = place.cu_seqlens, weight.shape[-1], native and x.is_cpu
     state = _swapped(place.initial_state) if place.batch_first else place.initial_state
     if offsets is not None:
         x, weight = x.unsqueeze(1), weight if weight.ndim == 2 else weight.unsqueeze(1)
-        if packs and state is None:
-            out = conv(x, weight, offsets=offsets.long().contiguous()).squeeze(1)
+        if on_cpu:
+            out = conv(x, weight, offsets=offsets.long().contiguous(), initial_state=state).squeeze(1)
         else:
             out = _convolve_packed(conv, x, weight, max(padding_l, width - 1 - padding_l), offsets, state).squeeze(1)
     else:
         if place.batch_first:
             x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
-        out = conv(x, weight) if state is None else _convolve_behind(conv, x, weight, state)
+        if on_cpu or not native or state is None:
+            out = conv(x, weight, initial_state=state)
+        else:
+            out = _convolve_behind(conv, x, weight, state)
         out = out.transpose(0, 1) if place.batch_first else out
     if not place.return_state:
         return out
     last = final_state(x, width, offsets, state)
-    return out, (last.transpose(0, 1) if place.batch_first else last).contiguous()
+    return out, (last.transpose(0, 1) if place.batch_first else last).clone(memory_format=torch.contiguous_format)
 
 
 def _swapped(state: Tensor | None) -> Tensor | None:
@@ -131,15 +135,20 @@ def _convolve_packed(
 
 
 def final_state(x: Tensor, width: int, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> Tensor:
-    """The last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C)."""
+    """The last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C); perhaps a part of x."""
+    before = width - 1
     if cu_seqlens is None:
-        return reference.final_state(x[max(0, len(x) - width + 1) :], width, initial_state)
+        return x[len(x) - before :] if len(x) >= before else reference.final_state(x, width, initial_state)
     if initial_state is None:
-        initial_state = x.new_zeros(width - 1, len(cu_seqlens) - 1, x.shape[2])
-    # rows of all states (N, K - 1, C) and then of x; a position before a sentence's first is one of its state
-    rows = cu_seqlens[1:].long() - torch.arange(width - 1, 0, -1, device=x.device).unsqueeze(1)
-    ahead = rows - cu_seqlens[:-1]
-    states = (width - 1) * torch.arange(len(cu_seqlens) - 1, device=x.device) + ahead + width - 1
-    source = torch.cat([initial_state.transpose(0, 1).flatten(0, 1), x.squeeze(1)])
-    chosen = torch.where(ahead < 0, states, rows + initial_state[:, :, 0].numel())
-    return source.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+        initial_state = x.new_zeros(before, len(cu_seqlens) - 1, x.shape[2])
+    if not len(x):
+        return initial_state
+    rows = cu_seqlens[1:].long() - torch.arange(before, 0, -1, device=x.device).unsqueeze(1)
+    ahead = rows - cu_seqlens[:-1]  # below 0: before the sentence's first, in its state
+    places = (ahead + before).clamp(max=before - 1) * rows.shape[1] + torch.arange(rows.shape[1], device=x.device)
+    own = x.squeeze(1).index_select(0, rows.clamp(min=0).flatten())
+    return torch.where(
+        (ahead < 0).unsqueeze(2),
+        initial_state.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, rows.shape),
+        own.unflatten(0, rows.shape),
+    )

@@ -59,6 +59,8 @@ def conv_step(
         assert state is not None
         return torch.cat(outs), state
     if state is not None:
+        if not isinstance(state, dict) or not {"ring", "inputs"} & state.keys():
+            raise ValueError(f"conv_step: the state that the step before gave is expected; got {type(state).__name__}")
         backend, entry = ("native", "ancestors") if "ring" in state else ("reference", "inputs")
         if (held := state[entry].shape[1]) != x.shape[1]:
             raise ValueError(
@@ -79,7 +81,15 @@ def reorder_state(state: State, new_order: Tensor) -> State:
 
     The state that was given is used up: the new one may share its memory. Copy it first (``copy.deepcopy``) to order it
     twice.
+
+    Raises:
+        ValueError: new_order is no row of whole numbers.
     """
+    if new_order.ndim != 1 or new_order.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            "reorder_state: new_order is expected as (N,) int32 or int64; "
+            f"got {tuple(new_order.shape)} {new_order.dtype}"
+        )
     if "ring" not in state:
         return {name: value.index_select(1, new_order) for name, value in state.items()}
     ring = state["ring"]

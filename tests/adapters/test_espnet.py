@@ -128,3 +128,9 @@ def test_gradients_and_dropout(kind):
 def test_refusals(arguments, message):
     with pytest.raises(ValueError, match=message):
         espnet.LightweightConvolution(*arguments)
+
+
+def test_a_mask_of_another_shape():
+    module, (query, _) = make(espnet.LightweightConvolution, 3, False), inputs(4)
+    with pytest.raises(ValueError, match=r"mask is expected as \(B, 1, T\) = \(3, 1, 4\); got \(3, 4\)"):
+        module(query, None, None, torch.ones(3, 4))

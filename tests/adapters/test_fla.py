@@ -1,5 +1,11 @@
-"""``causal_conv1d`` against loops over what FLA's computes."""
+"""``causal_conv1d`` against loops over what FLA's computes, and against FLA's own where it and Triton are installed.
 
+On a CPU Triton interprets its kernels, if TRITON_INTERPRET=1 and FLA_CACHE_RESULTS=0 are set (fla-core 0.6.0, triton
+3.4.0).
+"""
+
+import importlib
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +56,35 @@ def test_it_computes_what_flas_does(width, packed, extras, activation):
         assert_close(a, b)
 
 
+@pytest.mark.parametrize("extras", [False, True], ids=["alone", "bias, residual, state"])
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+def test_flas_own_gives_the_same(packed, extras, monkeypatch):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("FLA's kernels need a GPU, or TRITON_INTERPRET=1")
+    theirs = pytest.importorskip("fla.modules.causal_conv1d").causal_conv1d
+    if device == "cpu":  # nothing to choose from by time
+        tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+        monkeypatch.setattr(tuner, "do_bench", property(lambda _: lambda *_, **__: [1.0] * 3))
+    offsets = torch.tensor([0, 3, 3, 9, 10] if packed else [0, 5, 10], device=device)
+    shapes = [
+        (1, 10, 6) if packed else (2, 5, 6),
+        (6, 4),
+        (6,),
+        (1, 10, 6) if packed else (2, 5, 6),
+        (len(offsets) - 1, 6, 4),
+    ]
+    x, weight, *rest = (torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+    given: dict[str, Any] = dict(zip(("bias", "residual", "initial_state"), rest, strict=True)) if extras else {}
+    given |= {"activation": "silu", "output_final_state": True, "cu_seqlens": offsets if packed else None}
+    results = []
+    for call in (causal_conv1d, theirs):
+        out, last = call(x, weight, **given)  # whose final state has no gradients
+        results.append((out, last, *torch.autograd.grad(out.sin().sum(), (x, weight, *(rest if extras else ())))))
+    for got, want in zip(*results, strict=True):
+        assert_close(got.detach().cpu(), want.detach().cpu())
+
+
 def test_channels_in_several_dimensions_and_no_state():
     x, weight = draw(2, 5, 3, 2), draw(6, 4)
     out, last = causal_conv1d(x, weight)
@@ -63,8 +98,12 @@ def test_channels_in_several_dimensions_and_no_state():
         ({"activation": "relu"}, "activation is 'relu'; expected None, 'silu' or 'swish'"),
         ({"cp_context": object()}, "several GPUs"),
         ({"cu_seqlens": torch.tensor([0, 5])}, r"expected as \(1, total, D\); got \(2, 5, 6\)"),
+        ({"weight": torch.zeros(3, 4)}, r"x \(B, T, D\) and weight \(D, W\); got \(2, 5, 6\) and \(3, 4\)"),
+        ({"weight": torch.zeros(6, 1, 4)}, r"and weight \(D, W\); got .* and \(6, 1, 4\)"),
+        ({"x": torch.zeros(5, 6)}, r"expected x \(B, T, D\) .* got \(5, 6\)"),
+        ({"initial_state": torch.zeros(2, 6, 3)}, r"as \(N, D, W\) = \(2, 6, 4\); got \(2, 6, 3\)"),
     ],
 )
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
-        causal_conv1d(draw(2, 5, 6), draw(6, 4), **options)
+        causal_conv1d(**{"x": draw(2, 5, 6), "weight": draw(6, 4), **options})

@@ -157,6 +157,25 @@ def test_refusals(options, message):
         LightweightConv(6, **{"kernel_size": 3, "heads": 2, "causal": True, **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        ({"query_dim": 4}, {}, r"was made for 4 channels of the query; got \(5, 2, 6\)"),
+        ({}, {"query": torch.zeros(5, 2, 4)}, r"was made for 6 channels of the query; got \(5, 2, 4\)"),
+    ],
+)
+def test_inputs_of_another_width(options, given, message):
+    with pytest.raises(ValueError, match=message):
+        DynamicConv(6, 3, heads=2, causal=True, **options)(torch.zeros(5, 2, 6), **given)
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_channels_that_the_module_was_not_made_for(conv):
+    """Though its heads divide them."""
+    with pytest.raises(ValueError, match=rf"{conv.__name__} was made for 6 channels of x; got \(5, 2, 12\)"):
+        conv(6, 3, heads=2, causal=True)(torch.zeros(5, 2, 12))
+
+
 @pytest.mark.parametrize("conv", CONVS)
 def test_a_step_refuses_the_options_of_whole_sequences(conv):
     with pytest.raises(ValueError, match="takes none of: bias, batch_first"):

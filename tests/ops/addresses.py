@@ -40,10 +40,17 @@ def case(draw: random.Random) -> str:
     x = torch.randn(*shape, heads * ratio).to(dtype).requires_grad_()
     weight = torch.randn(*(shape if name == "dynamic_conv" else ()), heads, width).to(dtype).requires_grad_()
     options = {"padding_l": draw.randrange(width), "dropconnect": draw.choice((0.0, 0.3)), **layout}
-    words = f"{name} {dtype} x {tuple(x.shape)} weight {tuple(weight.shape)} {options}"
+    inputs = [x, weight]
+    if draw.random() < 0.4:
+        sentences = len(layout["cu_seqlens"]) - 1 if "cu_seqlens" in layout else shape[1 - batch_first]
+        begins = (sentences, width - 1) if layout.get("batch_first") else (width - 1, sentences)
+        inputs.append(torch.randn(*begins, heads * ratio).to(dtype).requires_grad_())
+        options |= {"padding_l": width - 1, "initial_state": inputs[2]}
+    words = f"{name} {dtype} x {tuple(x.shape)} weight {tuple(weight.shape)} "
+    words += str({key: tuple(v.shape) if key == "initial_state" else v for key, v in options.items()})
     print(words, file=sys.stderr)  # before it runs: the last one is the one that fails
     out = getattr(ops, name)(x, weight, backend="native", **options)
-    torch.autograd.grad(out.float().square().sum(), (x, weight))
+    torch.autograd.grad(out.float().square().sum(), inputs)
     return words
 
 

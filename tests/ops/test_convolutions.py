@@ -34,6 +34,7 @@ class Case(NamedTuple):
     offset: int = 0  # elements by which the tensors miss an address that vectors want
     batch: int = 2
     packed: tuple[int, ...] = ()  # lengths of sentences, one behind another
+    begins: bool = False  # behind a state
 
 
 CASES = [
@@ -109,6 +110,18 @@ SHAPES = [
         for p in (0.0, 0.4)
         for H, R, K in ((2, 32, 31), (12, 2, 3), (3, 3, 70), (40, 1, 4))
     ),
+    # behind a state: shorter than it and longer, a kernel a channel, few taps in place and not, several units of time
+    *(
+        Case(F32, dynamic, K, K - 1, R, (1, K - 1, 150) if K > 1 else (3,), H=H, p=p, begins=True)
+        for dynamic in (True, False)
+        for p in (0.0, 0.4)
+        for H, R, K in ((2, 32, 31), (12, 2, 3), (3, 3, 70), (40, 1, 4), (2, 64, 5), (2, 16, 1), (21, 4, 7))
+    ),
+    *(
+        Case(F32, dynamic, K, K - 1, R, (), H=H, packed=PACKED, begins=True)
+        for dynamic in (True, False)
+        for H, R, K in ((2, 32, 31), (12, 2, 3), (40, 1, 4), (2, 64, 5))
+    ),
 ]
 
 
@@ -117,28 +130,31 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
     return storage[offset:].view(shape)
 
 
-def operands(case: Case, time: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x, weight, and the output's gradient, of which LightConv's is small enough for its sum over all positions."""
+def operands(case: Case, time: int) -> tuple[Tensor, ...]:
+    """x, weight, the output's gradient (LightConv's is small enough for its sum over all positions), and any state."""
     batch, rows = 1 if case.packed else case.batch, sum(case.packed) or time
     x, grad = (draw((rows, batch, case.H * case.R), case.dtype, case.offset) for _ in range(2))
-    return x, draw(((rows, batch) if case.dynamic else ()) + (case.H, case.K), case.dtype, case.offset), grad
+    weight = draw(((rows, batch) if case.dynamic else ()) + (case.H, case.K), case.dtype, case.offset)
+    state = [draw((case.K - 1, len(case.packed) or batch, case.H * case.R), case.dtype)] if case.begins else []
+    return x, weight, grad, *state
 
 
-def expected(case: Case, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+def expected(case: Case, x: Tensor, weight: Tensor, grad: Tensor, *begins: Tensor) -> tuple[Tensor, ...]:
     """Output and gradients in float64."""
-    x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    x, weight, *states = inputs = [t.double().requires_grad_() for t in (x, weight, *begins)]
     kernel, shape = (
         reference.normalize_kernel(weight, "softmax" if case.softmax else "none"),
         (*x.shape[:2], case.H, case.K),
     )
     kernel = kernel.expand(shape) * factors(shape, case.p, SEED) if case.p > 0 else kernel.expand(shape)
     options: dict[str, Any] = {"padding_l": case.padding_l, "normalization": "none"}
+    options["initial_state"] = states[0] if states else None
     if case.packed:
         offsets = torch.tensor([0, *itertools.accumulate(case.packed)])
         out = reference.packed(reference.dynamic_conv, x[:, 0], kernel[:, 0], offsets, **options).unsqueeze(1)
     else:
         out = reference.dynamic_conv(x, kernel, **options)
-    return out.detach(), *torch.autograd.grad(out, (x, weight), grad.double())
+    return out.detach(), *torch.autograd.grad(out, inputs, grad.double())
 
 
 def turned(t: Tensor) -> Tensor:
@@ -147,27 +163,30 @@ def turned(t: Tensor) -> Tensor:
 
 
 def check(run, case: Case, *given: Tensor) -> None:
-    """The output and both gradients together, each alone, and batch first, to the bit on a CPU."""
-    x, weight, grad = given
+    """The output and all gradients together, each alone, and batch first, to the bit on a CPU."""
+    x, weight, grad, *begins = given
     name, seed = OPERATORS[case.dynamic], torch.tensor([SEED]) if case.p > 0 else None
     options = (case.padding_l, case.softmax, case.p, seed)
     offsets = torch.tensor([0, *itertools.accumulate(case.packed)]) if case.packed else None
-    forward, backward = getattr(run, name), getattr(run, f"{name}_backward")
-    results = [forward(x, weight, *options, offsets), *backward(grad, x, weight, *options, True, True, offsets)]
+    forward, backward = getattr(run, name), getattr(run, "behind_state_backward" if begins else f"{name}_backward")
+    each = range(2 + len(begins))
+    need = *(True for _ in each), offsets
+    results = [forward(x, weight, *options, offsets, *begins), *backward(grad, x, weight, *options, *need, *begins)]
     want = expected(case, *given)
     # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
-    scales = [1.0, 1.0, 1.0 if case.dynamic else max(1.0, want[2].abs().max().item())]
+    scales = [1.0, 1.0, 1.0 if case.dynamic else max(1.0, want[2].abs().max().item()), *(1.0 for _ in begins)]
     for got, exact, scale in zip(results, want, scales, strict=True):
         assert_close(got / scale, exact / scale, case.dtype)
     wide = weight.ndim == 2 and not case.softmax and case.dtype != F64
-    assert [t.dtype for t in results] == [case.dtype, case.dtype, F32 if wide else case.dtype]
-    alone = [(True, False), (False, True)]
-    again = [results[0], *(backward(grad, x, weight, *options, *need, offsets)[i] for i, need in enumerate(alone))]
+    assert [t.dtype for t in results[:3]] == [case.dtype, case.dtype, F32 if wide else case.dtype]
+    alone = [(*(i == j for j in each), offsets) for i in each]
+    again = [results[0], *(backward(grad, x, weight, *options, *alone[i], *begins)[i] for i in each)]
     if case.offset or case.packed:
         others = [again]
     else:
-        x, weight, grad = map(turned, given)
-        others = [again, [forward(x, weight, *options), *backward(grad, x, weight, *options, True, True)]]
+        x, weight, grad, *begins = map(turned, given)
+        found = [forward(x, weight, *options, offsets, *begins), *backward(grad, x, weight, *options, *need, *begins)]
+        others = [again, found]
         assert all(t.stride() == x.stride() for t in others[1][:2])
     for other in others:
         for got, exact, scale, first in zip(other, want, scales, results, strict=True):
@@ -217,10 +236,11 @@ def test_widths_and_ratios_of_cpus(cpu, dynamic, dtype):
     heads=st.integers(1, 40),
     ratio=st.integers(1, 35),
     width=st.integers(1, 40),
+    begins=st.booleans(),
     data=st.data(),
 )
-def test_any_shape(cpu, dynamic, dtype, softmax, p, time, batch, heads, ratio, width, data):
-    padding_l = data.draw(st.integers(0, width - 1))
+def test_any_shape(cpu, dynamic, dtype, softmax, p, time, batch, heads, ratio, width, begins, data):
+    padding_l = width - 1 if begins else data.draw(st.integers(0, width - 1))
     case = Case(
         dtype,
         dynamic,
@@ -232,9 +252,10 @@ def test_any_shape(cpu, dynamic, dtype, softmax, p, time, batch, heads, ratio, w
         p if time * batch * heads < 2000 else 0.0,
         softmax,
         batch=batch,
+        begins=begins,
     )
-    x, weight, grad = operands(case, time)
-    check(cpu, case, x, weight if softmax else weight / width**0.5, grad)
+    x, weight, *rest = operands(case, time)
+    check(cpu, case, x, weight if softmax else weight / width**0.5, *rest)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -345,13 +366,19 @@ def test_the_same_bits_every_time_on_any_number_of_threads(run, dynamic, p, set_
             ({"x": torch.zeros(5, 1, 4), "offsets": torch.tensor(offsets).long()}, "offsets|packed sentences")
             for offsets in ([0, 4], [1, 5], [0, 4, 3, 5], [])
         ),
+        ({"state": torch.zeros(6, 2, 4)}, "only a causal convolution|states have kernels"),
+        *(
+            ({"padding_l": 6, "state": state}, r"expected a state \(K - 1, sentences, C\)|states have kernels")
+            for state in (torch.zeros(5, 2, 4), torch.zeros(6, 1, 4), torch.zeros(6, 2, 4).double(), torch.zeros(6))
+        ),
     ],
 )
 def test_raw_operators_check_their_arguments(run, change, message):
     """A compiled graph hands them over unseen."""
-    given = {"x": torch.zeros(8, 2, 4), "weight": torch.zeros(2, 7), "padding_l": 3, "p": 0.0, "offsets": None} | change
+    given = {"x": torch.zeros(8, 2, 4), "weight": torch.zeros(2, 7), "padding_l": 3, "p": 0.0} | change
+    options = given["padding_l"], True, given["p"], None, given.get("offsets"), given.get("state")
     with pytest.raises(RuntimeError, match=message):
-        run.light_conv(given["x"], given["weight"], given["padding_l"], True, given["p"], None, given["offsets"])
+        run.light_conv(given["x"], given["weight"], *options)
 
 
 # ---- DropConnect ----

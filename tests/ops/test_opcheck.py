@@ -12,7 +12,7 @@ from tests.ops.conftest import needs_bf16_units
 
 T, B, C, H, K, V = 5, 3, 6, 3, 4, 7
 SEED = torch.tensor([11])
-NAMES = {*OPERATORS, *(takes.gradient for takes in OPERATORS.values() if takes.gradient)}
+NAMES = {*OPERATORS, *(takes.gradient for takes in OPERATORS.values() if takes.gradient), "behind_state_backward"}
 
 
 def draw(*shape: int) -> Tensor:
@@ -35,11 +35,25 @@ def packed(*kernel: int) -> tuple[Any, ...]:
     return draw(T, 1, C), draw(*kernel, K), 2, True, 0.4, SEED, torch.tensor([0, 2, 2, 5])
 
 
+def begun(*kernel: int) -> tuple[Any, ...]:
+    """As ``whole``, behind a state."""
+    return draw(T, B, C), draw(*kernel, K), K - 1, True, 0.4, SEED, None, draw(B, K - 1, C).transpose(0, 1)
+
+
 def backward(*kernel: int) -> list[tuple[Any, ...]]:
     needs = [(True, True), (True, False), (False, True)]
     found = [(draw(*x.shape), x, *rest, *need) for (x, *rest), need in zip(whole(*kernel), needs, strict=True)]
     x, *rest, offsets = packed(T, 1, H) if len(kernel) > 1 else packed(H)
     return [*found, (draw(*x.shape), x, *rest, True, True, offsets)]
+
+
+def behind(*kernel: int) -> list[tuple[Any, ...]]:
+    x, *rest, offsets, state = begun(*kernel)
+    needs = [(True, False, True), (False, True, False)]
+    return [
+        (draw(*x.shape), x, *rest, *need, offsets, s)
+        for need, s in zip(needs, (state, state.contiguous()), strict=True)
+    ]
 
 
 def state(width: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,9 +90,10 @@ def residual_backward(p: float) -> tuple[Any, ...]:
 PADDING = torch.arange(T).expand(2, T) > T - 2
 # operator -> lists of arguments
 SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
-    "light_conv": lambda: [*whole(H), packed(H)],
+    "light_conv": lambda: [*whole(H), packed(H), begun(H)],
     "light_conv_backward": lambda: backward(H),
-    "dynamic_conv": lambda: [*whole(T, B, H), packed(T, 1, H)],
+    "dynamic_conv": lambda: [*whole(T, B, H), packed(T, 1, H), begun(T, B, H)],
+    "behind_state_backward": lambda: [*behind(H), *behind(T, B, H)],
     "dynamic_conv_backward": lambda: backward(T, B, H),
     "glu_mask": lambda: [(draw(2, T, 2 * C), PADDING.T), (draw(T, B, 2 * C), None)],
     "glu_mask_backward": lambda: [(draw(2, T, C), draw(2, T, 2 * C), PADDING.T)],

@@ -1,7 +1,7 @@
 """Layouts, states and packed sentences against the definition, gradients too, on every backend."""
 
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -102,6 +102,19 @@ def test_no_sentence_reads_another(name):
 
 
 @operators
+@pytest.mark.parametrize("layout", [{}, {"batch_first": True}, {"cu_seqlens": torch.tensor([0, 1, 10])}])
+@pytest.mark.parametrize("begins", [True, False], ids=["states", "no states"])
+def test_a_returned_state_is_a_copy(name, layout, begins):
+    x, state = draw(*((10,) if "cu_seqlens" in layout else (2, 5)), 4).detach(), draw(2, 2 if layout else 5, 4).detach()
+    options = {"padding_l": 2, "initial_state": state if begins else None, **layout}
+    _, last = getattr(ops, name)(x, kernels(name, 3, *x.shape[:-1]).detach(), return_state=True, **options)
+    before = last.clone()
+    x.fill_(torch.nan), state.fill_(torch.nan)
+    assert torch.equal(last, before)
+    assert last.is_contiguous()
+
+
+@operators
 @backends
 def test_batch_first(name, backend):
     x, weight = draw(3, 9, 4), kernels(name, 5, 3, 9)
@@ -181,6 +194,51 @@ def test_vmap_of_packed_sentences(name, p):
 
 
 @operators
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("batched", ["state", "x state", "x weight state"])
+def test_vmap_with_a_state(name, batched, p):
+    """In each example its own state, or its own of each; gradients, forward mode and their derivatives too."""
+    alone = {"x": draw(5, 2, 4), "weight": kernels(name, 3, 5, 2), "state": draw(2, 2, 4)}
+    given = [(draw(3, *t.shape) if key in batched else t).detach() for key, t in alone.items()]
+    dims = *(0 if key in batched else None for key in alone), 0
+
+    def found(*example: Tensor) -> Any:
+        *inputs, seed = example
+
+        def loss(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+            return autograd.conv(name, x, weight, 2, True, p, seed if p else None, None, state).sin().sum()
+
+        changes = tuple(t.cos() for t in inputs)
+        along = [torch.func.jvp(f, (*inputs,), changes) for f in (loss, torch.func.grad(loss, (0, 1, 2)))]
+        return along, *torch.func.grad(loss, (0, 1, 2))(*inputs)
+
+    every = *given, torch.tensor([[1], [2], [3]])
+    got = torch.func.vmap(found, dims)(*every)
+    each = [found(*(t if dim is None else t[i] for t, dim in zip(every, dims, strict=True))) for i in range(3)]
+    for a, *b in zip(*map(torch.utils._pytree.tree_leaves, (got, *each)), strict=True):
+        assert_close(a, torch.stack(b))
+
+
+@operators
+@pytest.mark.parametrize("layout", [{}, {"batch_first": True}, {"cu_seqlens": torch.tensor([0, 9, 10])}])
+def test_native_code_reads_states_where_they_lie(name, layout, monkeypatch):
+    """On a CPU: no copy of x, kernels or states."""
+    met: list[Any] = []
+    run = autograd._operator(name)
+
+    def watched(*given: Any) -> Any:
+        met.append(given)
+        return run(*given)
+
+    monkeypatch.setattr(autograd, "_operator", lambda _: watched)
+    x, state = draw(*((10,) if "cu_seqlens" in layout else (2, 5)), 4).detach(), draw(2, 2 if layout else 5, 4).detach()
+    weight = kernels(name, 3, *x.shape[:-1]).detach()
+    getattr(ops, name)(x, weight, padding_l=2, initial_state=state, backend="native", **layout)
+    (given,) = met
+    assert [t.data_ptr() for t in (*given[:2], given[7])] == [t.data_ptr() for t in (x, weight, state)]
+
+
+@operators
 @pytest.mark.parametrize("begins", [True, False], ids=["states", "no states"])
 def test_compiled_in_one_graph(name, begins):
     x, weight, state = draw(9, 4), kernels(name, 3, 9), draw(2, 2, 4) if begins else None
@@ -216,6 +274,15 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
         (X[:, 0], {"cu_seqlens": OFFSETS, "initial_state": X[:2, :1]}, r"expected as \(2, 2, 6\).*got \(2, 1, 6\)"),
         (X, {"padding_l": 3}, "padding_l is 3; a kernel of width 3 takes 0..2"),
         (X, {"padding_l": -1}, "padding_l is -1"),
+        (X, {"padding_l": "same"}, "padding_l is 'same'; a kernel of width 3 takes 0..2"),
+        (X, {"weight": torch.zeros(2, 0)}, r"kernels of one weight at least; got weight \(2, 0\)"),
+        (X.to("meta"), {}, "x and weight on one device; got meta and cpu"),
+        ([[1.0]], {}, r"expected tensors x \(T, B, C\) and weight \(H, K\); got list and Tensor"),
+        (X, {"weight": None}, "got Tensor and NoneType"),
+        (X[:, 0], {"cu_seqlens": [0, 2, 5]}, "cu_seqlens is expected as a tensor; got list"),
+        (X, {"initial_state": {}}, "initial_state is expected as a tensor; got dict"),
+        (X, {"bias": 0.5}, "bias is expected as a tensor; got float"),
+        (X, {"residual": True}, "residual is expected as a tensor; got bool"),
         (X, {"dropconnect": 1.0}, "light_conv: dropconnect is 1.0; expected 0 <= p < 1"),
         (X, {"dropconnect": -0.1, "backend": "reference"}, "light_conv: dropconnect is -0.1; expected 0 <= p < 1"),
         (X, {"weight": torch.zeros(4, 3)}, "4 heads do not divide the 6 channels"),
@@ -227,7 +294,7 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
     ],
 )
 def test_refusals(x, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError if "tensor;" in message or "Tensor" in message else ValueError, match=message):
         ops.light_conv(x, **{"weight": torch.zeros(2, 3), "padding_l": 2, **options})
 
 
@@ -241,6 +308,8 @@ def test_refusals(x, options, message):
             r"position is expected, x .*; got \(0, 2, 6\)",
         ),
         (lambda: ops.conv_step(X[:1], torch.zeros(2, 2, 2, 9), None), r"\(1, 2, H, K\); got \(2, 2, 2, 9\)"),
+        (lambda: ops.conv_step(X[:1], torch.zeros(2, 3), cast("Any", X[:1])), "the step before gave .*; got Tensor"),
+        (lambda: ops.reorder_state({"inputs": X}, torch.zeros(2)), r"new_order is .* int64; got \(2,\) torch.float32"),
         (lambda: ops.conv_step(X[:1], torch.zeros(9), None), r"weight \(H, K\) or \(T, B, H, K\); got \(9,\)"),
     ],
 )

@@ -29,14 +29,16 @@ inline Tensor empty_in_order(const Tensor& like, bool batch_first, ScalarType ty
 
 // The operands of a convolution, checked: x (T, B, C), weight (H, K) or, dynamic, (T, B, H, K).
 struct Operands {
-  bool batch_first, dynamic, softmax;
+  bool batch_first, dynamic, softmax, state_batch_first = false;
   Tensor x, weight;
-  std::optional<Tensor> seed, offsets;
+  std::optional<Tensor> seed, offsets, state;
+  void* grad_state = nullptr;  // room for the state's gradient, which lies as the state does
   int64_t T, B, C, H, K, padding_l;
   double dropconnect;
 
   Operands(const Tensor& x_any, const Tensor& weight_any, int64_t padding_l_, bool softmax_, double dropconnect_,
-           const std::optional<Tensor>& seed_, const std::optional<Tensor>& offsets_)
+           const std::optional<Tensor>& seed_, const std::optional<Tensor>& offsets_,
+           const std::optional<Tensor>& state_)
       : batch_first(is_batch_first(x_any)), dynamic(weight_any.dim() == 4), softmax(softmax_),
         x(in_order(x_any, batch_first)), weight(in_order(weight_any, batch_first)), seed(seed_), offsets(offsets_),
         padding_l(padding_l_), dropconnect(dropconnect_) {
@@ -49,6 +51,14 @@ struct Operands {
     STD_TORCH_CHECK(H > 0 && C % H == 0, "lightconv: the heads do not divide the channels");
     STD_TORCH_CHECK(padding_l >= 0 && padding_l < K, "lightconv: padding_l is outside 0..K-1");
     check_dropping("lightconv: dropconnect", dropconnect, seed);
+    if (!state_.has_value()) return;
+    const int64_t sentences = offsets.has_value() ? offsets->numel() - 1 : B;
+    STD_TORCH_CHECK(padding_l == K - 1, "lightconv: only a causal convolution, padding_l = K - 1, has a state");
+    STD_TORCH_CHECK(state_->dim() == 3 && state_->size(0) == K - 1 && state_->size(1) == sentences &&
+                        state_->size(2) == C && state_->scalar_type() == x.scalar_type(),
+                    "lightconv: expected a state (K - 1, sentences, C) of x's type");
+    state_batch_first = is_batch_first(*state_);
+    state = in_order(*state_, state_batch_first);
   }
 };
 
@@ -65,8 +75,8 @@ Conv sizes_of(const Operands& given) {
 
 template <void (*Run)(const Operands&, void* out)>
 Tensor forward(const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
-               std::optional<Tensor> seed, std::optional<Tensor> offsets) {
-  const Operands given(x, weight, padding_l, softmax, dropconnect, seed, offsets);
+               std::optional<Tensor> seed, std::optional<Tensor> offsets, std::optional<Tensor> state) {
+  const Operands given(x, weight, padding_l, softmax, dropconnect, seed, offsets, state);
   Tensor out = empty_in_order(given.x, given.batch_first, x.scalar_type());
   if (out.numel() > 0) Run(given, out.mutable_data_ptr());
   return out;
@@ -74,10 +84,7 @@ Tensor forward(const Tensor& x, const Tensor& weight, int64_t padding_l, bool so
 
 // The gradients of x and weight; one that is not needed has no elements, and none is made of it.
 template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
-std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
-                                    int64_t padding_l, bool softmax, double dropconnect, std::optional<Tensor> seed,
-                                    bool need_x, bool need_weight, std::optional<Tensor> offsets) {
-  const Operands given(x_any, weight_any, padding_l, softmax, dropconnect, seed, offsets);
+std::tuple<Tensor, Tensor> backward_of(const Operands& given, const Tensor& grad_any, bool need_x, bool need_weight) {
   const Tensor &x = given.x, &weight = given.weight, none = torch::stable::new_empty(x, {0});
   const Tensor grad = in_order(grad_any, given.batch_first);
   STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == given.T && grad.size(1) == given.B && grad.size(2) == given.C &&
@@ -85,15 +92,38 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any,
                   "lightconv: the gradient has another shape or type than x");
   // LightConv's is a sum over all positions: of 16-bit numbers it stays in float32 where a normalisation's derivative
   // follows, in which its large parts cancel
-  const bool wide = !given.dynamic && !softmax && x.scalar_type() != ScalarType::Double;
+  const bool wide = !given.dynamic && !given.softmax && x.scalar_type() != ScalarType::Double;
   const ScalarType type = wide ? ScalarType::Float : x.scalar_type();
   Tensor grad_x = need_x ? empty_in_order(x, given.batch_first, x.scalar_type()) : none;
   Tensor grad_weight = !need_weight    ? none
                        : x.numel() > 0 ? empty_in_order(weight, given.batch_first, type)
                                        : torch::stable::new_zeros(weight, weight.sizes(), type);
-  if (x.numel() > 0 && (need_x || need_weight))
+  if (x.numel() > 0 && (need_x || need_weight || given.grad_state != nullptr))
     Run(given, grad, need_x ? grad_x.mutable_data_ptr() : nullptr, need_weight ? grad_weight.mutable_data_ptr() : nullptr);
   return {grad_x, grad_weight};
+}
+
+template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
+std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t padding_l,
+                                    bool softmax, double dropconnect, std::optional<Tensor> seed, bool need_x,
+                                    bool need_weight, std::optional<Tensor> offsets) {
+  const Operands given(x, weight, padding_l, softmax, dropconnect, seed, offsets, std::nullopt);
+  return backward_of<Run>(given, grad, need_x, need_weight);
+}
+
+// And of the state.
+template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
+std::tuple<Tensor, Tensor, Tensor> behind_state_backward(
+    const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
+    std::optional<Tensor> seed, bool need_x, bool need_weight, bool need_state, std::optional<Tensor> offsets,
+    const Tensor& state) {
+  Operands given(x, weight, padding_l, softmax, dropconnect, seed, offsets, state);
+  Tensor grad_state = !need_state      ? torch::stable::new_empty(x, {0})
+                      : x.numel() > 0 ? empty_in_order(state, given.state_batch_first, x.scalar_type())
+                                      : torch::stable::new_zeros(state, state.sizes());
+  if (need_state) given.grad_state = grad_state.mutable_data_ptr();
+  const auto [grad_x, grad_weight] = backward_of<Run>(given, grad, need_x, need_weight);
+  return {grad_x, grad_weight, grad_state};
 }
 
 }  // namespace lightconv

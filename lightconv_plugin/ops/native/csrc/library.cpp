@@ -4,13 +4,16 @@
 STABLE_TORCH_LIBRARY(lightconv, m) {
   for (const char* schema : {
            "light_conv(Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, Tensor? seed, "
-           "Tensor? offsets=None) -> Tensor",
+           "Tensor? offsets=None, Tensor? state=None) -> Tensor",
            "dynamic_conv(Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, Tensor? seed, "
-           "Tensor? offsets=None) -> Tensor",
+           "Tensor? offsets=None, Tensor? state=None) -> Tensor",
            "light_conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
            "Tensor? seed, bool need_x, bool need_weight, Tensor? offsets=None) -> (Tensor, Tensor)",
            "dynamic_conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
            "Tensor? seed, bool need_x, bool need_weight, Tensor? offsets=None) -> (Tensor, Tensor)",
+           "behind_state_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
+           "Tensor? seed, bool need_x, bool need_weight, bool need_state, Tensor? offsets, Tensor state) "
+           "-> (Tensor, Tensor, Tensor)",
            "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",

@@ -16,6 +16,11 @@ Conv describe(const Operands& given) {
   Conv conv = sizes_of<Conv>(given);
   conv.C = given.C, conv.type = scalar_of(given.x);
   if (conv.dropconnect > 0) conv.seed = *static_cast<const uint64_t*>(given.seed->const_data_ptr());
+  if (given.state.has_value() && given.state->numel() > 0) {
+    conv.state = given.state->const_data_ptr();
+    conv.state_step = given.state_batch_first ? 1 : given.state->size(1);
+    conv.state_sentence = given.state_batch_first ? conv.K - 1 : 1;
+  }
   if (!given.offsets.has_value()) return conv;
   const Tensor& offsets = *given.offsets;
   STD_TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) > 0 && offsets.scalar_type() == ScalarType::Long &&
@@ -136,7 +141,7 @@ void backward_as(const Conv& conv, Gradients gradients, void* light_gradient) {
 void run_backward(const Operands& given, const Tensor& grad, void* grad_x, void* grad_weight) {
   Conv conv = describe(given);
   const LightKernels light(conv);
-  const Gradients gradients{grad.const_data_ptr(), grad_x, conv.dynamic ? grad_weight : nullptr, nullptr};
+  const Gradients gradients{grad.const_data_ptr(), grad_x, given.grad_state, conv.dynamic ? grad_weight : nullptr, nullptr};
   void* light_gradient = conv.dynamic ? nullptr : grad_weight;
   conv.type == Scalar::f64 ? backward_as<double>(conv, gradients, light_gradient)
                            : backward_as<float>(conv, gradients, light_gradient);
@@ -163,6 +168,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("dynamic_conv", TORCH_BOX(&forward<&run_forward>));
   m.impl("light_conv_backward", TORCH_BOX(&backward<&run_backward>));
   m.impl("dynamic_conv_backward", TORCH_BOX(&backward<&run_backward>));
+  m.impl("behind_state_backward", TORCH_BOX(&behind_state_backward<&run_backward>));
   m.impl("conv_step", TORCH_BOX(&conv_step));
 }
 

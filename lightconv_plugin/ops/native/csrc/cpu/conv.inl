@@ -30,7 +30,7 @@ struct Scratch {
   int64_t block;          // numbers of a head's packed rows
   int64_t out_row, kernel_block;
   A *x, *g;               // packed rows: (head, rows, row)
-  A* out;                 // (rows, channels)
+  A* out;                 // (rows, channels); backward, those of a state before them
   A *kernels, *factors, *used;  // (head, rows, taps): normalised; DropConnect's factors; their product
   A* wide;                // kernels, one a channel: (K, row); so are, by channel, factors and gradients
   A* light;               // LightConv's with DropConnect: (head, taps)
@@ -41,14 +41,15 @@ struct Scratch {
 
   Scratch(const Conv& conv, const Units& units, bool backward, Arena arena) {
     constexpr int n = kLanes<A>;
-    const int64_t seen = units.rows + conv.K - 1, rows = seen < conv.T ? seen : conv.T;  // those outside are not packed
+    const int64_t seen = units.rows + conv.K - 1, before = conv.state != nullptr ? conv.K - 1 : 0;
+    const int64_t rows = seen < before + conv.T ? seen : before + conv.T;  // those outside are not packed
     const int64_t R = conv.C / conv.H, blocks = units.wide ? 1 : units.heads;
     row = round_up(units.wide ? units.heads * R : R, n), taps = round_up(conv.K, n);
     products = round_up(conv.K + kProductRows - 1, n);
     columns = round_up(units.rows + products + n, n);
     block = rows * row, kernel_block = rows * taps, out_row = blocks * row;
     x = arena.take<A>(blocks * block);
-    out = arena.take<A>(units.rows * out_row);
+    out = arena.take<A>((units.rows + (backward ? before : 0)) * out_row);
     line = arena.take<A>(taps * n);
     g = kernels = factors = used = wide = light = transposed = product = gradients = nullptr;
     if (units.wide) wide = arena.take<A>(conv.K * row);
@@ -107,9 +108,10 @@ Units units_of(const Conv& conv, bool backward) {
 // Where a unit lies. Wide groups stay outermost, so that their kernels are laid out once.
 struct Place {
   int64_t group, partial, b, b_end, t, rows, head, heads, c, channels;
+  int64_t begin;  // the first position of an input: 0, or that of a state
   // of the sentence that `enter` was last called with: its length, the end of the unit's positions and the inputs that
   // these read; the row and the number for random.h of its position 0, and the step from row to row and number to number
-  int64_t T, t_end, first, last, row_0, number_0, row_step, number_step;
+  int64_t sentence, T, t_end, first, last, row_0, number_0, row_step, number_step;
 
   Place(const Conv& conv, const Units& units, int64_t unit) {
     group = units.wide ? unit / units.partials : unit % units.groups;
@@ -122,19 +124,29 @@ struct Place {
       b_end = b + units.sentences < conv.B ? b + units.sentences : conv.B;
       t = partial / units.batches * units.rows, rows = units.rows;
     }
-    row_step = conv.step, number_step = conv.B;
+    row_step = conv.step, number_step = conv.B, begin = conv.state != nullptr ? -conv.padding_l : 0;
     head = group * units.heads;
     heads = head + units.heads < conv.H ? units.heads : conv.H - head;
     c = head * (conv.C / conv.H), channels = heads * (conv.C / conv.H);
   }
 
-  void enter(const Conv& conv, int64_t sentence) {
+  void enter(const Conv& conv, int64_t b) {
     const bool packed = conv.offsets != nullptr;
-    row_0 = packed ? conv.offsets[sentence] : sentence * conv.sentence, number_0 = packed ? row_0 : sentence;
-    T = packed ? conv.offsets[sentence + 1] - row_0 : conv.T;
-    t_end = t + rows < T ? t + rows : T;
-    first = t - conv.padding_l > 0 ? t - conv.padding_l : 0;
+    sentence = b, row_0 = packed ? conv.offsets[b] : b * conv.sentence, number_0 = packed ? row_0 : b;
+    T = packed ? conv.offsets[b + 1] - row_0 : conv.T;
+    narrow(conv, t, t + rows < T ? t + rows : T);
+  }
+  // To the positions from..to of the sentence.
+  void narrow(const Conv& conv, int64_t from, int64_t to) {
+    t = from, t_end = to, first = t - conv.padding_l > begin ? t - conv.padding_l : begin;
     last = t_end - conv.padding_l + conv.K - 1 < T ? t_end - conv.padding_l + conv.K - 1 : T;
+  }
+  // The sentence's state, as rows of the state or of its gradient.
+  Place before(const Conv& conv) const {
+    Place place = *this;
+    place.t = begin, place.t_end = 0, place.row_step = conv.state_step;
+    place.row_0 = sentence * conv.state_sentence - begin * conv.state_step;
+    return place;
   }
   int64_t row(int64_t t) const { return row_0 + t * row_step; }
   int64_t number(int64_t t) const { return number_0 + t * number_step; }  // the same in every layout
@@ -148,8 +160,9 @@ void pack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const
           int64_t begin, int64_t end, A* to) {
   const S* here = static_cast<const S*>(from) + place.row(begin) * conv.C + place.c;
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
-  for (int64_t s = begin; s < end; ++s, here += conv.step * conv.C, to += scratch.row) {
-    if (s + kAhead < end) ask_for(here + kAhead * conv.step * conv.C, place.channels);
+  const int64_t step = place.row_step * conv.C;
+  for (int64_t s = begin; s < end; ++s, here += step, to += scratch.row) {
+    if (s + kAhead < end) ask_for(here + kAhead * step, place.channels);
     for (int64_t block = 0; block < blocks; ++block) {
       A* row = to + block * scratch.block;
       convert(row, here + block * width, width);
@@ -210,14 +223,15 @@ void widen(const Conv& conv, const Place& place, const Scratch<A>& scratch) {
   }
 }
 
-// scratch.out to a tensor (T, B, C), a whole row of the unit's channels at a time.
+// scratch.out, from `out` on, to a tensor (T, B, C), a whole row of the unit's channels at a time.
 template <class A, class S>
-void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, void* tensor) {
+void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, const A* out,
+            void* tensor) {
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
   S* to = static_cast<S*>(tensor) + place.row(place.t) * conv.C + place.c;
-  const A* out = scratch.out;
-  for (int64_t t = place.t; t < place.t_end; ++t, to += conv.step * conv.C, out += scratch.out_row) {
-    if (t + kAhead < place.t_end) ask_for<true>(to + kAhead * conv.step * conv.C, place.channels);
+  const int64_t step = place.row_step * conv.C;
+  for (int64_t t = place.t; t < place.t_end; ++t, to += step, out += scratch.out_row) {
+    if (t + kAhead < place.t_end) ask_for<true>(to + kAhead * step, place.channels);
     if (width == scratch.row) {
       convert(to, out, place.channels);
     } else {
@@ -336,7 +350,8 @@ void convolve_by_channel(const Conv& conv, const Scratch<A>& scratch, const Plac
   for (int64_t t = place.t; t < place.t_end; ++t) {
     lay_out_position<A, S>(conv, scratch, place, t);
     const int64_t input = t - conv.padding_l;  // what tap 0 reads
-    const int64_t begin = input < 0 ? -input : 0, end = place.T - input < conv.K ? place.T - input : conv.K;
+    const int64_t begin = input < place.begin ? place.begin - input : 0;
+    const int64_t end = place.T - input < conv.K ? place.T - input : conv.K;
     for (int64_t v = 0; v < row; v += kLanes<A>) {
       const A *x = scratch.x + (input - place.first) * row + v, *w = scratch.wide + v, *factors = scratch.factors + v;
       Vec<A> total{};
@@ -378,34 +393,35 @@ void finish_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& 
     for (int64_t j = 0; j < K; ++j) store(to[h * K + j], scratch.gradients[j * row + h]);
 }
 
-// The gradient of x to scratch.out, and that of the kernels: DynamicConv's to `weight` (T, B, H, K), LightConv's added
-// to `partial` (H, K); unless null. The rows of the output's gradient in scratch.g are g_first..g_last.
+// The gradient of the inputs from position `begin` on to scratch.out, and that of the kernels: DynamicConv's to `weight`
+// (T, B, H, K), LightConv's added to `partial` (H, K); unless null. The rows of the output's gradient in scratch.g are
+// g_first..g_last.
 template <class A, class S>
-void gradients_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t g_first,
-                          int64_t g_last, A* partial, S* weight) {
+void gradients_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t begin,
+                          int64_t g_first, int64_t g_last, A* partial, S* weight) {
   constexpr int n = kLanes<A>;
   const int64_t K = conv.K, R = conv.C / conv.H, row = scratch.row;
   const bool dropped = conv.dropconnect > 0;
   const auto clear = [&] { __builtin_memset(scratch.gradients, 0, K * row * sizeof(A)); };
-  __builtin_memset(scratch.out, 0, (place.t_end - place.t) * scratch.out_row * sizeof(A));
+  __builtin_memset(scratch.out, 0, (place.t_end - begin) * scratch.out_row * sizeof(A));
   clear();
   for (int64_t t = g_first; t < g_last; ++t) {
     lay_out_position<A, S>(conv, scratch, place, t);
     const bool summed = (partial != nullptr || weight != nullptr) && t >= place.t && t < place.t_end;
     const int64_t input = t - conv.padding_l;  // what tap 0 reads
     const auto taps = [&](int64_t low, int64_t high, auto use) {  // those that read low..high
-      const int64_t begin = low > input ? low - input : 0, end = high - input < K ? high - input : K;
-      for (int64_t j = begin; j < end; ++j) use(j);
+      const int64_t from = low > input ? low - input : 0, end = high - input < K ? high - input : K;
+      for (int64_t j = from; j < end; ++j) use(j);
     };
     for (int64_t v = 0; v < row; v += n) {
       const Vec<A> g = load(scratch.g + (t - g_first) * row + v);
       const auto thinned = [&](int64_t j) { return dropped ? g * load(scratch.factors + j * row + v) : g; };
-      taps(place.t, place.t_end, [&](int64_t j) {
-        A* to = scratch.out + (input + j - place.t) * scratch.out_row + v;
+      taps(begin, place.t_end, [&](int64_t j) {
+        A* to = scratch.out + (input + j - begin) * scratch.out_row + v;
         store(to, load(to) + thinned(j) * load(scratch.wide + j * row + v));
       });
       if (!summed) continue;
-      taps(0, place.T, [&](int64_t j) {
+      taps(place.begin, place.T, [&](int64_t j) {
         A* to = scratch.gradients + j * row + v;
         store(to, load(to) + thinned(j) * load(scratch.x + (input + j - place.first) * row + v));
       });
@@ -480,7 +496,8 @@ void kernel_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& 
       inner_products(g + (t - place.t) * scratch.row, scratch.row, rows, scratch.transposed + (t - place.t),
                      scratch.columns, conv.C / conv.H, vectors, scratch.product, scratch.products);
       for (int i = 0; i < rows; ++i) {
-        const int64_t begin = P - t - i > 0 ? P - t - i : 0, end = place.T + P - t - i < K ? place.T + P - t - i : K;
+        const int64_t input = t + i - P, begin = place.begin > input ? place.begin - input : 0;
+        const int64_t end = place.T - input < K ? place.T - input : K;
         const int64_t at = (t + i - place.t) * L;
         gradient_row<A, NV>(scratch.product + i * scratch.products + i, static_cast<int>(begin), static_cast<int>(end),
                             factors == nullptr ? nullptr : factors + at, p == nullptr ? nullptr : p + at, L,
@@ -492,7 +509,8 @@ void kernel_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& 
 
 // ---- Forward and backward ----
 
-// Runs act(place) on each sentence of each unit, whose kernels are laid out where all positions have the same.
+// Runs act(place) on each sentence of each unit, whose kernels are laid out where all positions have the same. Of few
+// taps, positions that read a state come first, so that the others' inputs are used where they lie.
 template <class A, class Do>
 void each_sentence(const Conv& conv, const Units& units, const Scratch<A>& scratch, int64_t begin, int64_t end, Do act) {
   int64_t widened = -1;
@@ -501,7 +519,16 @@ void each_sentence(const Conv& conv, const Units& units, const Scratch<A>& scrat
     Place place(conv, units, unit);
     if (units.wide && !conv.dynamic && widened != place.group) widen(conv, place, scratch), widened = place.group;
     if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
-    for (int64_t b = place.b; b < place.b_end; ++b) place.enter(conv, b), act(place);
+    const bool apart = conv.state != nullptr && place.t == 0 && !units.by_channel && conv.K <= kFewTaps;
+    for (int64_t b = place.b; b < place.b_end; ++b) {
+      place.enter(conv, b);
+      if (!apart || place.t_end < conv.K) {
+        act(place);
+        continue;
+      }
+      Place part = place;
+      for (const int64_t end : {conv.padding_l, place.t_end}) part.narrow(conv, part.t, end), act(part), part.t = end;
+    }
   }
 }
 
@@ -531,7 +558,7 @@ void convolve_unit(const Conv& conv, const Units& units, const Scratch<A>& scrat
   const int vectors = static_cast<int>(scratch.row / kLanes<A>);
   const bool packed = !in_place<A, S>(conv, units, place);
   A* out = packed ? scratch.out : static_cast<A*>(tensor) + place.row(place.t) * conv.C + place.c;
-  const int64_t out_row = packed ? scratch.out_row : conv.step * conv.C;
+  const int64_t out_row = packed ? scratch.out_row : place.row_step * conv.C;
   for (int64_t block = 0; block < (units.wide ? 1 : place.heads); ++block) {
     if (units.wide)
       convolve<A, true>(stretch, place.t, place.t_end, vectors, out, out_row);
@@ -539,7 +566,7 @@ void convolve_unit(const Conv& conv, const Units& units, const Scratch<A>& scrat
       convolve<A, false>(stretch, place.t, place.t_end, vectors, out, out_row);
     out += scratch.row, stretch.x += rows.block, stretch.w += units.kernel_rows ? scratch.kernel_block : K;
   }
-  if (packed) unpack<A, S>(conv, units, scratch, place, tensor);
+  if (packed) unpack<A, S>(conv, units, scratch, place, scratch.out, tensor);
 }
 
 template <class A, class S>
@@ -548,7 +575,9 @@ Rows<A> rows_of(const Conv& conv, const Units& units, const Scratch<A>& scratch,
   if (!packed)
     return {static_cast<const A*>(tensor) + place.row(first) * conv.C + place.c, first, last, conv.step * conv.C,
             scratch.row};
-  pack<A, S>(conv, units, scratch, tensor, place, first, last, room);
+  const int64_t own = first > 0 ? first : 0;
+  pack<A, S>(conv, units, scratch, conv.state, place.before(conv), first, own, room);
+  pack<A, S>(conv, units, scratch, tensor, place, own, last, room + (own - first) * scratch.row);
   return {room, first, last, scratch.row, scratch.block};
 }
 
@@ -557,11 +586,11 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
   using A = Sums<S>;
   const Scratch<A> scratch(conv, units, false, Arena(memory));
   each_sentence<A>(conv, units, scratch, begin, end, [&](const Place& place) {
-    const bool packed = units.by_channel || conv.K > kFewTaps || !in_place<A, S>(conv, units, place);
+    const bool packed = units.by_channel || conv.K > kFewTaps || place.first < 0 || !in_place<A, S>(conv, units, place);
     const Rows<A> x = rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, packed, scratch.x);
     if (units.by_channel) {
       convolve_by_channel<A, S>(conv, scratch, place);
-      return unpack<A, S>(conv, units, scratch, place, out);
+      return unpack<A, S>(conv, units, scratch, place, scratch.out, out);
     }
     if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, place.t, place.t_end);
     convolve_unit<A, S>(conv, units, scratch, place, x, false, out);
@@ -579,16 +608,22 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
     if (partials != nullptr) partials += (place.partial * conv.H + place.head) * K;
     const int64_t g_first = place.t - back > 0 ? place.t - back : 0;
     const int64_t g_last = place.t_end + conv.padding_l < place.T ? place.t_end + conv.padding_l : place.T;
-    const bool packed = units.by_channel || units.kernel_rows || K > kFewTaps || !in_place<A, S>(conv, units, place);
+    const bool packed = units.by_channel || units.kernel_rows || K > kFewTaps || place.first < 0 ||
+                        !in_place<A, S>(conv, units, place);
+    const bool to_state = gradients.state != nullptr && place.t == 0;
     const Rows<A> g = rows_of<A, S>(conv, units, scratch, place, gradients.out, g_first, g_last, packed, scratch.g);
     if (units.by_channel) {
-      pack<A, S>(conv, units, scratch, conv.x, place, place.first, place.last, scratch.x);
-      gradients_by_channel(conv, scratch, place, g_first, g_last, partials, static_cast<S*>(gradients.weight));
-      if (gradients.x != nullptr) unpack<A, S>(conv, units, scratch, place, gradients.x);
+      rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, true, scratch.x);
+      const int64_t begin = to_state ? place.begin : place.t;
+      gradients_by_channel(conv, scratch, place, begin, g_first, g_last, partials, static_cast<S*>(gradients.weight));
+      if (to_state) unpack<A, S>(conv, units, scratch, place.before(conv), scratch.out, gradients.state);
+      const A* own = scratch.out + (place.t - begin) * scratch.out_row;
+      if (gradients.x != nullptr) unpack<A, S>(conv, units, scratch, place, own, gradients.x);
       return;
     }
     if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, g_first, g_last);
     if (gradients.x != nullptr) convolve_unit<A, S>(conv, units, scratch, place, g, true, gradients.x);
+    if (to_state) convolve_unit<A, S>(conv, units, scratch, place.before(conv), g, true, gradients.state);
     if (gradients.weight == nullptr && partials == nullptr) return;
     const Rows<A> x = rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, packed, scratch.x);
     const A* own_g = g.at + (place.t - g_first) * g.row;

@@ -16,6 +16,8 @@ enum class Scalar { f32, f64, bf16 };
 struct Conv {
   int64_t T, B, C, H, K, padding_l;
   int64_t step, sentence;  // B, 1; batch first 1, T
+  const void* state;       // null: zeros before position 0; else the K - 1 inputs there, padding_l being K - 1
+  int64_t state_step, state_sentence;  // of the state and of its gradient
   const int64_t* offsets;  // null: not packed
   int64_t sentences;       // packed
   bool dynamic, softmax;
@@ -50,6 +52,7 @@ struct Units {
 struct Gradients {
   const void* out;       // the gradient that comes in, (T, B, C)
   void* x;               // null: not wanted
+  void* state;           // null: not wanted
   void* weight;          // DynamicConv: (T, B, H, K); null: not wanted
   void* light_partials;  // LightConv: zeros (Units::partials, H, K) of type A; null: not wanted
 };

@@ -54,7 +54,8 @@ struct Positions {
 class Launcher {
  public:
   explicit Launcher(const Operands& given) : memory_(given.x), place_(memory_.place()), conv_(sizes_of<Conv>(given)) {
-    STD_TORCH_CHECK(!given.offsets.has_value(), "lightconv: packed sentences have kernels on a CPU alone");
+    STD_TORCH_CHECK(!given.offsets.has_value() && !given.state.has_value(),
+                    "lightconv: packed sentences and states have kernels on a CPU alone");
     check_same(given.x, given.weight, "weight");
     conv_.R = given.C / given.H, conv_.type = type_of(given.x);
     if (conv_.dropconnect > 0) {
