@@ -73,7 +73,7 @@ class CapturedSearch:
         search = graphs.search
         search.give(source, prefix, bos=bos, min_len=min_len, max_len=max_len)
         graphs.begin()
-        counts = _Counts(search.open_count)
+        counts = _Counts(search.beams.open)
         for step in range(max_len + 1):
             graphs.step()
             counts.send()
@@ -167,24 +167,24 @@ class _Graphs:
 class _Counts:
     """Numbers of open sentences, one a step, which the host reads when they have come."""
 
-    def __init__(self, count: Tensor) -> None:
-        self.count = count
+    def __init__(self, open_sentences: Tensor) -> None:
+        self.open = open_sentences
         self.sent: list[tuple[Tensor, Any]] = []
 
     def send(self) -> None:
-        """Have the step's number copied."""
-        if not self.count.is_cuda:
-            self.sent.append((self.count.clone(), None))
+        """Have it copied which sentences are open."""
+        if not self.open.is_cuda:
+            self.sent.append((self.open.clone(), None))
             return
-        number = torch.empty(1, dtype=torch.long, pin_memory=True)
-        number.copy_(self.count, non_blocking=True)
+        copied = torch.empty(self.open.shape, dtype=torch.bool, pin_memory=True)
+        copied.copy_(self.open, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        self.sent.append((number, event))
+        self.sent.append((copied, event))
 
     def read(self, step: int) -> int:
         """Wait for a step's number."""
-        number, event = self.sent[step]
+        copied, event = self.sent[step]
         if event is not None:
             event.synchronize()
-        return int(number)
+        return int(copied.sum())
