@@ -54,13 +54,13 @@ class SearchResult:
         """Words and summed log-probabilities (sentences, beam, longest), the end included; and the lengths."""
         row, last = self.rows.flatten(), self.steps.flatten()
         longest = int(last.max()) + 1 if len(last) else 0
-        words, sums = torch.zeros(len(last), longest, dtype=torch.long), torch.zeros(len(last), longest)
+        path = torch.zeros(longest, len(last), dtype=torch.long)  # of each step the row, which goes on as that word
+        before = last > torch.arange(longest).unsqueeze(1)
         for step in reversed(range(longest - 1)):
-            before = last > step
-            words[:, step] = self.words[step].gather(0, row)
-            sums[:, step] = self.sums[step].gather(0, row)
-            row = torch.where(before, self.parents[step].gather(0, row), row)
-        return words.view(*self.steps.shape, -1), sums.view(*self.steps.shape, -1), self.steps + 1
+            path[step] = row
+            row = torch.where(before[step], self.parents[step].gather(0, row), row)
+        words, sums = (table[:longest].gather(1, path).t() for table in (self.words, self.sums))
+        return words.reshape(*self.steps.shape, -1), sums.reshape(*self.steps.shape, -1), self.steps + 1
 
 
 class DeviceSearch:
@@ -227,8 +227,8 @@ class DeviceSearch:
             unk=rules.unk,
             unk_penalty=rules.unk_penalty,
         )
-        candidates = end_together(forced, rules.eos, *candidates)
-        ops.search_step(*candidates, beams, eos=rules.eos, stepwise=rules.stepwise is not None)
+        values, words, parents = end_together(forced, rules.eos, *candidates)
+        ops.search_step(values, words, parents, beams, eos=rules.eos, stepwise=rules.stepwise is not None)
         if rules.ngram:
             history = self.history.index_select(0, beams.order)
             self.history.copy_(torch.cat([history[:, 1:], beams.newest.unsqueeze(1)], dim=1))

@@ -270,7 +270,8 @@ def search_step(
         return
     step, places = beams.limits[:1], torch.arange(2 * beam, device=values.device)
     parents = parents + torch.arange(0, len(beams.newest), beam, device=values.device).unsqueeze(1)
-    ranks, admitted = torch.zeros_like(values[:, :beam], dtype=torch.float64), 2 * beam
+    ranks = torch.zeros_like(values[:, :beam], dtype=torch.float64)
+    admitted: Tensor | None = None  # of the candidates that have a place
     if stepwise:
         ranks = values[:, :beam].double() / beams.penalties.index_select(0, step)
         better = (beams.ranks.unsqueeze(1) >= ranks.unsqueeze(2)).sum(dim=2)
@@ -284,10 +285,10 @@ def search_step(
     ended = ending[:, :beam] & beams.open.unsqueeze(1)
     count = ended.sum(dim=1)
     known = beams.steps.ne(NEVER).sum(dim=1) + count
-    if stepwise:
-        goes_on = known.eq(0) | (admitted.squeeze(1) > count)
-    else:
+    if admitted is None:
         goes_on = count.eq(0) | ((step < beams.limits[2]) & (known < beam))
+    else:
+        goes_on = known.eq(0) | (admitted.squeeze(1) > count)
     beams.open.logical_and_(goes_on)
     ranks = torch.cat([beams.ranks, ranks.masked_fill(~ended, -math.inf)], dim=1)
     best, kept = (part[:, :beam] for part in ranks.sort(dim=1, descending=True, stable=True))
