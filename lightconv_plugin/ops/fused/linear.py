@@ -39,8 +39,8 @@ def linear(
         relu: what is negative becomes 0; on a GPU within the product, where no gradients are recorded.
     """
     if relu:
-        plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda"))
-        if plain and x.is_cuda and bias is not None:
+        elsewhere = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")
+        if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
             return torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], -1)
         return F.relu(linear(x, weight, bias, packed))
     if bias is not None and recorded(bias) and takes("column_sums", x, weight, bias):
