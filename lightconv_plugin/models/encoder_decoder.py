@@ -146,10 +146,9 @@ class LightConvDecoder(TransformerDecoderBase):
         if self.embed_positions is not None:
             table = getattr(self.embed_positions, "weights", None)  # of sines; learned ones are its weight
             table = self.embed_positions.weight if table is None else table
-            rows = position + self.padding_idx + 1
             if newest.ndim == 2:
-                rows = rows + torch.arange(newest.shape[1], device=rows.device)
-            positions = table.index_select(0, rows).unsqueeze(1)
+                position = position + torch.arange(newest.shape[1], device=position.device)
+            positions = table[self.padding_idx + 1 :].index_select(0, position).unsqueeze(1)
         x = self.dropout_module(embed_step(self, tokens, positions))
         for layer in self.layers:
             x = layer(x, incremental_state=incremental_state)[0]

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerNorm
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -66,7 +67,9 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout, self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_linear(self.fc2, self.dropout(self.activation(apply_linear(self.fc1, x))))
+        relu = self.activation is F.relu
+        hidden = apply_linear(self.fc1, x, relu=relu)
+        return apply_linear(self.fc2, self.dropout(hidden if relu else self.activation(hidden)))
 
 
 class Block(nn.Module):

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn.modules.module import _has_any_global_hook
@@ -23,15 +24,16 @@ def linear(in_features: int, out_features: int, *, bias: bool = True, gain: floa
     return layer
 
 
-def apply_linear(layer: Any, x: Any) -> Tensor:
-    """layer(x); a plain ``nn.Linear`` takes the few rows of a decoder's step at the speed of the memory.
+def apply_linear(layer: Any, x: Any, *, relu: bool = False) -> Tensor:
+    """layer(x), and what is negative is 0 with ``relu``; a plain ``nn.Linear`` takes the few rows of a decoder's step
+    at the speed of the memory.
 
     The layers stay PyTorch's own class, which tools that replace them look for: quantisation, adapters.
     """
     # a graph that torch.export makes serves any number of rows, and would keep the choice made for those of the example
     if torch.compiler.is_exporting() or not is_plain(layer, nn.Linear):
-        return layer(x)
-    return ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
+        return F.relu(layer(x)) if relu else layer(x)
+    return ops.linear(x, layer.weight, layer.bias, packed_weight(layer), relu=relu)
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

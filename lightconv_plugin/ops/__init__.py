@@ -4,11 +4,14 @@ from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.api import dynamic_conv, light_conv
 from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, takes
 from lightconv_plugin.ops.fused.generation import (
+    NEVER,
+    Beams,
     attend,
     attend_with_weights,
     beam_candidates,
     decoder_block,
     reorder_source,
+    search_step,
     step_candidates,
 )
 from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, set_precision
@@ -20,7 +23,9 @@ __all__ = [
     "BACKENDS",
     "CHOICES",
     "FEW_ROWS",
+    "NEVER",
     "NORMALIZATIONS",
+    "Beams",
     "attend",
     "attend_with_weights",
     "attention",
@@ -41,6 +46,7 @@ __all__ = [
     "reorder_source",
     "reorder_state",
     "residual_norm",
+    "search_step",
     "set_precision",
     "smoothed_nll",
     "step_candidates",

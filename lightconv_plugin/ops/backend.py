@@ -79,6 +79,7 @@ OPERATORS = {
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
     "step_candidates": Operator(contiguous=True),
+    "search_step": Operator(types=(torch.float32,), contiguous=True),
     "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
     "bf16_pack": Operator(types=(torch.float32,), contiguous=True, bf16=True),
     "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, bf16=True),

@@ -66,7 +66,7 @@ FAKES: dict[str, Callable[..., object]] = {
     **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_block"), like),
     **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), lambda _, x, *__: like(x)),
     **dict.fromkeys(("few_rows_linear", "bf16_linear"), lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[0])),
-    **dict.fromkeys(("update_decide", "adam_step"), lambda *_: None),
+    **dict.fromkeys(("update_decide", "adam_step", "search_step"), lambda *_: None),
     "glu_mask": lambda x, _: x.new_empty(*x.shape[:2], x.shape[2] // 2),
     "column_sums": lambda x: x.new_empty(x.shape[1]),
     "smoothed_nll": lambda x, *_: tuple(x.new_empty(n, dtype=torch.float64) for n in (2, len(x))),

@@ -1,5 +1,6 @@
 """fairseq's beam search with the same results in less time."""
 
+import itertools
 import logging
 import math
 from collections.abc import Iterable
@@ -328,26 +329,29 @@ class BeamSearchGenerator(SequenceGenerator):
         found, stuck = self._captured(source, prefix, bos=bos, min_len=self.min_len, max_len=max_len)
         if stuck:
             raise RuntimeError(_NO_END.format(stuck, max_len))
-        return _best_first(self._described(found))
+        return self._described(found)
 
     def _described(self, found: SearchResult) -> list[list[Hypothesis]]:
-        """Hypotheses of each sentence in fairseq's form, in the order in which they were kept."""
+        """Hypotheses of each sentence in fairseq's form, the best first."""
         words, sums, lengths = found.hypotheses()
-        last = (lengths - 1).clamp(min=0).unsqueeze(2)
-        words.scatter_(2, last, self.eos)
-        sums.scatter_(2, last, found.totals.unsqueeze(2))
+        last, scores = (lengths - 1).clamp(min=0), found.totals
+        words.scatter_(2, last.unsqueeze(2), self.eos)
+        sums.scatter_(2, last.unsqueeze(2), scores.unsqueeze(2))
         sums[:, :, 1:] = sums[:, :, 1:] - sums[:, :, :-1]
-        sizes, scores = lengths.flatten().tolist(), found.totals.flatten()
         if self.normalize_scores:
-            # as a number of Python's each, which len_penalty may ask for
-            scores = scores / torch.tensor([max(size, 1) ** self.len_penalty for size in sizes], dtype=scores.dtype)
+            # of numbers of Python's, which len_penalty may ask for
+            penalties = [size**self.len_penalty for size in range(1, words.shape[2] + 1)]
+            scores = scores / torch.tensor(penalties, dtype=scores.dtype)[last]
+        best = (-scores).masked_fill(lengths == 0, math.inf).sort(dim=1, stable=True).indices
+        words, sums = (each.gather(1, best.unsqueeze(2).expand_as(each)) for each in (words, sums))
+        lengths, scores = lengths.gather(1, best), scores.gather(1, best)
         written = torch.arange(words.shape[2]) < lengths.unsqueeze(2)
-        every = _hypotheses(words[written].split(sizes), scores, sums[written].split(sizes))
-        beams = zip(*[iter(every)] * self.beam_size, strict=True)
-        return [[hypothesis for hypothesis in beam if len(hypothesis["tokens"])] for beam in beams]
+        sizes = lengths[lengths > 0].tolist()
+        every = iter(_hypotheses(words[written].split(sizes), scores[lengths > 0].unbind(), sums[written].split(sizes)))
+        return [list(itertools.islice(every, count)) for count in (lengths > 0).sum(dim=1).tolist()]
 
 
-def _hypotheses(tokens: Iterable[Tensor], scores: Tensor, positional: Iterable[Tensor]) -> list[Hypothesis]:
+def _hypotheses(tokens: Iterable[Tensor], scores: Iterable[Tensor], positional: Iterable[Tensor]) -> list[Hypothesis]:
     """Hypotheses in fairseq's form."""
     none = torch.empty(0)
     return [

@@ -17,8 +17,6 @@ from lightconv_plugin.modules.window import StepByStep
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
 from lightconv_plugin.tasks.logits import end_together, joint_logits, restrict
 
-NEVER = -1  # the step in which a hypothesis ended that there is not
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -41,7 +39,7 @@ class SearchResult:
     Attributes:
         words, parents, sums: (steps, rows): the word that a hypothesis goes on with, the row of the step before that it
             continues, and its log-probability so far.
-        steps, rows, totals: (sentences, beam): the step in which a hypothesis ended, or ``NEVER``, the row that it
+        steps, rows, totals: (sentences, beam): the step in which a hypothesis ended, or ``ops.NEVER``, the row that it
             ended from, and its log-probability.
     """
 
@@ -56,13 +54,13 @@ class SearchResult:
         """Words and summed log-probabilities (sentences, beam, longest), the end included; and the lengths."""
         row, last = self.rows.flatten(), self.steps.flatten()
         longest = int(last.max()) + 1 if len(last) else 0
-        words, sums = torch.zeros(len(last), longest, dtype=torch.long), torch.zeros(len(last), longest)
+        path = torch.zeros(longest, len(last), dtype=torch.long)  # of each step the row, which goes on as that word
+        before = last > torch.arange(longest).unsqueeze(1)
         for step in reversed(range(longest - 1)):
-            before = last > step
-            words[:, step] = self.words[step].gather(0, row)
-            sums[:, step] = self.sums[step].gather(0, row)
-            row = torch.where(before, self.parents[step].gather(0, row), row)
-        return words.view(*self.steps.shape, -1), sums.view(*self.steps.shape, -1), self.steps + 1
+            path[step] = row
+            row = torch.where(before[step], self.parents[step].gather(0, row), row)
+        words, sums = (table[:longest].gather(1, path).t() for table in (self.words, self.sums))
+        return words.reshape(*self.steps.shape, -1), sums.reshape(*self.steps.shape, -1), self.steps + 1
 
 
 class DeviceSearch:
@@ -89,42 +87,49 @@ class DeviceSearch:
         device: Any,
         prefixed: bool = False,
     ) -> None:
-        self.models, self.rules, self.sentences = models, rules, sentences
+        self.models, self.rules = models, rules
         beam, rows = rules.beam, sentences * rules.beam
 
         def make(*shape: int, value: float = 0, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
 
+        single = torch.float32
         self.source = make(sentences, length, value=rules.pad)
-        self.limits = make(3)  # the step, and the fewest and the most tokens before an end
-        self.newest, self.scores = make(rows), make(rows, dtype=torch.float32)
         self.bos = make(1)
         self.history = make(rows, longest if rules.ngram else 0)  # each hypothesis' tokens, the newest last
         self.prefix = make(longest, sentences) if prefixed else None
         self.prefix_length, self.min_len = make(1), make(1)
-        self.tables = (make(longest, rows), make(longest, rows), make(longest, rows, dtype=torch.float32))
-        self.steps, self.rows = make(sentences, beam, value=NEVER), make(sentences, beam)
-        self.totals = make(sentences, beam, dtype=torch.float32)
-        self.ranks = make(sentences, beam, value=-math.inf, dtype=torch.float64)  # totals under a stepwise penalty
-        self.open, self.open_count = make(sentences, dtype=torch.bool), make(1)
-        self.first_scores = make(sentences, beam, value=-math.inf, dtype=torch.float32)
+        self.first_scores = make(sentences, beam, value=-math.inf, dtype=single)
         self.first_scores[:, :1] = 0  # before the first token all hypotheses are one
-        self.first_rows = torch.arange(0, rows, beam, device=device).unsqueeze(1)
-        self.places = torch.arange(2 * beam, device=device)
-        lengths = range(1, longest + 1)
-        penalties = [length**rules.stepwise if rules.stepwise else 1.0 for length in lengths]
-        self.penalties = torch.tensor(penalties, dtype=torch.float64).to(device)
+        penalties = [length**rules.stepwise if rules.stepwise else 1.0 for length in range(1, longest + 1)]
+        self.beams = ops.Beams(
+            limits=make(3),
+            clock=make(sentences),
+            penalties=torch.tensor(penalties, dtype=torch.float64).to(device),
+            newest=make(rows),
+            scores=make(rows, dtype=single),
+            order=make(rows),
+            words=make(longest, rows),
+            parents=make(longest, rows),
+            sums=make(longest, rows, dtype=single),
+            steps=make(sentences, beam, value=ops.NEVER),
+            rows=make(sentences, beam),
+            totals=make(sentences, beam, dtype=single),
+            ranks=make(sentences, beam, value=-math.inf, dtype=torch.float64),
+            open=make(sentences, dtype=torch.bool),
+            ancestors=make(0, rows, dtype=torch.int32),
+        )
         self._make_states()
 
     @property
     def step_number(self) -> Tensor:
         """(1,), counted from 0."""
-        return self.limits[:1]
+        return self.beams.limits[:1]
 
     def _make_states(self) -> None:
         """Take a step to learn what the decoder keeps, and keep it where it is from then on."""
         for model in self.models:
-            model.decoder.reserve_positions(len(self.tables[0]))
+            model.decoder.reserve_positions(len(self.beams.words))
         self.states: list[dict[str, Any]] = [{} for _ in self.models]
         self._read_source()
         self._decode()
@@ -139,18 +144,19 @@ class DeviceSearch:
         rings = [entry for _, _, entry in self.kept if "ring" in entry]
         widths = [len(entry["ring"]) for entry in rings]
         # of all layers in one tensor: they are re-ordered alike
-        self.ancestors = self.newest.new_zeros(sum(widths), len(self.newest), dtype=torch.int32)
-        for entry, own in zip(rings, self.ancestors.split(widths), strict=True):
+        ancestors = self.bos.new_zeros(sum(widths), len(self.beams.newest), dtype=torch.int32)
+        for entry, own in zip(rings, ancestors.split(widths), strict=True):
             entry["ancestors"] = own
+        self.beams = self.beams._replace(ancestors=ancestors)
 
     def _read_source(self) -> None:
         for model, state in zip(self.models, self.states, strict=True):
-            model.decoder.read_source(model.encoder(self.source, None), state, len(self.newest))
+            model.decoder.read_source(model.encoder(self.source, None), state, len(self.beams.newest))
 
     def _decode(self) -> Tensor:
         """Logits of the next token of every hypothesis."""
         decoded = [
-            model.decoder.step(self.newest, self.step_number, state)
+            model.decoder.step(self.beams.newest, self.step_number, state)
             for model, state in zip(self.models, self.states, strict=True)
         ]
         return joint_logits(decoded, self.rules.temperature)
@@ -161,7 +167,7 @@ class DeviceSearch:
         tensors = [value for value in vars(self).values() if isinstance(value, Tensor)]
         entries = [entry for state in self.states for entry in state.values() if isinstance(entry, dict)]
         tensors += [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
-        return sum(tensor.nbytes for tensor in (*tensors, *self.tables))
+        return sum(tensor.nbytes for tensor in (*tensors, *self.beams))
 
     def give(self, source: Tensor, prefix: Tensor | None = None, *, bos: int, min_len: int, max_len: int) -> None:
         """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``.
@@ -177,9 +183,9 @@ class DeviceSearch:
             self.min_len.fill_(min_len)
         self.bos.fill_(bos)
         for place, number in enumerate((0, min_len, max_len)):
-            self.limits[place].fill_(number)
-        self.open.fill_(False)
-        self.open[: source.shape[0]].fill_(True)
+            self.beams.limits[place].fill_(number)
+        self.beams.open.fill_(False)
+        self.beams.open[: source.shape[0]].fill_(True)
 
     def begin(self) -> None:
         """Read the source, and forget the batch before."""
@@ -189,30 +195,32 @@ class DeviceSearch:
                 if name != "ring":  # of which a step reads no more than it has written
                     value.zero_()
             module.set_incremental_state(state, dict(entry))
-        self.newest.copy_(self.bos.expand_as(self.newest))
+        beams = self.beams
+        beams.newest.copy_(self.bos.expand_as(beams.newest))
         self.history.fill_(self.rules.pad)
         if self.rules.ngram > 1:  # fairseq lets the first token be repeated by itself
-            self.history[:, -1].copy_(self.newest)
-        self.scores.copy_(self.first_scores.flatten())
-        self.steps.fill_(NEVER)
-        self.ranks.fill_(-math.inf)
+            self.history[:, -1].copy_(beams.newest)
+        beams.scores.copy_(self.first_scores.flatten())
+        beams.steps.fill_(ops.NEVER)
+        beams.ranks.fill_(-math.inf)
+        beams.clock.zero_()
 
     def step(self) -> None:
         """Add a token to every hypothesis."""
-        rules, beam = self.rules, self.rules.beam
+        rules, beams = self.rules, self.beams
         forced = None
         if self.prefix is not None:
             forced = self.prefix.index_select(0, self.step_number).squeeze(0)
             # as in fairseq no hypothesis of the batch is too short to end while there is a prefix
-            self.limits[1:2].copy_(torch.where(self.step_number < self.prefix_length, 0, self.min_len))
+            beams.limits[1:2].copy_(torch.where(self.step_number < self.prefix_length, 0, self.min_len))
         candidates = ops.step_candidates(
             restrict(
                 self._decode(), self.history, forced, ngram=rules.ngram, temperature=rules.temperature, pad=rules.pad
             ),
-            self.scores,
-            self.limits,
-            beams=beam,
-            count=2 * beam,
+            beams.scores,
+            beams.limits,
+            beams=rules.beam,
+            count=2 * rules.beam,
             temperature=rules.temperature,
             pad=rules.pad,
             eos=rules.eos,
@@ -220,63 +228,19 @@ class DeviceSearch:
             unk_penalty=rules.unk_penalty,
         )
         values, words, parents = end_together(forced, rules.eos, *candidates)
-        parents = parents + self.first_rows
-        ranks = values.double() / self.penalties.index_select(0, self.step_number)
-        admitted = None
-        if rules.stepwise is not None:
-            admitted = self._admit(values, ranks)
-            values = values.masked_fill(self.places >= admitted, -math.inf)
-        ending = words.eq(rules.eos) & values.ne(-math.inf)
-        self._end(ending[:, :beam] & self.open.unsqueeze(1), values, parents, ranks, admitted)
-        # the best of those that go on: at most one of a row's two candidates ends, so there are enough
-        chosen = (self.places + ending * len(self.places)).topk(beam, dim=1, largest=False).values
-        order = parents.gather(1, chosen).flatten()
-        self.newest.copy_(words.gather(1, chosen).flatten())
-        self.scores.copy_(values.gather(1, chosen).flatten())
-        for table, row in zip(self.tables, (self.newest, order, self.scores), strict=True):
-            table.index_copy_(0, self.step_number, row.unsqueeze(0))
+        ops.search_step(values, words, parents, beams, eos=rules.eos, stepwise=rules.stepwise is not None)
         if rules.ngram:
-            self.history.copy_(torch.cat([self.history.index_select(0, order)[:, 1:], self.newest.unsqueeze(1)], dim=1))
-        self._reorder(order)
-        self.step_number.add_(1)
-
-    def _admit(self, values: Tensor, ranks: Tensor) -> Tensor:
-        """Count the candidates of each sentence that have a place, (sentences, 1); see ``StepwiseBeam``."""
-        beam = self.rules.beam
-        better = (self.ranks.unsqueeze(1) >= ranks[:, :beam].unsqueeze(2)).sum(dim=2)
-        has_place = (better < beam - self.places[:beam]) & values[:, :beam].ne(-math.inf)
-        return has_place.long().cumprod(dim=1).sum(dim=1, keepdim=True)
-
-    def _end(self, ended: Tensor, values: Tensor, parents: Tensor, ranks: Tensor, admitted: Tensor | None) -> None:
-        """Add the candidates that end, (sentences, beam), to the hypotheses, and close the sentences that are over."""
-        step, beam = self.step_number, self.rules.beam
-        count = ended.sum(dim=1)
-        known = self.steps.ne(NEVER).sum(dim=1) + count
-        if admitted is None:
-            goes_on = count.eq(0) | ((step < self.limits[2]) & (known < beam))
-            ranks = torch.zeros_like(ranks)  # the first to end are the result
-        else:
-            goes_on = known.eq(0) | (admitted.squeeze(1) > count)
-        ranks = torch.cat([self.ranks, ranks[:, :beam].masked_fill(~ended, -math.inf)], dim=1)
-        best, kept = (part[:, :beam] for part in ranks.sort(dim=1, descending=True, stable=True))
-        self.ranks.copy_(best)
-        steps = torch.where(ended, step, NEVER)
-        for held, new in ((self.steps, steps), (self.rows, parents[:, :beam]), (self.totals, values[:, :beam])):
-            held.copy_(torch.cat([held, new], dim=1).gather(1, kept))
-        self.open.logical_and_(goes_on)
-        self.open_count.copy_(self.open.sum().unsqueeze(0))
-
-    def _reorder(self, order: Tensor) -> None:
-        if len(self.ancestors):
-            self.ancestors.copy_(self.ancestors.gather(1, order.expand(len(self.ancestors), -1)))
+            history = self.history.index_select(0, beams.order)
+            self.history.copy_(torch.cat([history[:, 1:], beams.newest.unsqueeze(1)], dim=1))
         for module, state, entry in self.kept:
             if "ring" not in entry:
                 new = module.get_incremental_state(state)
                 for name, value in entry.items():
-                    value.copy_(new[name].index_select(1, order))
+                    value.copy_(new[name].index_select(1, beams.order))
                 module.set_incremental_state(state, dict(entry))
 
     def found(self, sentences: int, steps: int) -> SearchResult:
         """Copy the hypotheses of the first sentences, after so many steps, to the CPU."""
-        tables = (table[:steps].cpu() for table in self.tables)
-        return SearchResult(*tables, *(held[:sentences].cpu() for held in (self.steps, self.rows, self.totals)))
+        beams = self.beams
+        tables = (table[:steps].cpu() for table in (beams.words, beams.parents, beams.sums))
+        return SearchResult(*tables, *(held[:sentences].cpu() for held in (beams.steps, beams.rows, beams.totals)))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import lightconv_plugin.models  # noqa: F401  its architectures
 from scripts.bench import decoding, kernels, operators
 from scripts.bench.__main__ import parse
 from scripts.bench.operators import Measured, Shape
@@ -76,6 +77,18 @@ def test_operators(operator, pretended):
     records = found(Measured([operator], shapes, torch.float32, CUDA).beside_peers())
     assert [record["pass"] for record in records] == ["fwd", "fwd+bwd"] * 2
     assert all(record["ratio"] > 0 for record in records)
+
+
+def test_kernels_of_a_captured_step():
+    """Whoever adds kernels to a step says so here."""
+    records = found(decoding.count_kernels(parse(["decode", "--vocab-size", "60", "--dtype", "float16"])))
+    steps = {(record["model"].split("_")[1], record["operator"]): record["step"] for record in records}
+    assert steps["lightconv", "all"] == 74
+    assert steps["dynamicconv", "all"] == 80
+    one_a_layer = ("conv_step", "attend", "_addmm_activation")
+    assert {steps["dynamicconv", name] for name in one_a_layer} == {6}
+    assert {steps["dynamicconv", name] for name in ("search_step", "embedding")} == {1}
+    assert ("dynamicconv", "relu") not in steps
 
 
 def test_decoding_steps(pretended, monkeypatch):

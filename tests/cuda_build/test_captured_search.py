@@ -28,6 +28,6 @@ def test_a_search_does_not_wait(arch, precision, stepwise, ngram, gpu):
             for _ in range(3):
                 search.step()
         assert met == []
-        assert {"attend", "step_candidates"} <= gpu.met
+        assert {"attend", "step_candidates", "search_step"} <= gpu.met
         tensors = [value for value in vars(search).values() if isinstance(value, torch.Tensor)]
-        assert {tensor.device.type for tensor in (*tensors, *search.tables)} == {"cuda"}
+        assert {tensor.device.type for tensor in (*tensors, *search.beams)} == {"cuda"}

@@ -31,7 +31,7 @@ with FakeTensorMode(), torch.device("cuda"):
 
 
 @pytest.mark.parametrize("capability", compiled.EACH_GENERATION)
-@pytest.mark.parametrize("name", ["the main kernels", "gate", "step"])
+@pytest.mark.parametrize("name", ["the main kernels", "gate", "step", "search"])
 def test_kernels(nvrtc, name, capability, tmp_path):  # noqa: F811
     """With this build's NVRTC."""
     compiled.test_kernels(nvrtc, name, capability, tmp_path)

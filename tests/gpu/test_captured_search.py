@@ -1,13 +1,18 @@
 """A search whose steps are one graph: the hypotheses of the CPU's search by fairseq, batch after batch."""
 
 import gc
+from itertools import product
 
 import pytest
 import torch
 
+from lightconv_plugin import ops
 from tests.gpu.test_decoding import models, to_device
+from tests.gpu.test_operators import make
+from tests.ops.test_fused_generation import begun
 from tests.tasks import test_beam_search as search
 from tests.tasks.test_beam_search import captured
+from tests.tolerances import assert_close
 
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 BATCHES = [[7, 5, 4, 1, 6, 2], [3], [9, 17], [2, 6, 6, 1, 7]]  # the first and the last are of one size
@@ -94,3 +99,28 @@ def test_memory_goes_with_the_generator(device):
         gc.collect()
         held.append(torch.cuda.memory_allocated())
     assert held[1] == held[-1]
+
+
+@pytest.mark.parametrize(("stepwise", "beam"), [*product((False, True), (4, 5))])
+def test_the_end_of_a_step(stepwise, beam, device):
+    """Its kernel against the definition on the CPU, for more steps than the rings have slots."""
+    generator = torch.Generator().manual_seed(beam)
+    want = begun(37, beam, 12, 9, 0, generator)
+    got = ops.Beams(*(each.to(device, copy=True) for each in want))
+    for _ in range(11):
+        values = torch.randn(37, 2 * beam, generator=generator).sort(descending=True).values
+        words = torch.randint(2, 7, values.shape, generator=generator)
+        words[:, beam:].clamp_(min=3)  # no more ends than hypotheses
+        candidates = values, words, torch.randint(beam, values.shape, generator=generator)
+        ops.search_step(*candidates, want, eos=2, stepwise=stepwise)
+        ops.search_step(*(each.to(device) for each in candidates), got, eos=2, stepwise=stepwise)
+    for name, a, b in zip(ops.Beams._fields, got, want, strict=True):
+        assert torch.equal(a.cpu(), b), name
+
+
+@torch.no_grad()
+def test_relu_within_a_product(dtype, device):
+    x, weight, bias = (make(device, *shape, dtype=dtype) for shape in ((1, 12, 64), (96, 64), (96,)))
+    got = ops.linear(x / 8, weight, bias, relu=True)
+    assert_close(got, torch.relu(torch.nn.functional.linear(x.double() / 8, weight.double(), bias.double())), dtype)
+    assert got.min() == 0

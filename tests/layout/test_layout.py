@@ -37,10 +37,10 @@ LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 10_300,
-    "lightconv_plugin": 17_150,
+    "lightconv_plugin/ops": 10_450,
+    "lightconv_plugin": 17_300,
     "data_prep": 5_850,
-    "scripts": 11_000,
+    "scripts": 11_100,
     "tests": 27_900,
 }
 # but this: who imports a model by name wants all that --user-dir loads

@@ -12,7 +12,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.backend import TYPES
 from lightconv_plugin.ops.fused.linear import lacking
-from tests.ops.cuda_on_cpu import Machine
+from tests.ops.cuda_on_cpu import Machine, kernels_for_cpu_tensors
 
 VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends.cpu.get_cpu_capability(), (128,))
 
@@ -79,20 +79,12 @@ def gate() -> Iterator[None]:
         yield
 
 
-GPU_ALONE = ("residual_norm", "residual_norm_backward", "column_sums", "step_candidates", "adam_step", "update_decide")
-
-
 @pytest.fixture
 def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library's operators that a CPU has no kernel for, run by the CUDA kernels on the CPU."""
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
-    machine = Machine()
-    with torch.library._scoped_library("lightconv", "IMPL") as library:
-        for name in GPU_ALONE:
-            library.impl(name, getattr(machine, name), "CPU")
-        ops.backend._cached_reason_of_kind.cache_clear()
+    with kernels_for_cpu_tensors():
         yield
-    ops.backend._cached_reason_of_kind.cache_clear()
 
 
 def needs_bf16_units() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.cuda_on_cpu import Machine
+from tests.ops.test_fused_generation import begun
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -127,6 +128,19 @@ def candidates(dtype: torch.dtype, types: int) -> Case:
     return run
 
 
+def search(beam: int, stepwise: bool) -> Case:
+    """The end of a step of a search for three sentences, whose rings have 9 slots."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        beams = [machine.place(each) for each in begun(3, beam, 8, 9, 2, torch.Generator().manual_seed(0))]
+        values = machine.place(torch.randn(3, 2 * beam).sort(descending=True).values)
+        words, parents = (machine.place(torch.randint(2, 2 + most, values.shape) - 2) for most in (9, beam))
+        machine.search_step(values, words, parents, *beams, 2, stepwise)
+        return beams
+
+    return run
+
+
 def update(dtype: torch.dtype) -> Case:
     """The decision on an update, and Adam."""
 
@@ -195,6 +209,8 @@ CASES: dict[str, Case] = {
     "attend-f32-odd": attend(F32, 7),
     "candidates-f16": candidates(F16, 1000),
     "candidates-f32-odd": candidates(F32, 77),
+    "search": search(4, False),
+    "search-stepwise-odd": search(5, True),
     "update-f32": update(F32),
     "update-bf16": update(BF16),
 }

@@ -8,18 +8,23 @@ import functools
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import library
+from lightconv_plugin.ops import backend, library
 
 SHIM = Path(__file__).parent / "cuda_shim"
 CUDA = library.SOURCES / "cuda"
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+GPU_ALONE = (
+    *("residual_norm", "residual_norm_backward", "column_sums", "adam_step", "update_decide"),
+    *("step_candidates", "search_step"),
+)
 # the operators of CPU tensors in a library of their own
 EMULATED = (
     "-w",
@@ -196,3 +201,15 @@ class Machine:
             found.append((facts[0], facts[1], facts[2], facts[3], facts[4]))
         self.driver.shim_forget()
         return found
+
+
+@contextmanager
+def kernels_for_cpu_tensors(names: Iterable[str] = GPU_ALONE) -> Iterator[None]:
+    """Have operators that a CPU has no kernel for take CPU tensors, as the CUDA kernels on the CPU do it."""
+    machine = Machine()
+    with torch.library._scoped_library("lightconv", "IMPL") as added:
+        for name in names:
+            added.impl(name, getattr(machine, name), "CPU")
+        backend._cached_reason_of_kind.cache_clear()
+        yield
+    backend._cached_reason_of_kind.cache_clear()

@@ -24,7 +24,7 @@ NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configur
 ON_GPUS_ALONE = {"update_decide", "adam_step"}
 # the definition is all there is
 WITHOUT_KERNEL = {
-    *((name, "cpu") for name in ("glu_mask", "residual_norm", "column_sums", "step_candidates")),
+    *((name, "cpu") for name in ("glu_mask", "residual_norm", "column_sums", "step_candidates", "search_step")),
     *((name, "cuda") for name in ("dropout", "beam_candidates", "few_rows_linear", "decoder_block")),
     *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
 }

@@ -19,6 +19,7 @@ from tests.ops.cuda_cases import (
     glu,
     loss,
     residual,
+    search,
     step,
     sums,
     update,
@@ -68,7 +69,8 @@ TABLE: dict[str, tuple[Case, tuple[int, int], tuple[int, ...]]] = {
     "candidates": (candidates(F16, 64), (2, 2), EACH_GENERATION),
     "candidates, float32": (candidates(F32, 64), (2, 2), EACH_GENERATION),
     "gate": (glu(BF16, 2048, True), (2, 2), EACH_GENERATION),
-    "step": (step(BF16, True, 31, 16, 64), (2, 2), EACH_GENERATION),
+    "step": (step(BF16, True, 31, 16, 64), (1, 1), EACH_GENERATION),
+    "search": (search(4, False), (1, 1), EACH_GENERATION),
     "update": (update(F16), (2, 2), EACH_GENERATION),
 }
 

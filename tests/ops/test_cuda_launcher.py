@@ -108,7 +108,7 @@ def test_a_kernel_is_loaded_while_a_graph_is_captured(error):
 NAME = re.compile(
     r"lightconv_"
     r"((light|dynamic)_conv_(general_)?(forward|grad_x|backward|grad_weight|grad_weight_finish|weights|row_sums)|(light|dynamic)_conv_step"
-    r"|glu_mask_(forward|backward)|advance_step|smoothed_nll_(forward|forward_sum|backward)|update_decide|adam_step"
+    r"|glu_mask_(forward|backward)|smoothed_nll_(forward|forward_sum|backward)|update_decide|adam_step"
     r"|residual_norm_(forward|backward)|column_sums(_finish|_of_few)?)"
     r"_(f32|f16|bf16|f64)(_K\d+)?(_R\d+)?(_H\d+)?(_T\d+)?(_softmax)?(_drop)?(_aligned)?(_mma)?(_mask)?"
 )

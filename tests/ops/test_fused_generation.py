@@ -290,6 +290,78 @@ def test_the_definition_of_step_candidates():
     assert all(torch.equal(a[possible], b[possible]) for a, b in zip(got[1:], want[1:], strict=True))
 
 
+# ---- The end of a step of a search ----
+
+
+def begun(sentences, beam, longest, slots, step, generator):
+    """A search at a step, some of whose sentences are over, and some hypotheses have ended."""
+
+    def draw(most, *shape):
+        return torch.randint(most, shape, generator=generator)
+
+    rows = sentences * beam
+    ranks = (draw(5, sentences, beam).double() * -0.5).sort(dim=1, descending=True).values
+    ended = torch.arange(beam) < draw(beam + 1, sentences, 1)
+    return ops.Beams(
+        limits=torch.tensor([step, 1, longest - 1]),
+        clock=torch.full((sentences,), step),
+        penalties=torch.linspace(1, 2, longest, dtype=F64),
+        newest=draw(9, rows),
+        scores=draw(9, rows).float(),
+        order=draw(9, rows),
+        words=draw(9, longest, rows),
+        parents=draw(9, longest, rows),
+        sums=draw(9, longest, rows).float(),
+        steps=draw(longest, sentences, beam).where(ended, torch.tensor(ops.NEVER)),
+        rows=draw(rows + 1, sentences, beam),
+        totals=draw(9, sentences, beam).float(),
+        ranks=ranks.masked_fill(~ended, -math.inf),
+        open=draw(4, sentences) > 0,
+        ancestors=draw(rows + 1, slots, rows).int(),
+    )
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+@settings(max_examples=60)
+@given(
+    sentences=st.integers(0, 4),
+    beam=st.sampled_from([1, 2, 3, 4, 5, 12, 32]),
+    slots=st.sampled_from([0, 1, 9, 70]),
+    step=st.integers(0, 6),
+    seed=st.integers(0, 999),
+)
+def test_the_end_of_a_step(gpu, stepwise, sentences, beam, slots, step, seed):
+    """Of candidates many of which are ends, equal or impossible, for two steps."""
+    generator = torch.Generator().manual_seed(seed)
+    want = begun(sentences, beam, 8, slots, step, generator)
+    got = ops.Beams(*(each.clone() for each in want))
+    for _ in range(2):
+        values = (torch.randint(-6, 1, (sentences, 2 * beam), generator=generator) * 0.5).float()
+        values[values < -2.5] = -math.inf
+        values = values.sort(dim=1, descending=True).values
+        ends = torch.rand(values.shape, generator=generator) < 0.5
+        words = torch.where(ends & (ends.cumsum(1) <= beam), EOS, 7)
+        parents = torch.randint(beam, values.shape, generator=generator)
+        ops.search_step(values, words, parents, want, eos=EOS, stepwise=stepwise)
+        gpu.search_step(values, words, parents, *got, EOS, stepwise)
+        for name, a, b in zip(ops.Beams._fields, got, want, strict=True):
+            if name == "limits" and not sentences:  # no block is there to count
+                continue
+            assert torch.equal(a, b), name
+
+
+def test_a_search_of_other_shapes_is_refused(gpu):
+    beams = begun(2, 4, 8, 3, 0, torch.Generator())
+    candidates = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
+    for name, other in (("rows", beams.rows.int()), ("sums", beams.sums.t()), ("words", beams.words[:3])):
+        with pytest.raises(RuntimeError, match=r"expected tensors as ops\.Beams describes them"):
+            gpu.search_step(*candidates, *beams._replace(**{name: other}), EOS, False)
+    many = begun(1, 33, 8, 3, 0, torch.Generator())
+    candidates = torch.zeros(1, 66), torch.zeros(1, 66, dtype=torch.long), torch.zeros(1, 66, dtype=torch.long)
+    with pytest.raises(RuntimeError, match="search_step takes 1 to 32 hypotheses of each sentence"):
+        gpu.search_step(*candidates, *many, EOS, False)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [

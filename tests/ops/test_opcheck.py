@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops.backend import OPERATORS
 from tests.ops.conftest import needs_bf16_units
+from tests.ops.test_fused_generation import begun
 
 T, B, C, H, K, V = 5, 3, 6, 3, 4, 7
 SEED = torch.tensor([11])
@@ -87,6 +88,11 @@ def residual_backward(p: float) -> tuple[Any, ...]:
     return out, None if p > 0 else out, z, draw(C), stats, p, SEED
 
 
+def search(stepwise: bool) -> tuple[Any, ...]:
+    candidates = draw(2, 4), torch.full((2, 4), 5), torch.zeros(2, 4, dtype=torch.long)
+    return *candidates, *begun(2, 2, 3, 5, 0, torch.Generator()), 2, stepwise
+
+
 PADDING = torch.arange(T).expand(2, T) > T - 2
 # operator -> lists of arguments
 SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
@@ -118,6 +124,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (draw(2, V), None, 1, 3, 0.5, 0, 1, 0.5, 2, -1),
     ],
     "step_candidates": lambda: [(draw(4, V), draw(4), torch.tensor([1, 0, 9]), 2, 3, 0.9, 0, 2, 1, 0.5)],
+    "search_step": lambda: [search(stepwise=False), search(stepwise=True)],
     "few_rows_linear": lambda: [(draw(1, B, C), draw(V, C), draw(V)), (draw(B, C), draw(V, C), None)],
     "bf16_pack": lambda: [(draw(V, C),)],
     "bf16_linear": lambda: [

@@ -1,5 +1,6 @@
 """Our searches, the plain one and the one of a GPU's graphs, against fairseq's, on random models of every kind."""
 
+import contextlib
 import logging
 import math
 import os
@@ -18,6 +19,7 @@ from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 from lightconv_plugin.tasks.device_search import DeviceSearch, Rules
 from lightconv_plugin.tasks.translation import FastTranslationConfig, FastTranslationTask
 from tests.models import common
+from tests.ops.cuda_on_cpu import kernels_for_cpu_tensors
 from tests.tolerances import assert_close
 from tests.waits import waits
 
@@ -119,6 +121,7 @@ OPTIONS = {
     [
         *((arch, path) for arch in ARCHITECTURES for path in ("native", "reference")),
         *((arch, "captured") for arch in OURS),
+        (DYNAMIC, "captured, by kernels"),
     ],
 )
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -132,16 +135,20 @@ OPTIONS = {
 )
 def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options, other, prefix, prefix_ends):
     """Of one model or two; a captured search is kept from batch to batch."""
-    others = [other] if other in (OURS if path == "captured" else ARCHITECTURES) else []
+    is_captured = path.startswith("captured")
+    others = [other] if other in (OURS if is_captured else ARCHITECTURES) else []
     models = [model(each, seed + place) for place, each in enumerate([arch, *others])]
-    with mock.patch.dict(os.environ, {} if path == "captured" else {"LIGHTCONV_BACKEND": path}):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {} if is_captured else {"LIGHTCONV_BACKEND": path}))
+        if path.endswith("by kernels"):
+            stack.enter_context(kernels_for_cpu_tensors(("step_candidates", "search_step")))
         theirs, ours = generators(models, **options)
-        for each in (lengths, [2, 7, 3])[: 2 if path == "captured" else 1]:
+        for each in (lengths, [2, 7, 3])[: 2 if is_captured else 1]:
             batch = sample(each, seed=seed)
             given = None if prefix is None else prefixes(prefix[: len(each)], prefix_ends, seed=seed)
             expected = theirs.generate([], batch, prefix_tokens=given)
             with mock.patch.object(SequenceGenerator, "_generate", side_effect=AssertionError("fairseq's search ran")):
-                search = captured if path == "captured" else in_steps
+                search = captured if is_captured else in_steps
                 assert_same(search(ours, batch, given), expected)
     assert isinstance(ours, BeamSearchGenerator)
 
@@ -273,7 +280,7 @@ def test_a_step_waits_for_nothing():
         for _ in range(3):
             search.step()
     assert met == []
-    assert search.open.tolist() == [False, True]
+    assert search.beams.open.tolist() == [False, True]
 
 
 def test_one_of_ours_has_a_graph_and_what_cannot_says_why(monkeypatch, caplog):

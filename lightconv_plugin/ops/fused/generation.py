@@ -4,7 +4,7 @@ Nothing here records gradients in C++: where they are wanted, PyTorch does the w
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from lightconv_plugin.ops.backend import takes
 from lightconv_plugin.ops.fused.training import attention, dropout, masked_softmax
 
-MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates``' kernel takes
+MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates``' kernel takes; of beams ``search_step``'s too
+NEVER = -1  # the step in which a hypothesis ended that there is not
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
@@ -210,3 +211,98 @@ def step_candidates(
     values = values.masked_fill(banned, -math.inf) + scores.unsqueeze(1)
     best, index = values.view(-1, beams * len(tokens)).topk(count)
     return best, index % len(tokens), index // len(tokens)
+
+
+class Beams(NamedTuple):
+    """What a beam search knows of its hypotheses, in tensors that its steps change in place.
+
+    A row is a hypothesis that goes on; the ``beam`` rows of a sentence lie together. ``longest``: steps, at most.
+
+    Attributes:
+        limits: (3,) int64: the step, counted from 0; the fewest and the most tokens before an end.
+        clock: (sentences,) int64, the step once more, for each sentence by itself.
+        penalties: (longest,) float64, what a step divides the log-probabilities by to rank hypotheses.
+        newest, scores, order: (rows,) int64, float32 and int64: the last token, the log-probability so far, and the row
+            that the last step continued.
+        words, parents, sums: (longest, rows), these three of every step.
+        steps, rows: (sentences, beam) int64, of the hypotheses that ended, the best first: the step, or ``NEVER``, and
+            the row that it ended from.
+        totals, ranks: (sentences, beam) float32 and float64, their log-probabilities, and those over the penalty; ranks
+            are -inf where there is none, and 0 without a stepwise penalty.
+        open: (sentences,) bool, false where the search is over.
+        ancestors: (slots, rows) int32, those of the rings of all layers, as ``conv_step`` keeps them.
+    """
+
+    limits: Tensor
+    clock: Tensor
+    penalties: Tensor
+    newest: Tensor
+    scores: Tensor
+    order: Tensor
+    words: Tensor
+    parents: Tensor
+    sums: Tensor
+    steps: Tensor
+    rows: Tensor
+    totals: Tensor
+    ranks: Tensor
+    open: Tensor
+    ancestors: Tensor
+
+
+def search_step(
+    values: Tensor, words: Tensor, parents: Tensor, beams: Beams, *, eos: int, stepwise: bool = False
+) -> None:
+    """End a step of beam search: which candidates end, which go on; and re-order the rings. ``beams`` changes in place.
+
+    Of a sentence's best ``beam`` candidates those end whose word is the end. The best ``beam`` others go on.
+
+    Args:
+        values, words, parents: (sentences, 2 * beam), as ``step_candidates`` gives them, the best first; at most
+            ``beam`` are ends, since a row has one.
+        eos: the end.
+        stepwise: hypotheses that have ended keep their places in the beam, see ``length_penalty.StepwiseBeam``; else
+            the first to end are the result.
+    """
+    beam = beams.steps.shape[1]
+    if beam <= MOST_BEAMS and takes("search_step", values):
+        torch.ops.lightconv.search_step(values, words, parents, *beams, eos, stepwise)
+        return
+    step, places = beams.limits[:1], torch.arange(2 * beam, device=values.device)
+    parents = parents + torch.arange(0, len(beams.newest), beam, device=values.device).unsqueeze(1)
+    ranks = torch.zeros_like(values[:, :beam], dtype=torch.float64)
+    admitted: Tensor | None = None  # of the candidates that have a place
+    if stepwise:
+        ranks = values[:, :beam].double() / beams.penalties.index_select(0, step)
+        better = (beams.ranks.unsqueeze(1) >= ranks.unsqueeze(2)).sum(dim=2)
+        has_place = (better < beam - places[:beam]) & values[:, :beam].ne(-math.inf)
+        admitted = has_place.long().cumprod(dim=1).sum(dim=1, keepdim=True)
+        values = values.masked_fill(places >= admitted, -math.inf)
+    ending = words.eq(eos) & values.ne(-math.inf)
+    chosen = (places + ending * len(places)).topk(beam, dim=1, largest=False).values
+    order = parents.gather(1, chosen).flatten()
+
+    ended = ending[:, :beam] & beams.open.unsqueeze(1)
+    count = ended.sum(dim=1)
+    known = beams.steps.ne(NEVER).sum(dim=1) + count
+    if admitted is None:
+        goes_on = count.eq(0) | ((step < beams.limits[2]) & (known < beam))
+    else:
+        goes_on = known.eq(0) | (admitted.squeeze(1) > count)
+    beams.open.logical_and_(goes_on)
+    ranks = torch.cat([beams.ranks, ranks.masked_fill(~ended, -math.inf)], dim=1)
+    best, kept = (part[:, :beam] for part in ranks.sort(dim=1, descending=True, stable=True))
+    beams.ranks.copy_(best)
+    new = (torch.where(ended, step, NEVER), parents[:, :beam], values[:, :beam])
+    for held, own in zip((beams.steps, beams.rows, beams.totals), new, strict=True):
+        held.copy_(torch.cat([held, own], dim=1).gather(1, kept))
+
+    beams.newest.copy_(words.gather(1, chosen).flatten())
+    beams.scores.copy_(values.gather(1, chosen).flatten())
+    beams.order.copy_(order)
+    for table, row in ((beams.words, beams.newest), (beams.parents, order), (beams.sums, beams.scores)):
+        table.index_copy_(0, step, row.unsqueeze(0))
+    if len(beams.ancestors):
+        beams.ancestors.copy_(beams.ancestors.gather(1, order.expand(len(beams.ancestors), -1)))
+    beams.limits[:1].add_(1)
+    beams.clock.add_(1)

@@ -27,14 +27,22 @@ VARIABLE = "LIGHTCONV_MATMUL"
 UNITS = ("none", "AVX512-BF16", "AMX")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None, *, relu: bool = False
+) -> Tensor:
     """x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
 
     For few rows the product takes no longer than reading the weights once, where a decoding step spends its time.
 
     Args:
         packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
+        relu: what is negative becomes 0; on a GPU within the product, where no gradients are recorded.
     """
+    if relu:
+        elsewhere = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")
+        if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
+            return torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], -1)
+        return F.relu(linear(x, weight, bias, packed))
     if bias is not None and recorded(bias) and takes("column_sums", x, weight, bias):
         return apply(_Linear, x, weight, bias)
     if packed is None and takes("few_rows_linear", x, weight, bias):

@@ -41,6 +41,11 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "float unk_penalty, int banned, int only) -> (Tensor, Tensor, Tensor)",
            "step_candidates(Tensor logits, Tensor scores, Tensor limits, int beams, int count, float temperature, int pad, "
            "int eos, int unk, float unk_penalty) -> (Tensor, Tensor, Tensor)",
+           // as ops.Beams describes them
+           "search_step(Tensor values, Tensor candidates, Tensor origins, Tensor(a!) limits, Tensor(b!) clock, "
+           "Tensor penalties, Tensor(c!) newest, Tensor(d!) scores, Tensor(e!) order, Tensor(f!) words, "
+           "Tensor(g!) parents, Tensor(h!) sums, Tensor(i!) steps, Tensor(j!) rows, Tensor(k!) totals, Tensor(l!) ranks, "
+           "Tensor(m!) open, Tensor(n!) ancestors, int eos, bool stepwise) -> ()",
            "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
            "bf16_pack(Tensor weight) -> Tensor",
            "bf16_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? packed) -> Tensor",

@@ -177,6 +177,33 @@ struct CandidateArgs {
   long long N, V, beams, pad, eos, unk;
 };
 
+constexpr int SEARCH_THREADS = 256;
+
+// search_step: values, candidates (words) and origins (N / beams, 2 * beams); the others as ops.Beams has them, N rows
+struct SearchArgs {
+  const float* values;
+  const long long* candidates;
+  const long long* origins;
+  long long* limits;
+  long long* clock;
+  const double* penalties;
+  long long* newest;
+  float* scores;
+  long long* order;
+  long long* words;
+  long long* parents;
+  float* sums;
+  long long* steps;
+  long long* rows;
+  float* totals;
+  double* ranks;
+  bool* open;
+  int* ancestors;
+  long long N, eos;
+  int beams, slots;
+  bool stepwise;
+};
+
 // The places of numbers in the vectors of ops/fused/update.py, which keeps the same lists.
 enum Control { LOSS_SCALE, ITERATION, LAST_OVERFLOW, LAST_RESCALE, OVERFLOWS, STEPS, SKIPPED, CONTROLS };
 enum Outcome { APPLIED, NORM, FLOOR, MULTIPLY, STEP_SIZE, DECAY, OUTCOMES };

@@ -37,7 +37,6 @@ const Kernel GENERAL_CONV{"general_conv", "general", "GeneralArgs", "conv_genera
 const Kernel GENERAL_GRAD_DYNAMIC{"general_grad_dynamic", "general", "GeneralArgs", "conv_general_grad_weight"};
 const Kernel GENERAL_GRAD_LIGHT{"general_grad_light", "general", "GeneralArgs", "conv_general_grad_weight"};
 const Kernel STEP{"step", "step", "StepArgs", "conv_step"};
-const Kernel ADVANCE{"advance", "step", "StepArgs", "advance_step"};
 
 const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
@@ -304,7 +303,6 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   Memory memory(x);
   const Place place = memory.place();
   launch(place, STEP, c, {static_cast<long long>(args.N) * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
-  launch(place, ADVANCE, Case{}, {1, 1, 0}, &args);
   return out;
 }
 

@@ -14,7 +14,8 @@ template <Case C> __device__ __forceinline__ void step(const StepArgs& args, uns
   constexpr int K = C.K, V = tile.vector, groups = ceil_div(C.H, tile.heads), channels = C.H * C.R;
   const int n = blockIdx.x / groups, head = static_cast<int>(blockIdx.x % groups) * tile.heads;
   const int present = smaller(tile.heads, C.H - head);
-  const long long position = *args.position;
+  // its upper half counts the blocks that have read it; the last one advances it
+  const long long position = static_cast<unsigned int>(*args.position);
   const int slot = static_cast<int>(position % K), inputs = position + 1 < K ? static_cast<int>(position) + 1 : K;
   long long* places = reinterpret_cast<long long*>(shared);  // of the input of age a, in elements of the ring
   A* weights = reinterpret_cast<A*>(shared + tile.weights_offset);
@@ -61,10 +62,11 @@ template <Case C> __device__ __forceinline__ void step(const StepArgs& args, uns
     store<S, V>(ring + (static_cast<long long>(slot) * args.M + n) * channels + c, newest);
     store<S, V>(static_cast<S*>(args.out) + static_cast<long long>(n) * channels + c, narrow<S, V>(sum));
   }
-  if (head == 0 && threadIdx.x == 0) args.ancestors[static_cast<long long>(slot) * args.N + n] = n;
+  if (threadIdx.x == 0) {
+    if (head == 0) args.ancestors[static_cast<long long>(slot) * args.N + n] = n;
+    const auto before = atomicAdd(reinterpret_cast<unsigned long long*>(args.position), 1ull << 32) >> 32;
+    if (before == gridDim.x - 1) *args.position = position + 1;
+  }
 }
-
-// After all blocks of `step` have read the position.
-template <Case C> __device__ __forceinline__ void advance(const StepArgs& args, unsigned char*) { ++*args.position; }
 
 }  // namespace lightconv::cuda
