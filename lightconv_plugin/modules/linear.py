@@ -34,6 +34,25 @@ def apply_linear(layer: Any, x: Any) -> Tensor:
     return ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
 
 
+def apply_linear_beside(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """layer(x), and x for those who read it too; see ``ops.linear_beside``."""
+    if ops.updating() and is_plain(layer, nn.Linear):
+        return ops.linear_beside(x, layer.weight, layer.bias)
+    return apply_linear(layer, x), x
+
+
+class Ends:
+    """The maps at both ends of a sublayer, as it applies them; a residual connection may have others."""
+
+    def first(self, layer: Any, x: Tensor) -> Tensor:
+        """Apply the map that reads the sublayer's input x."""
+        return apply_linear(layer, x)
+
+    def last(self, layer: Any, x: Tensor) -> Tensor:
+        """Apply the map whose output is the sublayer's."""
+        return apply_linear(layer, x)
+
+
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Return True if a call of ``module`` is ``kind.forward`` on tensors of its own, and nothing else.
 

@@ -49,9 +49,16 @@ def residual_norm(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def residual_norm_backward(
-    grad: Tensor, grad_z: Tensor | None, z: Tensor, weight: Tensor, stats: Tensor, p: float, seed: Tensor | None
+    grad: Tensor,
+    grad_z: Tensor | None,
+    z: Tensor,
+    weight: Tensor,
+    stats: Tensor,
+    p: float,
+    seed: Tensor | None,
+    y_bias: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2, z.shape[-1])
+    return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2 + y_bias, z.shape[-1])
 
 
 FAKES: dict[str, Callable[..., object]] = {

@@ -24,10 +24,10 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "smoothed_nll(Tensor logits, Tensor target, int ignore) -> (Tensor, Tensor)",
            "smoothed_nll_backward(Tensor grad, Tensor logits, Tensor target, Tensor log_sums, float nll_share, "
            "float all_share, int ignore) -> Tensor",
-           "residual_norm(Tensor x, Tensor y, Tensor weight, Tensor bias, float p, Tensor? seed, float eps) "
-           "-> (Tensor, Tensor, Tensor)",
+           "residual_norm(Tensor x, Tensor y, Tensor weight, Tensor bias, float p, Tensor? seed, float eps, "
+           "Tensor? y_bias=None) -> (Tensor, Tensor, Tensor)",
            "residual_norm_backward(Tensor grad, Tensor? grad_z, Tensor z, Tensor weight, Tensor stats, float p, "
-           "Tensor? seed) -> (Tensor, Tensor, Tensor)",
+           "Tensor? seed, bool y_bias=False) -> (Tensor, Tensor, Tensor)",
            "column_sums(Tensor x) -> Tensor",
            "update_decide(Tensor norm, Tensor sample_size, Tensor orders, Tensor settings, Tensor(a!) control, "
            "Tensor(b!) outcome) -> ()",
