@@ -1,16 +1,15 @@
 """Gradients as an update adds them up, in few kernels, against autograd's."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 from lightconv_plugin.training.updates import Padding, Updates
 from tests.models.test_changed_parts import Doubled, Negated
+from tests.training.counting import Count
 from tests.training.runs import batches, begin
 
 NAMES = ("attention", "lightconv", "dynamicconv", "dynamicconv_decoupled")
@@ -83,18 +82,6 @@ def test_parts_that_users_replace_are_called(part):
             module = layer.get_submodule(owner)
             setattr(module, name, PARTS[part](getattr(module, name)).double())
     compare(model, criterion)
-
-
-class Count(TorchDispatchMode):
-    """Count the calls of each operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found[function.overloadpacket.__name__] += 1
-        return function(*args, **(kwargs or {}))
 
 
 def test_fewer_operators_do_it():

@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
         packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
     """
     if _adds_up(x, weight) or (bias is not None and recorded(bias) and takes("column_sums", x, weight, bias)):
-        return apply(_Linear, x, weight, bias, False)
+        return apply(_Linear, x.contiguous(), weight, bias, False)  # else copied in both directions
     if packed is None and takes("few_rows_linear", x, weight, bias):
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
@@ -73,7 +73,7 @@ def linear_beside(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tupl
     In an update the product that gives the gradient of x is added to theirs, which is overwritten.
     """
     if _adds_up(x, weight):
-        return apply(_Linear, x, weight, bias, True)
+        return apply(_Linear, x.contiguous(), weight, bias, True)
     return linear(x, weight, bias), x
 
 
