@@ -25,7 +25,6 @@ from lightconv_plugin.modules import (
     IncrementalState,
     LightweightConv,
     OwnEntry,
-    apply_linear,
     apply_linear_beside,
     is_plain,
     linear,
@@ -45,17 +44,17 @@ class JoinedEnds(Ends):
         self.x = x
         self.bias: Tensor | None = None
 
-    def first(self, layer: Any, x: Tensor) -> Tensor:
+    def first(self, layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Have the gradient of x in one product with that of what passes the sublayer."""
         if x is not self.x:  # dropped before, or read already
-            return apply_linear(layer, x)
-        out, self.x = apply_linear_beside(layer, x)
+            return super().first(layer, x, activation)
+        out, self.x = apply_linear_beside(layer, x, activation)
         return out
 
     def last(self, layer: Any, x: Tensor) -> Tensor:
         """Leave the bias to the sum."""
         if not (is_plain(layer, nn.Linear) and ops.takes("residual_norm", x, layer.bias)):
-            return apply_linear(layer, x)
+            return super().last(layer, x)
         self.bias = layer.bias
         return ops.linear(x, layer.weight)
 
@@ -103,7 +102,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, *, ends: Ends | None = None) -> Tensor:
         """x: (..., C) gives (..., C); ``ends`` of the residual connection around it."""
         ends = ends or Ends()
-        return ends.last(self.fc2, self.dropout(self.activation(ends.first(self.fc1, x))))
+        return ends.last(self.fc2, self.dropout(ends.first(self.fc1, x, self.activation)))
 
 
 class Block(nn.Module):

@@ -1,9 +1,11 @@
 """Linear maps, started as everywhere in these models, and the rule for doing a module's work without calling it."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn.modules.module import _has_any_global_hook
@@ -34,19 +36,23 @@ def apply_linear(layer: Any, x: Any) -> Tensor:
     return ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
 
 
-def apply_linear_beside(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """layer(x), and x for those who read it too; see ``ops.linear_beside``."""
-    if ops.updating() and is_plain(layer, nn.Linear):
-        return ops.linear_beside(x, layer.weight, layer.bias)
-    return apply_linear(layer, x), x
+def apply_linear_beside(
+    layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """activation(layer(x)), and x for those who read it too; see ``ops.linear_beside``."""
+    if ops.updating() and is_plain(layer, nn.Linear) and activation in (None, F.relu):
+        return ops.linear_beside(x, layer.weight, layer.bias, relu=activation is F.relu)
+    out = apply_linear(layer, x)
+    return out if activation is None else activation(out), x
 
 
 class Ends:
     """The maps at both ends of a sublayer, as it applies them; a residual connection may have others."""
 
-    def first(self, layer: Any, x: Tensor) -> Tensor:
-        """Apply the map that reads the sublayer's input x."""
-        return apply_linear(layer, x)
+    def first(self, layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Apply the map that reads the sublayer's input x, and the function after it."""
+        out = apply_linear(layer, x)
+        return out if activation is None else activation(out)
 
     def last(self, layer: Any, x: Tensor) -> Tensor:
         """Apply the map whose output is the sublayer's."""

@@ -79,7 +79,10 @@ def gate() -> Iterator[None]:
         yield
 
 
-GPU_ALONE = ("residual_norm", "residual_norm_backward", "column_sums", "step_candidates", "adam_step", "update_decide")
+GPU_ALONE = [
+    *("residual_norm", "residual_norm_backward", "column_sums", "relu_backward"),
+    *("step_candidates", "adam_step", "update_decide"),
+]
 
 
 @pytest.fixture

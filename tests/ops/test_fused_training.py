@@ -1,6 +1,7 @@
 """The fused operators of training against their definitions in float64: on CPUs, and on an emulated GPU."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -491,6 +492,20 @@ def test_sums_of_many_rows(gpu, channels):
     close(gpu.column_sums(x), x.double().sum(dim=0))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+@pytest.mark.parametrize(("count", "channels"), [(0, 6), (1, 1), (19, 36), (9, 513), (16_400, 2)])
+def test_sums_behind_a_relu(gpu, dtype, count, channels):
+    """Of few rows, and of as many as take two stages; what is not a number passes, as in PyTorch."""
+    grad, out = draw(dtype, count, channels), draw(dtype, count, channels, seed=1).relu()
+    out[:1] = torch.nan
+    want = torch.ops.aten.threshold_backward(grad, out, 0)
+    masked, sums = gpu.relu_backward(grad, out)
+    assert torch.equal(masked, want)
+    close(sums, want.double().sum(dim=0), dtype)
+    with pytest.raises(RuntimeError, match="of one shape"):
+        gpu.relu_backward(grad, out[:, 1:])
+
+
 def test_sums_from_an_address_that_is_not_aligned_are_the_same_bits_every_time(gpu):
     x = draw(F16, 2000 * 64 + 1)[1:].view(2000, 64)
     first = gpu.column_sums(x)
@@ -506,6 +521,30 @@ def test_linear(shape, cuda_kernels):
     assert gradcheck(ops.linear, (x, weight, bias))
     assert gradgradcheck(ops.linear, (x, weight, bias), fast_mode=True)
     assert gradcheck(lambda bias: ops.linear(x.detach(), weight.detach(), bias), (bias,))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("updating", [False, True])
+def test_linear_beside(updating, relu, cuda_kernels):
+    """Gradients, in an update those of the weight added up, and else of second order too; x lies in any order."""
+    x, weight, bias = given = [draw(F64, *shape).requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,))]
+    plain = F.linear(x.transpose(0, 1), weight, bias)
+    plain = F.relu(plain) if relu else plain
+    sums = torch.ones_like(weight)
+    with linear.adding_up([weight], [sums]) if updating else nullcontext():
+        out, beside = ops.linear_beside(x.transpose(0, 1), weight, bias, relu=relu)
+    assert_close(out.detach(), plain.detach())
+    results = []
+    for a, b in ((out, beside), (plain, x.transpose(0, 1))):
+        loss = a.pow(2).sum() + (b * b.detach().sin()).sum()
+        first = torch.autograd.grad(loss, given, create_graph=True)
+        slopes = torch.stack([each.pow(2).sum() for each in first]).sum()
+        second = [] if updating else torch.autograd.grad(slopes, given, retain_graph=True)
+        of_x, of_weight, of_bias = torch.autograd.grad(loss, given, allow_unused=True)
+        results.append([*first, *second, of_x, sums - 1 if of_weight is None else of_weight, of_bias])
+    for got, want in zip(*results, strict=True):
+        assert_close(got.detach(), want.detach())
+    assert sums.eq(1).all() != updating
 
 
 def test_linear_maps_that_the_library_does_not_take(cuda_kernels, monkeypatch):

@@ -70,7 +70,7 @@ def loss_backward() -> tuple[Any, ...]:
 
 def residual_backward(p: float) -> tuple[Any, ...]:
     out, z, stats = torch.ops.lightconv.residual_norm(draw(T, B, C), draw(T, B, C), draw(C), draw(C), p, SEED, 1e-5)
-    return out, None if p > 0 else out, z, draw(C), stats, p, SEED
+    return out, None if p > 0 else out, z, draw(C), stats, p, SEED, p > 0
 
 
 PADDING = torch.arange(T).expand(2, T) > T - 2
@@ -88,6 +88,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     ],
     "residual_norm_backward": lambda: [residual_backward(0.0), residual_backward(0.3)],
     "column_sums": lambda: [(draw(T, C),), (draw(C, T).t(),), (draw(0, C),)],
+    "relu_backward": lambda: [(draw(T, C), draw(C, T).t())],
     "smoothed_nll": lambda: [loss()],
     "smoothed_nll_backward": lambda: [loss_backward()],
     "conv_step": lambda: [

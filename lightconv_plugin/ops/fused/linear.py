@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
         packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
     """
     if _adds_up(x, weight) or (bias is not None and recorded(bias) and takes("column_sums", x, weight, bias)):
-        return apply(_Linear, x.contiguous(), weight, bias, False)  # else copied in both directions
+        return apply(_Linear, x.contiguous(), weight, bias, False, False)  # else copied in both directions
     if packed is None and takes("few_rows_linear", x, weight, bias):
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
@@ -67,14 +67,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
     return F.linear(x, weight, bias)
 
 
-def linear_beside(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def linear_beside(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False
+) -> tuple[Tensor, Tensor]:
     """``linear(x, weight, bias)``, and x for those who read it too, all of them from here.
 
     In an update the product that gives the gradient of x is added to theirs, which is overwritten.
+
+    Args:
+        relu: return max(0, out) in place of the product.
     """
     if _adds_up(x, weight):
-        return apply(_Linear, x.contiguous(), weight, bias, True)
-    return linear(x, weight, bias), x
+        joined = relu and bias is not None and takes("column_sums", x, weight, bias)
+        out, x = apply(_Linear, x.contiguous(), weight, bias, True, joined)
+        return F.relu(out) if relu and not joined else out, x
+    out = linear(x, weight, bias)
+    return F.relu(out) if relu else out, x
 
 
 def _adds_up(x: Tensor, weight: Tensor) -> bool:
@@ -85,25 +93,31 @@ class _Linear(Function):
     """Leaves the products to PyTorch, and its further derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beside: bool) -> Any:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, beside: bool, relu: bool) -> Any:
+        if relu:
+            out = torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], -1)
+        else:
+            out = F.linear(x, weight, bias)
+        ctx.save_for_backward(x, weight, out if relu else None)
         ctx.sums = _sums.get(id(weight))
         ctx.set_materialize_grads(False)
-        out = F.linear(x, weight, bias)
         return (out, x) if beside else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, beside: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, out = ctx.saved_tensors
         need = ctx.needs_input_grad
         if grad is None:
-            return beside, None, None, None
+            return beside, *(None,) * 4
         if recorded(grad, x, weight):
+            grad = grad if out is None else grad * (out > 0)
             of_x, *others = _gradients_of_linear(grad, x, weight, need)
-            return of_x if of_x is None or beside is None else of_x + beside, *others, None
+            return of_x if of_x is None or beside is None else of_x + beside, *others, None, None
         rows = _matrix(grad)
         of_x = of_weight = of_bias = None
-        if need[2]:
+        if out is not None:
+            rows, of_bias = torch.ops.lightconv.relu_backward(rows, _matrix(out))
+        elif need[2]:
             of_bias = torch.ops.lightconv.column_sums(rows) if takes("column_sums", rows) else rows.sum(dim=0)
         if need[0]:
             of_x = (rows @ weight if beside is None else _matrix(beside.contiguous()).addmm_(rows, weight)).view_as(x)
@@ -111,7 +125,7 @@ class _Linear(Function):
             of_weight = rows.T @ _matrix(x)
         elif need[1]:
             ctx.sums.addmm_(rows.T, _matrix(x))
-        return of_x, of_weight, of_bias, None
+        return of_x, of_weight, of_bias, None, None
 
 
 def _gradients_of_linear(

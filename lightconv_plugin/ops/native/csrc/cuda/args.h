@@ -139,9 +139,12 @@ struct NormGradArgs {
   long long N, C, splits;
 };
 
-// column_sums: x (N, C), of few rows to out (C,); of many to partial (splits, C), in the type of sums, and from there to out (C,)
+// column_sums: x (N, C), of few rows to out (C,); of many to partial (splits, C), in the type of sums, and from there to out (C,). With
+// Case::mask x counts, and is written to `masked`, where the gate (N, C) is not zero or less, and is 0 elsewhere.
 struct SumsArgs {
   const void* x;
+  const void* gate;
+  void* masked;
   void* partial;
   void* out;
   long long N, C, splits;

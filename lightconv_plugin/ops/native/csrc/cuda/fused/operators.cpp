@@ -147,14 +147,15 @@ void finish_sums(const Place& place, Type type, const SumsArgs& args) {
          &args);
 }
 
-Tensor column_sums(const Tensor& x_any) {
-  STD_TORCH_CHECK(x_any.dim() == 2, "column_sums: expected x (N, C)");
-  const Tensor x = torch::stable::contiguous(x_any);
+// Of x (N, C); with a gate of its shape, also x where that is open.
+Tensor sums_of(const Tensor& x, const Tensor* gate, void* masked) {
   Tensor out = torch::stable::new_empty(x, {x.size(1)});
-  SumsArgs args{x.const_data_ptr(), nullptr, out.mutable_data_ptr(), x.size(0), x.size(1), 0};
+  SumsArgs args{x.const_data_ptr(), gate == nullptr ? nullptr : gate->const_data_ptr(), masked, nullptr,
+                out.mutable_data_ptr(), x.size(0), x.size(1), 0};
   const Type type = type_of(x);
   Case c = case_of(type);
-  c.aligned = aligned({args.x}), c.R = power_of_two_in(static_cast<int>(args.C % 16), 16 / size_of(type));
+  c.mask = gate != nullptr, c.aligned = aligned({args.x, args.gate, args.masked});
+  c.R = power_of_two_in(static_cast<int>(args.C % 16), 16 / size_of(type));
   const int vector = vector_of(c), columns = 32 * vector, warps = SUMS_THREADS / 32, size = sum_size(type);
   Memory memory(x);
   const Place place = memory.place();
@@ -169,6 +170,22 @@ Tensor column_sums(const Tensor& x_any) {
   launch(place, COLUMN_SUMS, c, {tiles * args.splits, SUMS_THREADS, warps * columns * size}, &args);
   finish_sums(place, type, args);
   return out;
+}
+
+Tensor column_sums(const Tensor& x_any) {
+  STD_TORCH_CHECK(x_any.dim() == 2, "column_sums: expected x (N, C)");
+  return sums_of(torch::stable::contiguous(x_any), nullptr, nullptr);
+}
+
+// The gradient before a ReLU, from that of its output (N, C), and its sums over the rows.
+std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad_any, const Tensor& out_any) {
+  const Tensor grad = torch::stable::contiguous(grad_any), out = torch::stable::contiguous(out_any);
+  STD_TORCH_CHECK(grad.dim() == 2 && out.dim() == 2 && out.size(0) == grad.size(0) && out.size(1) == grad.size(1) &&
+                      out.scalar_type() == grad.scalar_type(),
+                  "relu_backward: expected a gradient and an output of one shape (N, C) and one type");
+  check_same(grad, out, "the output");
+  Tensor masked = torch::stable::new_empty(grad, grad.sizes());
+  return {masked, sums_of(grad, &out, masked.mutable_data_ptr())};
 }
 
 // ---- Residual and norm ----
@@ -263,7 +280,7 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
   const Place place = memory.place();
   args.partial = place.scratch(args.splits * sums * args.C * size);
   launch(place, RESIDUAL_NORM_BACKWARD, c, {args.splits, NORM_THREADS, rows * c.R * size}, &args);
-  finish_sums(place, type, {nullptr, args.partial, args.grad_affine, 0, sums * args.C, args.splits});
+  finish_sums(place, type, {nullptr, nullptr, nullptr, args.partial, args.grad_affine, 0, sums * args.C, args.splits});
   return {grad_x, grad_y, grad_affine};
 }
 
@@ -386,6 +403,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, LIGHTCONV_GPU, m) {
   m.impl("smoothed_nll", TORCH_BOX(&smoothed_nll));
   m.impl("smoothed_nll_backward", TORCH_BOX(&smoothed_nll_backward));
   m.impl("column_sums", TORCH_BOX(&column_sums));
+  m.impl("relu_backward", TORCH_BOX(&relu_backward));
   m.impl("residual_norm", TORCH_BOX(&residual_norm));
   m.impl("residual_norm_backward", TORCH_BOX(&residual_norm_backward));
   m.impl("attend", TORCH_BOX(&attend));
