@@ -18,7 +18,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, ForGeneration, with_training_options
 from lightconv_plugin.models.resolve import add_arguments, resolve
-from lightconv_plugin.models.source_attention import SourceAttention
+from lightconv_plugin.models.source_attention import SourceAttention, reading_together
 from lightconv_plugin.modules import AverageAttention, ConvModule, Dropout, IncrementalState, apply_linear, is_plain
 
 
@@ -170,7 +170,8 @@ class LightConvDecoder(TransformerDecoderBase):
         """As fairseq's: features (B, T, C), and the attention and inner states."""
         if incremental_state is not None and not incremental_state:
             self.__dict__.pop("stateful", None)  # a search begins: its modules are those that are there now
-        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
+        with reading_together([getattr(layer, "encoder_attn", None) for layer in self.layers], encoder_out):
+            return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerNorm
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -22,14 +21,42 @@ from lightconv_plugin.modules import (
     ConvModule,
     Dropout,
     DynamicConv,
+    Ends,
     IncrementalState,
     LightweightConv,
     OwnEntry,
-    apply_linear,
+    apply_linear_beside,
     is_plain,
     linear,
     pack_weights,
 )
+
+
+class JoinedEnds(Ends):
+    """Ends of a sublayer in an update.
+
+    Attributes:
+        x: what is added to its output, read past its first map.
+        bias: of its last map, which is to be added to its output; None where it has been, or there is none.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.bias: Tensor | None = None
+
+    def first(self, layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Have the gradient of x in one product with that of what passes the sublayer."""
+        if x is not self.x:  # dropped before, or read already
+            return super().first(layer, x, activation)
+        out, self.x = apply_linear_beside(layer, x, activation)
+        return out
+
+    def last(self, layer: Any, x: Tensor) -> Tensor:
+        """Leave the bias to the sum."""
+        if not (is_plain(layer, nn.Linear) and ops.takes("residual_norm", x, layer.bias)):
+            return super().last(layer, x)
+        self.bias = layer.bias
+        return ops.linear(x, layer.weight)
 
 
 class Residual(nn.Module):
@@ -41,13 +68,19 @@ class Residual(nn.Module):
         self.dropout = Dropout(dropout, self)
         self.normalize_before = normalize_before
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        y = sublayer(self.layer_norm(x) if self.normalize_before else x)
+    def forward(self, x: Tensor, sublayer: Callable[..., Tensor], *, takes_ends: bool = False) -> Tensor:
+        """x and the output of the sublayer, (T, B, C), to (T, B, C); ``takes_ends``: it has a keyword for ``Ends``."""
         norm = self.layer_norm
-        if not self.normalize_before and is_plain(norm, nn.LayerNorm) and is_plain(self.dropout, Dropout):
-            return ops.residual_norm(x, y, norm.weight, norm.bias, self.dropout.probability, norm.eps)
-        x = x + self.dropout(y)
-        return x if self.normalize_before else norm(x)
+        if self.normalize_before or not is_plain(norm, nn.LayerNorm) or not is_plain(self.dropout, Dropout):
+            x = x + self.dropout(sublayer(norm(x) if self.normalize_before else x))
+            return x if self.normalize_before else norm(x)
+        bias = None
+        if takes_ends:
+            ends = JoinedEnds(x)
+            y, x, bias = sublayer(x, ends=ends), ends.x, ends.bias
+        else:
+            y = sublayer(x)
+        return ops.residual_norm(x, y, norm.weight, norm.bias, self.dropout.probability, norm.eps, bias)
 
 
 class FeedForward(nn.Module):
@@ -66,10 +99,10 @@ class FeedForward(nn.Module):
         self.fc2 = layer(hidden, dim)
         self.dropout = Dropout(dropout, self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        relu = self.activation is F.relu
-        hidden = apply_linear(self.fc1, x, relu=relu)
-        return apply_linear(self.fc2, self.dropout(hidden if relu else self.activation(hidden)))
+    def forward(self, x: Tensor, *, ends: Ends | None = None) -> Tensor:
+        """x: (..., C) gives (..., C); ``ends`` of the residual connection around it."""
+        ends = ends or Ends()
+        return ends.last(self.fc2, self.dropout(ends.first(self.fc1, x, self.activation)))
 
 
 class Block(nn.Module):
@@ -85,6 +118,15 @@ class Block(nn.Module):
         self.ffn = FeedForward(stack.embed_dim, stack.ffn_embed_dim, **how)
         self.ffn_residual = Residual(stack.embed_dim, **self.residual_options)
 
+    def mix(self, x: Tensor, *mask: Tensor | None, **state: IncrementalState | None) -> Tensor:
+        """The mixer in its residual connection: (T, B, C) to (T, B, C)."""
+        takes_ends = ops.updating() and is_plain(self.mixer, ConvModule)
+        return self.mixer_residual(x, lambda y, **ends: self.mixer(y, *mask, **state, **ends), takes_ends=takes_ends)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The feed-forward network in its residual connection: (T, B, C) to (T, B, C)."""
+        return self.ffn_residual(x, self.ffn, takes_ends=ops.updating() and is_plain(self.ffn, FeedForward))
+
 
 class EncoderBlock(Block):
     """Mixer, feed-forward."""
@@ -94,8 +136,8 @@ class EncoderBlock(Block):
 
     def forward(self, x: Tensor, encoder_padding_mask: Tensor | None = None) -> Tensor:
         """x: (T, B, C) and its padding mask (B, T) give (T, B, C)."""
-        x = self.mixer_residual(x, lambda y: self.mixer(y, encoder_padding_mask))
-        return self.ffn_residual(x, self.ffn)
+        x = self.mix(x, encoder_padding_mask)
+        return self.feed(x)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Nothing to upgrade; fairseq's encoder asks every layer."""
@@ -162,11 +204,11 @@ class DecoderBlock(OwnEntry, Block):
             stepped = self._step_at_once(x, incremental_state, need_attn or need_head_weights)
             if stepped is not None:
                 return stepped, None, None
-        x = self.mixer_residual(x, lambda y: self.mixer(y, incremental_state=incremental_state))
+        x = self.mix(x, incremental_state=incremental_state)
         attn: Tensor | None = None
         if self.encoder_attn is not None:
 
-            def attend(query: Tensor) -> Tensor:
+            def attend(query: Tensor, **ends: Any) -> Tensor:
                 nonlocal attn
                 out, attn = self.encoder_attn(
                     query=query,
@@ -177,11 +219,13 @@ class DecoderBlock(OwnEntry, Block):
                     static_kv=True,
                     need_weights=need_attn,
                     need_head_weights=need_head_weights,
+                    **ends,
                 )
                 return out
 
-            x = self.encoder_attn_residual(x, attend)
-        return self.ffn_residual(x, self.ffn), attn, None
+            takes_ends = ops.updating() and is_plain(self.encoder_attn, SourceAttention)
+            x = self.encoder_attn_residual(x, attend, takes_ends=takes_ends)
+        return self.feed(x), attn, None
 
     def _step_at_once(self, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
         """One newest position in one operator; None where the parts must be run one after the other."""

@@ -1,13 +1,15 @@
 """Attention of a decoder to the source: fairseq's, with steps that never copy what they know of the source."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import Dropout, IncrementalState, apply_linear
+from lightconv_plugin.modules import Dropout, Ends, IncrementalState, apply_linear, is_plain
 
 _NO_SOURCE = "there is no source to attend to; give encoder_out, or build the model with --no-cross-attention"
 
@@ -19,6 +21,8 @@ class SourceAttention(MultiheadAttention):
     hypotheses. Beam search re-orders only the number of the sentence that each hypothesis belongs to. The source may be
     given once for each hypothesis, or once for each sentence where its hypotheses follow each other.
     """
+
+    together: tuple[Tensor, Tensor, Tensor | None] | None = None  # within ``reading_together``
 
     def __init__(self, embed_dim: int, heads: int, *, source_dim: int, dropout: float = 0.0) -> None:
         super().__init__(
@@ -43,6 +47,8 @@ class SourceAttention(MultiheadAttention):
         attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
+        *,
+        ends: Ends | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As fairseq's.
 
@@ -54,6 +60,7 @@ class SourceAttention(MultiheadAttention):
             need_weights, need_head_weights: return the weights, the mean over heads (B, T, S), or (H, B, T, S).
             static_kv: taken for granted: the source does not change from step to step.
             attn_mask, before_softmax: not supported.
+            ends: of the residual connection around this module, without a state.
 
         Raises:
             ValueError: no source, what is not supported, or hypotheses that the sentences of the source do not divide.
@@ -61,29 +68,38 @@ class SourceAttention(MultiheadAttention):
         if attn_mask is not None or before_softmax:
             raise ValueError("attention to the source takes no mask but that of its padding, and gives no raw scores")
         need_weights = need_weights or need_head_weights
+        ends = ends or Ends()
         if incremental_state is None:
-            out, weights = self._attend(query, key, value, key_padding_mask, need_weights)
+            out, weights = self._attend(query, key, value, key_padding_mask, need_weights, ends)
         else:
             out, weights = self._step(query, key, key_padding_mask, incremental_state, need_weights)
         if weights is not None and not need_head_weights:
             weights = weights.mean(dim=0)
-        return apply_linear(self.out_proj, out), weights
+        return ends.last(self.out_proj, out), weights
 
     def _attend(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, need_weights: bool
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        padding: Tensor | None,
+        need_weights: bool,
+        ends: Ends,
     ) -> tuple[Tensor, Tensor | None]:
         """All positions: (T, B, C), and the weights (H, B, T, S) if needed."""
 
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
-            return x.view(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads).permute(1, 2, 0, 3)
+            return x.unflatten(2, (self.num_heads, -1)).permute(1, 2, 0, 3)
 
         if key is None or value is None:
             raise ValueError(_NO_SOURCE)
-        q, k, v = (
-            split(apply_linear(layer, x))
-            for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
-        )
-        seen = None if padding is None else ~padding.bool()[:, None, None, :]
+        q = split(ends.first(self.q_proj, query))
+        if self.together is not None:
+            *read, seen = self.together
+            k, v = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in read)
+        else:
+            k, v = split(apply_linear(self.k_proj, key)), split(apply_linear(self.v_proj, value))
+            seen = None if padding is None else ~padding.bool()[:, None, None, :]
         out, weights = ops.attention(q, k, v, seen, self.dropout_module.probability, need_weights=need_weights)
         if weights is not None:
             weights = weights.transpose(0, 1)
@@ -153,3 +169,37 @@ class SourceAttention(MultiheadAttention):
         source = self.get_incremental_state(incremental_state, "source")
         if source is not None:
             self.set_incremental_state(incremental_state, "source", ops.reorder_source(source, new_order, kept))
+
+
+@contextmanager
+def reading_together(attentions: Sequence[Any], encoder_out: dict[str, list[Tensor]] | None) -> Iterator[None]:
+    """In an update, have several attentions to one source share the product that gives their keys and values.
+
+    Args:
+        attentions: each reads alone unless all are of ``SourceAttention``, with linear maps as they were made.
+        encoder_out: fairseq's, of which every sentence has a word.
+    """
+    together = (
+        ops.updating() and encoder_out is not None and all(is_plain(each, SourceAttention) for each in attentions)
+    )
+    maps = [layer for each in attentions for layer in (each.k_proj, each.v_proj)] if together else []
+    if not maps or encoder_out is None or not all(is_plain(layer, nn.Linear) for layer in maps):
+        yield
+        return
+    (source,), padding = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
+    weight, bias = (torch.cat([getattr(layer, name) for layer in maps]) for name in ("weight", "bias"))
+    # batch first, as PyTorch's attention lays the gradients of keys and values
+    read = ops.linear(source.transpose(0, 1).contiguous(), weight, bias).chunk(len(maps), dim=2)
+    mask = None
+    if padding:
+        sentences, length = padding[0].shape
+        # its kernels copy a mask whose rows do not begin at multiples of 16 numbers
+        mask = source.new_zeros(sentences, 1, 1, -(-length // 16) * 16)[..., :length]
+        mask.masked_fill_(padding[0][:, None, None], torch.finfo(mask.dtype).min)
+    for number, each in enumerate(attentions):
+        each.together = (*read[2 * number : 2 * number + 2], mask)
+    try:
+        yield
+    finally:
+        for each in attentions:
+            each.together = None

@@ -4,7 +4,15 @@ from lightconv_plugin.modules.average_attention import AverageAttention
 from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
 from lightconv_plugin.modules.conv_module import ConvModule
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import apply_linear, is_plain, linear, pack_weights, packed_weight
+from lightconv_plugin.modules.linear import (
+    Ends,
+    apply_linear,
+    apply_linear_beside,
+    is_plain,
+    linear,
+    pack_weights,
+    packed_weight,
+)
 from lightconv_plugin.modules.self_attention import SelfAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
 from lightconv_plugin.modules.window import IncrementalState, InputWindow, OwnEntry, StepByStep
@@ -14,6 +22,7 @@ __all__ = [
     "ConvModule",
     "Dropout",
     "DynamicConv",
+    "Ends",
     "IncrementalState",
     "InputWindow",
     "LightweightConv",
@@ -23,6 +32,7 @@ __all__ = [
     "StepByStep",
     "TimeConv",
     "apply_linear",
+    "apply_linear_beside",
     "is_plain",
     "linear",
     "pack_weights",

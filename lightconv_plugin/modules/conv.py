@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import apply_linear, is_plain
+from lightconv_plugin.modules.linear import apply_linear, apply_linear_beside, is_plain
 from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_width
 
 DROPCONNECT_PER = ("position", "kernel")
@@ -197,9 +197,13 @@ class DynamicConv(TimeConv):
         with a state; the query lies as x does.
         """
         self.check_features(x, self.channels)
-        query = x if query is None else query
-        self.check_features(query, self.query_dim, "the query")
-        weight = self.predict(query)
+        if query is None and self.query_heads == 1:
+            logits, x = apply_linear_beside(self.weight_linear, x)
+            weight = logits.view(*x.shape[:-1], self.heads, self.kernel_size)
+        else:
+            query = x if query is None else query
+            self.check_features(query, self.query_dim, "the query")
+            weight = self.predict(query)
         if incremental_state is not None:
             return self.step(x, weight, incremental_state, **place)
         return ops.dynamic_conv(

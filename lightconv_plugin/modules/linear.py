@@ -1,6 +1,7 @@
 """Linear maps, started as everywhere in these models, and the rule for doing a module's work without calling it."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,16 +25,40 @@ def linear(in_features: int, out_features: int, *, bias: bool = True, gain: floa
     return layer
 
 
-def apply_linear(layer: Any, x: Any, *, relu: bool = False) -> Tensor:
-    """layer(x), and what is negative is 0 with ``relu``; a plain ``nn.Linear`` takes the few rows of a decoder's step
-    at the speed of the memory.
+def apply_linear(layer: Any, x: Any, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """activation(layer(x)); a plain ``nn.Linear`` takes the few rows of a decoder's step at the speed of the memory.
 
     The layers stay PyTorch's own class, which tools that replace them look for: quantisation, adapters.
     """
     # a graph that torch.export makes serves any number of rows, and would keep the choice made for those of the example
     if torch.compiler.is_exporting() or not is_plain(layer, nn.Linear):
-        return F.relu(layer(x)) if relu else layer(x)
-    return ops.linear(x, layer.weight, layer.bias, packed_weight(layer), relu=relu)
+        out = layer(x)
+    elif activation is F.relu:
+        return ops.linear(x, layer.weight, layer.bias, packed_weight(layer), relu=True)
+    else:
+        out = ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
+    return out if activation is None else activation(out)
+
+
+def apply_linear_beside(
+    layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """activation(layer(x)), and x for those who read it too; see ``ops.linear_beside``."""
+    if ops.updating() and is_plain(layer, nn.Linear) and activation in (None, F.relu):
+        return ops.linear_beside(x, layer.weight, layer.bias, relu=activation is F.relu)
+    return apply_linear(layer, x, activation), x
+
+
+class Ends:
+    """The maps at both ends of a sublayer, as it applies them; a residual connection may have others."""
+
+    def first(self, layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Apply the map that reads the sublayer's input x, and the function after it."""
+        return apply_linear(layer, x, activation)
+
+    def last(self, layer: Any, x: Tensor) -> Tensor:
+        """Apply the map whose output is the sublayer's."""
+        return apply_linear(layer, x)
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -54,9 +54,16 @@ def residual_norm(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def residual_norm_backward(
-    grad: Tensor, grad_z: Tensor | None, z: Tensor, weight: Tensor, stats: Tensor, p: float, seed: Tensor | None
+    grad: Tensor,
+    grad_z: Tensor | None,
+    z: Tensor,
+    weight: Tensor,
+    stats: Tensor,
+    p: float,
+    seed: Tensor | None,
+    y_bias: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2, z.shape[-1])
+    return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2 + y_bias, z.shape[-1])
 
 
 FAKES: dict[str, Callable[..., object]] = {
@@ -69,6 +76,7 @@ FAKES: dict[str, Callable[..., object]] = {
     **dict.fromkeys(("update_decide", "adam_step", "search_step"), lambda *_: None),
     "glu_mask": lambda x, _: x.new_empty(*x.shape[:2], x.shape[2] // 2),
     "column_sums": lambda x: x.new_empty(x.shape[1]),
+    "relu_backward": lambda grad, _: (like(grad), grad.new_empty(grad.shape[1])),
     "smoothed_nll": lambda x, *_: tuple(x.new_empty(n, dtype=torch.float64) for n in (2, len(x))),
     "residual_norm": residual_norm,
     "residual_norm_backward": residual_norm_backward,

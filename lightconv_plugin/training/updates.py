@@ -19,6 +19,7 @@ from torch import Tensor, distributed
 
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
+from lightconv_plugin.ops.fused.linear import adding_up
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.shapes import Shape
@@ -164,12 +165,21 @@ class Updates:
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         torch.cuda.set_rng_state(torch_state, self.device)
 
-    def _compute(self, sample: dict[str, Any]) -> tuple[list[Tensor | None], Tensor]:
-        """Gradients of the scaled loss by parameter, and the numbers to be summed up, in float64.
+    def _compute(self, sample: dict[str, Any], sums: list[Tensor] | None = None) -> Tensor:
+        """Add the gradients of the scaled loss to ``sums``, by parameter; the numbers to be summed up, in float64.
 
         Raises:
             CannotCapture: the criterion gives a number of Python's that a graph would keep for ever.
         """
+        sums = list(map(torch.zeros_like, self._params)) if sums is None else sums
+        with adding_up(self._params, sums):
+            loss, numbers = self._loss(sample)
+            found = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
+        pairs = [(mine, grad) for mine, grad in zip(sums, found, strict=True) if grad is not None]
+        torch._foreach_add_(*map(list, zip(*((mine, grad.contiguous()) for mine, grad in pairs), strict=True)))
+        return numbers
+
+    def _loss(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         loss, sample_size, logged = self.criterion(self.model, sample)
         counts = {"ntokens": self._counts[0], "nsentences": self._counts[1]}
         if sample_size is sample["ntokens"]:
@@ -188,14 +198,10 @@ class Updates:
             if not torch.is_tensor(number):
                 raise CannotCapture(f"{type(self.criterion).__name__} logs {name}, which a graph cannot follow")
             numbers.append(number.detach())
-        grads = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
-        return list(grads), torch.stack([number.double() for number in (size, *numbers)])
+        return loss, torch.stack([number.double() for number in (size, *numbers)])
 
     def _add(self, sample: dict[str, Any]) -> None:
-        grads, numbers = self._compute(sample)
-        pairs = [(mine, grad) for mine, grad in zip(self._grads, grads, strict=True) if grad is not None]
-        torch._foreach_add_(*map(list, zip(*((mine, grad.contiguous()) for mine, grad in pairs), strict=True)))
-        self._totals.add_(numbers)
+        self._totals.add_(self._compute(sample, self._grads))
 
     @torch.no_grad()
     def _finish(self) -> None:

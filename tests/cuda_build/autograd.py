@@ -14,7 +14,9 @@ def backward(out: Tensor) -> dict[Tensor, Tensor]:
     leaves: dict[Tensor, Tensor] = {}
     with torch.no_grad():
         for node in reversed(order):
-            given = received.pop(node, {})
+            given = received.pop(node, None)
+            if given is None:  # those who got its output add its gradient up themselves
+                continue
             if hasattr(node, "variable"):  # a leaf's
                 leaves[node.variable] = given[0]
                 continue
@@ -45,14 +47,9 @@ def _edges(node: Any) -> list[tuple[Any, int]]:
 
 def _call(node: Any, given: dict[int, Tensor]) -> list[Tensor | None]:
     """Return the gradients of a node's inputs, as many as it has edges."""
-    metadata = node._input_metadata
-    inputs = [given.get(number) for number in range(len(metadata))]
-    if isinstance(node, torch.autograd.function.BackwardCFunction):  # a function in Python
-        whole = [
-            torch.zeros(about.shape, dtype=about.dtype, device=about.device) if each is None else each
-            for each, about in zip(inputs, metadata, strict=True)
-        ]
-        found = node.apply(*whole)
+    inputs = [given.get(number) for number in range(len(node._input_metadata))]
+    if isinstance(node, torch.autograd.function.BackwardCFunction):  # a function in Python; ours take None
+        found = node.apply(*inputs)
         found = found if isinstance(found, tuple) else (found,)
         return [each for each, needed in zip(found, node.needs_input_grad, strict=True) if needed]
     found = node(*inputs)

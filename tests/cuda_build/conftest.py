@@ -1,11 +1,12 @@
 """CUDA tensors without a GPU: shapes, types and the choice of operators are those of a GPU, and nothing is computed."""
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -57,6 +58,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
     assert library.load() is None
     assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) == "native"
+    # parameters are of the class of pretended tensors, and else as plain as on a GPU
+    linear = importlib.import_module("lightconv_plugin.modules.linear")
+    monkeypatch.setattr(
+        linear, "_is_plain_tensor", lambda parameter: parameter is None or type(parameter) is FakeTensor
+    )
     # fairseq asks so for a shape, and torch for the data
     monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
     # autocast turns itself off where no device is

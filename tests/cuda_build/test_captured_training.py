@@ -13,8 +13,9 @@ from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.updates import Padding, Updates
 from tests.cuda_build.autograd import backward
 from tests.cuda_build.test_captured_search import ARCHITECTURES
-from tests.cuda_build.test_models import DROPOUT, PRECISIONS, build, precise
+from tests.cuda_build.test_models import DROPOUT, PRECISIONS, build, of_one_type, precise
 from tests.models import common
+from tests.training.counting import Count
 from tests.waits import waits
 
 SHAPE = (4, 6, 5)  # sentences, source, target
@@ -29,23 +30,53 @@ OURS, THEIRS = PlaLabelSmoothedCrossEntropy, LabelSmoothedCrossEntropyCriterion
 CASES = [*itertools.product(ARCHITECTURES, PRECISIONS[:3], [OURS]), (ARCHITECTURES[0], "float16", THEIRS)]
 
 
-@pytest.mark.parametrize(("arch", "precision", "criterion"), CASES)
-def test_an_update_does_not_wait(arch, precision, criterion, gpu, monkeypatch):
+@pytest.fixture
+def begun(gpu, monkeypatch):
+    """A function that begins updates of a model, and gives them with a batch."""
     monkeypatch.setattr("torch.autograd.grad", gradients)
     monkeypatch.setattr("torch.cuda.Event", lambda: None)
     monkeypatch.setattr("torch.get_rng_state", lambda: None)
     monkeypatch.setattr("torch.set_rng_state", lambda state: None)
-    with precise(precision):
-        task = common.task(30)
-        model = build(arch, **DROPOUT).train()
-        loss = criterion(task, sentence_avg=False, label_smoothing=0.1)
-        updates = Updates(model, loss, Padding(1, 2), torch.device("cuda"), capture=False)
+
+    def begin(model, criterion, shape):
+        updates = Updates(model, criterion, Padding(1, 2), torch.device("cuda"), capture=False)
         optimizer = SimpleNamespace(params=list(model.parameters()), optimizer=SimpleNamespace(state={}))
-        updates.prepare([SHAPE])
-        sample = updates._blank(SHAPE)
+        updates.prepare([shape])
         settings = ending.Settings(clip=1.0, scaled=True, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1)
         updates.begin(FlatModel(optimizer), settings, dict.fromkeys(ending.CONTROL, 1.0))
+        return updates, updates._blank(shape)
+
+    return begin
+
+
+@pytest.mark.parametrize(("arch", "precision", "criterion"), CASES)
+def test_an_update_does_not_wait(arch, precision, criterion, gpu, begun):
+    with precise(precision):
+        loss = criterion(common.task(30), sentence_avg=False, label_smoothing=0.1)
+        updates, sample = begun(build(arch, **DROPOUT).train(), loss, SHAPE)
         with waits("cuda") as met:
             updates._add(sample)
             updates._finish()
     assert met == []
+    assert gpu.met >= {"residual_norm_backward", "column_sums", "adam_step", "update_decide"}
+
+
+def attend(q, k, v, attn_mask=None, dropout_p=0.0):
+    """The kernel that PyTorch takes where there is a GPU to ask."""
+    mask = attn_mask.expand(*q.shape[:3], k.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask, True, dropout_p)[0]
+
+
+def test_the_operators_of_an_update(begun, monkeypatch):
+    """At the paper's size, 4,096 tokens in float16. Few launch several kernels. pytest's -s shows them all."""
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attend)
+    with precise("float16"):
+        task = common.task(10_000)
+        model = of_one_type(common.build(ARCHITECTURES[1], task, dropout=0.3, share_all_embeddings=True)).train()
+        updates, sample = begun(model, OURS(task, sentence_avg=False, label_smoothing=0.1), (128, 32, 32))
+        with Count() as count:
+            updates._add(sample)
+            updates._finish()
+    found = count.launched()
+    print(f"\n{found.total()} operators:", ", ".join(f"{name} {number}" for name, number in found.most_common()))
+    assert found.total() < 560

@@ -97,14 +97,21 @@ def residual(dtype: torch.dtype, channels: int, p: float) -> Case:
         written = [out, z, stats]
         for more in (None, grad_z):
             written += machine.residual_norm_backward(grad, more, z, weight, stats, p, seed)
+        written += machine.residual_norm(x, y, weight, bias, p, seed, 1e-5, bias)
+        written += machine.residual_norm_backward(grad, None, z, weight, stats, p, seed, True)
         return written
 
     return run
 
 
 def sums(dtype: torch.dtype, channels: int, *rows: int) -> Case:
-    """Sums of columns."""
-    return lambda machine: [machine.column_sums(machine.numbers(dtype, count, channels)) for count in rows]
+    """Sums of columns, and those behind a gate."""
+
+    def run(machine: Machine) -> list[Tensor]:
+        given = [machine.numbers(dtype, count, channels) for count in rows]
+        return [out for x in given for out in (machine.column_sums(x), *machine.relu_backward(x, x.neg()))]
+
+    return run
 
 
 def attend(dtype: torch.dtype, channels: int) -> Case:

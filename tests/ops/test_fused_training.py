@@ -1,6 +1,7 @@
 """The fused operators of training against their definitions in float64: on CPUs, and on an emulated GPU."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -336,23 +337,31 @@ def normed(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("dtype", "channels"), CHANNELS)
 @settings(max_examples=12)
-@given(count=st.integers(0, 11), p=st.sampled_from([0.0, 0.3]), seed=st.integers(0, 2**62), of_z=st.booleans())
-def test_residual_norm_and_its_gradients(gpu, dtype, channels, count, p, seed, of_z):
+@given(
+    count=st.integers(0, 11),
+    p=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**62),
+    of_z=st.booleans(),
+    biased=st.booleans(),
+)
+def test_residual_norm_and_its_gradients(gpu, dtype, channels, count, p, seed, of_z, biased):
     """Of any number of rows, whose mean is far from zero."""
     x, y, grad, grad_z = (draw(dtype, count, channels, seed=seed + i) for i in range(4))
     x = x + 10
     weight, bias = (draw(dtype, channels, seed=seed + i) for i in range(4, 6))
-    exact = [t.double().requires_grad_() for t in (x, y, weight, bias)]
+    y_bias = draw(dtype, channels, seed=seed + 6) if biased else None
+    exact = [t.double().requires_grad_() for t in (x, y, weight, bias, *([y_bias] if y_bias is not None else []))]
     kept = dropout_factors(x.numel(), p, seed).view(x.shape) if p > 0 else torch.ones(x.shape, dtype=F64)
-    z = exact[0] + exact[1] * kept
+    z = exact[0] + sum(exact[4:], exact[1]) * kept
     number = torch.tensor([seed]) if p > 0 else None
-    out, sums, stats = gpu.residual_norm(x, y, weight, bias, p, number, EPS)
+    out, sums, stats = gpu.residual_norm(x, y, weight, bias, p, number, EPS, y_bias)
     assert_close(sums, z.detach(), dtype)
     z.data.copy_(sums)  # the norm is that of the rows as they are stored
-    want = normed(z, *exact[2:])
+    want = normed(z, *exact[2:4])
     assert_close(out, want.detach(), dtype)
     wanted = torch.autograd.grad([want, z], exact, [grad.double(), grad_z.double() * of_z])
-    of_x, of_y, of_affine = gpu.residual_norm_backward(grad, grad_z if of_z else None, sums, weight, stats, p, number)
+    more = grad_z if of_z else None
+    of_x, of_y, of_affine = gpu.residual_norm_backward(grad, more, sums, weight, stats, p, number, biased)
     for a, b in zip((of_x, of_y if p > 0 else of_x, *of_affine), wanted, strict=True):
         close(a, b, dtype)
 
@@ -363,11 +372,11 @@ def test_more_rows_than_blocks_are_the_same_bits_every_time(gpu):
     exact = [t.double().requires_grad_() for t in (x, weight, bias)]
     results = []
     for _ in range(2):
-        _, z, stats = gpu.residual_norm(x, x, weight, bias, 0.0, None, EPS)
-        results.append(gpu.residual_norm_backward(grad, None, z, weight, stats, 0.0, seed))
+        _, z, stats = gpu.residual_norm(x, x, weight, bias, 0.0, None, EPS, bias)
+        results.append(gpu.residual_norm_backward(grad, None, z, weight, stats, 0.0, seed, True))
     want = torch.autograd.grad(normed(2 * exact[0], *exact[1:]), exact, grad.double())
     assert_close(results[0][0] * 2, want[0])
-    for got, sums in zip(results[0][2], want[1:], strict=True):
+    for got, sums in zip(results[0][2], (*want[1:], want[0].sum(dim=0) / 2), strict=True):
         close(got, sums)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -379,7 +388,7 @@ def test_more_channels_than_it_takes_are_refused(gpu):
 
 
 def operands(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    shapes = ((3, 2, 6), (3, 2, 6), (6,), (6,))
+    shapes = ((3, 2, 6), (3, 2, 6), (6,), (6,), (6,))
     return tuple(draw(dtype, *shape, seed=i).requires_grad_() for i, shape in enumerate(shapes))
 
 
@@ -387,26 +396,30 @@ def operands(dtype: torch.dtype) -> tuple[Tensor, ...]:
 def test_derivatives_of_residual_norm(p, cuda_kernels):
     """Of both results, of first and second order, with one mask."""
     seed = torch.tensor([77]) if p > 0 else None
-    given: Any = operands(F64)
+    *given, bias, y_bias = operands(F64)
     for which in (slice(2), slice(1), slice(1, 2)):
 
-        def call(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, which: Any = which) -> Any:
-            return training.native_residual_norm(x, y, weight, bias, p, seed, EPS)[which]
+        def call(*given: Any, which: Any = which) -> Any:
+            # bias last, since fast gradgradcheck takes it to have a gradient of the rows before the norm
+            x, y, weight, *others, bias = given
+            return training.native_residual_norm(x, y, weight, bias, p, seed, EPS, *others)[which]
 
-        assert "ResidualNorm" in str(call(*given)[0].grad_fn)
-        assert gradcheck(call, given, fast_mode=which != slice(2))
-        assert gradgradcheck(call, given, fast_mode=True)
+        for others in ((), (y_bias,)):
+            inputs = (*given, *others, bias)
+            assert "ResidualNorm" in str(call(*inputs)[0].grad_fn)
+            assert gradcheck(call, inputs, fast_mode=which != slice(2))
+            assert gradgradcheck(call, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_what_the_library_takes_is_the_definition(p, cuda_kernels, monkeypatch):
     """By a seed of torch's generator. PyTorch computes mixed types, under autocast, torch.func and torch.compile."""
-    x, y, weight, bias = operands(F32)
+    x, y, weight, bias, y_bias = operands(F32)
     torch.manual_seed(3)
-    got = ops.residual_norm(x, y, weight, bias, p, EPS)
+    got = ops.residual_norm(x, y, weight, bias, p, EPS, y_bias)
     torch.manual_seed(3)
     kept = dropout_factors(36, p, int(torch.randint(2**62, (1,)))).view(3, 2, 6) if p > 0 else 1
-    assert_close(got, normed(x.double() + y.double() * kept, weight.double(), bias.double()))
+    assert_close(got, normed(x.double() + (y + y_bias).double() * kept, weight.double(), bias.double()))
     monkeypatch.setattr(training, "native_residual_norm", None)
 
     def fallback(x: Tensor, y: Tensor) -> Tensor:
@@ -450,8 +463,16 @@ def test_a_whole_model(cuda_kernels, monkeypatch):
         results.append(torch.autograd.grad(loss / size, parameters))
     blocks = (*model.encoder.layers, *model.decoder.layers)
     assert called.call_count == sum(isinstance(m, Residual) for block in blocks for m in block.modules())
-    for got, want in zip(*results, strict=True):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "auto")
+    sums = [torch.zeros_like(p) for p in parameters]
+    with linear.adding_up(parameters, sums):  # as in an update: norms compute the gradients of the biases before them
+        loss, size, _ = small.criterion(model, task)(model, batch)
+        found = torch.autograd.grad(loss / size, parameters, allow_unused=True)
+    assert all(call.args[7] is not None for call in called.call_args_list[called.call_count // 2 :])
+    added = [total if grad is None else total + grad for total, grad in zip(sums, found, strict=True)]
+    for got, want, again in zip(*results, added, strict=True):
         assert_close(got, want)
+        assert_close(again, want)
 
 
 # ---- Sums of columns, the gradient of a linear map's bias ----
@@ -471,6 +492,20 @@ def test_sums_of_many_rows(gpu, channels):
     close(gpu.column_sums(x), x.double().sum(dim=0))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+@pytest.mark.parametrize(("count", "channels"), [(0, 6), (1, 1), (19, 36), (9, 513), (16_400, 2)])
+def test_sums_behind_a_relu(gpu, dtype, count, channels):
+    """Of few rows, and of as many as take two stages; what is not a number passes, as in PyTorch."""
+    grad, out = draw(dtype, count, channels), draw(dtype, count, channels, seed=1).relu()
+    out[:1] = torch.nan
+    want = torch.ops.aten.threshold_backward(grad, out, 0)
+    masked, sums = gpu.relu_backward(grad, out)
+    assert torch.equal(masked, want)
+    close(sums, want.double().sum(dim=0), dtype)
+    with pytest.raises(RuntimeError, match="of one shape"):
+        gpu.relu_backward(grad, out[:, 1:])
+
+
 def test_sums_from_an_address_that_is_not_aligned_are_the_same_bits_every_time(gpu):
     x = draw(F16, 2000 * 64 + 1)[1:].view(2000, 64)
     first = gpu.column_sums(x)
@@ -486,6 +521,30 @@ def test_linear(shape, cuda_kernels):
     assert gradcheck(ops.linear, (x, weight, bias))
     assert gradgradcheck(ops.linear, (x, weight, bias), fast_mode=True)
     assert gradcheck(lambda bias: ops.linear(x.detach(), weight.detach(), bias), (bias,))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("updating", [False, True])
+def test_linear_beside(updating, relu, cuda_kernels):
+    """Gradients, in an update those of the weight added up, and else of second order too; x lies in any order."""
+    x, weight, bias = given = [draw(F64, *shape).requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,))]
+    plain = F.linear(x.transpose(0, 1), weight, bias)
+    plain = F.relu(plain) if relu else plain
+    sums = torch.ones_like(weight)
+    with linear.adding_up([weight], [sums]) if updating else nullcontext():
+        out, beside = ops.linear_beside(x.transpose(0, 1), weight, bias, relu=relu)
+    assert_close(out.detach(), plain.detach())
+    results = []
+    for a, b in ((out, beside), (plain, x.transpose(0, 1))):
+        loss = a.pow(2).sum() + (b * b.detach().sin()).sum()
+        first = torch.autograd.grad(loss, given, create_graph=True)
+        slopes = torch.stack([each.pow(2).sum() for each in first]).sum()
+        second = [] if updating else torch.autograd.grad(slopes, given, retain_graph=True)
+        of_x, of_weight, of_bias = torch.autograd.grad(loss, given, allow_unused=True)
+        results.append([*first, *second, of_x, sums - 1 if of_weight is None else of_weight, of_bias])
+    for got, want in zip(*results, strict=True):
+        assert_close(got.detach(), want.detach())
+    assert sums.eq(1).all() != updating
 
 
 def test_linear_maps_that_the_library_does_not_take(cuda_kernels, monkeypatch):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops.backend import OPERATORS
 from tests.ops.conftest import needs_bf16_units
-from tests.ops.test_fused_generation import begun
+from tests.ops.test_fused_generation import begun as begun_search
 
 T, B, C, H, K, V = 5, 3, 6, 3, 4, 7
 SEED = torch.tensor([11])
@@ -85,12 +85,12 @@ def loss_backward() -> tuple[Any, ...]:
 
 def residual_backward(p: float) -> tuple[Any, ...]:
     out, z, stats = torch.ops.lightconv.residual_norm(draw(T, B, C), draw(T, B, C), draw(C), draw(C), p, SEED, 1e-5)
-    return out, None if p > 0 else out, z, draw(C), stats, p, SEED
+    return out, None if p > 0 else out, z, draw(C), stats, p, SEED, p > 0
 
 
 def search(stepwise: bool) -> tuple[Any, ...]:
     candidates = draw(2, 4), torch.full((2, 4), 5), torch.zeros(2, 4, dtype=torch.long)
-    return *candidates, *begun(2, 2, 3, 5, 0, torch.Generator()), 2, stepwise
+    return *candidates, *begun_search(2, 2, 3, 5, 0, torch.Generator()), 2, stepwise
 
 
 PADDING = torch.arange(T).expand(2, T) > T - 2
@@ -109,6 +109,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     ],
     "residual_norm_backward": lambda: [residual_backward(0.0), residual_backward(0.3)],
     "column_sums": lambda: [(draw(T, C),), (draw(C, T).t(),), (draw(0, C),)],
+    "relu_backward": lambda: [(draw(T, C), draw(C, T).t())],
     "smoothed_nll": lambda: [loss()],
     "smoothed_nll_backward": lambda: [loss_backward()],
     "conv_step": lambda: [

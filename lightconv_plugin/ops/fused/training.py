@@ -115,22 +115,42 @@ class _Dropout(Function):
         return torch.stack([native_dropout(a, p, b) for a, b in each]), 0
 
 
-def residual_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float) -> Tensor:
-    """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y of one shape (..., C)."""
+def residual_norm(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    eps: float,
+    y_bias: Tensor | None = None,
+) -> Tensor:
+    """Layer norm (Ba et al., 2016) of x + dropout(y + y_bias, p), over the last dimension; x and y of a shape (..., C).
+
+    ``y_bias`` (C,), of the linear map that gave y, has its gradient computed on the way.
+    """
     whole = p < 1.0 and x.shape == y.shape
-    if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
+    if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias, y_bias):
         seed = torch.randint(2**62, (1,), device=x.device) if p > 0 else None
-        return native_residual_norm(x, y, weight, bias, p, seed, eps)[0]
+        return native_residual_norm(x, y, weight, bias, p, seed, eps, y_bias)[0]
+    y = y if y_bias is None else y + y_bias
     return F.layer_norm(x + (dropout(y, p) if p > 0 else y), x.shape[-1:], weight, bias, eps)
 
 
 def native_residual_norm(
-    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    p: float,
+    seed: Tensor | None,
+    eps: float,
+    y_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``torch.ops.lightconv.residual_norm``'s normalised rows, and the rows before, differentiable in all tensors."""
-    if recorded(x, y, weight, bias):
-        return apply(_ResidualNorm, x, y, weight, bias, p, seed, eps)
-    return torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps)[:2]
+    given = (x, y, weight, bias, p, seed, eps, y_bias)
+    if recorded(x, y, weight, bias, *([] if y_bias is None else [y_bias])):
+        return apply(_ResidualNorm, *given)
+    return torch.ops.lightconv.residual_norm(*given)[:2]
 
 
 class _ResidualNorm(Function):
@@ -138,9 +158,9 @@ class _ResidualNorm(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Any, eps: float, y_bias: Any
     ) -> tuple[Tensor, Tensor]:
-        out, z, stats = torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps)
+        out, z, stats = torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps, y_bias)
         ctx.save_for_backward(z, weight, stats, seed)
         ctx.p = p
         ctx.set_materialize_grads(False)
@@ -149,11 +169,12 @@ class _ResidualNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
         z, weight, stats, seed = ctx.saved_tensors
-        grad = torch.zeros_like(z) if grad is None else grad
+        grad, biased = torch.zeros_like(z) if grad is None else grad, ctx.needs_input_grad[7]
         if not recorded(grad, z, weight):
             operator = torch.ops.lightconv.residual_norm_backward
-            of_x, of_y, of_affine = operator(grad, grad_z, z, weight, stats, ctx.p, seed)
-            return of_x, of_y if ctx.p > 0 else of_x, of_affine[0], of_affine[1], None, None, None
+            of_x, of_y, of_affine = operator(grad, grad_z, z, weight, stats, ctx.p, seed, biased)
+            of_y_bias = of_affine[2] if biased else None
+            return of_x, of_y if ctx.p > 0 else of_x, of_affine[0], of_affine[1], None, None, None, of_y_bias
         of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
             grad, z, z.shape[-1:], *stats, weight, None, [True, True, False]
         )
@@ -163,7 +184,8 @@ class _ResidualNorm(Function):
             ones, any_weight = torch.ones_like(z, dtype=stats.dtype), weight.detach().to(stats.dtype)
             again = torch.zeros_like(ones), ones, any_weight, any_weight, ctx.p, seed, 1.0
             of_y = (of_x * torch.ops.lightconv.residual_norm(*again)[1]).to(z.dtype)
-        return of_x, of_y, of_weight, grad.flatten(0, -2).sum(dim=0), None, None, None
+        of_y_bias = of_y.flatten(0, -2).sum(dim=0) if biased else None
+        return of_x, of_y, of_weight, grad.flatten(0, -2).sum(dim=0), None, None, None, of_y_bias
 
 
 def attention(
@@ -174,7 +196,8 @@ def attention(
     Args:
         q: (B, H, T, R).
         k, v: (B, H, S, R).
-        seen: broadcast to (B, H, T, S), true where a query sees a key; None: everywhere.
+        seen: broadcast to (B, H, T, S), true where a query sees a key; None: everywhere. In q's type: what is added to
+            the logits, where every query sees some key.
 
     Returns:
         (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64. Both are
@@ -183,8 +206,8 @@ def attention(
     if not need_weights and (p == 0.0 or not takes("dropout", q)):
         # cuDNN's kernels are compiled anew for each shape, of which a training has dozens and its validation hundreds
         with sdpa_kernel(READY_KERNELS) if q.is_cuda else nullcontext():
-            if seen is None:
-                return F.scaled_dot_product_attention(q, k, v, dropout_p=p), None
+            if seen is None or seen.dtype != torch.bool:
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p), None
             blind = ~seen.any(dim=-1, keepdim=True)
             # not left to PyTorch: what its kernels give for such a row differs
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
@@ -200,10 +223,10 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def masked_softmax(logits: Tensor, seen: Tensor | None) -> Tensor:
-    """Attention's weights from its logits (..., S), zero where ``seen`` is false; in float32 or float64."""
+    """Attention's weights from its logits (..., S) and ``seen``, as ``attention`` takes it; in float32 or float64."""
     wide = _wide(logits)
-    if seen is None:
-        return torch.softmax(wide, dim=-1)
+    if seen is None or seen.dtype != torch.bool:
+        return torch.softmax(wide if seen is None else wide + seen, dim=-1)
     # not -inf: a row of that alone is NaN, and its gradient too
     lowest = torch.finfo(wide.dtype).min
     return torch.softmax(wide.masked_fill(~seen, lowest), dim=-1).masked_fill(~seen, 0)

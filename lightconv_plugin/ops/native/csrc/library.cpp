@@ -27,11 +27,12 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "smoothed_nll(Tensor logits, Tensor target, int ignore) -> (Tensor, Tensor)",
            "smoothed_nll_backward(Tensor grad, Tensor logits, Tensor target, Tensor log_sums, float nll_share, "
            "float all_share, int ignore) -> Tensor",
-           "residual_norm(Tensor x, Tensor y, Tensor weight, Tensor bias, float p, Tensor? seed, float eps) "
-           "-> (Tensor, Tensor, Tensor)",
+           "residual_norm(Tensor x, Tensor y, Tensor weight, Tensor bias, float p, Tensor? seed, float eps, "
+           "Tensor? y_bias=None) -> (Tensor, Tensor, Tensor)",
            "residual_norm_backward(Tensor grad, Tensor? grad_z, Tensor z, Tensor weight, Tensor stats, float p, "
-           "Tensor? seed) -> (Tensor, Tensor, Tensor)",
+           "Tensor? seed, bool y_bias=False) -> (Tensor, Tensor, Tensor)",
            "column_sums(Tensor x) -> Tensor",
+           "relu_backward(Tensor grad, Tensor out) -> (Tensor, Tensor)",
            "update_decide(Tensor norm, Tensor sample_size, Tensor orders, Tensor settings, Tensor(a!) control, "
            "Tensor(b!) outcome) -> ()",
            "adam_step(Tensor(a!) param, Tensor(b!) grad, Tensor(c!) exp_avg, Tensor(d!) exp_avg_sq, Tensor(e!)? weight, "

@@ -106,11 +106,12 @@ constexpr NormTile norm_tile(const Case& c) {
   return tile;
 }
 
-// residual_norm: x and y (N, C) to z = x + dropout(y), out = weight * (z - mean) * rstd + bias, and stats (2, N): mean and
-// rstd of the rows of z, in the type of sums. Without dropout its seed is null.
+// residual_norm: x and y (N, C) to z = x + dropout(y + y_bias), out = weight * (z - mean) * rstd + bias, and stats (2, N):
+// mean and rstd of the rows of z, in the type of sums. Without dropout its seed is null; y_bias (C,) may be null.
 struct NormArgs {
   const void* x;
   const void* y;
+  const void* y_bias;
   const void* weight;
   const void* bias;
   void* z;
@@ -122,7 +123,8 @@ struct NormArgs {
 };
 
 // residual_norm_backward: grad, of out, and grad_z, of z or null, to grad_x and, with dropout, grad_y (N, C); to partial
-// (splits, 2, C), in the type of sums, and from there to grad_affine (2, C): the gradients of weight and bias.
+// (splits, 2, C), in the type of sums, and from there to grad_affine (2, C): the gradients of weight and bias; three
+// times C with Case::mask, that of y_bias too.
 struct NormGradArgs {
   const void* grad;
   const void* grad_z;
@@ -137,9 +139,12 @@ struct NormGradArgs {
   long long N, C, splits;
 };
 
-// column_sums: x (N, C), of few rows to out (C,); of many to partial (splits, C), in the type of sums, and from there to out (C,)
+// column_sums: x (N, C), of few rows to out (C,); of many to partial (splits, C), in the type of sums, and from there to out (C,). With
+// Case::mask x counts, and is written to `masked`, where the gate (N, C) is not zero or less, and is 0 elsewhere.
 struct SumsArgs {
   const void* x;
+  const void* gate;
+  void* masked;
   void* partial;
   void* out;
   long long N, C, splits;

@@ -147,14 +147,15 @@ void finish_sums(const Place& place, Type type, const SumsArgs& args) {
          &args);
 }
 
-Tensor column_sums(const Tensor& x_any) {
-  STD_TORCH_CHECK(x_any.dim() == 2, "column_sums: expected x (N, C)");
-  const Tensor x = torch::stable::contiguous(x_any);
+// Of x (N, C); with a gate of its shape, also x where that is open.
+Tensor sums_of(const Tensor& x, const Tensor* gate, void* masked) {
   Tensor out = torch::stable::new_empty(x, {x.size(1)});
-  SumsArgs args{x.const_data_ptr(), nullptr, out.mutable_data_ptr(), x.size(0), x.size(1), 0};
+  SumsArgs args{x.const_data_ptr(), gate == nullptr ? nullptr : gate->const_data_ptr(), masked, nullptr,
+                out.mutable_data_ptr(), x.size(0), x.size(1), 0};
   const Type type = type_of(x);
   Case c = case_of(type);
-  c.aligned = aligned({args.x}), c.R = power_of_two_in(static_cast<int>(args.C % 16), 16 / size_of(type));
+  c.mask = gate != nullptr, c.aligned = aligned({args.x, args.gate, args.masked});
+  c.R = power_of_two_in(static_cast<int>(args.C % 16), 16 / size_of(type));
   const int vector = vector_of(c), columns = 32 * vector, warps = SUMS_THREADS / 32, size = sum_size(type);
   Memory memory(x);
   const Place place = memory.place();
@@ -169,6 +170,22 @@ Tensor column_sums(const Tensor& x_any) {
   launch(place, COLUMN_SUMS, c, {tiles * args.splits, SUMS_THREADS, warps * columns * size}, &args);
   finish_sums(place, type, args);
   return out;
+}
+
+Tensor column_sums(const Tensor& x_any) {
+  STD_TORCH_CHECK(x_any.dim() == 2, "column_sums: expected x (N, C)");
+  return sums_of(torch::stable::contiguous(x_any), nullptr, nullptr);
+}
+
+// The gradient before a ReLU, from that of its output (N, C), and its sums over the rows.
+std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad_any, const Tensor& out_any) {
+  const Tensor grad = torch::stable::contiguous(grad_any), out = torch::stable::contiguous(out_any);
+  STD_TORCH_CHECK(grad.dim() == 2 && out.dim() == 2 && out.size(0) == grad.size(0) && out.size(1) == grad.size(1) &&
+                      out.scalar_type() == grad.scalar_type(),
+                  "relu_backward: expected a gradient and an output of one shape (N, C) and one type");
+  check_same(grad, out, "the output");
+  Tensor masked = torch::stable::new_empty(grad, grad.sizes());
+  return {masked, sums_of(grad, &out, masked.mutable_data_ptr())};
 }
 
 // ---- Residual and norm ----
@@ -207,11 +224,13 @@ Case case_of_norm(Type type, long long C, const DropConnect& dropout, std::initi
 
 // z and out as x, and stats (2, ..., 1): mean and rstd of the rows of z, at least in float32.
 std::tuple<Tensor, Tensor, Tensor> residual_norm(const Tensor& x_any, const Tensor& y_any, const Tensor& weight_any,
-                                                 const Tensor& bias_any, double p, std::optional<Tensor> seed, double eps) {
+                                                 const Tensor& bias_any, double p, std::optional<Tensor> seed, double eps,
+                                                 std::optional<Tensor> y_bias) {
   const Tensor x = torch::stable::contiguous(x_any), y = fitting(x, y_any, x.numel(), "y");
   NormArgs args{};
   args.C = channels_of(x), args.N = x.numel() / args.C, args.eps = eps, args.dropout = dropout_of(x, p, seed);
   const Tensor weight = fitting(x, weight_any, args.C, "weight"), bias = fitting(x, bias_any, args.C, "bias");
+  if (y_bias.has_value()) y_bias = fitting(x, *y_bias, args.C, "y_bias"), args.y_bias = y_bias->const_data_ptr();
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.insert(shape.begin(), 2), shape.back() = 1;
   Tensor z = torch::stable::new_empty(x, x.sizes()), out = torch::stable::new_empty(x, x.sizes());
@@ -220,16 +239,19 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm(const Tensor& x_any, const Tens
   args.x = x.const_data_ptr(), args.y = y.const_data_ptr();
   args.weight = weight.const_data_ptr(), args.bias = bias.const_data_ptr();
   args.z = z.mutable_data_ptr(), args.out = out.mutable_data_ptr(), args.stats = stats.mutable_data_ptr();
-  const Case c = case_of_norm(type, args.C, args.dropout, {args.x, args.y, args.weight, args.bias, args.z, args.out});
+  const Case c = case_of_norm(type, args.C, args.dropout,
+                              {args.x, args.y, args.y_bias, args.weight, args.bias, args.z, args.out});
   launch(Memory(x).place(), RESIDUAL_NORM, c,
          {blocks_for(args.N, norm_tile(c).rows), NORM_THREADS, NORM_THREADS / 32 * sum_size(type)}, &args);
   return {out, z, stats};
 }
 
-// The gradients of x and y, the latter without elements where nothing is dropped, since it is that of x; and (2, C).
+// The gradients of x and y, the latter without elements where nothing is dropped, since it is that of x; and (2, C), of
+// weight and bias, or (3, C), of y_bias too.
 std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any, std::optional<Tensor> grad_z,
                                                           const Tensor& z_any, const Tensor& weight_any,
-                                                          const Tensor& stats_any, double p, std::optional<Tensor> seed) {
+                                                          const Tensor& stats_any, double p, std::optional<Tensor> seed,
+                                                          bool y_bias) {
   const Tensor z = torch::stable::contiguous(z_any), stats = torch::stable::contiguous(stats_any);
   const Tensor grad = fitting(z, grad_any, z.numel(), "the gradient");
   if (grad_z.has_value()) grad_z = fitting(z, *grad_z, z.numel(), "the gradient of z");
@@ -241,22 +263,24 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
                       stats.scalar_type() == (type == Type::f64 ? ScalarType::Double : ScalarType::Float),
                   "residual_norm_backward: expected stats as residual_norm gives them");
   check_same(z, stats, "stats");
-  Tensor grad_x = torch::stable::new_empty(z, z.sizes()), grad_affine = torch::stable::new_empty(z, {2, args.C});
+  const int64_t sums = y_bias ? 3 : 2;
+  Tensor grad_x = torch::stable::new_empty(z, z.sizes()), grad_affine = torch::stable::new_empty(z, {sums, args.C});
   Tensor grad_y = p > 0.0 ? torch::stable::new_empty(z, z.sizes()) : torch::stable::new_empty(z, {0});
   args.grad = grad.const_data_ptr(), args.grad_z = grad_z.has_value() ? grad_z->const_data_ptr() : nullptr;
   args.z = z.const_data_ptr(), args.weight = weight.const_data_ptr(), args.stats = stats.const_data_ptr();
   args.grad_x = grad_x.mutable_data_ptr(), args.grad_affine = grad_affine.mutable_data_ptr();
   if (p > 0.0) args.grad_y = grad_y.mutable_data_ptr();
-  const Case c = case_of_norm(type, args.C, args.dropout,
-                              {args.grad, args.grad_z, args.z, args.weight, args.grad_x, args.grad_y});
+  Case c = case_of_norm(type, args.C, args.dropout,
+                        {args.grad, args.grad_z, args.z, args.weight, args.grad_x, args.grad_y});
+  c.mask = y_bias;
   const int rows = norm_tile(c).rows, size = sum_size(type);
   const long long groups = blocks_for(args.N, rows), turns = blocks_for(groups, NORM_BLOCKS);
   args.splits = groups == 0 ? 0 : blocks_for(groups, turns);  // each with as many turns, but for the last ones
   Memory memory(z);
   const Place place = memory.place();
-  args.partial = place.scratch(args.splits * 2 * args.C * size);
+  args.partial = place.scratch(args.splits * sums * args.C * size);
   launch(place, RESIDUAL_NORM_BACKWARD, c, {args.splits, NORM_THREADS, rows * c.R * size}, &args);
-  finish_sums(place, type, {nullptr, args.partial, args.grad_affine, 0, 2 * args.C, args.splits});
+  finish_sums(place, type, {nullptr, nullptr, nullptr, args.partial, args.grad_affine, 0, sums * args.C, args.splits});
   return {grad_x, grad_y, grad_affine};
 }
 
@@ -417,6 +441,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, LIGHTCONV_GPU, m) {
   m.impl("smoothed_nll", TORCH_BOX(&smoothed_nll));
   m.impl("smoothed_nll_backward", TORCH_BOX(&smoothed_nll_backward));
   m.impl("column_sums", TORCH_BOX(&column_sums));
+  m.impl("relu_backward", TORCH_BOX(&relu_backward));
   m.impl("residual_norm", TORCH_BOX(&residual_norm));
   m.impl("residual_norm_backward", TORCH_BOX(&residual_norm_backward));
   m.impl("attend", TORCH_BOX(&attend));

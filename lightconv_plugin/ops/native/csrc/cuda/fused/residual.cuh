@@ -1,4 +1,4 @@
-// z = x + dropout(y) and its layer norm in one launch, and their gradients; rows of C = Case::R numbers. With s bytes a
+// z = x + dropout(y + y_bias) and its layer norm in one launch, and their gradients; rows of C = Case::R numbers. With s bytes a
 // number the forward pass reads and writes 2 * N * C * s bytes each, and the backward pass of `out` as many.
 //
 // The mask of number i = row * C + c is word i % 4 of the Philox block with counter (q low, q high, 0, 2), q = i / 4, and
@@ -73,6 +73,12 @@ template <Case C> __device__ __forceinline__ void residual_norm(const NormArgs& 
       A x[V], y[V];
       widen(load_fixed<S, V>(static_cast<const S*>(args.x) + at), x);
       widen(load_fixed<S, V>(static_cast<const S*>(args.y) + at), y);
+      if (args.y_bias != nullptr) {
+        A bias[V];
+        widen(load_fixed<S, V>(static_cast<const S*>(args.y_bias) + c), bias);
+#pragma unroll
+        for (int v = 0; v < V; ++v) y[v] += bias[v];
+      }
       if constexpr (C.drop) {
         A factor[V];
         dropout_factors(args.dropout, seed, at, factor);
@@ -136,7 +142,7 @@ template <Case C> __device__ __forceinline__ void residual_norm_backward(const N
   constexpr NormTile tile = norm_tile(C);
   constexpr int V = tile.vector;
   const unsigned long long seed = C.drop ? *args.dropout.seed : 0;
-  A of_weight[tile.vectors][V] = {}, of_bias[tile.vectors][V] = {};
+  A of_weight[tile.vectors][V] = {}, of_bias[tile.vectors][V] = {}, of_y_bias[C.mask ? tile.vectors : 1][V] = {};
   for (long long first = static_cast<long long>(blockIdx.x) * tile.rows; first < args.N; first += args.splits * tile.rows) {
     const long long row = first + threadIdx.x / (32 * tile.warps);
     const bool present = row < args.N;
@@ -174,14 +180,19 @@ template <Case C> __device__ __forceinline__ void residual_norm_backward(const N
           A factor[V];
           dropout_factors(args.dropout, seed, at, factor);
 #pragma unroll
-          for (int v = 0; v < V; ++v) factor[v] *= g[j][v];
-          store<S, V>(static_cast<S*>(args.grad_y) + at, narrow<S, V>(factor));
+          for (int v = 0; v < V; ++v) g[j][v] *= factor[v];
+          store<S, V>(static_cast<S*>(args.grad_y) + at, narrow<S, V>(g[j]));
+        }
+        if constexpr (C.mask) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) of_y_bias[j][v] += g[j][v];
         }
       });
   }
-  A* partial = static_cast<A*>(args.partial) + blockIdx.x * 2ll * C.R;
+  A* partial = static_cast<A*>(args.partial) + blockIdx.x * (C.mask ? 3ll : 2ll) * C.R;
   write_partial<C>(of_weight, reinterpret_cast<A*>(shared), partial);
   write_partial<C>(of_bias, reinterpret_cast<A*>(shared), partial + C.R);
+  if constexpr (C.mask) write_partial<C>(of_y_bias, reinterpret_cast<A*>(shared), partial + 2 * C.R);
 }
 
 }  // namespace lightconv::cuda

@@ -23,19 +23,32 @@ __device__ __forceinline__ void sum_warps(const A (&sum)[V], unsigned char* shar
   }
 }
 
+// V neighbouring numbers of x, those behind the gate.
+template <Case C, int V, class A>
+__device__ __forceinline__ void load_gated(const SumsArgs& args, long long at, A (&value)[V]) {
+  using S = typename Scalar<C.type>::type;
+  widen(load_fixed<S, V>(static_cast<const S*>(args.x) + at), value);
+  if constexpr (C.mask) {
+    A gate[V];
+    widen(load_fixed<S, V>(static_cast<const S*>(args.gate) + at), gate);
+#pragma unroll
+    for (int v = 0; v < V; ++v) value[v] = gate[v] <= A(0) ? A(0) : value[v];
+    store<S, V>(static_cast<S*>(args.masked) + at, narrow<S, V>(value));
+  }
+}
+
 // One block two vectors of columns.
 template <Case C> __device__ __forceinline__ void column_sums_of_few(const SumsArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;
   constexpr int V = vector_of(C), warps = FEW_ROWS_THREADS / 32;
   const long long c = (blockIdx.x * 2ll + threadIdx.x % 2) * V;
-  const S* x = static_cast<const S*>(args.x) + c;
   A sum[V] = {};
   if (c < args.C) {
 #pragma unroll 8
     for (long long row = threadIdx.x / 2; row < args.N; row += FEW_ROWS_THREADS / 2) {
       A value[V];
-      widen(load_fixed<S, V>(x + row * args.C), value);
+      load_gated<C>(args, row * args.C + c, value);
 #pragma unroll
       for (int v = 0; v < V; ++v) sum[v] += value[v];
     }
@@ -58,18 +71,16 @@ template <Case C> __device__ __forceinline__ void column_sums_of_few(const SumsA
 
 // One block a split and 32 vectors of columns.
 template <Case C> __device__ __forceinline__ void column_sums(const SumsArgs& args, unsigned char* shared) {
-  using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;
   constexpr int V = vector_of(C), warps = SUMS_THREADS / 32;
   const long long tiles = (args.C + 32 * V - 1) / (32 * V), split = blockIdx.x / tiles, first = blockIdx.x % tiles * 32 * V;
   const long long c = first + threadIdx.x % 32 * V;
-  const S* x = static_cast<const S*>(args.x) + c;
   A sum[V] = {};
   if (c < args.C) {
 #pragma unroll 4
     for (long long row = split * warps + threadIdx.x / 32; row < args.N; row += args.splits * warps) {
       A value[V];
-      widen(load_fixed<S, V>(x + row * args.C), value);
+      load_gated<C>(args, row * args.C + c, value);
 #pragma unroll
       for (int v = 0; v < V; ++v) sum[v] += value[v];
     }
