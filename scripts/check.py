@@ -294,6 +294,7 @@ def main() -> None:
     found = find_devices(arguments.devices, cpu_processes=config.cpu_processes)
     devices = Devices(found.gpu, found.count, found.bf16, arguments.nodes)
     check_precision(arguments.precision, gpu=devices.gpu)
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # a part of fairseq turns everybody's debugging on
     load_plugin()
     logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here
     for sentence in check(config, arguments.data, devices):

@@ -324,7 +324,7 @@ def test_a_seed_of_another_machine_is_added_to_a_record(written, copy):
     kept.write_text(json.dumps(content))
     job = jobs_by_name(suite)["good"]
     assert (job.scored, job.missing) == ([1], [2])
-    assert "--seeds=2" in reproduce(job, [])
+    assert "--seeds=2" in reproduce(job, [], job.missing)
     # it was not judged on validation, and two seeds are
     kept.write_text(json.dumps(content | {"config": content["config"] | {"seeds": [1], "tune": {}}}))
     for seeds, known in (([1], [1]), ([1, 2], [])):
