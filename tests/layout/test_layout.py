@@ -37,10 +37,10 @@ LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 10_200,
-    "lightconv_plugin": 17_100,
+    "lightconv_plugin/ops": 10_800,
+    "lightconv_plugin": 17_650,
     "data_prep": 5_850,
-    "scripts": 11_000,
+    "scripts": 11_200,
     "tests": 27_900,
 }
 # but this: who imports a model by name wants all that --user-dir loads
