@@ -325,7 +325,8 @@ def compiled_together(capability: int = 0) -> Iterator[list[Launch]]:
         for line in torch.ops.lightconv.cuda_gather(False).splitlines():
             kernel, blocks, threads, shared_bytes, code = line.split(" ", 4)
             launches.append(Launch(kernel, int(blocks), int(threads), int(shared_bytes), Path(code)))
-        logger.info("%d CUDA kernels are ready after %.1f seconds", len(launches), perf_counter() - began)
+        if not capability:
+            logger.info("%d CUDA kernels are ready after %.1f seconds", len(launches), perf_counter() - began)
 
 
 def _wheel_folders() -> list[Path]:

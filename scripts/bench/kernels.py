@@ -16,7 +16,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backend, library
 from lightconv_plugin.ops.backend import TYPES
-from scripts.bench.machine_code import Compiled, compile_for, on_a_gpu
+from scripts.bench.machine_code import SHARED, Compiled, compile_for, on_a_gpu
 from scripts.bench.timing import Row, beyond_cache, peak_bytes
 from scripts.common.errors import UserError
 
@@ -32,7 +32,6 @@ SIZES = {
 }
 KERNELS = {"cuda": [3, 7, 15, 31, 63, 255], "cpu": [31, 65]}
 HALVES = (torch.bfloat16, torch.float16)
-SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}  # in kernels' names
 WANTED: tuple[tuple[str, ...], ...] = ((), ("x",), ("weight",), ("x", "weight"))  # no gradients: forward
 
 Call = Callable[[], object]
@@ -90,7 +89,7 @@ def tables(args: Namespace, device: torch.device | None) -> Iterator[Iterator[Ro
     """Yield a table for each size; without a device what the kernels are compiled to.
 
     Raises:
-        UserError: there is no NVRTC to compile with.
+        UserError: there is no NVRTC to compile with, or the architecture is unknown.
     """
     sizes = sizes_of(args)
     if device is None or device.type == "cuda":
@@ -99,6 +98,8 @@ def tables(args: Namespace, device: torch.device | None) -> Iterator[Iterator[Ro
             raise UserError(f"no kernel can be compiled: {reason}")
     if device is None:
         capability = int(args.device.removeprefix("sm_"))
+        if capability not in SHARED:
+            raise UserError(f"--device {args.device} is unknown, expected sm_ and one of {', '.join(map(str, SHARED))}")
         compile_for(capability, lambda: [call() for size in sizes for *_, call in convolutions(args, size)])
         for size in sizes:
             yield describe(args, size, capability)
@@ -126,15 +127,11 @@ def convolutions(args: Namespace, size: Size) -> Iterator[tuple[str, torch.dtype
                     name = title(operator, K, wanted)
                     if args.only not in f"{name}, {dtype}":
                         continue
-                    need = [each in wanted for each in ("x", "weight")]
+                    call = partial(on_a_gpu, operator, x, weight, *options, None)
                     if wanted:
-                        yield (
-                            name,
-                            dtype,
-                            partial(on_a_gpu, f"{operator}_backward", x, x, weight, *options, *need, None),
-                        )
-                    else:
-                        yield name, dtype, partial(on_a_gpu, operator, x, weight, *options, None)
+                        need = "x" in wanted, "weight" in wanted
+                        call = partial(on_a_gpu, f"{operator}_backward", x, x, weight, *options, *need, None)
+                    yield name, dtype, call
 
 
 def title(operator: str, K: int, wanted: tuple[str, ...]) -> str:
@@ -148,12 +145,7 @@ def describe(args: Namespace, size: Size, capability: int) -> Iterator[Row]:
         for kernel in compile_for(capability, call):
             yield [
                 *place(name, dtype, size),
-                (
-                    "launched",
-                    "launched",
-                    "{}",
-                    kernel.launch.kernel.partition("_conv_")[2].partition(f"_{SHORT[dtype]}")[0],
-                ),
+                ("launched", "launched", "{}", kernel.title),
                 ("blocks", "blocks", "{}", kernel.launch.blocks),
                 ("threads", "threads", "{}", kernel.launch.threads),
                 *figures([kernel]),
@@ -208,7 +200,7 @@ def measure(args: Namespace, size: Size, device: torch.device, bandwidth: float,
     code: dict[tuple[str, torch.dtype], Row] = {}
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        for name, dtype, call in convolutions(args, size):
+        for name, dtype, call in convolutions(args, size) if 10 * major + minor in SHARED else ():
             code[name, dtype] = figures(compile_for(10 * major + minor, call))
     for name, made, backward, dtype in chosen(args, size, device, others):
         calls: list[Call] = []

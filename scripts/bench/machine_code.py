@@ -1,5 +1,6 @@
 """Registers, spills, shared memory and instructions of CUDA kernels, compiled for a GPU that need not be there."""
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,6 +53,11 @@ class Compiled(NamedTuple):
     launch: library.Launch
     code: Code
     warps: int
+
+    @property
+    def title(self) -> str:
+        """The pass or part of it, as in row_sums, of a name such as lightconv_light_conv_row_sums_f16_aligned."""
+        return re.sub(r"lightconv_(light|dynamic)_conv_|_(f32|f16|bf16|f64)(_.*|$)", "", self.launch.kernel)
 
 
 def compiled(launch: library.Launch, capability: int) -> Compiled:

@@ -1,13 +1,17 @@
 """The benchmarks with --device cuda on a pretended GPU; the clock is the CPU's."""
 
+import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import lightconv_plugin.models  # noqa: F401  its architectures
+from lightconv_plugin.ops.library import Launch
 from scripts.bench import decoding, kernels, operators
 from scripts.bench.__main__ import parse
+from scripts.bench.machine_code import Code, Compiled
 from scripts.bench.operators import Measured, Shape
 from tests.cuda_build.autograd import backward
 
@@ -42,6 +46,11 @@ def pretended(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Moment())
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(kernels, "peak_bytes", lambda device: 1e12)
+    monkeypatch.setattr(kernels.library, "compiled_together", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    launch = Launch("lightconv_light_conv_forward_f16", 1, 32, 0, Path())
+    code = [Compiled(launch, Code(registers, 0, 100), 64) for registers in (7, 8)]
+    monkeypatch.setattr(kernels, "compile_for", lambda capability, call: code)
     monkeypatch.setattr(operators, "peak_bytes", lambda device: 1e12)
     monkeypatch.setattr(operators, "peak_flops", lambda device: 1e12)
 
@@ -61,7 +70,9 @@ def found(rows):
 
 
 def test_kernels(pretended):
-    records = found(kernels.measure(parse(["kernels", "--tokens", "256", "--channels", "64"]), CUDA))
+    (table,) = kernels.tables(parse(["kernels", "--tokens", "256", "--channels", "64"]), CUDA)
+    records = found(table)
+    assert {record["registers"] for record in records} == {"", "7 + 8"}
     assert {record["type"] for record in records} == {"float32", "bfloat16", "float16"}
     assert all(record["us"] > 0 and record["mbytes"] > 0 for record in records)
     names = {record["kernel"] for record in records}

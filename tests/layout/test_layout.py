@@ -37,11 +37,11 @@ LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 10_450,
-    "lightconv_plugin": 17_300,
+    "lightconv_plugin/ops": 11_500,
+    "lightconv_plugin": 18_500,
     "data_prep": 5_850,
-    "scripts": 11_100,
-    "tests": 27_900,
+    "scripts": 11_400,
+    "tests": 28_700,
 }
 # but this: who imports a model by name wants all that --user-dir loads
 UPWARDS = ("lightconv_plugin/models/__init__.py", "lightconv_plugin.register")

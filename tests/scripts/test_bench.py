@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops import library
 from scripts.bench import __main__ as script
 from scripts.bench import ctranslate2, decoding, kernels, operators, timing, training
 from scripts.bench.operators import OURS, Measured, Shape
@@ -105,7 +106,8 @@ def test_ratios_are_to_fairseqs_best_mode_to_a_copy_and_to_the_first_length(monk
     monkeypatch.setattr(Measured, "peak", lambda self, operator, shape, name: taken.get(name))
     (memory,) = records(measured("light", SHAPE).memory())
     assert (memory["ratio"], memory["fairseq_mode"]) == (3.0, "unfold")
-    kernel = records([next(kernels.measure(script.parse(["kernels", "--tokens", "128", "--channels", "64"]), CPU))])[0]
+    (table,) = kernels.tables(script.parse(["kernels", "--tokens", "128", "--channels", "64"]), CPU)
+    kernel = records([next(table)])[0]
     assert kernel["ratio"] == pytest.approx(kernel["us"] / 1e12 * 2e9 / kernel["mbytes"])
 
 
@@ -130,8 +132,42 @@ def test_the_fft_computes_the_same_convolution(width):
     results = []
     for name in ("light_conv", "light_conv by FFT"):
         torch.manual_seed(0)
-        results.append(kernels.cases(args, torch.float32, CPU)[f"{name}, K = {width}, forward"][1]().forward())
+        found = kernels.cases(args, kernels.sizes_of(args)[0], torch.float32, CPU)
+        results.append(found[f"{name}, K = {width}, forward"][1]().forward())
     assert_close(results[1], results[0], torch.float32)
+
+
+def test_what_kernels_are_compiled_to_without_a_gpu(tmp_path, capsys):
+    """In the first size of several, and in the user's."""
+    if not list(library.installed_nvrtc()):
+        pytest.skip("NVRTC is not installed")
+    given = "kernels --device sm_90 --tokens 64 --channels 64 --length 32,8 --kernels 3,70 --only float16"
+    script.main([*given.split(), "--out", str(tmp_path / "records.json")])
+    found = json.loads((tmp_path / "records.json").read_text())["records"]
+    assert "kernels for sm_90" in capsys.readouterr().out
+    assert {(each["length"], each["batch"]) for each in found} == {(32, 2), (8, 8)}
+    assert {each["spilled"] for each in found if "K = 3," in each["kernel"]} == {"0"}
+    assert all(8 <= int(each["registers"]) <= 128 and 0 < int(each["warps"]) <= 64 for each in found)
+    assert all(each["instructions"] > 50 and "us" not in each for each in found)
+    wide = [each for each in found if each["kernel"] == "dynamic_conv, K = 70, gradient of x"]
+    assert [each["launched"] for each in wide] == ["grad_x", "row_sums"] * 4  # two types, and two sizes
+    with pytest.raises(UserError, match="--device sm_91 is unknown, expected sm_ and one of 75, 80"):
+        script.main(["kernels", "--device", "sm_91"])
+    with pytest.raises(SystemExit):
+        script.parse(["ops", "--device", "sm_90"])
+
+
+@pytest.mark.parametrize("options", ["", "--length 8,16", "--kernels 3"])
+def test_sizes_of_kernels(options):
+    """The whole table on a GPU by default; a CPU has one small size."""
+    args = script.parse(f"kernels --device cuda {options}".split())
+    sizes = {(size.channels, size.length) for size in kernels.sizes_of(args)}
+    if "--length" in options:
+        assert sizes == {(1024, 8), (1024, 16)}
+    else:
+        assert sizes == {(1024, 512), (1024, 32), (1024, 8), (512, 32)}
+    assert kernels.kernels_of(args) == ([3] if "--kernels" in options else [3, 7, 15, 31, 63, 255])
+    assert kernels.sizes_of(script.parse(["kernels"])) == [(4096, 1024, 16, 128)]
 
 
 SMALL = "--lengths 3,20 --tokens 20 --channels 8 --heads 2 --kernel 5"
