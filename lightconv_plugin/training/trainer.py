@@ -157,6 +157,8 @@ def refuse(trainer: Any) -> None:
         raise CannotCapture(f"{type(criterion).__name__} has parameters")
     for name, module in trainer.get_model().named_modules():
         _refuse_module(name or type(module).__name__, module)
+    if any(p._backward_hooks for p in trainer.get_model().parameters()):
+        raise CannotCapture("a parameter has hooks on its gradient, which a graph would call once")
     kinds = {(p.dtype, p.device) for p in trainer.get_model().parameters() if p.requires_grad}
     if len(kinds) != 1:
         raise CannotCapture("the parameters are of several types or on several devices")

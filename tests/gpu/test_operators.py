@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backend, reference
+from lightconv_plugin.ops.fused.linear import adding_up
 from scripts.bench.timing import kernels_of
 from tests.ops import native
 from tests.ops.philox import factors
@@ -133,24 +134,44 @@ def test_gate(dtype, device):
 def test_residual_and_norm(dtype, channels, p, device):
     """Of more rows than there are blocks at once; what was dropped is where the gradient is zero."""
     shape = (33 if device.type == "cuda" else 1, 70, channels)
-    x, y, weight, bias = given = [
-        make(device, *s, dtype=dtype).requires_grad_() for s in (shape, shape, shape[2:], shape[2:])
+    x, y, weight, bias, y_bias = given = [
+        make(device, *s, dtype=dtype).requires_grad_() for s in (shape, shape, *[shape[2:]] * 3)
     ]
     grad = make(device, *shape, dtype=dtype) / 10
-    out = ops.residual_norm(x, y, weight, bias, p, 1e-5)
+    out = ops.residual_norm(x, y, weight, bias, p, 1e-5, y_bias)
     got = torch.autograd.grad(out, given, grad, retain_graph=True)
     kept = got[1] != 0
     for other in (grad.flip(0), grad.flip(1)):  # a gradient in half precision is zero by chance too
         kept |= torch.autograd.grad(out, y, other, retain_graph=True)[0] != 0
     assert kept.double().mean().item() == pytest.approx(1 - p, abs=0.05)
-    x, y, weight, bias = exact = [t.detach().double().requires_grad_() for t in given]
-    z = x + y * kept / (1 - p)
+    x, y, weight, bias, y_bias = exact = [t.detach().double().requires_grad_() for t in given]
+    z = x + (y + y_bias) * kept / (1 - p)
     z.data.copy_(z.to(dtype))  # as it is before the norm
     want = torch.nn.functional.layer_norm(z, (channels,), weight, bias, 1e-5)
     assert_close(out, want, dtype)
     for a, b in zip(got, torch.autograd.grad(want, exact, grad.double()), strict=True):
         scale = max(1.0, b.abs().max().item())
         assert_close(a / scale, b / scale, dtype)
+
+
+@pytest.mark.parametrize("shape", [(64, 24), (1024, 512), (513, 36)])
+def test_a_map_and_a_relu_as_in_an_update(dtype, shape, device):
+    """The gradient of the weight is added up by its product, and that of x to that of what reads x beside the map."""
+    outputs, inputs = shape
+    given = [make(device, *s, dtype=dtype).requires_grad_() for s in ((33, 70, inputs), shape, (outputs,))]
+    grad, beside_grad = make(device, 33, 70, outputs, dtype=dtype) / 50, make(device, 33, 70, inputs, dtype=dtype)
+    sums = torch.zeros_like(given[1])
+    with adding_up(given[1:2], [sums]):
+        out, beside = ops.linear_beside(*given, relu=True)
+    got = list(torch.autograd.grad([out, beside], given, [grad, beside_grad.clone()], allow_unused=True))
+    assert got[1] is None
+    exact = [t.detach().double().requires_grad_() for t in given]
+    want = torch.nn.functional.linear(*exact)
+    open_ = (out > 0).double()  # as rounded: a number near zero may be on the other side
+    found = torch.autograd.grad([want * open_, exact[0]], exact, [grad.double(), beside_grad.double()])
+    for a, b in zip((out, got[0], sums, got[2]), (want * open_, *found), strict=True):
+        scale = max(1.0, b.abs().max().item())
+        assert_close(a.detach() / scale, b.detach() / scale, dtype)
 
 
 @pytest.mark.parametrize(("channels", "keys"), [(128, 30), (64, 70), (36, 33), (7, 5)])

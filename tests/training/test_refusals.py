@@ -1,0 +1,78 @@
+"""Trainings whose updates no graph could hold: fairseq makes them, and one sentence in the log says why."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from fairseq.trainer import Trainer
+
+from lightconv_plugin.training import CapturedTraining
+from lightconv_plugin.training.trainer import captured_training, refuse
+from lightconv_plugin.training.updates import CannotCapture
+from tests.training.runs import batches, begin
+
+CPU = torch.device("cpu")
+FLAGS = {
+    "--optimizer nag --momentum 0.9": "the optimizer is FairseqNAG, not --optimizer adam",
+    "--decoder-layerdrop 0.1": "leaves out layers at random",
+    "--checkpoint-activations": "--checkpoint-activations or --offload-activations is given",
+}
+OPTIONS = {
+    "common.amp": "--amp",
+    "common.memory_efficient_bf16": "--memory-efficient-bf16",
+    "optimization.use_bmuf": "--use-bmuf",
+    "ema.store_ema": "--store-ema",
+}
+CHANGES: dict[str, Callable[[torch.nn.Module], object]] = {
+    "encoder.layers.0.ffn has hooks": lambda model: model.get_submodule("encoder.layers.0.ffn").register_forward_hook(
+        lambda *_: None
+    ),
+    "a parameter has hooks on its gradient": lambda model: next(model.parameters()).register_hook(lambda grad: None),
+    "of several types": lambda model: model.get_submodule("decoder.layers.0").double(),
+}
+
+
+def refused(trainer: Trainer, why: str) -> None:
+    with pytest.raises(CannotCapture, match=why):
+        refuse(trainer)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_flags(flags):
+    refused(begin(False, CPU, *flags.split()), FLAGS[flags])
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options(option):
+    trainer = begin(False, CPU)
+    refuse(trainer)
+    group, name = option.split(".")
+    setattr(trainer.cfg[group], name, True)
+    refused(trainer, f"{OPTIONS[option]} is given")
+
+
+@pytest.mark.parametrize("why", CHANGES)
+def test_models(why):
+    trainer = begin(False, CPU)
+    CHANGES[why](trainer.get_model())
+    refused(trainer, why)
+
+
+def test_a_number_of_pythons_in_the_log():
+    trainer = begin(False, CPU, "--report-accuracy")
+    with pytest.raises(CannotCapture, match="PlaLabelSmoothedCrossEntropy logs n_correct, which a graph cannot follow"):
+        CapturedTraining(trainer, batches(1), capture=False)
+
+
+def test_it_is_said_once(caplog):
+    trainer = begin(False, CPU)
+    trainer.cfg.optimization.cuda_graphs = True
+    with caplog.at_level(logging.WARNING):
+        for sample in batches(2):
+            assert captured_training(trainer, [sample]) is None
+            assert trainer.train_step([sample]) is not None
+    said = [record.getMessage() for record in caplog.records if "--cuda-graphs" in record.getMessage()]
+    assert said == [
+        "--cuda-graphs: updates are made one kernel after the other, since the model is on a cpu, not on a GPU"
+    ]
