@@ -37,8 +37,8 @@ LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 10_300,
-    "lightconv_plugin": 17_150,
+    "lightconv_plugin/ops": 10_400,
+    "lightconv_plugin": 17_250,
     "data_prep": 5_850,
     "scripts": 11_000,
     "tests": 27_900,
