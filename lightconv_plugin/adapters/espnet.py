@@ -59,21 +59,17 @@ class _Convolution(nn.Module, ABC):
         Raises:
             ValueError: a mask of another shape, where it is used.
         """
-        if (
-            mask is not None
-            and not self.use_kernel_mask
-            and mask.shape not in ((n, 1, query.shape[1]) for n in (1, len(query)))
-        ):
-            raise ValueError(
-                f"mask is expected as (B, 1, T) = {(len(query), 1, query.shape[1])}; got {tuple(mask.shape)}"
-            )
+        mask = None if self.use_kernel_mask else mask
+        expected = (len(query), 1, query.shape[1])
+        if mask is not None and mask.shape not in (expected, (1, *expected[1:])):
+            raise ValueError(f"mask is expected as (B, 1, T) = {expected}; got {tuple(mask.shape)}")
         x = ops.glu_mask(self.linear1(query), None)
         out = self.over_time(x)
         if self.bias is not None:
             out = out + self.bias
         if (features := self.over_features(x)) is not None:
             out = torch.cat([out, features], dim=-1)
-        if mask is not None and not self.use_kernel_mask:
+        if mask is not None:
             out = out.masked_fill(mask.transpose(-1, -2) == 0, 0)
         return self.linear2(out)
 

@@ -28,7 +28,13 @@ from scripts.common.errors import UserError
 OPERATORS = ["light", "dynamic", "dynamic module"]  # kernels given, or predicted by a linear map
 OURS = "ours"
 CONVOLUTIONS = {"light": ops.light_conv, "dynamic": ops.dynamic_conv}
-LAYOUTS = {"batch first": "batch_first", "with a state": "state", "packed": "packed", "uneven": "packed_uneven"}
+LAYOUTS = {
+    "batch first": "batch_first",
+    "with a state": "state",
+    "packed": "packed",
+    "uneven": "packed_uneven",
+    "packed, states": "packed_states",
+}
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
 LAYERS = {
     "light": ("lightweight_convolution", "LightweightConv1dTBC"),
@@ -318,6 +324,7 @@ class Measured:
             "with a state": ((T, B), {"initial_state": self.random(K - 1, B, C).detach()}),
             "packed": ((T * B,), {"cu_seqlens": even}),
             "uneven": ((T * B,), {"cu_seqlens": uneven}),
+            "packed, states": ((T * B,), {"cu_seqlens": even, "initial_state": self.random(K - 1, B, C).detach()}),
         }
         built: dict[str, Case] = {}
         for name, (places, options) in given.items():

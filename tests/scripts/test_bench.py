@@ -202,7 +202,7 @@ def test_commands_print_a_table_and_write_records(tmp_path, capsys, arguments, c
     assert len(rows) == 2 * tables + count
     searched = [row for row in written["records"] if "task" in row]
     speeds = {(row["model"], row["task"], row["precision"]): row["sentences_a_second"] for row in searched}
-    positive = ("ms", "ratio", "to_first", "batch_first", "state", "packed", "packed_uneven")
+    positive = ("ms", "ratio", "to_first", "batch_first", "state", "packed", "packed_uneven", "packed_states")
     for record in written["records"]:
         assert [record[key] for key in positive if not record.get(key, 1) > 0] == []
         if "fairseq_ms" in record:

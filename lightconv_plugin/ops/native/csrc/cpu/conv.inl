@@ -449,7 +449,7 @@ void light_sums(const Conv& conv, const Units& units, const Scratch<A>& scratch,
   if (K <= kFewTaps) {
     __builtin_memset(scratch.gradients, 0, K * scratch.row * sizeof(A));
     by_taps(K, [&]<int Taps>() {
-      few_tap_sums<A, Taps>(g, x, row, positions, begin, end, scratch.row, scratch.gradients);
+      few_tap_sums<A, Taps, kFewRows>(g, x, row, 0, positions, begin, end, scratch.row, scratch.gradients);
     });
   }
   for (int64_t v = 0; v < scratch.row; v += n) {

@@ -104,29 +104,42 @@ inline void by_taps(int64_t K, Call call) {
   by_number<8, 7, 6, 5, 4, 3, 2, 1>(K, call);
 }
 
-// Few taps, of inputs that all exist, a position after the other.
-template <class A, int K, bool Wide>
+constexpr int kFewRows = 8;  // positions at once where one kernel serves them, so that a row is read (7 + K) / 8 times
+
+// Few taps, of inputs that all exist, MT positions after another.
+template <class A, int K, int MT, bool Wide>
 void few_taps(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out, int64_t out_row) {
   constexpr int n = kLanes<A>;
-  const A* x = s.x + (t - s.padding - s.x_first) * s.x_row;
-  for (; t < t_end; ++t, x += s.x_row, out += out_row) {
+  const int64_t x_row = s.x_row, wq = s.wq * (Wide ? s.wide : 1);
+  const A* x = s.x + (t - s.padding - s.x_first) * x_row;
+  for (; t + MT <= t_end; t += MT, x += MT * x_row, out += MT * out_row) {
     const A* from = s.w + (t - s.w_first) * s.w_step;
     A narrow[K];
 #pragma GCC unroll 8
-    for (int j = 0; !Wide && j < K; ++j) narrow[j] = from[j * s.wq];
-    ask_for(x + (K - 1 + kAhead) * s.x_row, t + kAhead < t_end ? vectors * n : 0);
+    for (int j = 0; !Wide && j < K; ++j) narrow[j] = from[j * wq];
+    constexpr int64_t ahead = MT > kAhead ? MT : kAhead;
+    for (int64_t i = 0; i < MT && t + ahead + i < t_end; ++i) ask_for(x + (K - 1 + ahead + i) * x_row, vectors * n);
     for (int v = 0; v < vectors * n; v += n) {
-      Vec<A> total{};
+      Vec<A> acc[MT];
 #pragma GCC unroll 8
-      for (int j = 0; j < K; ++j) {
-        if constexpr (Wide)
-          total += load(from + j * s.wq * s.wide + v) * load(x + j * s.x_row + v);
-        else
-          total += narrow[j] * load(x + j * s.x_row + v);
+      for (int i = 0; i < MT; ++i) acc[i] = Vec<A>{};
+#pragma GCC unroll 16
+      for (int q = 0; q < K + MT - 1; ++q) {
+        const Vec<A> xs = load(x + q * x_row + v);
+#pragma GCC unroll 8
+        for (int i = 0; i < MT; ++i) {
+          if (q < i || q - i >= K) continue;
+          if constexpr (Wide)
+            acc[i] += load(from + (q - i) * wq + v) * xs;
+          else
+            acc[i] += narrow[q - i] * xs;
+        }
       }
-      store(out + v, total);
+#pragma GCC unroll 8
+      for (int i = 0; i < MT; ++i) store(out + i * out_row + v, acc[i]);
     }
   }
+  if constexpr (MT > 1) few_taps<A, K, 1, Wide>(s, t, t_end, vectors, out, out_row);
 }
 
 // Positions t..t_end of it to out, whose rows are out_row apart; `vectors` vectors of channels.
@@ -137,7 +150,11 @@ void convolve(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out
     const int64_t from = inner > t ? inner : t, to = inner_end < t_end ? inner_end : t_end;
     if (from < to) {
       if (t < from) convolve<A, Wide>(s, t, from, vectors, out, out_row);
-      by_taps(s.K, [&]<int K>() { few_taps<A, K, Wide>(s, from, to, vectors, out + (from - t) * out_row, out_row); });
+      by_taps(s.K, [&]<int K>() {
+        A* here = out + (from - t) * out_row;
+        s.w_step == 0 ? few_taps<A, K, kFewRows, Wide>(s, from, to, vectors, here, out_row)
+                      : few_taps<A, K, 1, Wide>(s, from, to, vectors, here, out_row);
+      });
       if (to < t_end) convolve<A, Wide>(s, to, t_end, vectors, out + (to - t) * out_row, out_row);
       return;
     }
@@ -197,22 +214,39 @@ void tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t be
   for (int j = 0; j < JT; ++j) sums[j] = acc[j];
 }
 
-// The same of few taps, added to sums (K, width), a position after the other.
-template <class A, int K>
-void few_tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t begin, int64_t end, int64_t width,
-                  A* sums) {
-  for (int64_t t = 0; t < positions; ++t, g += row, x += row) {
-    if (t + kAhead < positions) ask_for(g + kAhead * row, width), ask_for(x + (K - 1 + kAhead) * row, width);
-    const bool whole = t >= begin && t + K <= end;
+// The same of few taps, added to sums (K, width), GT positions after another.
+template <class A, int K, int GT>
+void few_tap_sums(const A* g, const A* x, int64_t row, int64_t t, int64_t positions, int64_t begin, int64_t end,
+                  int64_t width, A* sums) {
+  for (; t + GT <= positions; t += GT) {
+    const bool whole = t >= begin && t + GT + K - 1 <= end;
+    if (GT > 1 && !whole) {
+      few_tap_sums<A, K, 1>(g, x, row, t, t + GT, begin, end, width, sums);
+      continue;
+    }
+    constexpr int64_t ahead = GT > kAhead ? GT : kAhead;
+    const A *here = x + t * row, *own = g + t * row;
+    for (int64_t i = 0; i < GT && t + ahead + i < positions; ++i)
+      ask_for(own + (ahead + i) * row, width), ask_for(here + (K - 1 + ahead + i) * row, width);
     for (int64_t v = 0; v < width; v += kLanes<A>) {
-      const Vec<A> gs = load(g + v);
+      Vec<A> acc[K], gs[GT];
 #pragma GCC unroll 8
-      for (int j = 0; j < K; ++j) {
-        if (!whole && (t + j < begin || t + j >= end)) continue;
-        store(sums + j * width + v, load(sums + j * width + v) + gs * load(x + j * row + v));
+      for (int j = 0; j < K; ++j) acc[j] = load(sums + j * width + v);
+#pragma GCC unroll 8
+      for (int i = 0; i < GT; ++i) gs[i] = load(own + i * row + v);
+#pragma GCC unroll 16
+      for (int q = 0; q < K + GT - 1; ++q) {
+        if (!whole && (t + q < begin || t + q >= end)) continue;
+        const Vec<A> xs = load(here + q * row + v);
+#pragma GCC unroll 8
+        for (int i = 0; i < GT; ++i)
+          if (q >= i && q - i < K) acc[q - i] += gs[i] * xs;
       }
+#pragma GCC unroll 8
+      for (int j = 0; j < K; ++j) store(sums + j * width + v, acc[j]);
     }
   }
+  if constexpr (GT > 1) few_tap_sums<A, K, 1>(g, x, row, t, positions, begin, end, width, sums);
 }
 
 template <class A>
