@@ -183,7 +183,7 @@ CASES: dict[str, Case] = {
     "conv-f16-light-odd": conv(F16, False, 15, 14, 3, (31, 32, 1), H=3),
     "conv-f16-light-odd-sm75": on(conv(F16, False, 15, 14, 3, (31, 32, 1), H=3), capability=75),
     "conv-bf16-dynamic-bands": conv(BF16, True, 70, 20, 64, (33,), H=1),
-    "conv-f16-dynamic-bands-odd": conv(F16, True, 130, 129, 7, (17,)),
+    "conv-f16-dynamic-bands-odd": conv(F16, True, 130, 129, 7, (40,)),
     "conv-f16-dynamic-bands-unaligned": on(conv(F16, True, 65, 20, 16, (33,), H=1, softmax=False), alignment=2),
     "conv-bf16-dynamic-bands-drop": conv(BF16, True, 70, 20, 16, (33,), H=1, p=0.2),
     "conv-f16-light-bands-odd": conv(F16, False, 129, 128, 3, (33,)),

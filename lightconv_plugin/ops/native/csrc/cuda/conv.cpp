@@ -42,6 +42,7 @@ const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int BOTH_BLOCKS = 2048;   // likewise where grad_x comes with it
 const int GENERAL_THREADS = 128;
+const int WIDE_POSITIONS = 64;  // of a block
 
 struct Positions {
   int least, most;  // of a block, if they fit
@@ -111,11 +112,13 @@ class Launcher {
 
   // DynamicConv's case for its kernels of several bands, with both operands or one; positions 0: they do not take it.
   Case wide(std::initializer_list<const void*> pointers, bool flip, bool both) {
-    if (!tensor_cores_ || !conv_.dynamic || conv_.dropconnect > 0 || conv_.K <= BAND_TAPS) return {};
-    return cut(pointers, MMA_POSITIONS, [&](Case& c) {
+    // blocks of fewer positions have one or two warps, which leave most of a multiprocessor idle
+    const bool many = conv_.T > WIDE_POSITIONS / 2;
+    if (!tensor_cores_ || !conv_.dynamic || conv_.dropconnect > 0 || conv_.K <= BAND_TAPS || !many) return {};
+    return cut(pointers, WIDE_POSITIONS, [&](Case& c) {
       c.flip = flip, c.both = both, c.tensor_cores = true;
       return wide_tile(c).shared_bytes > 0;
-    }, {MMA_POSITIONS, 64});
+    }, {WIDE_POSITIONS, WIDE_POSITIONS});
   }
 
   void launch_wide(const Kernel& kernel, const Case& c, const ConvArgs& args) {
