@@ -111,9 +111,9 @@ def test_the_end_of_a_step(stepwise, beam, device):
         values = torch.randn(37, 2 * beam, generator=generator).sort(descending=True).values
         words = torch.randint(2, 7, values.shape, generator=generator)
         words[:, beam:].clamp_(min=3)  # no more ends than hypotheses
-        candidates = values, words, torch.randint(beam, values.shape, generator=generator)
-        ops.search_step(*candidates, want, eos=2, stepwise=stepwise)
-        ops.search_step(*(each.to(device) for each in candidates), got, eos=2, stepwise=stepwise)
+        parents = torch.randint(beam, values.shape, generator=generator)
+        for beams, at in ((want, "cpu"), (got, device)):
+            ops.search_step(values.to(at), words.to(at), parents.to(at), beams, eos=2, stepwise=stepwise)
     for name, a, b in zip(ops.Beams._fields, got, want, strict=True):
         assert torch.equal(a.cpu(), b), name
 
