@@ -233,9 +233,7 @@ def count_kernels(args: Namespace) -> Iterator[Row]:
     from lightconv_plugin.tasks.device_search import DeviceSearch, Rules
 
     if torch.version.cuda is None:
-        raise UserError(
-            f"--only count takes a CUDA build of torch, on which no GPU is needed; this is {torch.__version__}"
-        )
+        raise UserError(f"--only count takes a CUDA build of torch, with a GPU or without; this is {torch.__version__}")
     rules = Rules(beam=BEAM, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
     for arch in ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"):
         dtype = getattr(torch, args.dtype)

@@ -112,8 +112,8 @@ def test_the_end_of_a_step(stepwise, beam, device):
         words = torch.randint(2, 7, values.shape, generator=generator)
         words[:, beam:].clamp_(min=3)  # no more ends than hypotheses
         parents = torch.randint(beam, values.shape, generator=generator)
-        ops.search_step(values, words, parents, want, eos=2, stepwise=stepwise)
-        ops.search_step(values.to(device), words.to(device), parents.to(device), got, eos=2, stepwise=stepwise)
+        for beams, at in ((want, "cpu"), (got, device)):
+            ops.search_step(values.to(at), words.to(at), parents.to(at), beams, eos=2, stepwise=stepwise)
     for name, a, b in zip(ops.Beams._fields, got, want, strict=True):
         assert torch.equal(a.cpu(), b), name
 
