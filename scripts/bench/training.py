@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scripts.bench.timing import Row, precisions, products_in, spread, take_turns
+from scripts.bench.timing import Row, kernels_of, precisions, products_in, spread, take_turns
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import TaskAndModel, translation
 
@@ -120,6 +120,9 @@ def measure(args: Namespace, device: torch.device, entries: list[Entry], width: 
         def ratio(label: str, precision: str, taken: float = taken) -> float | None:
             return medians[label, precision] / taken if (label, precision) in medians else None
 
+        found = kernels_of(cases[entry.label, entry.precision], device)
+        on_gpu: Row = [] if found is None else [("kernels", "kernels", "{}", found[0])]
+        on_gpu += [] if found is None else [("ms in them", "kernels_ms", "{:.2f}", found[1] * 1e3)]
         yield [
             ("model", "model", "{}", entry.label),
             ("d", "width", "{}", width),
@@ -130,6 +133,7 @@ def measure(args: Namespace, device: torch.device, entries: list[Entry], width: 
             ("to fairseq's", "to_peer", "{:.2f}x", ratio(entry.peer or "", entry.precision)),
             ("to its transformer", "to_transformer", "{:.2f}x", ratio(TRANSFORMER, entry.precision)),
             ("to fp32", "to_fp32", "{:.2f}x", ratio(entry.label, "fp32") if entry.precision != "fp32" else None),
+            *on_gpu,
         ]
 
 

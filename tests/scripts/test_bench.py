@@ -294,12 +294,17 @@ def test_models_of_other_depths():
 @pytest.mark.parametrize(
     "flags", ["--memory-efficient-bf16", "--optimizer sgd --encoder-layerdrop 0.1", "--criterion=cross_entropy"]
 )
-def test_updates_are_timed_with_flags_of_fairseq_train(flags):
+def test_updates_are_timed_with_flags_of_fairseq_train(flags, monkeypatch):
+    """On a GPU their kernels are counted, too."""
     load_plugin()
     args = script.parse(["train", *["--vocab-size", "40", "--tokens", "64", "--seconds", "0.01"], f"--flags={flags}"])
     entries = training.models(128, [2, 2])
     found = records(training.measure(args, CPU, [entries[0], entries[2]], 128))
     assert [record["words_a_second"] > 0 for record in found] == [True, True]
+    assert "kernels" not in found[0]
+    monkeypatch.setattr(training, "kernels_of", lambda update, device: (899, 5.8e-3))
+    found = records(training.measure(args, CPU, [entries[2]], 128))
+    assert [found[0][name] for name in ("kernels", "kernels_ms")] == [899, 5.8]
 
 
 @pytest.mark.parametrize(
