@@ -6,7 +6,7 @@
 #        --rerun                                       run what is done already, too
 #        --only info,tests                             run these sections alone: info, tests, memcheck, racecheck,
 #                                                      ops_float32, ops_float16, ops_bfloat16, ops_narrow, kernels,
-#                                                      train, decode
+#                                                      train, train_16384, train_wmt, decode
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
@@ -39,7 +39,8 @@ then
   exit 1
 fi
 
-sections=(info tests memcheck racecheck ops_float32 ops_float16 ops_bfloat16 ops_narrow kernels train decode)
+sections=(info tests memcheck racecheck ops_float32 ops_float16 ops_bfloat16 ops_narrow kernels train train_16384
+  train_wmt decode)
 failed=()
 # section NAME MINUTES COMMAND...: what it prints goes to OUT/NAME.log; OUT/NAME.done says which command passed
 section() {
@@ -67,7 +68,8 @@ pytest=(env OMP_NUM_THREADS=1 "$python" -m pytest -q -p no:cacheprovider --disab
   "--device=$device")
 bench() { section "${@:1:2}" "$python" -m scripts.bench "${@:3:1}" "--device=$device" "${effort[@]}" "${@:4}"; }
 effort=(--seconds=0.3) sizes=(--channels=1024 --heads=16 --lengths=32,128,512,2048 --tokens=16384) dtype=bfloat16
-kernels=() train=(--widths=512 --layers=6,6 --tokens=4096 --flags=--fp16 '--models=transformer,conv 31')
+kernels=()
+train=(--widths=512 --layers=7,6 --tokens=4096 '--flags=--fp16 --dropout 0.3' '--models=transformer,dynamicconv 3,15')
 decode=(--sentences=128,32,1)
 if [ "$device" = cpu ]; then
   effort=(--seconds=0.01 --threads=1) sizes=(--channels=64 --heads=2 --lengths=16,64 --tokens=128) dtype=float32
@@ -98,6 +100,10 @@ done
 bench ops_narrow 1 ops --operators=light --kernel=4 --causal "--dtype=$dtype" "${sizes[@]}"  # causal-conv1d's widest
 bench kernels 3 kernels "${kernels[@]}"
 bench train 2 train "${train[@]}"
+if [ "$device" != cpu ]; then
+  bench train_16384 2 train "${train[@]}" --tokens=16384
+  bench train_wmt 2 train "${train[@]}" --widths=1024 --tokens=3584
+fi
 bench decode 3 decode "${decode[@]}"
 
 page=$out/.first_gpu.md.partial

@@ -197,13 +197,12 @@ class DynamicConv(TimeConv):
         with a state; the query lies as x does.
         """
         self.check_features(x, self.channels)
+        self.check_features(x if query is None else query, self.query_dim, "the query")
         if query is None and self.query_heads == 1:
             logits, x = apply_linear_beside(self.weight_linear, x)
             weight = logits.view(*x.shape[:-1], self.heads, self.kernel_size)
         else:
-            query = x if query is None else query
-            self.check_features(query, self.query_dim, "the query")
-            weight = self.predict(query)
+            weight = self.predict(x if query is None else query)
         if incremental_state is not None:
             return self.step(x, weight, incremental_state, **place)
         return ops.dynamic_conv(
