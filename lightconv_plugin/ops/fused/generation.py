@@ -214,7 +214,7 @@ def step_candidates(
 
 
 class Beams(NamedTuple):
-    """What a beam search knows of its hypotheses, in tensors that its steps change in place.
+    """State of a beam search: its hypotheses, in tensors that its steps change in place.
 
     A row is a hypothesis that goes on; the ``beam`` rows of a sentence lie together. ``longest``: steps, at most.
 
