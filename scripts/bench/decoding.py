@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
@@ -205,17 +205,19 @@ class _Launches(TorchDispatchMode):
 
 @contextlib.contextmanager
 def pretended_gpu(dtype: torch.dtype) -> Iterator[None]:
-    """Have all tensors made on a GPU that is not there: they have no data, and modules of them count as plain."""
-    linear = sys.modules["lightconv_plugin.modules.linear"]  # the package's attribute is the function of that name
+    """Have all tensors made on a GPU that is not there, of ``dtype`` unless told: shapes without data."""
+    # parameters are of the class of pretended tensors, and else as plain as on a GPU; the package's attribute of that
+    # name is a function
+    linear = sys.modules["lightconv_plugin.modules.linear"]
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with (
-            mock.patch.object(linear, "_is_plain_tensor", return_value=True),
-            mock.patch("torch.onnx.operators.shape_as_tensor", lambda x: x.shape),  # which fairseq's positions ask for
+            mock.patch.object(linear, "_is_plain_tensor", lambda p: p is None or type(p) is FakeTensor),
+            # fairseq asks so for a shape, and torch for the data
+            mock.patch("torch.onnx.operators.shape_as_tensor", lambda x: x.shape),
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.device("cuda"),
-            torch.no_grad(),
         ):
             yield
     finally:
@@ -237,7 +239,7 @@ def count_kernels(args: Namespace) -> Iterator[Row]:
     rules = Rules(beam=BEAM, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
     for arch in ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"):
         dtype = getattr(torch, args.dtype)
-        with pretended_gpu(dtype):
+        with pretended_gpu(dtype), torch.no_grad():
             model = translation(arch, args.vocab_size, [], task="pla_translation").model.eval()
             for module in model.modules():
                 for name, buffer in module.named_buffers(recurse=False):
