@@ -85,11 +85,8 @@ class CapturedSearch:
         return search.found(sentences, step + 1), counts.read(step)
 
     def _of_size(self, size: tuple[int, int, int, bool], device: torch.device) -> "_Graphs":
-        # a graph reads the weights where they were; they are held, so that no others can come to lie there
-        weights = self._present_weights()
-        if [t.data_ptr() for t in weights] != [t.data_ptr() for t in self._weights]:
+        if [t.data_ptr() for t in self._present_weights()] != [t.data_ptr() for t in self._weights]:
             self._sizes.clear()
-            self._weights = weights
         if size not in self._sizes:
             pool = next(iter(self._sizes.values())).pool if self._sizes else None
             sentences, length, longest, prefixed = size
@@ -103,7 +100,8 @@ class CapturedSearch:
                 prefixed=prefixed,
             )
             graphs = self._sizes[size] = _Graphs(search, pool)
-            self._weights = self._present_weights()  # positions may have been added
+            # it reads them where they are now, and positions may have been added: they are held, all that graphs read
+            graphs.weights = self._weights = self._present_weights()
             what = f"{sentences} sentences of {length} words, to {longest} words"
             own, grew = (count / 2**20 for count in (graphs.search.bytes, graphs.pool_bytes))
             logger.info("captured a search of %s: state %.0f MiB, the graphs' pool grew by %.0f MiB", what, own, grew)
@@ -127,7 +125,10 @@ class _Graphs:
 
     Attributes:
         pool_bytes: how much the pool grew for them: temporaries, and what is kept of the source.
+        weights: all tensors of the models, which they read where they are.
     """
+
+    weights: list[Tensor]
 
     def __init__(self, search: DeviceSearch, pool: Any) -> None:
         self.search, self.pool, self.pool_bytes = search, pool, 0

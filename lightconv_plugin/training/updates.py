@@ -241,9 +241,9 @@ class Updates:
             sample = shapes.as_sample(views, self._counts[0])
             self._graphs[shape] = self._captured(lambda: self._add(sample), lambda: self._compute(sample))
             # a model may replace what it keeps, in validation too; the graph goes on reading it
-            modules = [*self.model.modules(), *self.criterion.modules()]
-            attributes = (value for module in modules for value in vars(module).values())
-            self._kept += [value for value in attributes if isinstance(value, Tensor)]
+            for module in (*self.model.modules(), *self.criterion.modules()):
+                own = (*vars(module).values(), *module.buffers(recurse=False))
+                self._kept += [value for value in own if isinstance(value, Tensor)]
         return self._graphs[shape]
 
     def update(self, samples: list[dict[str, Any] | None], rates: list[float]) -> None:

@@ -77,3 +77,12 @@ def test_steps_with_gradients(gpu):
     assert gpu.met == set()
     with pytest.raises(ValueError, match="it records no gradients"):
         ops.conv_step(x, torch.ones(2, 3), None, backend="native")
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 8), (0, 3, 8), (0, 8), (8,)])
+@torch.no_grad()
+def test_products_of_no_rows(shape, gpu):
+    """As where no sentence is searched any more."""
+    weight, bias = torch.ones(6, 8), torch.ones(6)
+    for relu in (False, True):
+        assert ops.linear(torch.ones(shape), weight, bias, relu=relu).shape == (*shape[:-1], 6)

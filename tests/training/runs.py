@@ -36,15 +36,15 @@ class Run:
     logged: list[dict[str, float]] = field(default_factory=list)
 
 
-def batches(count: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Of sentences of up to ``LONGEST`` words, the first two with one of that length; always as many."""
+def batches(count: int, seed: int = 1, *, sentences: int = 16, longest: int = LONGEST) -> list[dict[str, Any]]:
+    """Of sentences of up to ``longest`` words, the first two with one of that length; always as many."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for number in range(count):
-        lengths = torch.randint(3, LONGEST + 1, (16,), generator=generator).tolist()
-        lengths[0] = LONGEST if number < 2 else lengths[0]
-        sentences = [torch.randint(4, TYPES, (n,), generator=generator) for n in lengths]
-        pairs = [{"id": i, "source": words, "target": words.flip(0)} for i, words in enumerate(sentences)]
+        lengths = torch.randint(3, longest + 1, (sentences,), generator=generator).tolist()
+        lengths[0] = longest if number < 2 else lengths[0]
+        texts = [torch.randint(4, TYPES, (n,), generator=generator) for n in lengths]
+        pairs = [{"id": i, "source": words, "target": words.flip(0)} for i, words in enumerate(texts)]
         found.append(collate(pairs, pad_idx=1, eos_idx=2, left_pad_source=True))
     return found
 

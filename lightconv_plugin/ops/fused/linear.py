@@ -62,7 +62,7 @@ def linear(
     if relu:
         elsewhere = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")
         if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
-            return torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], -1)
+            return _relu_linear(x, weight, bias)
         return F.relu(linear(x, weight, bias, packed))
     if _adds_up(x, weight) or (bias is not None and recorded(bias) and takes("column_sums", x, weight, bias)):
         return apply(_Linear, x.contiguous(), weight, bias, False, False)  # else copied in both directions
@@ -92,6 +92,10 @@ def linear_beside(
     return linear(x, weight, bias, relu=relu), x
 
 
+def _relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], len(weight))
+
+
 def _adds_up(x: Tensor, weight: Tensor) -> bool:
     return id(weight) in _sums and x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
 
@@ -101,10 +105,7 @@ class _Linear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, beside: bool, relu: bool) -> Any:
-        if relu:
-            out = torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], -1)
-        else:
-            out = F.linear(x, weight, bias)
+        out = _relu_linear(x, weight, bias) if relu else F.linear(x, weight, bias)
         ctx.save_for_backward(x, weight, out if relu else None)
         ctx.sums = _sums.get(id(weight))
         ctx.set_materialize_grads(False)
