@@ -167,6 +167,14 @@ def shape_of(sample: dict[str, Any]) -> Shape:
     return (*inputs["src_tokens"].shape, *target)
 
 
+def lost(sample: dict[str, Any]) -> list[str]:
+    """Names of what a batch has, as fairseq collates it, and ``pack`` does not take, or not in this size."""
+    given = {name: value for name, value in {**sample, **sample["net_input"]}.items() if value is not None}
+    own = given.keys() - {"id", "nsentences", "ntokens", "net_input"}
+    taken = fields(shape_of(sample)) if isinstance(given.get("src_tokens"), Tensor) else {}
+    return sorted(name for name in own if name not in taken or getattr(given[name], "shape", None) != taken[name])
+
+
 def pack(
     sample: dict[str, Any] | None,
     packed: Tensor,

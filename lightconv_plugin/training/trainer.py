@@ -74,7 +74,8 @@ def capture_updates() -> None:
     @shim(Trainer, "load_checkpoint")
     def before_loading(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
         settle(self)
-        self.__dict__.pop("_lightconv_captured", None)  # the optimizer is made anew
+        if self.__dict__.pop("_lightconv_captured", None) is not None:  # the optimizer is made anew
+            self._wrapped_model = None
         return original(self, *args, **kwargs)
 
 
@@ -136,6 +137,9 @@ def refuse(trainer: Any) -> None:
         "--quantization-config-path": trainer.quantizer is not None,
         "--use-bmuf": cfg.optimization.use_bmuf,
         "--store-ema": cfg.ema.store_ema,
+        # each process would stop by a clock of its own
+        "--stop-time-hours with several processes": trainer.data_parallel_world_size > 1
+        and cfg.optimization.stop_time_hours > 0,
         f"--ddp-backend {cfg.distributed_training.ddp_backend}": cfg.distributed_training.ddp_backend
         in ("fully_sharded", "slowmo"),
     }
@@ -220,6 +224,8 @@ class CapturedTraining:
         if capture and device.type != "cuda":
             raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
         refuse(trainer)
+        if lost := {name for sample in samples if sample for name in shapes.lost(sample)}:
+            raise CannotCapture(f"batches have what no graph is given: {', '.join(sorted(lost))}")
         if capture:
             missing = library.load() or library.cuda_unusable()
             if missing is not None:
@@ -262,6 +268,9 @@ class CapturedTraining:
     def _start(self, planned: list[shapes.Shape]) -> None:
         trainer, optimizer = self.trainer, self.trainer.optimizer
         self.updates.prepare(planned)
+        # what would average gradients holds nodes of autograd's, on the stream that it was made on: no capture may wait
+        # for that
+        trainer._wrapped_model = trainer.get_model()
         flat = FlatModel(optimizer)
         inner = getattr(optimizer, "fp32_optimizer", optimizer)
         group = inner.optimizer.param_groups[0]

@@ -1,12 +1,13 @@
 """Several processes that make one model's updates together."""
 
 import json
+import weakref
 
 import pytest
 import torch
 from torch import distributed, multiprocessing
 
-from tests.training.runs import batches, begin, parameters, train
+from tests.training.runs import batches, begin, capture, parameters, train
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -18,7 +19,10 @@ def work(rank: int, folder: str) -> None:
     """Train on every second batch, and write down what is logged and the parameters at the end."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/group", world_size=2, rank=rank)
-    trainer = begin(True, CPU, "--distributed-world-size", "2")
+    trainer = begin(False, CPU, "--distributed-world-size", "2")
+    replaced = weakref.ref(trainer.model.module)
+    capture(trainer)
+    assert replaced() is None
     run = train(trainer, batches(12)[rank::2])
     with open(f"{folder}/{rank}.json", "w", encoding="utf-8") as file:
         json.dump([{name: logged[name] for name in NAMES} for logged in run.logged], file)

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
+from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 
 from lightconv_plugin.training import CapturedTraining
@@ -63,6 +65,34 @@ def test_a_number_of_pythons_in_the_log():
     trainer = begin(False, CPU, "--report-accuracy")
     with pytest.raises(CannotCapture, match="PlaLabelSmoothedCrossEntropy logs n_correct, which a graph cannot follow"):
         CapturedTraining(trainer, batches(1), capture=False)
+
+
+@pytest.mark.parametrize("where", [(), ("net_input",)])
+def test_more_than_a_graph_is_given(where):
+    """Such as alignments, whose loss would be left out."""
+    (sample,) = batches(1)
+    part = sample
+    for name in where:
+        part = part[name]
+    part["alignments"] = torch.zeros(3, 2)
+    with pytest.raises(CannotCapture, match="batches have what no graph is given: alignments"):
+        CapturedTraining(begin(False, CPU), [sample], capture=False)
+
+
+def test_targets_of_another_size():
+    (sample,) = batches(1)
+    sample["target"] = sample["target"][:, :1]
+    with pytest.raises(CannotCapture, match="batches have what no graph is given: target"):
+        CapturedTraining(begin(False, CPU), [None, sample], capture=False)
+
+
+def test_a_clock_of_each_process():
+    trainer = begin(False, CPU)
+    trainer.cfg.optimization.stop_time_hours = 1
+    refuse(trainer)
+    trainer.cfg.distributed_training.distributed_world_size = 2
+    with mock.patch.object(distributed_utils, "get_data_parallel_world_size", return_value=2):
+        refused(trainer, "--stop-time-hours with several processes is given")
 
 
 def test_it_is_said_once(caplog):
