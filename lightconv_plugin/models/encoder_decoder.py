@@ -122,9 +122,11 @@ class LightConvDecoder(TransformerDecoderBase):
         """Keep in the state what the steps of ``rows`` hypotheses need of the source, as many for each sentence."""
         self.__dict__.pop("stateful", None)
         (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
+        numbers = torch.arange(len(padding), device=padding.device).unsqueeze(1).repeat(1, rows // len(padding))
+        source, sentence = source.transpose(0, 1).contiguous(), numbers.flatten()
         for module in self.stateful:
             if isinstance(module, SourceAttention):
-                module.read(source, padding, incremental_state, rows)
+                module.read(source, padding, sentence if ops.takes("attend", source) else numbers, incremental_state)
 
     def step(self, newest: Tensor, position: Tensor, incremental_state: IncrementalState) -> Tensor:
         """Take a step of which every number is a tensor, so that a captured graph of it serves all steps.

@@ -116,8 +116,7 @@ class SourceAttention(MultiheadAttention):
         """The newest positions: (T, B, C), and the weights (H, B, T, S) if needed."""
         source = self.get_incremental_state(incremental_state, "source")
         if source is None:
-            source = self._read(key, padding, query.shape[1])
-            self.set_incremental_state(incremental_state, "source", source)
+            source = self._read(key, padding, incremental_state, query.shape[1])
         positions, rows, channels = query.shape
         sentence = source["sentence"]
         if positions > 1:  # a row for each position of each hypothesis
@@ -131,28 +130,33 @@ class SourceAttention(MultiheadAttention):
         by_position = weights.unflatten(0, (positions, rows)).permute(2, 1, 0, 3)
         return out.view(query.shape), by_position if need_weights else None
 
-    def read(self, source: Tensor, padding: Tensor, incremental_state: IncrementalState, rows: int) -> None:
-        """Do before the first step what it does else: keep what the steps of ``rows`` hypotheses need of the source."""
-        read = self._read(source, padding, rows)
-        order = torch.arange(rows, device=source.device)
-        self.set_incremental_state(incremental_state, "source", ops.reorder_source(read, order, None))
+    def read(
+        self, source: Tensor, padding: Tensor | None, sentence: Tensor, incremental_state: IncrementalState
+    ) -> dict[str, Tensor | None]:
+        """Keep in the state what steps need of the source (sentences, S, C), and each hypothesis' sentence (N,)."""
+        kept = {
+            "keys": apply_linear(self.k_proj, source),
+            "values": apply_linear(self.v_proj, source),
+            "padding": None if padding is None else padding.bool().contiguous(),
+            "sentence": sentence,
+        }
+        self.set_incremental_state(incremental_state, "source", kept)
+        return kept
 
-    def _read(self, source: Tensor | None, padding: Tensor | None, rows: int) -> dict[str, Tensor | None]:
-        """Keys and values (sentences, S, C) of the source, and each row's sentence."""
+    def _read(
+        self, source: Tensor | None, padding: Tensor | None, incremental_state: IncrementalState, rows: int
+    ) -> dict[str, Tensor | None]:
+        """The same with a source (S, sentences, C), of which each sentence has as many of the rows."""
         if source is None:
             raise ValueError(_NO_SOURCE)
-        if rows % source.shape[1] if source.shape[1] else rows:
+        sentences = source.shape[1]
+        if rows % sentences if sentences else rows:
             raise ValueError(
                 f"each sentence of the source must have the same number of hypotheses; got {rows} rows and a source "
                 f"{tuple(source.shape)}, (S, sentences, C)"
             )
-        sentences = source.shape[1]
-        return {
-            "keys": apply_linear(self.k_proj, source).transpose(0, 1).contiguous(),
-            "values": apply_linear(self.v_proj, source).transpose(0, 1).contiguous(),
-            "padding": None if padding is None else padding.bool().contiguous(),
-            "sentence": torch.arange(sentences, device=source.device).repeat_interleave(rows // max(sentences, 1)),
-        }
+        sentence = torch.arange(sentences, device=source.device).repeat_interleave(rows // max(sentences, 1))
+        return self.read(source.transpose(0, 1).contiguous(), padding, sentence, incremental_state)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""

@@ -143,10 +143,11 @@ class DeviceSearch:
             raise ValueError("a decoder's state that grows from step to step has no place in a graph")
         rings = [entry for _, _, entry in self.kept if "ring" in entry]
         widths = [len(entry["ring"]) for entry in rings]
-        # of all layers in one tensor: they are re-ordered alike
+        # of all layers in one tensor: they are re-ordered alike, and forgotten
         ancestors = self.bos.new_zeros(sum(widths), len(self.beams.newest), dtype=torch.int32)
-        for entry, own in zip(rings, ancestors.split(widths), strict=True):
-            entry["ancestors"] = own
+        self.positions = self.bos.new_zeros(len(rings), 1)
+        for entry, own, position in zip(rings, ancestors.split(widths), self.positions, strict=True):
+            entry |= {"ancestors": own, "position": position}
         self.beams = self.beams._replace(ancestors=ancestors)
 
     def _read_source(self) -> None:
@@ -191,11 +192,12 @@ class DeviceSearch:
         """Read the source, and forget the batch before."""
         self._read_source()
         for module, state, entry in self.kept:
-            for name, value in entry.items():
-                if name != "ring":  # of which a step reads no more than it has written
-                    value.zero_()
+            for value in () if "ring" in entry else entry.values():  # of a ring a step reads no more than is written
+                value.zero_()
             module.set_incremental_state(state, dict(entry))
         beams = self.beams
+        for value in (beams.ancestors, self.positions, beams.clock):
+            value.zero_()
         beams.newest.copy_(self.bos.expand_as(beams.newest))
         self.history.fill_(self.rules.pad)
         if self.rules.ngram > 1:  # fairseq lets the first token be repeated by itself
@@ -203,7 +205,6 @@ class DeviceSearch:
         beams.scores.copy_(self.first_scores.flatten())
         beams.steps.fill_(ops.NEVER)
         beams.ranks.fill_(-math.inf)
-        beams.clock.zero_()
 
     def step(self) -> None:
         """Add a token to every hypothesis."""

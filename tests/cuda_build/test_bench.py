@@ -91,11 +91,12 @@ def test_operators(operator, pretended):
 
 
 def test_kernels_of_a_captured_step():
-    """Whoever adds kernels to a step says so here."""
+    """Whoever adds kernels to a step says so here, or to what is done once a batch."""
     records = found(decoding.count_kernels(parse(["decode", "--vocab-size", "60", "--dtype", "float16"])))
     steps = {(record["model"].split("_")[1], record["operator"]): record["step"] for record in records}
     assert steps["lightconv", "all"] == 74
     assert steps["dynamicconv", "all"] == 80
+    assert [record["batch"] for record in records if record["operator"] == "all"] == [96, 103]
     one_a_layer = ("conv_step", "attend", "_addmm_activation")
     assert {steps["dynamicconv", name] for name in one_a_layer} == {6}
     assert {steps["dynamicconv", name] for name in ("search_step", "embedding")} == {1}
