@@ -92,7 +92,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="not a run record"):
         run(monkeypatch, path)
     with pytest.raises(UserError, match="no Table 8"):
-        run(monkeypatch, 8)
+        run(monkeypatch, 7, 8)
     with pytest.raises(UserError, match="--out goes with"):
         run(monkeypatch, path, "--out", tmp_path)
 
@@ -204,9 +204,9 @@ def test_the_csv_has_every_figure_once(tmp_path):
 
 def test_the_folder_has_the_page_the_figures_and_the_picture(tmp_path, monkeypatch):
     ablation(tmp_path / "work")
-    run(monkeypatch, 3, "--work", tmp_path / "work", "--out", tmp_path / "out")
+    run(monkeypatch, 3, 6, "--work", tmp_path / "work", "--out", tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
-    assert names == [f"table3.{suffix}" for suffix in ("csv", "md", "png")]
+    assert names == [f"table{number}.{suffix}" for number in (3, 6) for suffix in ("csv", "md", "png")]
     page = (tmp_path / "out" / "table3.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(TABLES[3].rows)
