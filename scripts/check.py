@@ -83,7 +83,8 @@ def check_units(config: Config) -> None:
     if config.metric != "perplexity" and dataset.units and given not in (dataset.units, *others):
         raise UserError(
             f"{config.path}: `generate.post-process` is {given}, and {config.dataset} is cut into units of "
-            f"{dataset.units}, which it would not join to words; set generate.post-process: {dataset.units}"
+            f"{dataset.units}, which it would not join to words; set generate.post-process: {dataset.units} "
+            "there, or in a file that builds on it (`base:`)"
         )
 
 

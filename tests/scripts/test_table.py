@@ -124,6 +124,7 @@ def test_nothing_run_is_said_with_the_command_of_each_run_and_the_paper_is_drawn
     assert f"0 of the {len(trained)} figures that are trained here are measured" in text
     assert text.count("not run") == len(trained) > 0
     assert all(row.name in text for row in table.rows)
+    assert ("on an NVIDIA P100" in text) == (number in (3, 7))  # whose speeds are the paper's own
     for row, column in trained:
         path = f"configs/{column.dataset}/{row.config}.yaml"
         assert f"python -m scripts.reproduce {path} --work {tmp_path}\n" in text + "\n"
@@ -154,13 +155,13 @@ def test_our_figures_stand_beside_the_papers(tmp_path):
     ablation(tmp_path)
     text = paper_table(TABLES[3], tmp_path, None)
     baseline = " ".join(row_of(text, "Self-attention baseline (k=inf").split())
-    assert baseline.endswith("210 209.9 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 1.00")
+    assert baseline.endswith("210M 209.9M 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 1.00")
     assert row_of(text, "+ Dynamic weights").endswith("123.00 ± 0.40          1.20  1.23")
     shared = row_of(text, "+ Softmax-normalized")
     assert "26.25 (1 of 3 seeds)" in shared
     assert "not yet" in shared
     nosoftmax = " ".join(row_of(text, "DynamicConv (H=16) w/o softmax").split())
-    assert nosoftmax.endswith("200 diverges diverges diverges (1 of 3 seeds) - - - -")
+    assert nosoftmax.endswith("200M diverges diverges diverges (1 of 3 seeds) - - - -")
     assert "Ratios are to the speed of transformer" in text
     wanted = [line for line in text.splitlines() if line.startswith("python -m scripts.reproduce")]
     assert f"python -m scripts.reproduce configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
@@ -184,7 +185,7 @@ def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_dig
         tmp_path, record("dynamicconv", "gbw", metric="perplexity", valid=scores, test=scores, parameters=339_100_000)
     )
     line = row_of(paper_table(TABLES[4], tmp_path, None), "DynamicConv")
-    assert line.split() == ["DynamicConv", "339", "339.1", "26.60", "26.60", "26.67", "26.60"]
+    assert line.split() == ["DynamicConv", "339M", "339.1M", "26.60", "26.60", "26.67", "26.60"]
 
 
 def test_the_csv_has_every_figure_once(tmp_path):
