@@ -147,6 +147,10 @@ def test_a_model_that_reads_words_is_built(tmp_path, data):
         said(tmp_path, f"train: {{encoder-embed-path: {vectors}, encoder-conv-heads: 5}}", data)
 
 
+def test_units_are_joined_by_whichever_name(tmp_path):
+    assert said(tmp_path, "generate: {post-process: null, remove-bpe: true}") == ""
+
+
 def test_generation_reads_lines_as_long_as_training_does(tmp_path):
     said(tmp_path, "train: {max-source-positions: 2048}")
     for command in check.generations(load_config(tmp_path / "model.yaml"), Path("data"), CPU):
