@@ -17,7 +17,6 @@ examples:
 """
 
 import argparse
-import functools
 import os
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from scripts.common import CHECKOUT, ownership, scratch
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.lock import folder_lock
-from scripts.pipeline.pipeline import Pipeline, fingerprint_files
+from scripts.pipeline.pipeline import Pipeline
 
 STAGES = (*NAMES, "report")
 
@@ -45,7 +44,6 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, raw: Path | None
         dataset,
         arguments.out,
         raw=raw,
-        given=functools.cache(lambda: fingerprint_files(raw, dataset.files)) if raw else lambda: None,
         fetching=["--invalid", arguments.invalid] if arguments.invalid else [],
         preparing=[*workers, *accept, *(["--keep"] if arguments.keep else [])],
         binarising=[*workers, *accept],

@@ -138,6 +138,16 @@ class Dataset:
         """Source and, if there is one, target."""
         return (self.source,) if self.target is None else (self.source, self.target)
 
+    @property
+    def units(self) -> str | None:
+        """What words are cut into, as fairseq's --post-process names it: subword_nmt, sentencepiece, or None for whole
+        words. Text that comes prepared is in units of BPE.
+        """
+        names = {step.name for step in self.steps}
+        if "sentencepiece" in names:
+            return "sentencepiece"
+        return None if names and not names & {"bpe", "apply_bpe"} else "subword_nmt"
+
     def facts(self, *without: str) -> dict[str, Any]:
         """All keys as plain data, but those that change no text and those in ``without``; for fingerprints."""
         facts = asdict(self)

@@ -13,20 +13,20 @@ from data_prep.steps.whole import APPLY_BPE, APPLY_SENTENCEPIECE
 from scripts.common.errors import UserError
 
 
-def line_steps(dataset: Dataset, language: str, codes: Path) -> Callable[[str], str]:
+def line_steps(dataset: Dataset, language: str, codes: Path | None) -> Callable[[str], str]:
     """The steps that a line of the test set goes through, as one function.
 
     Args:
         dataset: whose steps.
         language: of the line.
-        codes: the BPE merges or the SentencePiece model of that language.
+        codes: the BPE merges or the SentencePiece model of that language; None: those that the dataset names, if any.
     """
     if language not in dataset.languages:
         raise UserError(f"{dataset.name} has no language {language!r}; expected {' or '.join(dataset.languages)}")
     functions: list[Callable[[str], str]] = []
-    for step in (step for each in plan(dataset, codes.parent) for step in each.steps if STEPS[step.name].kind == LINE):
+    for step in (step for each in plan(dataset, Path()) for step in each.steps if STEPS[step.name].kind == LINE):
         if language in (step.languages or (language,)) and "test" in (step.splits or ("test",)):
-            learnt = {"codes": str(codes)} if step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
+            learnt = {"codes": str(codes)} if codes and step.name in (APPLY_BPE, APPLY_SENTENCEPIECE) else {}
             functions.append(STEPS[step.name].build(language, step.parameters | learnt))
     if not functions:
         raise UserError(

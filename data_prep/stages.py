@@ -1,13 +1,14 @@
 """The stages that make a dataset, declared once for ``python -m data_prep`` and ``python -m scripts.reproduce``."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
 from scripts.common.lock import folder_lock
-from scripts.pipeline.pipeline import Pipeline, Stage
+from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint_files
 
 NAMES = ("download", "prepare", "binarise")
 _FETCHED = ("kind", "source", "target", "debian", "files", "invalid")
@@ -19,7 +20,6 @@ def data_stages(
     root: Path,
     *,
     raw: Path | None = None,
-    given: Callable[[], str | None] = lambda: None,
     fetching: Sequence[str] = (),
     preparing: Sequence[str] = (),
     binarising: Sequence[str] = (),
@@ -30,12 +30,12 @@ def data_stages(
         dataset: from its YAML file.
         root: the dataset's folder.
         raw: the folder of files given by hand.
-        given: gives its fingerprint.
         fetching, preparing, binarising: options for the three commands that change nothing about their results.
     """
     name = dataset.name if dataset.file.parent == FOLDER else str(dataset.file)
     facts = dataset.facts()
     binarise = facts.pop("binarise")
+    given = functools.cache(lambda: fingerprint_files(raw, dataset.files) if raw else None)
     folders = {stage: root / folder for stage, folder in zip(NAMES, ("raw", "prepared", "binarised"), strict=True)}
 
     def stage(key: str, inputs: dict[str, Any], *arguments: object, replaces: bool = True, **more: Any) -> Stage:

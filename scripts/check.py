@@ -71,8 +71,24 @@ def check_settings(config: Config, devices: Devices) -> str | None:
         if name == "fairseq-generate":
             with explained(config.path, "set up the search of the section `generate`"):
                 built.task.build_generator([built.model], generation)
+            check_units(config, generation.post_process)
     check_scores(config)
     return check_checkpoints(config, args)
+
+
+def check_units(config: Config, joined: str | None) -> None:
+    """Refuse hypotheses in units other than words: scores would count the units, and text would have their signs.
+
+    ``joined``: the units that fairseq-generate joins.
+    """
+    dataset = load_dataset(config.dataset)
+    units = dataset.steps and dataset.units  # of text that comes prepared it is not known
+    if units and joined != units and (units, joined) != ("subword_nmt", "@@ "):  # as --remove-bpe alone says it
+        raise UserError(
+            f"{config.path}: `generate.post-process` is {joined}, and {config.dataset} is cut into units of {units}, "
+            f"which it would not join to words; set generate.post-process: {units} there, or in a file that builds on "
+            "it (`base:`)"
+        )
 
 
 def check_scores(config: Config) -> None:

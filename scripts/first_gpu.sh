@@ -24,6 +24,11 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -n "$out" ] || { usage >&2; exit 1; }
+sections=(info tests memcheck racecheck ops_float32 ops_float16 ops_bfloat16 ops_narrow kernels train train_16384
+  train_wmt decode)
+for each in ${only//,/ }; do
+  [[ " ${sections[*]} " == *" $each "* ]] || { echo "error: --only $each: the sections are ${sections[*]}" >&2; exit 1; }
+done
 [ "$device" = cpu ] || export VENV=${VENV:-$root/.venv-cuda} TORCH=${TORCH:-torch==2.14.1}
 bash "$root/scripts/setup.sh"
 mkdir -p "$out"
@@ -39,8 +44,6 @@ then
   exit 1
 fi
 
-sections=(info tests memcheck racecheck ops_float32 ops_float16 ops_bfloat16 ops_narrow kernels train train_16384
-  train_wmt decode)
 failed=()
 # section NAME MINUTES COMMAND...: what it prints goes to OUT/NAME.log; OUT/NAME.done says which command passed
 section() {

@@ -36,6 +36,7 @@ _SAMPLE = 100_000  # pairs that are looked at closely; all are counted
 _LEAST = 600  # three checkpoints to average
 _MOST_BROKEN = 0.01  # of the lines are not UTF-8 by accident; more are in another encoding
 _UNITS = {20_000: 2000, 500_000: 8000, 5_000_000: 16_000, math.inf: 32_000}  # of SentencePiece, by the most pairs
+_EPOCHS = 20  # from so many on the last ten are averaged: batches are not full, and there are fewer
 _BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
 _SCRIPTS = {
     **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
@@ -170,13 +171,16 @@ def config_text(name: str, sides: tuple[Side, Side], *, gpu: bool) -> str:
     updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
-        base, more, batch = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n", ""
+        base, more, section = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n", ""
+        if updates * update < _EPOCHS * tokens:  # too few for the mean of ten epochs
+            more += f"  save-interval-updates: {updates // 50}\n  keep-interval-updates: 10\n"
+            section = "average: {by: update}  # an epoch is long\n"
         why = "the paper's recipe for IWSLT'14, on one GPU or more"
     else:
         arch, base = "pla_dynamicconv_small", "../debian_en_de/base.yaml"
         more = f"  lr-period-updates: {updates - 200}  # one cycle: max-update less warm-up\n"
         each = update // 2
-        batch = f"batch: {{tokens: {update}, max-tokens: {each}}}  # each device has room for the longest line\n"
+        section = f"batch: {{tokens: {update}, max-tokens: {each}}}  # each device has room for the longest line\n"
         why = "the recipe of the demo, for processors: a small model"
     return f"""\
 # DynamicConv for {name}. Written by scripts.own_text; edit what you like.
@@ -188,7 +192,7 @@ train:
   arch: {arch}
   max-update: {updates}  # some {passes} passes over the text, {_LEAST} to {most:,} updates; more is better
   dropout: {0.3 if gpu else 0.1}
-{more}{batch}generate:
+{more}{section}generate:
   post-process: sentencepiece
 # Of text as written, by sacreBLEU's tokeniser for {language}: {tokeniser(language)}. Tokenised BLEU would count what
 # stands between blanks, which in scripts without them is a whole sentence.

@@ -47,6 +47,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
   exit 0
 fi
 
+"$venv/bin/python" -c 'import pip' 2>/dev/null || "$venv/bin/python" -m ensurepip >/dev/null # which a kill left out
 echo "installing into $venv (a minute or two; several with a CUDA build of torch)"
 mapfile -t packages < <("$venv/bin/python" - "$root/pyproject.toml" <<'PY'
 import sys

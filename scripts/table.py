@@ -2,7 +2,7 @@
 
   scripts.table 3                     Table 3: each figure of the paper, ours from work/<dataset>/<model>/record.json,
                                       and the commands of what has not been run
-  scripts.table 3 --out DIR           the same, and DIR/table3.md, table3.csv and table3.png
+  scripts.table 3 4 --out DIR         two of them, and DIR/table3.md, table3.csv and table3.png, and so on
   scripts.table work/*/*/record.json  a row for each run, of whatever dataset
 
 The signatures of the scores follow the table.
@@ -37,16 +37,15 @@ def paper_table(table: Table, work: Path, out: Path | None) -> str:
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("what", nargs="+", metavar="N | RECORD", help="a table's number, or the record.json of runs")
+    parser.add_argument("what", nargs="+", metavar="N | RECORD", help="numbers of tables, or the record.json of runs")
     parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write Markdown, CSV and a plot here, too")
     arguments = parser.parse_args()
-    first, *others = arguments.what
-    if first.isdecimal() and not others:
-        tables = read_tables()
-        if int(first) not in tables:
-            raise UserError(f"no Table {first}; the paper's are {', '.join(map(str, tables))}")
-        print(paper_table(tables[int(first)], arguments.work, arguments.out))
+    if all(map(str.isdecimal, arguments.what)):
+        tables, numbers = read_tables(), [int(number) for number in arguments.what]
+        if odd := [number for number in numbers if number not in tables]:
+            raise UserError(f"no Table {odd[0]}; the paper's are {', '.join(map(str, tables))}")
+        print("\n\n".join(paper_table(tables[number], arguments.work, arguments.out) for number in numbers))
     elif arguments.out is not None:
         raise UserError("--out goes with the number of a table, not with records; scripts.compare draws runs")
     else:

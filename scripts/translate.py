@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from data_prep.dataset import Dataset, load_dataset
+from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
+from data_prep.steps.whole import APPLY_BPE
 from scripts.common.blanks import BLANK
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
@@ -104,17 +105,6 @@ def _seed_folder(start: Path, data: Path) -> Path:
     return next((folder for folder in around if any((folder / mark).is_file() for mark in marks)), start)
 
 
-def post_process(dataset: Dataset) -> str | None:
-    """Return how fairseq is to join the units that a dataset's steps cut words into; None where they cut none.
-
-    Text that comes prepared is in units of BPE.
-    """
-    names = [step.name for step in dataset.steps]
-    if "sentencepiece" in names:
-        return "sentencepiece"
-    return None if names and "bpe" not in names else "subword_nmt"
-
-
 def note(number: int, text: str) -> None:
     """Say something about a line of the input."""
     print(f"line {number}: {text}", file=sys.stderr, flush=True)
@@ -170,9 +160,8 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     source, target = dataset.source, dataset.target
     if target is None:
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
-    parted = post_process(dataset)
-    codes = arguments.codes or trained.codes_folder / "none"
-    if not arguments.codes and (parted or not dataset.steps):
+    parted, codes = dataset.units, arguments.codes
+    if codes is None and parted and not any(step.name == APPLY_BPE for step in dataset.steps):
         codes = codes_file(trained.codes_folder, source)
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     # where no record of the run says how units are joined, the dataset's steps do

@@ -13,6 +13,11 @@ LEDGER = "ledger.json"
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fetch all files into ``out``, each checked; those that are there and right already stay."""
+    if raw is not None and not any((raw / name).exists() for name in dataset.files):
+        raise UserError(
+            f"--raw {raw} has none of {', '.join(dataset.files)}; put files there under these names, packed as they "
+            "are, or leave --raw out to fetch all"
+        )
     for name, file in dataset.files.items():
         fetch_file(name, file, out, raw=raw, ledger=out / LEDGER)
     return {"licence": dataset.licence}

@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -13,8 +12,8 @@ from typing import Any
 
 from scripts.common import CHECKOUT
 
-FAIRSEQ = "ve-fairseq" if sys.version_info < (3, 13) else "fairseq-fixed"
-PACKAGES = ("torch", FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
+FAIRSEQ = ("ve-fairseq", "fairseq-fixed", "fairseq")  # the names it may be installed under
+PACKAGES = ("torch", *FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
 RESULTS = ":(exclude)configs/RESULTS*"
 """The pages and records of comparisons, as git leaves them out: a suite writes them while its next run is trained."""
 
@@ -43,7 +42,8 @@ def commit() -> str:
 
 def versions() -> dict[str, str | None]:
     """The versions of Python and of the packages that take part."""
-    return {"python": platform.python_version(), **package_versions(PACKAGES)}
+    found = package_versions(PACKAGES).items()
+    return {"python": platform.python_version(), **{name: one for name, one in found if one or name not in FAIRSEQ}}
 
 
 def processor() -> str:
@@ -76,7 +76,7 @@ def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
         **settings,
         "commit": commit(),
         "torch": version("torch"),
-        "fairseq": version(FAIRSEQ),
+        "fairseq": next(filter(None, package_versions(FAIRSEQ).values()), "unknown"),
     }
     return "|".join(f"{key}:{value}" for key, value in parts.items())
 

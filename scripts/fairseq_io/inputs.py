@@ -65,8 +65,10 @@ def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     if not arguments.model.is_file():
         raise UserError(f"no model {arguments.model}; expected what scripts.train or scripts.average wrote")
     check_path(arguments.model)
-    chosen: dict[str, Any] = read_json(arguments.tuned)["chosen"] if arguments.tuned else {}
-    return chosen
+    tuned = read_json(arguments.tuned) if arguments.tuned else {"chosen": {}}
+    if "chosen" not in tuned:
+        raise UserError(f"--tuned {arguments.tuned} does not say what was `chosen`; give the tune.json of scripts.tune")
+    return dict(tuned["chosen"])
 
 
 def add_prepared(parser: argparse.ArgumentParser) -> None:

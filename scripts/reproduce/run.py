@@ -5,7 +5,6 @@ work/<dataset>/<model>/seed<N>/{checkpoints,averaged or tuned,hypotheses,scores}
 work/<dataset>/<model>/{selection,speed}, record.json
 """
 
-import functools
 import shlex
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from scripts.common.terminal import aligned
 from scripts.fairseq_io.commands import evaluate_command, generate_command, generation_settings, shell, train_command
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.pipeline.config import Config, load_config
-from scripts.pipeline.pipeline import Pipeline, Stage, digest_data, fingerprint, fingerprint_files, read_stamp
+from scripts.pipeline.pipeline import Pipeline, Stage, digest_data, fingerprint, read_stamp
 from scripts.scoring.selection import numbers, summarise
 
 SEED_STAGES = ("train", "tune", "average", "generate", "score")  # done for each seed
@@ -219,11 +218,7 @@ def build_run(
             f"{config.path}: a model cannot be called {config.name}, the data lie in that folder; rename the file"
         )
 
-    @functools.cache
-    def given() -> str | None:
-        return fingerprint_files(raw, dataset.files) if raw else None
-
-    stages = data_stages(dataset, root, raw=raw, given=given)
+    stages = data_stages(dataset, root, raw=raw)
     if not untrained:
         for seed in config.seeds:
             stages += _seed_stages(config, seed, root, seed_root(model, seed), launch or Launch())

@@ -118,20 +118,22 @@ class Measured:
             texts = [row.name + (f" [{notes.index(row.note) + 1}]" if row.note else "")]
             for cell in cells:
                 digits, (done, wanted) = cell.column.digits, cell.seeds
-                ours = cell.state if cell.run and not cell.ours else _text(cell.ours, max(digits, min(digits + 1, 2)))
+                unit, more = "M" if cell.column.value == "parameters" else "", max(digits, min(digits + 1, 2))
+                ours = cell.state if cell.run and not cell.ours else _text(cell.ours, more, unit)
                 if cell.ours and cell.column.value.startswith("summary.") and done < wanted:
                     ours += f" ({done} of {wanted} seeds)"
-                texts += [_text(cell.published, digits), ours]
+                texts += [_text(cell.published, digits, unit), ours]
                 if cell.column.value == RATIOS_OF:
                     texts += [EMPTY if ratio is None else f"{ratio:.2f}" for ratio in cell.ratio]
             lines.append(texts)
         return lines
 
     def remarks(self, options: str) -> list[str]:
-        """The rows' notes, the model that speeds are compared with, how much has been run, the commands of what is
-        missing, with ``options`` beside the configuration, and the signatures of what is there.
+        """The notes of table and rows, the model that speeds are compared with, how much has been run, the commands of
+        what is missing, with ``options`` beside the configuration, and the signatures of what is there.
         """
-        found = [f"[{number}] {note}" for number, note in enumerate(self._notes(), 1)]
+        found = [self.table.note] if self.table.note else []
+        found += [f"[{number}] {note}" for number, note in enumerate(self._notes(), 1)]
         if self.baseline and any(column.value == RATIOS_OF for column in self.table.columns):
             of, how = f"Ratios are to the speed of {self.baseline}", "in the same run, on the same machine"
             found.append(f"{of}; ours to its speed {how}.")
@@ -173,7 +175,7 @@ class Measured:
         return out.getvalue()
 
 
-def _text(figure: Figure | None, digits: int) -> str:
+def _text(figure: Figure | None, digits: int, unit: str) -> str:
     if figure is None or figure.value is None:
         return EMPTY if figure is None else str(figure.word)
-    return f"{figure.value:.{digits}f}" + ("" if figure.std is None else f" ± {figure.std:.{digits}f}")
+    return f"{figure.value:.{digits}f}{unit}" + ("" if figure.std is None else f" ± {figure.std:.{digits}f}")

@@ -53,6 +53,7 @@ class Table:
     title: str
     columns: list[Column]
     rows: list[Row]
+    note: str | None = None
 
     def config(self, row: Row, column: Column) -> Path | None:
         """The configuration whose run gives the figure of a cell; None if it is of the literature, or empty."""
@@ -80,7 +81,7 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
     tables = {}
     for number, content in read_yaml(path).items():
         place = f"{path}: table {number}"
-        require_known(place, content, ("title", "columns", "rows"))
+        require_known(place, content, ("title", "note", "columns", "rows"))
         columns, rows = list[Column](), []
         for key, given in content["columns"].items():
             columns.append(build(Column, given, file=f"{place}, column {key}", given={"key": key}))
@@ -90,7 +91,7 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
             require_known(f"{place}, row {given.get('name')}", given, ("name", "config", "note", *content["columns"]))
             figures = {key: _figure(given[key]) for key in content["columns"] if key in given}
             rows.append(Row(given["name"], figures, given.get("config"), given.get("note")))
-        tables[number] = Table(number, content["title"], columns, rows)
+        tables[number] = Table(number, content["title"], columns, rows, content.get("note"))
     return tables
 
 

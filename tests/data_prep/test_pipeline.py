@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import pytest
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from data_prep.archives import named_members
-from data_prep.dataset import Dataset, load_dataset
+from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.lines import line_steps
 from scripts.common.errors import UserError
 from tests.data_prep import corpora
@@ -214,6 +215,10 @@ def test_lines_that_a_model_is_asked_become_those_of_its_test_set(made, name: st
         apply = line_steps(dataset, language, codes)
         raw, ready = lines_of(folder / "raw" / f"test.{language}"), lines_of(folder / f"test.{language}")
         assert [apply(line) for line in raw] == ready != raw
+    if dataset.units == "subword_nmt" and (folder / "codes").exists():  # merges that the YAML names
+        named = Step(name="apply_bpe", parameters={"codes": str(folder / "codes")})
+        given = replace(dataset, steps=tuple(named if step.name == "bpe" else step for step in dataset.steps))
+        assert [line_steps(given, language, None)(line) for line in raw] == ready
     with pytest.raises(UserError, match="no language 'fi'; expected"):
         line_steps(dataset, "fi", folder / "codes")
     with pytest.raises(UserError, match="cannot be read"):

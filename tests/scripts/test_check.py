@@ -36,7 +36,7 @@ train:
   no-epoch-checkpoints: true
   required-batch-size-multiple: 1
 average: {by: update, last: 3}
-generate: {beam: 4, max-tokens: 3000}
+generate: {beam: 4, max-tokens: 3000, post-process: subword_nmt}
 tune: {last: [1, 3], lenpen: [0.5, 1.0], max-len-b: [10, 20]}
 speed: {beam: 4, batch-size: 8, subset: test, runs: 1}
 """
@@ -106,6 +106,8 @@ MISTAKES = {
     "generate: {beam: 0}": "`generate.beam` is 0, expected a number from 1 on",
     "generate: {beam: true}": "`generate.beam` is true, which fairseq-generate refuses: argument --beam: exp",
     "generate: {sampling-topk: 5}": "the search of the section `generate`: --sampling-topk requires --sampling",
+    "generate: {post-process: sentencepiece}": "is sentencepiece, and debian_en_de is cut into units of subword_nmt",
+    "generate: {post-process: null}": "join to words; set generate.post-process: subword_nmt",
     "tune: {max-len-b: [10, -3]}": "`tune.max-len-b` is -3, expected a number from 0 on",
     "tune: {beem: [5]}": "`tune.beem` is 5, which fairseq-generate refuses: unrecognized arguments: --beem=5",
     "train: {arch: nonsense}": "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
@@ -143,6 +145,10 @@ def test_a_model_that_reads_words_is_built(tmp_path, data):
     assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}", data) == ""
     with pytest.raises(UserError, match="does not divide"):
         said(tmp_path, f"train: {{encoder-embed-path: {vectors}, encoder-conv-heads: 5}}", data)
+
+
+def test_units_are_joined_by_whichever_name(tmp_path):
+    assert said(tmp_path, "generate: {post-process: null, remove-bpe: true}") == ""
 
 
 def test_generation_reads_lines_as_long_as_training_does(tmp_path):

@@ -76,7 +76,11 @@ def test_a_section_that_fails_leaves_the_others_and_is_run_again(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [([], "torch sees no CUDA device; --device cpu rehearses"), (["--device=cpu", "--x"], "--x is no option")],
+    [
+        ([], "torch sees no CUDA device; --device cpu rehearses"),
+        (["--device=cpu", "--x"], "--x is no option"),
+        (["--device=cpu", "--only=info,test"], "error: --only test: the sections are info tests memcheck"),
+    ],
 )
 def test_refusals(run, options, said):
     done, page = run(*options)

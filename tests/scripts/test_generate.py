@@ -1,3 +1,4 @@
+import argparse
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.fairseq_io import commands
+from scripts.common.files import write_json
+from scripts.fairseq_io import commands, inputs
 from scripts.fairseq_io.commands import generate_command
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text, prepared_lines
@@ -19,6 +21,15 @@ ENDING = [
     "x | Translated 3 sentences (1,024 tokens) in 2.5s (1.20 sentences/s, 409.60 tokens/s)",
     "Generate test with beam=5: BLEU4 = 12.34, 50.0/20.0/10.0/5.0 (BP=1.000)",
 ]
+
+
+def test_a_file_that_tuning_did_not_write_is_named(tmp_path):
+    for name in ("dict.de.txt", "test.de.idx", "model.pt"):
+        (tmp_path / name).touch()
+    write_json(tmp_path / "manifest.json", {"files": {}})
+    given = argparse.Namespace(data=tmp_path, model=tmp_path / "model.pt", tuned=tmp_path / "manifest.json")
+    with pytest.raises(UserError, match=r"--tuned .*manifest\.json does not say what was `chosen`; give the tune"):
+        inputs.chosen_settings(given)
 
 
 def printed(number: int, texts: tuple[str, str, str]) -> list[str]:

@@ -14,8 +14,10 @@ from data_prep.text.clean import count_words, pair_filter
 from scripts import own_text
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
+from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices
-from scripts.pipeline.config import load_config
+from scripts.fairseq_io.models import load_plugin, training_arguments
+from scripts.pipeline.config import flags, load_config
 
 ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 WORDS = {
@@ -164,3 +166,16 @@ def test_a_machine_with_gpus_trains_the_papers_model(checkout, call, monkeypatch
     config = load_config(call(*corpus(checkout, "ja"), source="ja"))
     assert config.train["arch"] == "pla_dynamicconv_iwslt_de_en"
     assert config.train["share-all-embeddings"]
+
+
+@pytest.mark.parametrize("pairs", [20_000, 500_000, 2_000_000, 20_000_000])
+def test_a_training_on_gpus_keeps_the_checkpoints_that_are_averaged(pairs, checkout):
+    """Of batches that are full to two thirds."""
+    german, english = (own_text.Side(checkout, name, lines=pairs, words=[20] * 100) for name in ("de", "en"))
+    path = checkout / "configs" / "mine" / "dynamicconv.yaml"
+    path.parent.mkdir()
+    path.write_text(own_text.config_text("mine", (german, english), gpu=True))
+    config = load_config(path)
+    load_plugin()
+    args = training_arguments(flags(config.train))
+    assert check_checkpoints(config, args, lambda epoch: int(pairs * 20 * 1.4 * 1.5 / 4000)) is None

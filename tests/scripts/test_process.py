@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,17 @@ def test_code_that_has_changed_is_told_from_results(monkeypatch, tmp_path):
     assert (git_state() or {})["changed"] is False
     (tmp_path / "configs" / "toy.yaml").touch()
     assert (git_state() or {})["changed"] is True
+
+
+def test_fairseq_may_have_come_under_another_name(monkeypatch):
+    def installed(name: str) -> str:
+        if name in ("ve-fairseq", "fairseq-fixed"):
+            raise PackageNotFoundError(name)
+        return f"{name} 1"
+
+    monkeypatch.setattr(provenance, "version", installed)
+    assert "|fairseq:fairseq 1" in provenance.signature("m", "d", {})
+    assert [name for name in provenance.versions() if "fairseq" in name] == ["fairseq"]
 
 
 def test_a_process_that_is_asked_and_ends_without_a_word():

@@ -92,7 +92,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="not a run record"):
         run(monkeypatch, path)
     with pytest.raises(UserError, match="no Table 8"):
-        run(monkeypatch, 8)
+        run(monkeypatch, 7, 8)
     with pytest.raises(UserError, match="--out goes with"):
         run(monkeypatch, path, "--out", tmp_path)
 
@@ -124,6 +124,7 @@ def test_nothing_run_is_said_with_the_command_of_each_run_and_the_paper_is_drawn
     assert f"0 of the {len(trained)} figures that are trained here are measured" in text
     assert text.count("not run") == len(trained) > 0
     assert all(row.name in text for row in table.rows)
+    assert ("on an NVIDIA P100" in text) == (number in (3, 7))  # whose speeds are the paper's own
     for row, column in trained:
         path = f"configs/{column.dataset}/{row.config}.yaml"
         assert f"python -m scripts.reproduce {path} --work {tmp_path}\n" in text + "\n"
@@ -154,13 +155,13 @@ def test_our_figures_stand_beside_the_papers(tmp_path):
     ablation(tmp_path)
     text = paper_table(TABLES[3], tmp_path, None)
     baseline = " ".join(row_of(text, "Self-attention baseline (k=inf").split())
-    assert baseline.endswith("210 209.9 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 1.00")
+    assert baseline.endswith("210M 209.9M 26.9 ± 0.1 26.50 ± 0.50 52.1 ± 0.1 100.00 ± 0.40 1.00 1.00")
     assert row_of(text, "+ Dynamic weights").endswith("123.00 ± 0.40          1.20  1.23")
     shared = row_of(text, "+ Softmax-normalized")
     assert "26.25 (1 of 3 seeds)" in shared
     assert "not yet" in shared
     nosoftmax = " ".join(row_of(text, "DynamicConv (H=16) w/o softmax").split())
-    assert nosoftmax.endswith("200 diverges diverges diverges (1 of 3 seeds) - - - -")
+    assert nosoftmax.endswith("200M diverges diverges diverges (1 of 3 seeds) - - - -")
     assert "Ratios are to the speed of transformer" in text
     wanted = [line for line in text.splitlines() if line.startswith("python -m scripts.reproduce")]
     assert f"python -m scripts.reproduce configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
@@ -184,7 +185,7 @@ def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_dig
         tmp_path, record("dynamicconv", "gbw", metric="perplexity", valid=scores, test=scores, parameters=339_100_000)
     )
     line = row_of(paper_table(TABLES[4], tmp_path, None), "DynamicConv")
-    assert line.split() == ["DynamicConv", "339", "339.1", "26.60", "26.60", "26.67", "26.60"]
+    assert line.split() == ["DynamicConv", "339M", "339.1M", "26.60", "26.60", "26.67", "26.60"]
 
 
 def test_the_csv_has_every_figure_once(tmp_path):
@@ -204,9 +205,9 @@ def test_the_csv_has_every_figure_once(tmp_path):
 
 def test_the_folder_has_the_page_the_figures_and_the_picture(tmp_path, monkeypatch):
     ablation(tmp_path / "work")
-    run(monkeypatch, 3, "--work", tmp_path / "work", "--out", tmp_path / "out")
+    run(monkeypatch, 3, 6, "--work", tmp_path / "work", "--out", tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
-    assert names == [f"table3.{suffix}" for suffix in ("csv", "md", "png")]
+    assert names == [f"table{number}.{suffix}" for number in (3, 6) for suffix in ("csv", "md", "png")]
     page = (tmp_path / "out" / "table3.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(TABLES[3].rows)

@@ -284,6 +284,7 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
         ("cnn_dm", ["bpe"], "a b", "subword_nmt"),
         ("text", ["sentencepiece"], "a ¶ b", "sentencepiece"),
         ("text", ["tokenise"], "a ¶ b", None),
+        ("text", ["apply_bpe"], "a ¶ b", "subword_nmt"),
     ],
 )
 def test_the_mark_between_sentences_goes_where_the_dataset_put_it(
@@ -309,7 +310,7 @@ def test_the_mark_between_sentences_goes_where_the_dataset_put_it(
     monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
     monkeypatch.setattr(translate, "line_steps", lambda *given: str)
     monkeypatch.setattr(translate, "Translator", Model)
-    if joined:  # whole words need no codes
+    if joined and steps != ["apply_bpe"]:  # whole words need no codes, and that step names its own
         (tmp_path / "codes").touch()
     trained = Trained(tmp_path / "model.pt", tmp_path, "d", tmp_path, {}, {})
     out = io.BytesIO()
@@ -330,7 +331,7 @@ def test_characters_that_mean_something_to_us_come_back(names, tmp_path, capsys)
     marks = [*MARKS.split("|"), "|", "a|b"]
     steps = tuple(Step(name=name, parameters=UNITS[name]) for name in names.split())
     dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target="de", steps=steps)
-    joined, codes = translate.post_process(dataset), tmp_path / "codes"
+    joined, codes = dataset.units, tmp_path / "codes"
     if joined == "sentencepiece":
         text = ["the cat sat on a mat", "hello a b c world", *marks] * 5
         codes.write_bytes(sentencepiece.learn(iter(text), units=40))
