@@ -66,6 +66,7 @@ def run(case: str, cache: str, sources: str | None) -> None:
 def serve() -> None:
     """Take jobs, the arguments of `run`, one a line; print the exit status and the error output of each."""
     os.environ.pop("LD_PRELOAD", None)  # the compiler does not want it
+    torch.use_deterministic_algorithms(False)  # imports what takes two seconds, once for all jobs
     for line in sys.stdin:
         with tempfile.TemporaryFile() as errors:
             child = os.fork()

@@ -24,7 +24,7 @@ from tests.ops.cuda_cases import (
     sums,
     update,
 )
-from tests.ops.cuda_on_cpu import Machine
+from tests.ops.cuda_on_cpu import Machine, folder
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 EACH_GENERATION = (75, 80, 90, 100, 120)
@@ -76,14 +76,16 @@ TABLE: dict[str, tuple[Case, tuple[int, int], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize(("name", "capability"), [(name, c) for name, (*_, each) in TABLE.items() for c in each])
-def test_kernels(nvrtc, name, capability, tmp_path):
+def test_kernels(nvrtc, name, capability):
     """No register is spilled; a profiler shows the names that the launcher asks for."""
     run, counts, _ = TABLE[name]
-    machine = Machine(capability, cache=tmp_path)
-    machine.set_up(tmp_path, nvrtc, marker=str(tmp_path))
+    machine = Machine(capability)
+    machine.set_up(folder() / "nvrtc", nvrtc)
     before = len(machine.kernels())
+    machine.cuda_gather(True)
     run(machine)
-    images, names = [path.read_bytes()[16:] for path in tmp_path.iterdir()], machine.kernels()[before:]
+    images = [Path(line.split(" ", 4)[4]).read_bytes()[16:] for line in machine.cuda_gather(False).splitlines()]
+    names = machine.kernels()[before:]
     assert len(images) == len(names) == counts[capability >= 80]
     for image in images:
         found = code_of(image)
