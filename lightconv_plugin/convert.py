@@ -166,32 +166,31 @@ def layout_of(keys: Iterable[str]) -> str:
     return "names of fairseq 0.12.2 and earlier" if early else "names that all versions of fairseq share"
 
 
-def find_kind(model: argparse.Namespace, *, ours: bool = False) -> Kind:
-    """Return which model the settings are of; ``ours``: it may be this plugin's."""
+def find_kind(model: argparse.Namespace, *, ours: bool = False) -> tuple[str, Kind, bool]:
+    """Return the architecture that the settings name, its kind, and True for this plugin's, allowed with ``ours``."""
     name = str(getattr(model, "_name", None) or getattr(model, "arch", None))
     cls = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
     for kind in KINDS:
-        if cls is kind.ours and ours:
-            return kind
-        if cls is kind.ours:
+        if cls is kind.ours and not ours:
             raise ConversionError(f"its architecture is {name}, already one of this plugin's; use it as it is")
-        if cls is kind.theirs:
-            return kind
+        if cls in (kind.ours, kind.theirs):
+            return name, kind, cls is kind.ours
     raise ConversionError(
         f"its architecture is {name}, not a LightConv or DynamicConv model of fairseq; expected a checkpoint of "
         "lightconv or lightconv_lm (other models need no conversion: fairseq loads them by itself)"
     )
 
 
-def convert_options(kind: Kind, model: argparse.Namespace, parameters: Iterable[str]) -> dict[str, Any]:
+def convert_options(kind: Kind, name: str, model: argparse.Namespace, parameters: Iterable[str]) -> dict[str, Any]:
     """Our options, every one of them with its value, so that no default matters later.
 
     Args:
-        model: fairseq's settings, which its own architecture completes.
+        kind: the model that they are of.
+        name: fairseq's architecture.
+        model: fairseq's settings, which the architecture completes.
         parameters: names of the parameters under our names.
     """
     theirs = argparse.Namespace(**vars(model))
-    name = str(getattr(theirs, "_name", None) or theirs.arch)
     ARCH_CONFIG_REGISTRY[name](theirs)
     if getattr(theirs, "character_embeddings", False):
         raise ConversionError("it has --character-embeddings; expected one embedding a word, or adaptive input")
@@ -199,6 +198,14 @@ def convert_options(kind: Kind, model: argparse.Namespace, parameters: Iterable[
     options = {option: getattr(theirs, option, default) for option, default in known.items()}
     options |= _own_options(kind, theirs, set(parameters))
     return {option: options[option] for option in known}
+
+
+# options that some versions of fairseq do not write, or not as a float, and what they mean then
+_FLOATS = {
+    "dropout": 0.1,
+    **dict.fromkeys(("attention_dropout", "relu_dropout", "adaptive_softmax_dropout"), 0.0),
+    **dict.fromkeys(("adaptive_input_factor", "adaptive_softmax_factor"), 4.0),
+}
 
 
 def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -> dict[str, Any]:
@@ -212,12 +219,8 @@ def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -
         "share_decoder_input_output_embed": shares_output(theirs),
         "max_target_positions": _positions(theirs, "max_target_positions"),
         **{name: _numbers(theirs, name) for name in ("adaptive_softmax_cutoff", "adaptive_input_cutoff")},
-        **{name: float(getattr(theirs, name, 0.0) or 0.0) for name in ("relu_dropout", "adaptive_softmax_dropout")},
-        "dropout": float(getattr(theirs, "dropout", 0.1)),
-        "attention_dropout": float(getattr(theirs, "attention_dropout", 0.0)),
+        **{name: float(getattr(theirs, name, default) or 0.0) for name, default in _FLOATS.items()},
     }
-    for name in ("adaptive_input_factor", "adaptive_softmax_factor"):
-        own[name] = float(getattr(theirs, name, 4.0))
     for side in kind.sides:
         own |= {
             f"{side}_conv_type": getattr(theirs, f"{side}_conv_type", "dynamic"),
@@ -307,18 +310,18 @@ def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], Report
     cfg: Any = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     settings = cfg.get("model")
     model = settings if isinstance(settings, argparse.Namespace) else argparse.Namespace(**(settings or {}))
-    kind = find_kind(model, ours=ours)
-    name = getattr(model, "_name", None) or model.arch
-    if (ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)) is kind.ours:
+    name, kind, is_ours = find_kind(model, ours=ours)
+    if is_ours:
         parameters, layout = theirs, "names of this plugin"
         dropped: list[str] = []
         options = {option: value for option, value in vars(model).items() if option != "_name"}
     else:
-        name, layout = kind.name, layout_of(theirs)
+        layout = layout_of(theirs)
         shared = shares_output(model) and getattr(model, "adaptive_softmax_cutoff", None) is None
         parameters, dropped = convert_parameters(theirs, shared_output=shared, sides=kind.sides)
-        options = convert_options(kind, model, parameters)
+        options = convert_options(kind, name, model, parameters)
         check(kind, options, parameters)
+        name = kind.name
     cfg["model"] = {"_name": name, **options}
     result = {
         "args": None,

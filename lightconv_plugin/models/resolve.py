@@ -160,7 +160,7 @@ def resolve_side(args: Namespace, side: str) -> None:
     setattr(args, f"{side}_layers", len(sizes))
     kind = get("conv_type")
     convolves = kind in ("lightweight", "dynamic")
-    if convolves and get("conv_dim") % get("conv_heads"):
+    if convolves and not _divides(get("conv_heads"), get("conv_dim")):
         raise ValueError(
             f"{flag}-conv-heads {get('conv_heads')} does not divide {flag}-conv-dim {get('conv_dim')}; "
             f"choose a divisor (heads default to {flag}-attention-heads, the dimension to {flag}-embed-dim)"
@@ -170,11 +170,15 @@ def resolve_side(args: Namespace, side: str) -> None:
     if kind != "dynamic" and (get("query_dim") is not None or get("query_heads") > 1):
         option = "heads" if get("query_dim") is None else "dim"
         raise ValueError(f"{flag}-query-{option} is for {flag}-conv-type dynamic; got {kind}: leave it out")
-    if get("embed_dim") % get("attention_heads"):
+    if not _divides(get("attention_heads"), get("embed_dim")):
         raise ValueError(
             f"{flag}-attention-heads {get('attention_heads')} does not divide {flag}-embed-dim {get('embed_dim')}; "
             "choose a divisor"
         )
+
+
+def _divides(heads: int, width: int) -> bool:
+    return heads > 0 and width % heads == 0
 
 
 def _kernel_sizes(args: Namespace, side: str) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear, apply_linear_beside, is_plain
-from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_width
+from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_heads, check_width
 
 DROPCONNECT_PER = ("position", "kernel")
 
@@ -49,8 +49,7 @@ class TimeConv(StepByStep):
     ) -> None:
         super().__init__(causal=causal)
         check_width(kernel_size, causal=causal)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
+        check_heads(channels, heads)
         if not 0.0 <= dropconnect < 1.0:
             raise ValueError(f"DropConnect's probability is {dropconnect}; expected 0 <= p < 1")
         for name, value, choices in (
@@ -83,20 +82,20 @@ class TimeConv(StepByStep):
         if x.shape[-1] != features:
             raise ValueError(f"{type(self).__name__} was made for {features} channels of {name}; got {tuple(x.shape)}")
 
-    def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, **place: Any) -> Tensor:
+    def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, **options: Any) -> Tensor:
         """The newest positions (T, B, C), convolved with those before them.
 
         Args:
             x: (T, B, C).
             weight: logits (H, K), or (T, B, H, K) of these positions.
             incremental_state: where the inputs so far are kept.
-            place: options of whole sequences, which a step refuses.
+            options: those of whole sequences, which a step refuses.
 
         Raises:
             ValueError: no position, such options, or a module that also looks to the right.
         """
-        if place:
-            raise ValueError(f"a step with an incremental state takes none of: {', '.join(place)}")
+        if options:
+            raise ValueError(f"a step with an incremental state takes none of: {', '.join(options)}")
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
@@ -118,7 +117,10 @@ class TimeConv(StepByStep):
 
 
 class LightweightConv(TimeConv):
-    """LightConv (section 3): one kernel a head, the same at every position; H * K parameters."""
+    """LightConv (section 3): one kernel a head, the same at every position; H * K parameters.
+
+    Its arguments and errors are those of ``TimeConv``.
+    """
 
     def __init__(self, channels: int, kernel_size: int, **options) -> None:
         super().__init__(channels, kernel_size, **options)
@@ -133,15 +135,15 @@ class LightweightConv(TimeConv):
         """The kernels that x is convolved with, normalised: (H, K), whatever the query."""
         return ops.normalize_kernel(self.weight, self.normalization)
 
-    def forward(self, x: Tensor, incremental_state: IncrementalState | None = None, **place: Any) -> Any:
+    def forward(self, x: Tensor, incremental_state: IncrementalState | None = None, **options: Any) -> Any:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
-        ``place``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
+        ``options``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
         ``ops.light_conv`` takes them; none with a state.
         """
         self.check_features(x, self.channels)
         if incremental_state is not None:
-            return self.step(x, self.weight, incremental_state, **place)
+            return self.step(x, self.weight, incremental_state, **options)
         weight: Tensor = self.weight
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
         if dropconnect > 0.0 and self.dropconnect_per == "kernel":  # what is left is a kernel, for any backend
@@ -153,7 +155,7 @@ class LightweightConv(TimeConv):
             normalization=normalization,
             dropconnect=dropconnect,
             backend=self.backend,
-            **place,
+            **options,
         )
 
 
@@ -161,6 +163,7 @@ class DynamicConv(TimeConv):
     """DynamicConv (section 4): each position predicts its kernels; C * H * K parameters, no bias.
 
     Args:
+        channels, kernel_size, heads, causal, ...: as for ``TimeConv``.
         query_dim: Q, the width of what the kernels are predicted from; C, the convolved input itself, unless given.
         query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
             predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
@@ -188,11 +191,11 @@ class DynamicConv(TimeConv):
         x: Tensor,
         incremental_state: IncrementalState | None = None,
         query: Tensor | None = None,
-        **place: Any,
+        **options: Any,
     ) -> Any:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
-        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise. ``place``: batch_first,
+        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise. ``options``: batch_first,
         cu_seqlens, initial_state, return_state, bias, activation and residual, as ``ops.dynamic_conv`` takes them, none
         with a state; the query lies as x does.
         """
@@ -204,7 +207,7 @@ class DynamicConv(TimeConv):
         else:
             weight = self.predict(x if query is None else query)
         if incremental_state is not None:
-            return self.step(x, weight, incremental_state, **place)
+            return self.step(x, weight, incremental_state, **options)
         return ops.dynamic_conv(
             x,
             weight,
@@ -212,7 +215,7 @@ class DynamicConv(TimeConv):
             normalization=self.normalization,
             dropconnect=self.weight_dropout.probability,
             backend=self.backend,
-            **place,
+            **options,
         )
 
     def kernels(self, query: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear, linear
-from lightconv_plugin.modules.window import IncrementalState, InputWindow
+from lightconv_plugin.modules.window import IncrementalState, InputWindow, check_heads, check_width
 
 
 class SelfAttention(InputWindow):
@@ -21,10 +21,16 @@ class SelfAttention(InputWindow):
         window: K; None for all positions.
         causal: see nothing to the right.
         dropout: of the attention weights.
+
+    Raises:
+        ValueError: heads that do not divide the channels, or a window that is even and not causal, or of no positions.
     """
 
     def __init__(self, embed_dim: int, heads: int, *, window: int | None, causal: bool, dropout: float = 0.0) -> None:
         super().__init__(window, causal=causal)
+        check_heads(embed_dim, heads)
+        if window is not None:
+            check_width(window, causal=causal)
         self.heads = heads
         self.dropout = Dropout(dropout, self)
         # fairseq's start: that of one matrix with 3 * C outputs, as they were when the paper was written

@@ -27,6 +27,16 @@ def check_width(kernel_size: int, *, causal: bool) -> None:
         )
 
 
+def check_heads(channels: int, heads: int) -> None:
+    """Refuse heads that do not share the channels out evenly.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if heads < 1 or channels % heads:
+        raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
+
+
 class OwnEntry(nn.Module):
     """A module with an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state."""
 

@@ -12,7 +12,7 @@ from lightconv_plugin.ops.normalization import prepare_kernel
 from lightconv_plugin.ops.sequences import Place
 
 
-class Layout(TypedDict, total=False):
+class ConvOptions(TypedDict, total=False):
     """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
 
     normalization: str
@@ -28,11 +28,11 @@ class Layout(TypedDict, total=False):
 
 @overload
 def light_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[Layout]
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[ConvOptions]
 ) -> Tensor: ...
 @overload
 def light_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[Layout]
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[ConvOptions]
 ) -> tuple[Tensor, Tensor]: ...
 def light_conv(
     x: Tensor,
@@ -82,11 +82,11 @@ def light_conv(
 
 @overload
 def dynamic_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[Layout]
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[ConvOptions]
 ) -> Tensor: ...
 @overload
 def dynamic_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[Layout]
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[ConvOptions]
 ) -> tuple[Tensor, Tensor]: ...
 def dynamic_conv(
     x: Tensor,

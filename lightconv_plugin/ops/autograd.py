@@ -7,7 +7,7 @@ derivatives may be asked for, PyTorch does it.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +15,22 @@ from torch.autograd import Function, forward_ad
 
 from lightconv_plugin.ops.normalization import normalize_kernel
 
-# what a convolution takes beside its two tensors: padding_l, dropconnect, seed, and offsets of packed sentences
-Options = tuple[int, float, Tensor | None, Tensor | None]
 # which gradients are needed: those of x, of the state before it, of the kernels
 Need = tuple[bool, bool, bool]
 Gradients = tuple[Tensor, Tensor, Tensor]  # one that is not needed has no elements
 # of each argument the dimension over which vmap runs
 Dims = tuple[int | None, ...]
 Decision = TypeVar("Decision", bound=Callable[..., Any])
+
+
+class Options(NamedTuple):
+    """A convolution beside its tensors: the operator of the library, and what its derivatives take unchanged."""
+
+    name: str
+    padding_l: int
+    p: float  # of DropConnect
+    seed: Tensor | None
+    offsets: Tensor | None  # of packed sentences
 
 
 IN_GRAPH: list[Callable[..., Tensor]] = []
@@ -77,18 +85,12 @@ def conv(
     Weights of a wider type than x are rounded to it; their gradient is not. With offsets (N + 1,), int64, x (T, 1, C)
     holds packed sentences. A state is (K - 1, B, C), of N sentences (K - 1, N, C).
     """
-    if recorded(x, weight, state):
-        return apply(_Conv, name, x, state, weight, padding_l, softmax, p, seed, offsets)
-    return _run(name, x, state, weight, softmax, (padding_l, p, seed, offsets))
+    return _convolve(x, state, weight, softmax, Options(name, padding_l, p, seed, offsets))
 
 
 def recorded(*tensors: Tensor | None) -> bool:
     """Return True if derivatives of what is computed from these tensors may be asked for."""
     return (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)) or transformed()
-
-
-def _operator(name: str) -> Any:
-    return getattr(torch.ops.lightconv, name)
 
 
 def apply(function: type[Function], *args: Any) -> Any:
@@ -99,24 +101,28 @@ def apply(function: type[Function], *args: Any) -> Any:
     return plain.apply(*torch._functorch.utils.unwrap_dead_wrappers(args))
 
 
-def _run(name: str, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options) -> Tensor:
+def _operator(name: str) -> Any:
+    return getattr(torch.ops.lightconv, name)
+
+
+def _convolve(x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options) -> Tensor:
+    """See ``conv``."""
+    if recorded(x, weight, state):
+        return apply(_Conv, x, state, weight, softmax, *options)
+    return _run(x, state, weight, softmax, options)
+
+
+def _run(x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options) -> Tensor:
     """Call the operator."""
-    padding_l, p, seed, offsets = options
+    name, padding_l, p, seed, offsets = options
     return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed, offsets, state)
 
 
 def _run_backward(
-    name: str,
-    grad: Tensor,
-    x: Tensor,
-    state: Tensor | None,
-    weight: Tensor,
-    softmax: bool,
-    options: Options,
-    need: Need,
+    grad: Tensor, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options, need: Need
 ) -> Gradients:
     """Call the operator; the gradient of ``weight`` is of its type, rounded once."""
-    (padding_l, p, seed, offsets), (need_x, need_state, need_weight) = options, need
+    (name, padding_l, p, seed, offsets), (need_x, need_state, need_weight) = options, need
     given = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, need_x, need_weight
     if state is None:
         (of_x, of_weight), of_state = _operator(f"{name}_backward")(*given, offsets), x.new_empty(0)
@@ -125,23 +131,16 @@ def _run_backward(
     return of_x, of_state, of_weight.to(weight.dtype)
 
 
-def _conv_backward(
-    name: str,
-    grad: Tensor,
-    x: Tensor,
-    state: Tensor | None,
-    weight: Tensor,
-    softmax: bool,
-    options: Options,
-    need: Need,
+def _backward(
+    grad: Tensor, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options, need: Need
 ) -> Gradients:
     """The gradients of x, state and weight."""
     if not recorded(grad, x, state, weight):
-        return _run_backward(name, grad, x, state, weight, softmax, options, need)
+        return _run_backward(grad, x, state, weight, softmax, options, need)
     if not softmax:
-        return apply(_ConvGradients, name, grad, x, state, weight, *options, *need)
+        return apply(_ConvGradients, grad, x, state, weight, *options, *need)
     kernel = normalize_kernel(weight)
-    of_x, of_state, of_kernel = _conv_backward(name, grad, x, state, kernel, False, options, need)
+    of_x, of_state, of_kernel = _backward(grad, x, state, kernel, False, options, need)
     return of_x, of_state, _through_softmax(kernel, of_kernel).to(weight.dtype) if need[2] else of_kernel
 
 
@@ -161,138 +160,129 @@ def _whole(change: Tensor | None, of: Tensor | None) -> Any:
     return torch.zeros_like(of) if change is None and of is not None else change
 
 
+def _keep(ctx: Any, tensors: tuple[Tensor | None, ...], options: Options) -> None:
+    """Keep the inputs of a function for its derivatives."""
+    ctx.name, ctx.padding_l, ctx.p, *more = options
+    ctx.save_for_backward(*tensors, *more)
+    ctx.save_for_forward(*tensors, *more)
+    ctx.set_materialize_grads(False)
+
+
+def _kept(ctx: Any) -> tuple[Any, ...]:
+    """The tensors that ``_keep`` was given, and the options."""
+    *tensors, seed, offsets = ctx.saved_tensors
+    return *tensors, Options(ctx.name, ctx.padding_l, ctx.p, seed, offsets)
+
+
 class _Conv(Function):
     """Keeps the operators' inputs alone: what backward needs of the kernels is computed again there."""
 
     @staticmethod
-    def forward(name: str, x: Tensor, state: Tensor | None, weight: Tensor, *options: Any) -> Tensor:
-        padding_l, softmax, *rest = options
-        return _run(name, x, state, weight, softmax, (padding_l, *rest))
+    def forward(x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, *options: Any) -> Tensor:
+        return _run(x, state, weight, softmax, Options(*options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.name, x, state, weight, ctx.padding_l, ctx.softmax, ctx.p, seed, offsets = inputs
-        ctx.save_for_backward(x, state, weight, seed, offsets)
-        ctx.save_for_forward(x, state, weight, seed, offsets)
-        ctx.set_materialize_grads(False)
+        *tensors, ctx.softmax = inputs[:4]
+        _keep(ctx, (*tensors,), Options(*inputs[4:]))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        grads: tuple[Tensor | None, ...] = (None, None, None)
-        need = ctx.needs_input_grad[1:4]
-        if grad is not None:
-            x, state, weight, *rest = ctx.saved_tensors
-            grads = _conv_backward(ctx.name, grad, x, state, weight, ctx.softmax, (ctx.padding_l, ctx.p, *rest), need)
-        return None, *(to if needed else None for to, needed in zip(grads, need, strict=True)), *(None,) * 5
+        if grad is None:
+            return (None,) * 9
+        x, state, weight, options = _kept(ctx)
+        need = ctx.needs_input_grad[:3]
+        grads = _backward(grad, x, state, weight, ctx.softmax, options, need)
+        return *(to if needed else None for to, needed in zip(grads, need, strict=True)), *(None,) * 6
 
     @staticmethod
-    def jvp(
-        ctx: Any, _name: None, dx: Tensor | None, dstate: Tensor | None, dweight: Tensor | None, *_: None
-    ) -> Tensor | None:
-        x, state, weight, *rest = ctx.saved_tensors
+    def jvp(ctx: Any, dx: Tensor | None, dstate: Tensor | None, dweight: Tensor | None, *_: None) -> Tensor | None:
+        x, state, weight, options = _kept(ctx)
         by_x = by_weight = None
         if dx is not None or dstate is not None:
-            dx, dstate = _whole(dx, x), _whole(dstate, state)
-            by_x = conv(ctx.name, dx, weight, ctx.padding_l, ctx.softmax, ctx.p, *rest, dstate)
+            by_x = _convolve(_whole(dx, x), _whole(dstate, state), weight, ctx.softmax, options)
         if dweight is not None:
             if ctx.softmax:
                 dweight = _through_softmax(normalize_kernel(weight), dweight)
-            by_weight = conv(ctx.name, x, dweight, ctx.padding_l, False, ctx.p, *rest, state)
+            by_weight = _convolve(x, state, dweight, False, options)
         return _sum(by_x, by_weight)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Dims, name: str, x: Tensor, state: Tensor | None, weight: Tensor, *options: Any
+        info: Any, in_dims: Dims, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, *given: Any
     ) -> tuple[Tensor, int]:
-        size, (padding_l, softmax, p, seed, offsets) = info.batch_size, options
-        if seed is not None:
-            each = examples(size, (x, state, weight, seed), (*in_dims[1:4], in_dims[7]))
-            return torch.stack([conv(name, a, c, padding_l, softmax, p, d, offsets, b) for a, b, c, d in each]), 0
-        x, state, weight = _fold(size, (x, state, weight), in_dims[1:4])
-        return conv(name, x, weight, *options, state).unflatten(-1, (size, -1)), 2
+        size, options = info.batch_size, Options(*given)
+        if options.seed is not None:
+            each = examples(size, (x, state, weight, options.seed), (*in_dims[:3], in_dims[7]))
+            return torch.stack([_convolve(a, b, c, softmax, options._replace(seed=d)) for a, b, c, d in each]), 0
+        x, state, weight = _fold(size, (x, state, weight), in_dims[:3])
+        return _convolve(x, state, weight, softmax, options).unflatten(-1, (size, -1)), 2
 
 
 class _ConvGradients(Function):
     """Gradients of <grad, C(x, kernel)>; those that are not needed have no elements."""
 
     @staticmethod
-    def forward(name: str, grad: Tensor, x: Tensor, state: Tensor | None, kernel: Tensor, *options: Any) -> Gradients:
-        padding_l, p, seed, offsets, *need = options
-        return _run_backward(name, grad, x, state, kernel, False, (padding_l, p, seed, offsets), (*need,))
+    def forward(grad: Tensor, x: Tensor, state: Tensor | None, kernel: Tensor, *given: Any) -> Gradients:
+        return _run_backward(grad, x, state, kernel, False, Options(*given[:5]), given[5:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
-        ctx.name, grad, x, state, kernel, ctx.padding_l, ctx.p, seed, offsets, *ctx.need = inputs
-        ctx.save_for_backward(grad, x, state, kernel, seed, offsets)
-        ctx.save_for_forward(grad, x, state, kernel, seed, offsets)
-        ctx.set_materialize_grads(False)
+        ctx.need = inputs[9:]
+        _keep(ctx, inputs[:4], Options(*inputs[4:9]))
 
     @staticmethod
     def backward(ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
         """From L(g, x, k) = <g, C(x, k)>: <a, dL/dx> + <b, dL/dk> = L(g, a, k) + L(g, x, b)."""
-        grad, x, state, kernel, *rest = ctx.saved_tensors
-        options = (ctx.padding_l, ctx.p, *rest)
-        need_grad, need_x, need_state, need_kernel = ctx.needs_input_grad[1:5]
+        grad, x, state, kernel, options = _kept(ctx)
+        need_grad, need_x, need_state, need_kernel = ctx.needs_input_grad[:4]
         of_x, of_state, of_kernel = (of if need else None for of, need in zip(changes, ctx.need, strict=True))
         to_grad = to_x = to_state = to_kernel = None
         if of_x is not None or of_state is not None:
             of_x, of_state = _whole(of_x, x), _whole(of_state, state)
             if need_grad:
-                to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, *rest, of_state)
+                to_grad = _convolve(of_x, of_state, kernel, False, options)
             if need_kernel:
-                only = False, False, True
-                to_kernel = _conv_backward(ctx.name, grad, of_x, of_state, kernel, False, options, only)[2]
+                to_kernel = _backward(grad, of_x, of_state, kernel, False, options, (False, False, True))[2]
         if of_kernel is not None:
             if need_grad:
-                to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, *rest, state))
+                to_grad = _sum(to_grad, _convolve(x, state, of_kernel, False, options))
             if need_x or need_state:
                 need = need_x, need_state, False
-                found = _conv_backward(ctx.name, grad, x, state, of_kernel, False, options, need)
+                found = _backward(grad, x, state, of_kernel, False, options, need)
                 to_x, to_state = (to if needed else None for to, needed in zip(found[:2], need[:2], strict=True))
-        return None, to_grad, to_x, to_state, to_kernel, *(None,) * 7
+        return to_grad, to_x, to_state, to_kernel, *(None,) * 8
 
     @staticmethod
     def jvp(
-        ctx: Any,
-        _name: None,
-        dgrad: Tensor | None,
-        dx: Tensor | None,
-        dstate: Tensor | None,
-        dkernel: Tensor | None,
-        *_: None,
+        ctx: Any, dgrad: Tensor | None, dx: Tensor | None, dstate: Tensor | None, dkernel: Tensor | None, *_: None
     ) -> Gradients:
-        grad, x, state, kernel, *rest = ctx.saved_tensors
-        options, (need_x, need_state, need_kernel) = (ctx.padding_l, ctx.p, *rest), ctx.need
+        grad, x, state, kernel, options = _kept(ctx)
+        need_x, need_state, need_kernel = ctx.need
         to_x, to_state, to_kernel = (
             torch.zeros_like(t) if need else x.new_empty(0)
             for t, need in zip((x, state, kernel), ctx.need, strict=True)
         )
         if dgrad is not None:
-            to_x, to_state, to_kernel = _conv_backward(ctx.name, dgrad, x, state, kernel, False, options, ctx.need)
+            to_x, to_state, to_kernel = _backward(dgrad, x, state, kernel, False, options, ctx.need)
         if dkernel is not None and (need_x or need_state):
-            need = need_x, need_state, False
-            more = _conv_backward(ctx.name, grad, x, state, dkernel, False, options, need)
+            more = _backward(grad, x, state, dkernel, False, options, (need_x, need_state, False))
             to_x, to_state = to_x + more[0], to_state + more[1]
         if (dx is not None or dstate is not None) and need_kernel:
-            dx, dstate, only = _whole(dx, x), _whole(dstate, state), (False, False, True)
-            to_kernel = to_kernel + _conv_backward(ctx.name, grad, dx, dstate, kernel, False, options, only)[2]
+            dx, dstate = _whole(dx, x), _whole(dstate, state)
+            to_kernel = to_kernel + _backward(grad, dx, dstate, kernel, False, options, (False, False, True))[2]
         return to_x, to_state, to_kernel
 
     @staticmethod
-    def vmap(info: Any, in_dims: Dims, name: str, *given: Any) -> tuple[Gradients, Dims]:
-        size, tensors, (padding_l, p, seed, offsets, *each_need) = info.batch_size, given[:4], given[4:]
-        need: Any = (*each_need,)
-        if seed is not None:
-            each = examples(size, (*tensors, seed), (*in_dims[1:5], in_dims[7]))
-            found = [
-                _conv_backward(name, a, b, c, d, False, (padding_l, p, e, offsets), need) for a, b, c, d, e in each
-            ]
+    def vmap(info: Any, in_dims: Dims, *given: Any) -> tuple[Gradients, Dims]:
+        size, tensors, options, need = info.batch_size, given[:4], Options(*given[4:9]), given[9:]
+        if options.seed is not None:
+            each = examples(size, (*tensors, options.seed), (*in_dims[:4], in_dims[7]))
+            found = [_backward(a, b, c, d, False, options._replace(seed=e), need) for a, b, c, d, e in each]
             stacked: Any = tuple(torch.stack(ts) for ts in zip(*found, strict=True))
             return stacked, (0, 0, 0)
-        grad, x, state, kernel = _fold(size, tensors, in_dims[1:5])
-        of_x, of_state, of_kernel = _conv_backward(
-            name, grad, x, state, kernel, False, (padding_l, p, seed, offsets), need
-        )
+        grad, x, state, kernel = _fold(size, tensors, in_dims[:4])
+        of_x, of_state, of_kernel = _backward(grad, x, state, kernel, False, options, need)
         of_x = of_x.unflatten(-1, (size, -1)) if need[0] else of_x
         of_state = of_state.unflatten(-1, (size, -1)) if need[1] else of_state
         of_kernel = of_kernel.unflatten(-2, (size, -1)).movedim(-3, 0) if need[2] else of_kernel

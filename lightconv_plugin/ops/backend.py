@@ -99,12 +99,13 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
     """
     if torch.compiler.is_compiling():
         import lightconv_plugin.ops.compiling  # noqa: F401  every operator comes by here first
-    name = os.environ.get(VARIABLE, "auto") if backend == "auto" else backend
+    name = backend if backend != "auto" else os.environ.get(VARIABLE) or "auto"
     if name == "reference":
         _announce(operator, name)
         return name
     if name not in CHOICES:
-        raise ValueError(f"backend {name!r} is not available; expected one of: {', '.join(CHOICES)}")
+        given = "backend" if name == backend else f"${VARIABLE}: backend"
+        raise ValueError(f"{given} {name!r} is not available; expected one of: {', '.join(CHOICES)}")
     refused = unsupported_reason(operator, x, *others)
     if refused is None:
         _announce(operator, "native")
@@ -171,21 +172,21 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
     refused = _reason_of_kind(operator, device.type, dtype)
     if refused is not None:
         return refused
-    takes = OPERATORS[operator]
-    if takes.transforms:
+    about = OPERATORS[operator]
+    if about.transforms:
         if autograd.beyond_functions():
             return _BEYOND
     elif autograd.transformed():
         return _TRANSFORMED
-    if takes.few_rows and not (
+    if about.few_rows and not (
         0 < x.numel() <= FEW_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled(device.type)
     ):
         return _PRODUCT
-    if takes.fuses and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
+    if about.fuses and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
         return _FUSED
-    if takes.bf16 and not (
+    if about.bf16 and not (
         not torch.compiler.is_compiling()  # asked first: its front cannot read PyTorch's switch
         and (products_in_bf16 or MATMUL.fp32_precision == "bf16")
         and torch.ops.lightconv.cpu_bf16_units(-1) > 0
@@ -194,7 +195,7 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
     ):
         return _FLOAT32
     if (
-        takes.gradient is None
+        about.gradient is None
         and torch.is_grad_enabled()
         and any(t is not None and t.requires_grad for t in (x, *others))
     ):
@@ -203,14 +204,14 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         if t is None:
             continue
         if t.device != device:
-            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", takes.replaces)
-        if t.dtype != dtype and not takes.casts:
-            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", takes.replaces)
-        if takes.contiguous and not t.is_contiguous():
-            return UnsupportedReason("its tensors must be contiguous", takes.replaces)
-        if takes.widest is not None and device.type == "cuda" and t.shape[-1] > takes.widest:
+            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", about.replaces)
+        if t.dtype != dtype and not about.casts:
+            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", about.replaces)
+        if about.contiguous and not t.is_contiguous():
+            return UnsupportedReason("its tensors must be contiguous", about.replaces)
+        if about.widest is not None and device.type == "cuda" and t.shape[-1] > about.widest:
             return UnsupportedReason(
-                f"on a GPU {operator} takes rows of at most {takes.widest} weights; got {t.shape[-1]}", takes.replaces
+                f"on a GPU {operator} takes rows of at most {about.widest} weights; got {t.shape[-1]}", about.replaces
             )
     return None
 
@@ -232,19 +233,19 @@ def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Unsupport
 
 @functools.cache
 def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
-    takes = OPERATORS[operator]
+    about = OPERATORS[operator]
     missing = library.load()
     if missing is not None:
-        return UnsupportedReason(missing, takes.replaces)
+        return UnsupportedReason(missing, about.replaces)
     if device not in TYPES:
-        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", takes.replaces)
+        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", about.replaces)
     machine = {"cpu": "CPU", "cuda": "GPU"}[device]
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)
-    types = takes.types or TYPES[device]
+    types = about.types or TYPES[device]
     if dtype not in types:
         names = [str(t).removeprefix("torch.") for t in types]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        return UnsupportedReason(f"on a {machine} it takes {listed}; got {dtype}", takes.replaces)
+        return UnsupportedReason(f"on a {machine} it takes {listed}; got {dtype}", about.replaces)
     unusable = library.cuda_unusable() if device == "cuda" else None
-    return None if unusable is None else UnsupportedReason(unusable, takes.replaces)
+    return None if unusable is None else UnsupportedReason(unusable, about.replaces)

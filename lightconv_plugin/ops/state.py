@@ -39,13 +39,13 @@ def conv_step(
 
     Raises:
         ValueError: shapes that do not fit, or an unknown normalisation or backend.
+        TypeError: what should be a tensor is none.
     """
-    if weight.ndim not in (2, 4):
-        raise ValueError(f"conv_step: expected weight (H, K) or (T, B, H, K); got {tuple(weight.shape)}")
-    check_operands("conv_step", x, weight, weight.ndim, "(H, K) or (T, B, H, K)")
+    dynamic = getattr(weight, "ndim", 2) == 4
+    check_operands("conv_step", x, weight, 4 if dynamic else 2, "(H, K) or (T, B, H, K)")
     if x.shape[0] < 1:
         raise ValueError(f"conv_step: a position is expected, x (T, B, C); got {tuple(x.shape)}")
-    if weight.ndim == 4 and weight.shape[:2] != x.shape[:2]:
+    if dynamic and weight.shape[:2] != x.shape[:2]:
         raise ValueError(
             f"conv_step: the kernels of x's positions are expected, weight ({x.shape[0]}, {x.shape[1]}, H, K); "
             f"got {tuple(weight.shape)}"
@@ -53,7 +53,7 @@ def conv_step(
     if x.shape[0] > 1:
         outs = []
         for t in range(x.shape[0]):
-            own = weight if weight.ndim == 2 else weight[t : t + 1]
+            own = weight[t : t + 1] if dynamic else weight
             out, state = conv_step(x[t : t + 1], own, state, normalization=normalization, backend=backend)
             outs.append(out)
         assert state is not None

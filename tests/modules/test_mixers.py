@@ -280,3 +280,18 @@ def test_long_averages_in_half_precision_are_exact_to_its_precision():
     for position in x[:600]:
         mean = module._step(position[None], state)
     assert_close(mean, x[:1])
+
+
+@pytest.mark.parametrize(
+    ("heads", "window", "causal", "message"),
+    [
+        (3, None, True, "3 heads do not divide 8 channels; choose a divisor of 8"),
+        (0, None, True, "0 heads do not divide 8 channels"),
+        (2, 0, True, "a kernel of 0 weights was asked for"),
+        (2, 4, False, "kernel size 4 is even"),
+    ],
+)
+def test_attention_that_cannot_be(heads, window, causal, message):
+    """A window of 0 would otherwise see all positions."""
+    with pytest.raises(ValueError, match=message):
+        SelfAttention(C, heads, window=window, causal=causal)

@@ -184,6 +184,7 @@ def test_the_backend_that_runs_is_logged_once(caplog, monkeypatch):
     [
         (None, "auto", "native"),
         ("auto", "auto", "native"),
+        ("", "auto", "native"),
         ("reference", "auto", "reference"),
         ("native", "auto", "native"),
         ("reference", "native", "native"),
@@ -200,7 +201,7 @@ def test_the_argument_goes_before_the_environment(monkeypatch, setting, argument
 
 def test_a_backend_unknown_to_the_environment_is_refused(monkeypatch):
     monkeypatch.setenv(backend.VARIABLE, "fpga")
-    with pytest.raises(ValueError, match="backend 'fpga' is not available; expected one of: auto"):
+    with pytest.raises(ValueError, match=r"\$LIGHTCONV_BACKEND: backend 'fpga' is not available; expected one of"):
         ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
 
 

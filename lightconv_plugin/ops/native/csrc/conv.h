@@ -62,7 +62,7 @@ struct Operands {
   }
 };
 
-// What both devices' descriptions of a convolution have; see cpu/kernels.h and cuda/launch.h.
+// What both devices' descriptions of a convolution have; see cpu/kernels.h and cuda/conv.cpp.
 template <class Conv>
 Conv sizes_of(const Operands& given) {
   Conv conv{};

@@ -1,5 +1,5 @@
-// What the CPU kernels offer, once for each vector width (vectors.cpp). They work on a part of the units or rows with scratch of their
-// caller's, so that nothing of torch is compiled for a width that the machine may not have.
+// The CPU kernels, once for each vector width (vectors.cpp), and what they are told. They work on a part of the units or
+// rows, with scratch of their caller's, so that nothing of torch is compiled for a width that the machine may not have.
 #pragma once
 
 #include <cstddef>

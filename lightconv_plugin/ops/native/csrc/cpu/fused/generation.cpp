@@ -13,7 +13,7 @@ namespace {
 
 // Attention of N queries of C channels to the sentences of a state; query and out are left to the caller.
 Attention attention_to(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
-                              const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
+                       const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
   check_attention(keys, values, padding, sentence, N, C, heads, type);
   Attention a{};
   a.N = N, a.C = C, a.H = heads, a.S = keys.size(1);

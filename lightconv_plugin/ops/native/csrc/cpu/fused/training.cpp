@@ -37,7 +37,8 @@ std::vector<int64_t> targets(const Tensor& logits, const Tensor& target, int64_t
 
 int64_t grain(int64_t V) { return 1 + 65536 / (V + 1); }  // rows that pay for waking a thread
 
-// Of logits, without the log-probabilities in between: sums over the rows, float64: of -log p(target), and of -log p over all types; and each row's log of its sum of exps.
+// From logits, without the log-probabilities in between: the sums over rows of -log p(target) and of -log p of all types,
+// (2,), and the log of each row's sum of exps, (N,); float64.
 std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& target_any, int64_t ignore) {
   const Tensor logits = torch::stable::contiguous(logits_any), target = torch::stable::contiguous(target_any);
   check_loss(logits, target);
