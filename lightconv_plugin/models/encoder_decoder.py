@@ -19,7 +19,15 @@ from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, ForGeneration, with_training_options
 from lightconv_plugin.models.resolve import add_arguments, resolve
 from lightconv_plugin.models.source_attention import SourceAttention, reading_together
-from lightconv_plugin.modules import AverageAttention, ConvModule, Dropout, IncrementalState, apply_linear, is_plain
+from lightconv_plugin.modules import (
+    AverageAttention,
+    ConvModule,
+    Dropout,
+    IncrementalState,
+    apply_linear,
+    is_plain,
+    modules_of,
+)
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -253,8 +261,9 @@ class LightConvModel(ForGeneration, TransformerModelBase):
             conv = getattr(layer.mixer, "conv", None)
             if conv is not None and ops.choose_backend("conv_step", conv.backend, *conv.parameters()) != "native":
                 return "a convolution without the native library"
-        if any(not is_plain(module, type(module)) for module in self.modules()):
-            return "a module with hooks, or parameters of a kind of their own"
-        if any(module.probability > 0 for module in self.modules() if isinstance(module, Dropout)):
-            return "dropout"
+        for module in modules_of(self):
+            if not is_plain(module, type(module)):
+                return "a module with hooks, or parameters of a kind of their own"
+            if isinstance(module, Dropout) and module.probability > 0:
+                return "dropout"
         return "autocast" if torch.is_autocast_enabled(next(self.parameters()).device.type) else None

@@ -10,6 +10,7 @@ from lightconv_plugin.modules.linear import (
     apply_linear_beside,
     is_plain,
     linear,
+    modules_of,
     pack_weights,
     packed_weight,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "apply_linear_beside",
     "is_plain",
     "linear",
+    "modules_of",
     "pack_weights",
     "packed_weight",
 ]

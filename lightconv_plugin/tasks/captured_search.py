@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightconv_plugin.modules import modules_of
 from lightconv_plugin.tasks.device_search import DeviceSearch, Rules, SearchResult
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class CapturedSearch:
     def __init__(self, models: Sequence[Any], rules: Rules) -> None:
         self.models, self.rules = models, rules
         self._sizes: OrderedDict[tuple[int, int, int, bool], _Graphs] = OrderedDict()
-        self._weights: list[Tensor] = []
+        self._places: list[int] = []  # where the weights lie that graphs read
 
     @property
     def bytes(self) -> int:
@@ -85,7 +86,7 @@ class CapturedSearch:
         return search.found(sentences, step + 1), counts.read(step)
 
     def _of_size(self, size: tuple[int, int, int, bool], device: torch.device) -> "_Graphs":
-        if [t.data_ptr() for t in self._present_weights()] != [t.data_ptr() for t in self._weights]:
+        if [t.data_ptr() for t in self._present_weights()] != self._places:
             self._sizes.clear()
         if size not in self._sizes:
             pool = next(iter(self._sizes.values())).pool if self._sizes else None
@@ -100,8 +101,9 @@ class CapturedSearch:
                 prefixed=prefixed,
             )
             graphs = self._sizes[size] = _Graphs(search, pool)
-            # it reads them where they are now, and positions may have been added: they are held, all that graphs read
-            graphs.weights = self._weights = self._present_weights()
+            # read where they are now, added positions too; held, so that no others can come to lie there
+            graphs.weights = [t.detach() for t in self._present_weights()]
+            self._places = [t.data_ptr() for t in graphs.weights]
             what = f"{sentences} sentences of {length} words, to {longest} words"
             own, grew = (count / 2**20 for count in (graphs.search.bytes, graphs.pool_bytes))
             logger.info("captured a search of %s: state %.0f MiB, the graphs' pool grew by %.0f MiB", what, own, grew)
@@ -111,7 +113,8 @@ class CapturedSearch:
         return self._sizes[size]
 
     def _present_weights(self) -> list[Tensor]:
-        return [t.detach() for model in self.models for t in itertools.chain(model.parameters(), model.buffers())]
+        modules = itertools.chain.from_iterable(map(modules_of, self.models))
+        return [t for own in modules for t in (*own._parameters.values(), *own._buffers.values()) if t is not None]
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Few shapes for many batches: a captured graph serves one shape, so batches are padded to a small set of them."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -155,7 +156,7 @@ def unpack(packed: Tensor, shape: Shape) -> dict[str, Tensor]:
     """Views of a packed batch (room(shape),), int64, by name."""
     found, at = {}, 0
     for name, dims in fields(shape).items():
-        found[name] = packed[at : at + int(np.prod(dims))].view(dims)
+        found[name] = packed[at : at + math.prod(dims)].view(dims)
         at += _size(dims)
     return found
 
@@ -220,4 +221,4 @@ def as_sample(views: dict[str, Tensor], ntokens: Tensor) -> dict[str, Any]:
 
 
 def _size(dims: Shape) -> int:
-    return -(-int(np.prod(dims)) // 2) * 2  # each begins at a multiple of 16 bytes
+    return -(-math.prod(dims) // 2) * 2  # each begins at a multiple of 16 bytes
