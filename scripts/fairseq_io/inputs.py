@@ -29,9 +29,10 @@ def check_binarised(data: Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path in which fairseq would see several, or that no record can name."""
-    if os.pathsep in str(path.resolve()):
-        raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
+    """Refuse a path in which fairseq would see another, or that no record can name."""
+    for sign, other in ((os.pathsep, "two paths"), ("${", "the name of a setting")):
+        if sign in str(path.resolve()):
+            raise UserError(f"fairseq takes the `{sign}` in {path.resolve()} for {other}; rename the folder")
     try:
         str(path.resolve()).encode()
     except UnicodeEncodeError as error:
