@@ -108,7 +108,7 @@ def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
 
 def take_recorded(config: Config, out: Path, devices: Devices) -> PrecisionChoice:
     """Choose the precision of a training; one that goes on keeps that in which it began, whatever is faster by now."""
-    started = read_json(out / STARTED) if (out / STARTED).exists() else {}
+    started = read_json(out / STARTED, {})
     if TAKEN not in started or started.get("precision") != config.precision:
         return take_training_precision(config, devices)
     began = PrecisionChoice(**started[TAKEN])

@@ -25,7 +25,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, work_folder, write_json
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
-from scripts.fairseq_io.commands import averaged, evaluate_command, generate_command, generation_settings
+from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised, check_path
@@ -34,7 +34,6 @@ from scripts.pipeline.pipeline import fingerprint
 from scripts.scoring.perplexity import run_evaluation
 from scripts.scoring.score_names import NAMES
 
-BEAM = 5  # fairseq-generate's default
 Candidate = dict[str, Any]
 Trial = tuple[Candidate, float]  # with its score on validation
 
