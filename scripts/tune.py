@@ -154,7 +154,7 @@ def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
 
 def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for the sweep and the model")
-    parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
+    parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="what scripts.train wrote")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     add_prepared(parser)
     arguments = parser.parse_args()

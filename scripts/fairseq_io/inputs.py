@@ -54,7 +54,7 @@ def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
     """Their options; ``out`` says what --out is for."""
     parser = config_parser(doc, data=True, out=out)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
-    parser.add_argument("--subset", choices=SUBSETS, default="test", help="(default: test)")
+    parser.add_argument("--subset", choices=SUBSETS, default="test", help="the part of the data (default: test)")
     parser.add_argument("--tuned", type=Path, metavar="FILE", help="tune.json: what it chose goes before the CONFIG's")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     return parser
