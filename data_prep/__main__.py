@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="a name that --list shows, or a YAML file's path")
     parser.add_argument("--list", action="store_true", help="show the datasets there are, and end")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for all that is made (default: work/DATASET)")
-    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder with files fetched by hand; never changed")
+    parser.add_argument("--raw", metavar="DIR", type=Path, help="files fetched by hand, or own text; never changed")
     parser.add_argument("--src", metavar="FILE", type=Path, help="own text: the source side, one sentence a line")
     parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
     parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"end with: {', '.join(STAGES)}")

@@ -27,17 +27,17 @@ _LOG = "preprocess.log"
 
 
 def binarise(
-    dataset: Dataset, *, prepared: Path, out: Path, workers: int, accept: bool = False, given: Path | None = None
+    dataset: Dataset, *, prepared: Path, out: Path, workers: int, accept: bool = False, dictionaries: Path | None = None
 ) -> None:
     """Fill ``out``, all or nothing, with what fairseq-train reads; fairseq's log is in preprocess.log there.
 
-    ``given``: a folder of dictionaries; then the test set alone is binarised.
+    ``dictionaries``: a folder of them; then the test set alone is binarised.
 
     Raises:
         UserError: the prepared files are missing or do not match, fairseq-preprocess failed, a dictionary has not the
             size that the dataset expects, or one that was given does not know the units of the test set.
     """
-    splits = SPLITS if given is None else ("test",)
+    splits = SPLITS if dictionaries is None else ("test",)
     _check_input(dataset, prepared, splits)
     log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
     with output_lock(out), atomic_folder(out) as folder:
@@ -46,7 +46,7 @@ def binarise(
         status.line("fairseq-preprocess ...")
         # it says nothing itself until a split is done
         with repeatedly(0.5, lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
-            command = _command(dataset, prepared, folder, splits, workers, given)
+            command = _command(dataset, prepared, folder, splits, workers, dictionaries)
             run_logged(command, log, lambda line: None, what="fairseq-preprocess")
         status.close()
         copy_file(log, folder / _LOG)
@@ -57,14 +57,14 @@ def binarise(
             if not (folder / name).is_file():
                 said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
                 raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
-        if given is None:
+        if dictionaries is None:
             _check_vocab_size(dataset, folder, out.parent, accept=accept)
         else:
-            _check_known(dataset, folder / _LOG, given)
+            _check_known(dataset, folder / _LOG, dictionaries)
 
 
 def _command(
-    dataset: Dataset, prepared: Path, folder: Path, splits: Sequence[str], workers: int, given: Path | None
+    dataset: Dataset, prepared: Path, folder: Path, splits: Sequence[str], workers: int, dictionaries: Path | None
 ) -> list[str]:
     options = dataset.binarise
     command = python_module("fairseq_cli.preprocess")
@@ -75,9 +75,9 @@ def _command(
     else:
         command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
         command += [f"--{split}pref={prepared / split}" for split in splits]
-    if given is not None:
+    if dictionaries is not None:
         for flag, language in zip(("--srcdict", "--tgtdict"), dataset.languages, strict=False):
-            if not (path := given / dictionary(dataset, language)).is_file():
+            if not (path := dictionaries / dictionary(dataset, language)).is_file():
                 raise UserError(f"there is no {path}; expected the dictionaries that the model was trained with")
             command += [flag, str(path)]
         return command
@@ -109,14 +109,14 @@ def _check_vocab_size(dataset: Dataset, folder: Path, root: Path, *, accept: boo
             print(dataset.other_counts(f"{found} {where}", why, root, accept=accept), flush=True)
 
 
-def _check_known(dataset: Dataset, log: Path, given: Path) -> None:
+def _check_known(dataset: Dataset, log: Path, dictionaries: Path) -> None:
     """Refuse a dictionary that does not know the units of the source: it is not of the codes that cut them."""
     # fairseq writes 5.77e-05 and 1e+02, too
     (share,) = re.findall(rf"test\.{dataset.source}: .* (\S+)% replaced", log.read_text(encoding="utf-8"))
     if (unknown := float(share)) > MOST_UNKNOWN:
         name = dictionary(dataset, dataset.source)
         raise UserError(
-            f"{given / name} does not know {unknown:g}% of the units of the test set in {dataset.source}, "
+            f"{dictionaries / name} does not know {unknown:g}% of the units of the test set in {dataset.source}, "
             f"expected at most {MOST_UNKNOWN}%: dictionary and BPE codes are not of one model, or the text is of "
             "another language"
         )
@@ -149,7 +149,7 @@ def main() -> None:
         out=arguments.out,
         workers=arguments.workers,
         accept=arguments.accept_counts,
-        given=arguments.dictionaries,
+        dictionaries=arguments.dictionaries,
     )
     for language in dataset.languages:
         name = dictionary(dataset, language)

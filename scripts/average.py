@@ -2,10 +2,11 @@
 
 The mean of every parameter is taken in float32 (float64 for float64 parameters), so reduced precision is not rounded
 again: a float16 parameter becomes float32. Integers and booleans (counters, versions) and the settings are those of the
-last checkpoint; the optimiser's state is left out. Beside the sum only one checkpoint is open at a
-time, and its tensors are read one by one.
+last checkpoint; the optimiser's state is left out. Beside the sum only one checkpoint is open at a time, and its
+tensors are read one by one.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,11 @@ def _agree(total: dict[str, Any], model: dict[str, Any], first: Path, path: Path
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
-    parser.add_argument("--out", type=Path, required=True, help="the model file to write")
-    parser.add_argument("--last", type=positive, required=True, help="how many checkpoints, counted from the newest")
-    parser.add_argument("--by", choices=("update", "epoch"), required=True, help="checkpoint_E_U.pt or checkpointE.pt")
+    add = functools.partial(parser.add_argument, required=True)
+    add("--checkpoints", type=Path, metavar="DIR", help="what scripts.train wrote")
+    add("--out", type=Path, metavar="FILE", help="the model file to write")
+    add("--last", type=positive, metavar="N", help="how many checkpoints, counted from the newest")
+    add("--by", choices=("update", "epoch"), help="checkpoint_E_U.pt or checkpointE.pt")
     arguments = parser.parse_args()
     paths = choose(arguments.checkpoints, arguments.last, arguments.by)
     result = average(paths)

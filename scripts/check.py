@@ -2,7 +2,8 @@
 
 The model is built without weights, its dictionaries of a stand-in size. With --data they are the real ones, and the
 lengths of all lines are compared with what the model reads. It checks that the checkpoints for `average` and `tune`
-will exist. scripts.reproduce does this first, and scripts.train does it with --data.
+will exist, and that the units of hypotheses are joined to words. scripts.reproduce does this first, and scripts.train
+does it with --data.
 """
 
 import logging

@@ -22,11 +22,11 @@ from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
 from scripts.fairseq_io.checkpoints import damage
+from scripts.fairseq_io.commands import BEAM
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import load_plugin
 
 SIDES = ("encoder", "decoder")
-BEAM = 5
 PANELS = 8  # side by side
 LONGEST = 18  # letters of a token
 

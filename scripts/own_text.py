@@ -207,7 +207,7 @@ def main() -> None:
         parser.add_argument(flag, type=Path, required=True, metavar="FILE", help=f"the {side} side, a sentence a line")
     for side in ("source", "target"):
         parser.add_argument(
-            f"--{side}", required=True, metavar="LANGUAGE", help=f"of the {side} side, such as en or zh"
+            f"--{side}", required=True, metavar="LANGUAGE", help=f"that of the {side} side, such as en or zh"
         )
     arguments = parser.parse_args()
     name = arguments.name

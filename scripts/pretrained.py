@@ -199,7 +199,7 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
     """
     ownership.check_replaceable(out)
     record = out / "manifest.json"
-    before = read_json(record) if record.exists() else {}
+    before = read_json(record, {})
     fetched = scratch.work_path(out.with_name(f"{model.archive}.fetched"))
     archive, url = fetch_archive(model.archive, origin or model.url, fetched)
     manifest: dict[str, Any] = {"name": model.name, "from": url, "archive": model.archive}
@@ -267,7 +267,7 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
             outcomes[model.name] = outcome(model, error=str(error).partition(";")[0].partition(":")[0])
     path = root / "scores" / "scores.json"
     with folder_lock(path.parent):  # the file keeps the outcomes of other models
-        write_json(path, (read_json(path) if path.exists() else {}) | outcomes)
+        write_json(path, read_json(path, {}) | outcomes)
     print("\n".join(report(outcomes)), flush=True)
     if failed := [name for name, each in outcomes.items() if each["verdict"] not in (AS_PUBLISHED, NO_FIGURE)]:
         raise UserError(

@@ -20,7 +20,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.provenance import signature
 from scripts.common.terminal import aligned
-from scripts.fairseq_io.commands import averaged, generation_settings
+from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.scoring.detokenise import detokenise, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
@@ -34,7 +34,7 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
 
     ``settings``: what generation.json says was used; what it does not say is the configuration's.
     """
-    defaults = {"beam": 5, "lenpen": 1, "averaged": averaged(config, {}), "seed": None}
+    defaults = {"beam": BEAM, "lenpen": 1, "averaged": averaged(config, {}), "seed": None}
     used = defaults | generation_settings(config, settings) | {"subset": subset}
     penalty = "lenpen" if used.get("stepwise-length-penalty") is None else "stepwise-length-penalty"
     lengths = [key for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used]

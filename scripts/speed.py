@@ -24,7 +24,7 @@ from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.pipeline.config import Config, config_parser, given_config
-from scripts.reproduce.run import baseline_config, model_file, seed_root, tuning_file
+from scripts.reproduce.run import baseline_config, model_file, seed_root, tuned_settings
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
 # a fixed length takes the place of these
@@ -57,10 +57,8 @@ def trained_system(config: Config, run: Path) -> System | None:
     if not selection.exists():
         return None
     root = seed_root(run, read_json(selection)["best_seed"])
-    model, tuning = model_file(config, root), tuning_file(config, root)
-    if not model.exists():
-        return None
-    return System(config, model, read_json(tuning)["chosen"] if tuning and tuning.exists() else {})
+    model = model_file(config, root)
+    return System(config, model, tuned_settings(config, root)) if model.exists() else None
 
 
 def untrained_system(config: Config, data: Path, out: Path) -> System:

@@ -108,7 +108,7 @@ def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
 
 def take_recorded(config: Config, out: Path, devices: Devices) -> PrecisionChoice:
     """Choose the precision of a training; one that goes on keeps that in which it began, whatever is faster by now."""
-    started = read_json(out / STARTED) if (out / STARTED).exists() else {}
+    started = read_json(out / STARTED, {})
     if TAKEN not in started or started.get("precision") != config.precision:
         return take_training_precision(config, devices)
     began = PrecisionChoice(**started[TAKEN])
@@ -270,13 +270,13 @@ def run_training(
 def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for checkpoints, log and curve")
     add, rank = parser.add_argument, int(os.environ.get("SLURM_NODEID", "0"))
-    add("--seed", type=int, metavar="N", help="(default: the first of the CONFIG's)")
+    add("--seed", type=int, metavar="N", help="the seed of the training (default: the first of the CONFIG's)")
     add("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
     add("--nodes", type=positive, metavar="N", default=1, help="so many machines, each started alone")
     add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first machine")
     what = "which of the machines this is, from 0 (default: as SLURM says)"
     add("--node-rank", type=int, metavar="K", default=rank, help=what)
-    add("--precision", choices=PRECISIONS, help="(default: the CONFIG's)")
+    add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
     arguments = parser.parse_args()
     config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)

@@ -12,6 +12,7 @@ examples:
 """
 
 import argparse
+import functools
 import itertools
 import os
 import sys
@@ -39,6 +40,7 @@ from scripts.scoring.rouge import SENTENCE_SEPARATOR
 _OPTIONS = {"beam": "a beam of 5", "lenpen": "a length penalty of 1"}  # fairseq's own
 _SIGNS = {"<s>", "<pad>", "</s>", "<unk>"}
 _MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt", "checkpoint_best.pt")
+_facts = functools.partial(read_json, missing={})
 # what stands beside the flags of generation
 _NOTES = ("seed", "subset", "averaged", "last", "precision", "precision_reason")
 
@@ -94,10 +96,6 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}), bool(manifest))
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _seed_folder(start: Path, data: Path) -> Path:
     """Find the folder of a seed or run, whose records say how it generates, around a model in a dataset's folder."""
     marks = ("hypotheses/generation.json", "tuned/tune.json", "../record.json")
@@ -147,7 +145,7 @@ def answers(
             text = read_text(line, number)
             sources.append(steps(text) if text else "")
             note_signs(number, text, sources[-1], parted)
-            if (length := model.length(sources[-1])) > model.longest:
+            if (length := len(sources[-1].split())) > model.longest:
                 note(number, f"{length} tokens, and the model takes {model.longest}: the rest was left out")
         asked = [source for source in sources if source.strip()]
         found = iter(model.translate(asked) if asked else [])
@@ -207,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, likewise")
     parser.add_argument("--codes", type=Path, metavar="FILE", help="the source's BPE merges or SentencePiece model")
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
-    parser.add_argument("--beam", type=positive, metavar="N", help="(default: as the run's test set, or 5)")
+    parser.add_argument("--beam", type=positive, metavar="N", help="its width (default: as the run's test set, or 5)")
     parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: likewise, or 1)")
     parser.add_argument(
         "--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)"

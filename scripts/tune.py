@@ -25,7 +25,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, read_json, work_folder, write_json
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
-from scripts.fairseq_io.commands import averaged, evaluate_command, generate_command, generation_settings
+from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised, check_path
@@ -34,7 +34,6 @@ from scripts.pipeline.pipeline import fingerprint
 from scripts.scoring.perplexity import run_evaluation
 from scripts.scoring.score_names import NAMES
 
-BEAM = 5  # fairseq-generate's default
 Candidate = dict[str, Any]
 Trial = tuple[Candidate, float]  # with its score on validation
 
@@ -155,7 +154,7 @@ def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
 
 def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for the sweep and the model")
-    parser.add_argument("--checkpoints", type=Path, required=True, help="the folder that training wrote to")
+    parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="what scripts.train wrote")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     add_prepared(parser)
     arguments = parser.parse_args()

@@ -141,8 +141,10 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
     return count
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file that a command of this project wrote."""
+def read_json(path: Path, missing: Any = None) -> Any:
+    """The content of a JSON file that a command of this project wrote; ``missing``, if given, where there is none."""
+    if missing is not None and not path.exists():
+        return missing
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -161,7 +161,7 @@ def move_position(folder: Path, devices: int, tokens: Callable[[int], int] = int
         what was done, as a sentence, or None if there was nothing to do.
     """
     last, note, now = folder / "checkpoint_last.pt", folder / DEVICES, tokens(devices)
-    old = read_json(note) if note.exists() else {"devices": devices}
+    old = read_json(note, {"devices": devices})
     before = old["tokens"] if "tokens" in old else tokens(old["devices"])  # earlier notes have the devices alone
     said = None
     if last.exists() and before != now:

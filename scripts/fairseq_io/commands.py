@@ -14,6 +14,7 @@ from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.precision import matmul_precision, take_training_precision
 from scripts.pipeline.config import Config, flags
 
+BEAM = 5  # fairseq-generate's default
 LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
 # fairseq leaves out the last sentences of a subset, without a word, where they do not fill a batch of a multiple of 8.
 WHOLE = {"required-batch-size-multiple": 1}

@@ -29,9 +29,10 @@ def check_binarised(data: Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path in which fairseq would see several, or that no record can name."""
-    if os.pathsep in str(path.resolve()):
-        raise UserError(f"fairseq takes the `{os.pathsep}` in {path.resolve()} for two paths; rename the folder")
+    """Refuse a path in which fairseq would see another, or that no record can name."""
+    for sign, other in ((os.pathsep, "two paths"), ("${", "the name of a setting")):
+        if sign in str(path.resolve()):
+            raise UserError(f"fairseq takes the `{sign}` in {path.resolve()} for {other}; rename the folder")
     try:
         str(path.resolve()).encode()
     except UnicodeEncodeError as error:
@@ -53,7 +54,7 @@ def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
     """Their options; ``out`` says what --out is for."""
     parser = config_parser(doc, data=True, out=out)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
-    parser.add_argument("--subset", choices=SUBSETS, default="test", help="(default: test)")
+    parser.add_argument("--subset", choices=SUBSETS, default="test", help="the part of the data (default: test)")
     parser.add_argument("--tuned", type=Path, metavar="FILE", help="tune.json: what it chose goes before the CONFIG's")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     return parser

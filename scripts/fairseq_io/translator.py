@@ -81,10 +81,6 @@ class Translator:
         self.longest: int = positions[0] - 1
         """The most tokens of a source line; the end of the sentence is one more."""
 
-    def length(self, line: str) -> int:
-        """The tokens of a line in BPE units, without the end of the sentence."""
-        return len(line.split())
-
     def translate(self, lines: Sequence[str]) -> list[str]:
         """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
 

@@ -57,6 +57,12 @@ def tuning_file(config: Config, root: Path) -> Path | None:
     return root / "tuned" / "tune.json" if is_tuned(config) else None
 
 
+def tuned_settings(config: Config, root: Path) -> dict[str, Any]:
+    """Return what tuning chose for a seed; nothing where nothing is tuned, or not yet."""
+    tuned = tuning_file(config, root)
+    return read_json(tuned, {"chosen": {}})["chosen"] if tuned else {}
+
+
 def baseline_config(config: Config) -> Config | None:
     """The configuration whose speed is measured beside this one's; None if there is none, or it is this one."""
     if "baseline" not in config.speed:
@@ -157,7 +163,7 @@ class Run(Pipeline):
                 for key, stamp in done.items()
             },
         }
-        before = read_json(self.record) if self.record.exists() else {}
+        before = read_json(self.record, {})
         if all(before.get(key) == record[key] for key in ("stages", "seeds")):  # nothing has run since
             record |= {key: before[key] for key in ("versions", "git", "machine")}
         else:
@@ -256,8 +262,7 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         return [train_command(config, seed, binarised, checkpoints, devices)]
 
     def generated() -> list[list[str]]:
-        chosen = read_json(tuned)["chosen"] if tuned and tuned.exists() else {}
-        settings, gpu = generation_settings(config, chosen), find_devices().gpu
+        settings, gpu = generation_settings(config, tuned_settings(config, root)), find_devices().gpu
         return [generate_command(config, settings, binarised, model, "test", gpu=gpu)]
 
     def evaluated() -> list[list[str]]:

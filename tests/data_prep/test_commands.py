@@ -468,18 +468,18 @@ def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, monkeypatch, 
     dataset = own_dataset(tmp_path, target=target)
     ready, model, out = text_folder(tmp_path / "ready", test=9), tmp_path / "model", tmp_path / "out"
     with pytest.raises(UserError, match=r"there is no .*dict.*txt; expected the dictionaries"):
-        binarise(dataset, prepared=ready, out=out, workers=2, given=model)
+        binarise(dataset, prepared=ready, out=out, workers=2, dictionaries=model)
     for language in dataset.languages:
         words = [language, "line", *map(str, range(9)), "of", "test", "it", "is"]
         write_lines(model / dictionary(dataset, language), [f"{word} 1" for word in words])
-    binarise(dataset, prepared=ready, out=out, workers=2, given=model)
+    binarise(dataset, prepared=ready, out=out, workers=2, dictionaries=model)
     written = ["test"] if target is None else ["test.en-de.de", "test.en-de.en"]
     assert sorted(path.stem for path in out.glob("*.idx")) == written
     for path in model.glob("dict*"):
         assert lines_of(out / path.name) == lines_of(path)
         write_lines(path, ["another 1"])
     with pytest.raises(UserError, match=r"dict.* does not know 87.5% of the units of the test set in en"):
-        binarise(dataset, prepared=ready, out=out, workers=2, given=model)
+        binarise(dataset, prepared=ready, out=out, workers=2, dictionaries=model)
 
 
 @pytest.mark.parametrize(("share", "told"), [("5.77e-05", None), ("0.0", None), ("12.5", "12.5%"), ("1e+02", "100%")])

@@ -151,7 +151,9 @@ def test_a_wrong_test_set_and_a_dictionary_of_other_units_are_refused_by_name(tm
     path = tmp_path / "model" / "dict.de.txt"
     path.write_text("".join(f"other{line}" for line in path.read_text().splitlines(keepends=True)))
     with pytest.raises(UserError, match=r"dict.de.txt does not know [\d.]+% of the units of the test set in de"):
-        binarise(dataset, prepared=tmp_path / "prepared", out=tmp_path / "bin", workers=1, given=tmp_path / "model")
+        binarise(
+            dataset, prepared=tmp_path / "prepared", out=tmp_path / "bin", workers=1, dictionaries=tmp_path / "model"
+        )
 
 
 def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd):

@@ -255,6 +255,7 @@ def by_hand(place: Place) -> None:
     ("spoil", "said"),
     [
         (lambda p: setattr(p, "data", p.data.rename(p.folder / "a:b")), "two paths"),
+        (lambda p: setattr(p, "out", p.folder / "a${b}"), "takes the `.*` in .* for the name of a setting"),
         (lambda p: setattr(p, "out", p.folder / os.fsdecode(b"w\xe9rk")), "is not text in UTF-8; rename the folder"),
         (lambda p: [each.unlink() for each in p.data.glob("dict*")], r"run python -m data_prep\.binarise first"),
         (by_hand, "checkpoint_last.pt was not written by this command .* move the checkpoints away"),

@@ -299,9 +299,6 @@ def test_the_mark_between_sentences_goes_where_the_dataset_put_it(
         def __init__(self, *given, precision):
             asked.update(given[3])
 
-        def length(self, line):
-            return 3
-
         def translate(self, lines):
             return ["a ¶ b" for _ in lines]
 
