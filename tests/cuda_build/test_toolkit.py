@@ -32,9 +32,9 @@ with FakeTensorMode(), torch.device("cuda"):
 
 @pytest.mark.parametrize("capability", compiled.EACH_GENERATION)
 @pytest.mark.parametrize("name", ["the main kernels", "gate", "step", "search"])
-def test_kernels(nvrtc, name, capability, tmp_path):  # noqa: F811
+def test_kernels(nvrtc, name, capability):  # noqa: F811
     """With this build's NVRTC."""
-    compiled.test_kernels(nvrtc, name, capability, tmp_path)
+    compiled.test_kernels(nvrtc, name, capability)
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,6 @@
 """Fixtures that several tests of the operators share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,24 +34,40 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 def operators_of(device: int | str) -> Iterator[Any]:
     """The library's operators: those for a CPU with vectors of so many bits, or those for a GPU, run on the CPU.
 
-    ``types`` are the floating types that they take, ``gpu`` tells which they are.
+    ``gpu`` tells which they are.
     """
     if device == "gpu":
         machine: Any = Machine()
-        machine.types, machine.gpu = TYPES["cuda"], True
+        machine.gpu = True
         yield machine
         return
     operators: Any = torch.ops.lightconv
     widest = operators.cpu_vector_bits(0)
     assert operators.cpu_vector_bits(device) == device
-    operators.types, operators.gpu = TYPES["cpu"], False
+    operators.gpu = False
     yield operators
     operators.cpu_vector_bits(widest)
 
 
-@pytest.fixture(scope="module", params=[*VECTOR_BITS, "gpu"], ids=str)
+RUNS = (*VECTOR_BITS, "gpu")
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=str)
 def run(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield from operators_of(request.param)
+
+
+def takes(device: int | str, dtype: torch.dtype, *_: Any) -> bool:
+    """Tell if the operators of ``run`` have a kernel of this type."""
+    return dtype in TYPES["cuda" if device == "gpu" else "cpu"]
+
+
+def each_run(names: str, cases: Sequence[Any], where: Callable[..., bool] = takes) -> Any:
+    """Parametrise a test by ``run`` and by ``names``: each case on the devices ``where`` it runs."""
+    pairs = [(device, *case) for device in RUNS for case in cases if where(device, *case)]
+    assert {pair[1:] for pair in pairs} == {*cases}, "a case runs nowhere"
+    ids = ["-".join(map(str, pair)) for pair in pairs]
+    return pytest.mark.parametrize(f"run, {names}", pairs, indirect=["run"], ids=ids)
 
 
 @pytest.fixture(scope="module", params=VECTOR_BITS, ids=str)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops import reference
 from tests.ops import native
+from tests.ops.conftest import each_run, takes
 from tests.ops.philox import factors, philox
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -35,6 +36,9 @@ class Case(NamedTuple):
     batch: int = 2
     packed: tuple[int, ...] = ()  # lengths of sentences, one behind another
     begins: bool = False  # behind a state
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self[:11]))
 
 
 CASES = [
@@ -196,10 +200,12 @@ def check(run, case: Case, *given: Tensor) -> None:
                 assert torch.equal(got, first)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:11])))
+def runs_on(device: int | str, case: Case) -> bool:
+    return takes(device, case.dtype) and (device == "gpu" or case.capability == 90)
+
+
+@each_run("case", [(case,) for case in CASES], runs_on)
 def test_table(run, case):
-    if case.dtype not in run.types or (case.capability != 90 and not run.gpu):
-        return
     run.capability = case.capability
     torch.manual_seed(0)
     for time in case.lengths:
@@ -305,12 +311,10 @@ def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name, bad)
             assert torch.equal(~grad_weight.isfinite().all(-1), spoiled)
 
 
-@pytest.mark.parametrize("dtype", [F32, F64, BF16])
-@pytest.mark.parametrize("K", [7, 400])
+# in the last -inf fills whole vectors of the logits
+@each_run("dtype, K", [(F32, 7), (F64, 7), (BF16, 7), (BF16, 400)], lambda device, _, K: K == 7 or device == "gpu")
 def test_logits_that_are_not_finite(run, dtype, K):
     """As torch.softmax: -inf is weight 0; a row of -inf, or with NaN or +inf, is NaN, there and in that head alone."""
-    if K > 7 and not (run.gpu and dtype == BF16):  # there -inf fills whole vectors of the logits
-        return
     run.capability = 90
     x, weight = draw((40, 2, 40), dtype), draw((40, 2, 2, K), dtype)
     weight[3, 0, 0, : K // 2] = -math.inf

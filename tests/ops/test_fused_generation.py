@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightconv_plugin import ops
+from tests.ops.conftest import each_run
 from tests.tolerances import TOLERANCES, assert_close
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -61,7 +62,7 @@ HEADS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "channels"), HEADS)
+@each_run("dtype, channels", HEADS)
 @settings(max_examples=10)
 @given(
     rows=st.integers(0, 9),
@@ -73,8 +74,6 @@ HEADS = [
 )
 def test_attention(run, dtype, channels, rows, heads, keys, sentences, seed, padded):
     """Any rows of any sentences, one of which may be padding alone."""
-    if dtype not in run.types:
-        return
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
