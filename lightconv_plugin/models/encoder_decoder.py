@@ -92,10 +92,21 @@ def embed_step(decoder: Any, tokens: Tensor, positions: Tensor | None) -> Tensor
     return x if decoder.layernorm_embedding is None else decoder.layernorm_embedding(x)
 
 
+def check_cutoffs(flag: str, cutoffs: list[int] | None, types: int) -> None:
+    """Refuse bands of words that a dictionary of ``types`` does not reach.
+
+    Raises:
+        ValueError: the last cut-off is beyond it.
+    """
+    if cutoffs and cutoffs[-1] > types:
+        raise ValueError(f"{flag} {cutoffs} goes beyond the dictionary's {types} types; give smaller cut-offs")
+
+
 class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
+        check_cutoffs("--adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, len(dictionary))
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.dropout_module = Dropout(cfg.dropout, self)

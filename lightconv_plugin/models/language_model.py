@@ -11,7 +11,7 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvLanguageModelConfig
-from lightconv_plugin.models.encoder_decoder import LightConvDecoder
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder, check_cutoffs
 from lightconv_plugin.models.layers import ForGeneration
 from lightconv_plugin.models.resolve import (
     BASE_DECODER,
@@ -119,14 +119,6 @@ class AdaptiveEmbedding(AdaptiveInput):
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
     """Token embeddings; of a width that falls with the words' frequency, or from a word's bytes, where asked for."""
     vocab_size = len(dictionary)
-    adaptive_input = ["adaptive_input_cutoff"] if cfg.adaptive_input else []
-    for name in (*adaptive_input, "adaptive_softmax_cutoff"):
-        cutoff = getattr(cfg, name, None)
-        if cutoff and cutoff[-1] > vocab_size:
-            raise ValueError(
-                f"--{name.replace('_', '-')} {cutoff} goes beyond the dictionary's {vocab_size} types; "
-                "give smaller cut-offs"
-            )
     if cfg.character_embeddings:
         return CharacterTokenEmbedder(
             dictionary,
@@ -136,6 +128,7 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             cfg.char_embedder_highway_layers,
         )
     if cfg.adaptive_input:
+        check_cutoffs("--adaptive-input-cutoff", cfg.adaptive_input_cutoff, vocab_size)
         return AdaptiveEmbedding(
             vocab_size,
             dictionary.pad(),

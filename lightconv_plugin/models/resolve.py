@@ -124,7 +124,8 @@ def resolve_common(args: Namespace) -> None:
     """Complete in place what the kinds of model share."""
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
-    args.adaptive_softmax_cutoff = args.adaptive_softmax_cutoff or None  # an empty list takes an architecture's back
+    # an empty list takes an architecture's back
+    args.adaptive_softmax_cutoff = utils.eval_str_list(args.adaptive_softmax_cutoff or None, type=int)
     shared = args.share_decoder_input_output_embed or getattr(args, "share_all_embeddings", False)
     if shared and not args.adaptive_softmax_cutoff and args.decoder_output_dim != args.decoder_input_dim:
         raise ValueError(
@@ -149,13 +150,13 @@ def resolve_side(args: Namespace, side: str) -> None:
     fill(args, {f"{side}_conv_dim": get("embed_dim"), f"{side}_conv_heads": get("attention_heads")})
     sizes = _kernel_sizes(args, side)
     if get("layers_to_keep"):
-        kept = sorted(int(number) for number in get("layers_to_keep").split(","))  # as fairseq sorts their weights
-        if kept[0] < 0 or kept[-1] >= len(sizes):
+        kept = get("layers_to_keep").split(",")
+        if not all(number.strip().isdecimal() and int(number) < len(sizes) for number in kept):
             raise ValueError(
                 f"{flag}-layers-to-keep is {get('layers_to_keep')}; expected numbers from 0 to {len(sizes) - 1}, "
                 f"for {len(sizes)} layers"
             )
-        sizes = [sizes[number] for number in kept]
+        sizes = [sizes[number] for number in sorted(map(int, kept))]  # as fairseq sorts their weights
     setattr(args, f"{side}_kernel_size_list", sizes)
     setattr(args, f"{side}_layers", len(sizes))
     kind = get("conv_type")

@@ -237,8 +237,9 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Un
     missing = library.load()
     if missing is not None:
         return UnsupportedReason(missing, about.replaces)
-    if device not in TYPES:
-        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", about.replaces)
+    if device not in TYPES:  # on meta nothing is computed, fast or slowly
+        by_design = about.replaces or device == "meta"
+        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", by_design)
     machine = {"cpu": "CPU", "cuda": "GPU"}[device]
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)

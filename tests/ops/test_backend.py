@@ -135,6 +135,7 @@ def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch, toolkit):
     with FakeTensorMode():
         for operator, device in WITHOUT_KERNEL:
             ops.choose_backend(operator, "auto", *call(device))
+    ops.choose_backend("light_conv", "auto", X.to("meta"))
     assert caplog.records == []
     ops.choose_backend("attend", "auto", call("cpu")[0].half())
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
