@@ -7,7 +7,7 @@ derivatives may be asked for, PyTorch does it.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ def conv(
     """
     if recorded(x, weight, state):
         return apply(_Conv, name, x, state, weight, padding_l, softmax, p, seed, offsets)
-    return _run(name, x, state, weight, softmax, (padding_l, p, seed, offsets))
+    return _run(_Given(name, x, state, weight, softmax, (padding_l, p, seed, offsets)))
 
 
 def recorded(*tensors: Tensor | None) -> bool:
@@ -99,49 +99,44 @@ def apply(function: type[Function], *args: Any) -> Any:
     return plain.apply(*torch._functorch.utils.unwrap_dead_wrappers(args))
 
 
-def _run(name: str, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options) -> Tensor:
+class _Given(NamedTuple):
+    """A convolution: its operator, x, the state before it, kernels or their logits, and options."""
+
+    name: str
+    x: Tensor
+    state: Tensor | None
+    weight: Tensor
+    softmax: bool
+    options: Options
+
+
+def _run(given: _Given) -> Tensor:
     """Call the operator."""
-    padding_l, p, seed, offsets = options
+    name, x, state, weight, softmax, (padding_l, p, seed, offsets) = given
     return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed, offsets, state)
 
 
-def _run_backward(
-    name: str,
-    grad: Tensor,
-    x: Tensor,
-    state: Tensor | None,
-    weight: Tensor,
-    softmax: bool,
-    options: Options,
-    need: Need,
-) -> Gradients:
-    """Call the operator; the gradient of ``weight`` is of its type, rounded once."""
-    (padding_l, p, seed, offsets), (need_x, need_state, need_weight) = options, need
-    given = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, need_x, need_weight
+def _run_backward(grad: Tensor, given: _Given, need: Need) -> Gradients:
+    """Call the operator; the gradient of the weight is of its type, rounded once."""
+    name, x, state, weight, softmax, (padding_l, p, seed, offsets) = given
+    need_x, need_state, need_weight = need
+    operands = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, need_x, need_weight
     if state is None:
-        (of_x, of_weight), of_state = _operator(f"{name}_backward")(*given, offsets), x.new_empty(0)
+        (of_x, of_weight), of_state = _operator(f"{name}_backward")(*operands, offsets), x.new_empty(0)
     else:
-        of_x, of_weight, of_state = _operator("behind_state_backward")(*given, need_state, offsets, state)
+        of_x, of_weight, of_state = _operator("behind_state_backward")(*operands, need_state, offsets, state)
     return of_x, of_state, of_weight.to(weight.dtype)
 
 
-def _conv_backward(
-    name: str,
-    grad: Tensor,
-    x: Tensor,
-    state: Tensor | None,
-    weight: Tensor,
-    softmax: bool,
-    options: Options,
-    need: Need,
-) -> Gradients:
-    """The gradients of x, state and weight."""
+def _gradients(grad: Tensor, given: _Given, need: Need) -> Gradients:
+    """The gradients of x, state and weight, whose own derivatives may be asked for."""
+    name, x, state, weight, softmax, options = given
     if not recorded(grad, x, state, weight):
-        return _run_backward(name, grad, x, state, weight, softmax, options, need)
+        return _run_backward(grad, given, need)
     if not softmax:
         return apply(_ConvGradients, name, grad, x, state, weight, *options, *need)
     kernel = normalize_kernel(weight)
-    of_x, of_state, of_kernel = _conv_backward(name, grad, x, state, kernel, False, options, need)
+    of_x, of_state, of_kernel = _gradients(grad, given._replace(weight=kernel, softmax=False), need)
     return of_x, of_state, _through_softmax(kernel, of_kernel).to(weight.dtype) if need[2] else of_kernel
 
 
@@ -167,7 +162,7 @@ class _Conv(Function):
     @staticmethod
     def forward(name: str, x: Tensor, state: Tensor | None, weight: Tensor, *options: Any) -> Tensor:
         padding_l, softmax, *rest = options
-        return _run(name, x, state, weight, softmax, (padding_l, *rest))
+        return _run(_Given(name, x, state, weight, softmax, (padding_l, *rest)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -182,7 +177,8 @@ class _Conv(Function):
         need = ctx.needs_input_grad[1:4]
         if grad is not None:
             x, state, weight, *rest = ctx.saved_tensors
-            grads = _conv_backward(ctx.name, grad, x, state, weight, ctx.softmax, (ctx.padding_l, ctx.p, *rest), need)
+            given = _Given(ctx.name, x, state, weight, ctx.softmax, (ctx.padding_l, ctx.p, *rest))
+            grads = _gradients(grad, given, need)
         return None, *(to if needed else None for to, needed in zip(grads, need, strict=True)), *(None,) * 5
 
     @staticmethod
@@ -218,7 +214,7 @@ class _ConvGradients(Function):
     @staticmethod
     def forward(name: str, grad: Tensor, x: Tensor, state: Tensor | None, kernel: Tensor, *options: Any) -> Gradients:
         padding_l, p, seed, offsets, *need = options
-        return _run_backward(name, grad, x, state, kernel, False, (padding_l, p, seed, offsets), (*need,))
+        return _run_backward(grad, _Given(name, x, state, kernel, False, (padding_l, p, seed, offsets)), (*need,))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -231,7 +227,7 @@ class _ConvGradients(Function):
     def backward(ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
         """From L(g, x, k) = <g, C(x, k)>: <a, dL/dx> + <b, dL/dk> = L(g, a, k) + L(g, x, b)."""
         grad, x, state, kernel, *rest = ctx.saved_tensors
-        options = (ctx.padding_l, ctx.p, *rest)
+        given = _Given(ctx.name, x, state, kernel, False, (ctx.padding_l, ctx.p, *rest))
         need_grad, need_x, need_state, need_kernel = ctx.needs_input_grad[1:5]
         of_x, of_state, of_kernel = (of if need else None for of, need in zip(changes, ctx.need, strict=True))
         to_grad = to_x = to_state = to_kernel = None
@@ -240,14 +236,13 @@ class _ConvGradients(Function):
             if need_grad:
                 to_grad = conv(ctx.name, of_x, kernel, ctx.padding_l, False, ctx.p, *rest, of_state)
             if need_kernel:
-                only = False, False, True
-                to_kernel = _conv_backward(ctx.name, grad, of_x, of_state, kernel, False, options, only)[2]
+                to_kernel = _gradients(grad, given._replace(x=of_x, state=of_state), (False, False, True))[2]
         if of_kernel is not None:
             if need_grad:
                 to_grad = _sum(to_grad, conv(ctx.name, x, of_kernel, ctx.padding_l, False, ctx.p, *rest, state))
             if need_x or need_state:
                 need = need_x, need_state, False
-                found = _conv_backward(ctx.name, grad, x, state, of_kernel, False, options, need)
+                found = _gradients(grad, given._replace(weight=of_kernel), need)
                 to_x, to_state = (to if needed else None for to, needed in zip(found[:2], need[:2], strict=True))
         return None, to_grad, to_x, to_state, to_kernel, *(None,) * 7
 
@@ -262,20 +257,20 @@ class _ConvGradients(Function):
         *_: None,
     ) -> Gradients:
         grad, x, state, kernel, *rest = ctx.saved_tensors
-        options, (need_x, need_state, need_kernel) = (ctx.padding_l, ctx.p, *rest), ctx.need
+        given = _Given(ctx.name, x, state, kernel, False, (ctx.padding_l, ctx.p, *rest))
+        need_x, need_state, need_kernel = ctx.need
         to_x, to_state, to_kernel = (
             torch.zeros_like(t) if need else x.new_empty(0)
             for t, need in zip((x, state, kernel), ctx.need, strict=True)
         )
         if dgrad is not None:
-            to_x, to_state, to_kernel = _conv_backward(ctx.name, dgrad, x, state, kernel, False, options, ctx.need)
+            to_x, to_state, to_kernel = _gradients(dgrad, given, ctx.need)
         if dkernel is not None and (need_x or need_state):
-            need = need_x, need_state, False
-            more = _conv_backward(ctx.name, grad, x, state, dkernel, False, options, need)
+            more = _gradients(grad, given._replace(weight=dkernel), (need_x, need_state, False))
             to_x, to_state = to_x + more[0], to_state + more[1]
         if (dx is not None or dstate is not None) and need_kernel:
-            dx, dstate, only = _whole(dx, x), _whole(dstate, state), (False, False, True)
-            to_kernel = to_kernel + _conv_backward(ctx.name, grad, dx, dstate, kernel, False, options, only)[2]
+            moved = given._replace(x=_whole(dx, x), state=_whole(dstate, state))
+            to_kernel = to_kernel + _gradients(grad, moved, (False, False, True))[2]
         return to_x, to_state, to_kernel
 
     @staticmethod
@@ -285,13 +280,13 @@ class _ConvGradients(Function):
         if seed is not None:
             each = examples(size, (*tensors, seed), (*in_dims[1:5], in_dims[7]))
             found = [
-                _conv_backward(name, a, b, c, d, False, (padding_l, p, e, offsets), need) for a, b, c, d, e in each
+                _gradients(a, _Given(name, b, c, d, False, (padding_l, p, e, offsets)), need) for a, b, c, d, e in each
             ]
             stacked: Any = tuple(torch.stack(ts) for ts in zip(*found, strict=True))
             return stacked, (0, 0, 0)
         grad, x, state, kernel = _fold(size, tensors, in_dims[1:5])
-        of_x, of_state, of_kernel = _conv_backward(
-            name, grad, x, state, kernel, False, (padding_l, p, seed, offsets), need
+        of_x, of_state, of_kernel = _gradients(
+            grad, _Given(name, x, state, kernel, False, (padding_l, p, seed, offsets)), need
         )
         of_x = of_x.unflatten(-1, (size, -1)) if need[0] else of_x
         of_state = of_state.unflatten(-1, (size, -1)) if need[1] else of_state
