@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.backend import TYPES
 from lightconv_plugin.ops.fused.linear import lacking
 from tests.ops.cuda_on_cpu import Machine, kernels_for_cpu_tensors
 
@@ -34,17 +33,17 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 def operators_of(device: int | str) -> Iterator[Any]:
     """The library's operators: those for a CPU with vectors of so many bits, or those for a GPU, run on the CPU.
 
-    ``types`` are the floating types that they take, ``gpu`` tells which they are.
+    ``gpu`` tells which they are.
     """
     if device == "gpu":
         machine: Any = Machine()
-        machine.types, machine.gpu = TYPES["cuda"], True
+        machine.gpu = True
         yield machine
         return
     operators: Any = torch.ops.lightconv
     widest = operators.cpu_vector_bits(0)
     assert operators.cpu_vector_bits(device) == device
-    operators.types, operators.gpu = TYPES["cpu"], False
+    operators.gpu = False
     yield operators
     operators.cpu_vector_bits(widest)
 
