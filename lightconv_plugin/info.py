@@ -63,11 +63,6 @@ def devices() -> list[torch.device]:
     return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
 
 
-def types_of(device: torch.device) -> tuple[torch.dtype, ...]:
-    """The types that are checked on a device."""
-    return backend.CPU_TYPES if device.type == "cpu" else tuple(LIMITS)
-
-
 def state(device: torch.device) -> tuple[bool, str]:
     """Return True if the native backend runs on a device, and on what; or False, and why not."""
     refused = backend.unsupported_reason("light_conv", torch.empty(1, 1, 1, device=device))
@@ -100,7 +95,7 @@ def self_test(device: torch.device) -> Iterator[Check]:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     for dtype, (name, time, width) in itertools.product(
-        types_of(device), (("light_conv", 37, 31), ("dynamic_conv", 37, 31), ("dynamic_conv", 9, 4))
+        LIMITS, (("light_conv", 37, 31), ("dynamic_conv", 37, 31), ("dynamic_conv", 9, 4))
     ):
         batch, heads, ratio = 3, 2, 20
         x = random(time, batch, heads * ratio).to(dtype)

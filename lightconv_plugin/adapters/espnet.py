@@ -43,6 +43,8 @@ class _Convolution(nn.Module, ABC):
         super().__init__()
         if n_feat % wshare:
             raise ValueError(f"wshare={wshare} does not divide n_feat={n_feat}; choose a divisor")
+        if not isinstance(kernel_size, int):
+            raise ValueError(f"kernel_size is {kernel_size!r}; a whole number is expected")
         if kernel_size % 2 == 0 and not self.takes_even:
             raise ValueError(f"kernel_size={kernel_size} is even; {type(self).__name__} takes odd ones")
         self.wshare = wshare

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops.api import check_tensors
 from lightconv_plugin.ops.sequences import final_state
 
 
@@ -45,7 +46,14 @@ def causal_conv1d(
     Raises:
         ValueError: shapes that do not fit, another activation, a context for several GPUs, packed sentences in several
             rows, or what ``ops.light_conv`` refuses.
+        TypeError: what should be a tensor is none.
     """
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        raise TypeError(
+            "causal_conv1d: expected tensors x (B, T, D) and weight (D, W); "
+            f"got {type(x).__name__} and {type(weight).__name__}"
+        )
+    check_tensors("causal_conv1d", residual=residual, initial_state=initial_state, cu_seqlens=cu_seqlens)
     if cp_context is not None:
         raise ValueError("causal_conv1d: sequences spread over several GPUs (cp_context) are not supported")
     if cu_seqlens is not None and len(x) != 1:
@@ -55,6 +63,8 @@ def causal_conv1d(
         raise ValueError(
             f"causal_conv1d: expected x (B, T, D) and weight (D, W); got {tuple(x.shape)} and {tuple(weight.shape)}"
         )
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"causal_conv1d: residual is expected as x, {tuple(x.shape)}; got {tuple(residual.shape)}")
     if initial_state is not None and initial_state.shape != (sentences, channels, width):
         raise ValueError(
             f"causal_conv1d: initial_state is expected as (N, D, W) = {(sentences, channels, width)}; "

@@ -18,8 +18,8 @@ def check_width(kernel_size: int, *, causal: bool) -> None:
     Raises:
         ValueError: it has no weights, or is even and not causal.
     """
-    if kernel_size < 1:
-        raise ValueError(f"a kernel of {kernel_size} weights was asked for; at least 1 is expected")
+    if not isinstance(kernel_size, int) or kernel_size < 1:
+        raise ValueError(f"a kernel of {kernel_size!r} weights was asked for; at least 1 is expected")
     if not causal and kernel_size % 2 == 0:
         raise ValueError(
             f'kernel size {kernel_size} is even, so "same" padding has no middle; '

@@ -199,8 +199,8 @@ def check_operands(
     """Check what every operator asks of its two tensors; ``dims`` are x's before its channels.
 
     Raises:
-        ValueError: other numbers of dimensions, integers, two devices, no weights, or heads that do not divide the
-            channels.
+        ValueError: nested tensors, other numbers of dimensions, integers, floats of 8 bits, two devices, no weights, or
+            heads that do not divide the channels.
         TypeError: what is no tensor.
     """
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
@@ -208,13 +208,18 @@ def check_operands(
             f"{operator}: expected tensors x ({dims}, C) and weight {weight_shape}; "
             f"got {type(x).__name__} and {type(weight).__name__}"
         )
+    if x.is_nested:
+        raise ValueError(f"{operator}: a nested tensor is packed sentences: x.values(), and cu_seqlens=x.offsets()")
     if x.ndim != dims.count(",") + 2 or weight.ndim != weight_ndim:
         raise ValueError(
             f"{operator}: expected x ({dims}, C) and weight {weight_shape}; "
             f"got x {tuple(x.shape)} and weight {tuple(weight.shape)}"
         )
-    if not (x.is_floating_point() and weight.is_floating_point()):
-        raise ValueError(f"{operator}: expected floating-point tensors; got x {x.dtype} and weight {weight.dtype}")
+    if not all(t.is_floating_point() and t.dtype.itemsize > 1 for t in (x, weight)):
+        raise ValueError(
+            f"{operator}: expected floating-point tensors of at least 16 bits; "
+            f"got x {x.dtype} and weight {weight.dtype}"
+        )
     if x.device != weight.device:
         raise ValueError(f"{operator}: expected x and weight on one device; got {x.device} and {weight.device}")
     if not weight.shape[-1]:

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 BACKENDS = ("native", "reference")
 CHOICES = ("auto", *BACKENDS)
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
-CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
-TYPES = {"cpu": CPU_TYPES, "cuda": (torch.float32, torch.float16, torch.bfloat16, torch.float64)}
+MACHINES = {"cpu": "CPU", "cuda": "GPU"}
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
 products_in_bf16 = False  # see fused.linear.set_precision
 
@@ -41,7 +41,7 @@ class Operator(NamedTuple):
 
     Attributes:
         gradient: the operator that computes its gradient; None: it records none.
-        types: of its first tensor; None: the floating types of the device.
+        types: of its first tensor; None: those of ``TYPES``.
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
         widest: numbers in a row of its other tensors, at most, on a GPU.
@@ -237,13 +237,13 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Un
     missing = library.load()
     if missing is not None:
         return UnsupportedReason(missing, about.replaces)
-    if device not in TYPES:  # on meta nothing is computed, fast or slowly
+    if device not in MACHINES:  # on meta nothing is computed, fast or slowly
         by_design = about.replaces or device == "meta"
         return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", by_design)
-    machine = {"cpu": "CPU", "cuda": "GPU"}[device]
+    machine = MACHINES[device]
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)
-    types = about.types or TYPES[device]
+    types = about.types or TYPES
     if dtype not in types:
         names = [str(t).removeprefix("torch.") for t in types]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.api import check_operands
+from lightconv_plugin.ops.api import check_operands, check_tensors
 from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
 
@@ -38,7 +38,7 @@ def conv_step(
         The state that was given is used up: copy it first (``copy.deepcopy``) to come back to it.
 
     Raises:
-        ValueError: shapes that do not fit, or an unknown normalisation or backend.
+        ValueError: shapes that do not fit, a state of another convolution, or an unknown normalisation or backend.
         TypeError: what should be a tensor is none.
     """
     dynamic = getattr(weight, "ndim", 2) == 4
@@ -62,6 +62,12 @@ def conv_step(
         if not isinstance(state, dict) or not {"ring", "inputs"} & state.keys():
             raise ValueError(f"conv_step: the state that the step before gave is expected; got {type(state).__name__}")
         backend, entry = ("native", "ancestors") if "ring" in state else ("reference", "inputs")
+        past, width = state["ring" if backend == "native" else "inputs"], weight.shape[-1]
+        if past.shape[-1] != x.shape[-1] or (len(past) != width if backend == "native" else len(past) >= width):
+            raise ValueError(
+                f"conv_step: the state is of another convolution: it holds {tuple(past.shape)}; "
+                f"got x {tuple(x.shape)} and kernels of width {width}"
+            )
         if (held := state[entry].shape[1]) != x.shape[1]:
             raise ValueError(
                 f"conv_step: the state holds {held} hypotheses and x {x.shape[1]}; "
@@ -84,7 +90,9 @@ def reorder_state(state: State, new_order: Tensor) -> State:
 
     Raises:
         ValueError: new_order is no row of whole numbers.
+        TypeError: it is no tensor.
     """
+    check_tensors("reorder_state", new_order=new_order)
     if new_order.ndim != 1 or new_order.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             "reorder_state: new_order is expected as (N,) int32 or int64; "

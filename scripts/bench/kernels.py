@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backend, library
-from lightconv_plugin.ops.backend import TYPES
 from scripts.bench.machine_code import SHARED, Compiled, compile_for, on_a_gpu
 from scripts.bench.timing import Row, beyond_cache, peak_bytes
 from scripts.common.errors import UserError
@@ -182,8 +181,6 @@ def chosen(
 ) -> Iterator[tuple[str, Callable[[], Pass], bool, torch.dtype]]:
     """Yield each pass that is asked for and that the library has a kernel for; ``others``: than convolutions, too."""
     for dtype in (torch.float32, *HALVES):
-        if dtype not in TYPES[device.type]:
-            continue
         for name, (operator, made, backward) in cases(args, size, dtype, device).items():
             wanted = args.only in f"{name}, {dtype}" and (others or "_conv" in name)
             if wanted and backend.has_kernel(operator, device.type):

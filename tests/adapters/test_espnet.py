@@ -123,7 +123,11 @@ def test_gradients_and_dropout(kind):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((4, 6, 0.0, 3), "wshare=4 does not divide n_feat=6"), ((2, 6, 0.0, 4), "kernel_size=4 is even; Lightweight")],
+    [
+        ((4, 6, 0.0, 3), "wshare=4 does not divide n_feat=6"),
+        ((2, 6, 0.0, 4), "kernel_size=4 is even; Lightweight"),
+        ((2, 6, 0.0, "11"), "kernel_size is '11'; a whole number is expected"),
+    ],
 )
 def test_refusals(arguments, message):
     with pytest.raises(ValueError, match=message):

@@ -102,8 +102,12 @@ def test_channels_in_several_dimensions_and_no_state():
         ({"weight": torch.zeros(6, 1, 4)}, r"and weight \(D, W\); got .* and \(6, 1, 4\)"),
         ({"x": torch.zeros(5, 6)}, r"expected x \(B, T, D\) .* got \(5, 6\)"),
         ({"initial_state": torch.zeros(2, 6, 3)}, r"as \(N, D, W\) = \(2, 6, 4\); got \(2, 6, 3\)"),
+        ({"residual": torch.zeros(5, 2, 6)}, r"residual is expected as x, \(2, 5, 6\); got \(5, 2, 6\)"),
+        ({"weight": None}, r"expected tensors x \(B, T, D\) and weight \(D, W\); got Tensor and NoneType"),
+        ({"initial_state": [0.0]}, "causal_conv1d: initial_state is expected as a tensor; got list"),
+        ({"cu_seqlens": [0, 5]}, "causal_conv1d: cu_seqlens is expected as a tensor; got list"),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError if "tensor" in message else ValueError, match=message):
         causal_conv1d(**{"x": draw(2, 5, 6), "weight": draw(6, 4), **options})

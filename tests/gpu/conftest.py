@@ -27,8 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "dtype" in metafunc.fixturenames:
-        kind = torch.device(metafunc.config.getoption("--device")).type
-        metafunc.parametrize("dtype", TYPES[kind], ids=lambda dtype: str(dtype).removeprefix("torch."))
+        metafunc.parametrize("dtype", TYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

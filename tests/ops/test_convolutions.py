@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops import reference
 from tests.ops import native
-from tests.ops.conftest import each_run, takes
+from tests.ops.conftest import each_run
 from tests.ops.philox import factors, philox
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -201,7 +201,7 @@ def check(run, case: Case, *given: Tensor) -> None:
 
 
 def runs_on(device: int | str, case: Case) -> bool:
-    return takes(device, case.dtype) and (device == "gpu" or case.capability == 90)
+    return device == "gpu" or case.capability == 90
 
 
 @each_run("case", [(case,) for case in CASES], runs_on)
@@ -212,7 +212,7 @@ def test_table(run, case):
         check(run, case, *operands(case, time))
 
 
-@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, F16])
 @pytest.mark.parametrize("case", SHAPES, ids=lambda case: "-".join(map(str, case[1:])))
 def test_shapes_of_cpus(cpu, case, dtype):
     torch.manual_seed(0)
@@ -220,7 +220,7 @@ def test_shapes_of_cpus(cpu, case, dtype):
         check(cpu, case._replace(dtype=dtype), *operands(case._replace(dtype=dtype), time))
 
 
-@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, F16])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_widths_and_ratios_of_cpus(cpu, dynamic, dtype):
     """Each width of kernel with each ratio; lengths and paddings in turn."""
@@ -234,7 +234,7 @@ def test_widths_and_ratios_of_cpus(cpu, dynamic, dtype):
 @settings(max_examples=60)
 @given(
     dynamic=st.booleans(),
-    dtype=st.sampled_from([F32, F64, BF16]),
+    dtype=st.sampled_from([F32, F64, BF16, F16]),
     softmax=st.booleans(),
     p=st.sampled_from([0.0, 0.0, 0.3]),
     time=st.integers(1, 70),
@@ -262,6 +262,21 @@ def test_any_shape(cpu, dynamic, dtype, softmax, p, time, batch, heads, ratio, w
     )
     x, weight, *rest = operands(case, time)
     check(cpu, case, x, weight if softmax else weight / width**0.5, *rest)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(("heads", "ratio"), [(64, 1), (1, 64)])
+def test_every_number_of_16_bits_is_read_and_rounded_as_torch_does(cpu, dtype, heads, ratio):
+    """A product of two of them is whole in float32: those too small for an exponent, too large, and none at all."""
+    every = torch.arange(2**16).to(torch.uint16).view(dtype)
+    for factor in (1.0, 0.3, 3.0, -(2.0**-12)):
+        other = torch.full_like(every, factor)
+        for x, weight in ((every, other), (other, every)):
+            logits = weight.view(-1, 1, 64, 1)[:, :, :: 64 // heads].contiguous()
+            got = cpu.dynamic_conv(x.view(-1, 1, 64), logits, 0, False, 0.0, None)
+            kernel = logits.repeat_interleave(ratio, 2)[..., 0].float()
+            want = (x.view(-1, 1, 64).float() * kernel).to(dtype)
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -312,7 +327,9 @@ def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name, bad)
 
 
 # in the last -inf fills whole vectors of the logits
-@each_run("dtype, K", [(F32, 7), (F64, 7), (BF16, 7), (BF16, 400)], lambda device, _, K: K == 7 or device == "gpu")
+@each_run(
+    "dtype, K", [(F32, 7), (F64, 7), (BF16, 7), (F16, 7), (BF16, 400)], lambda device, _, K: K == 7 or device == "gpu"
+)
 def test_logits_that_are_not_finite(run, dtype, K):
     """As torch.softmax: -inf is weight 0; a row of -inf, or with NaN or +inf, is NaN, there and in that head alone."""
     run.capability = 90

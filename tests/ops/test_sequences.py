@@ -252,6 +252,7 @@ def test_compiled_in_one_graph(name, begins):
 
 
 X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
+RAGGED = torch.nested.nested_tensor([X[:2, 0], X[:3, 0]], layout=torch.jagged)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +290,9 @@ X, OFFSETS = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5])
         (X, {"weight": torch.zeros(0, 3)}, "0 heads do not divide the 6 channels"),
         (X[0], {}, r"expected x \(T, B, C\) .* got x \(2, 6\)"),
         (X.long(), {}, "floating-point.*torch.int64"),
+        (X.to(torch.float8_e5m2), {}, "floating-point tensors of at least 16 bits; got x torch.float8_e5m2"),
+        (X, {"weight": torch.zeros(2, 3).to(torch.float8_e5m2)}, "at least 16 bits; .* weight torch.float8_e5m2"),
+        (RAGGED, {}, r"a nested tensor is packed sentences: x.values\(\), and cu_seqlens=x.offsets\(\)"),
         (X, {"normalization": "max"}, "unknown kernel normal.*'max'"),
         (X, {"backend": "fpga"}, "'fpga' is not available; expected"),
     ],
@@ -310,10 +314,20 @@ def test_refusals(x, options, message):
         (lambda: ops.conv_step(X[:1], torch.zeros(2, 2, 2, 9), None), r"\(1, 2, H, K\); got \(2, 2, 2, 9\)"),
         (lambda: ops.conv_step(X[:1], torch.zeros(2, 3), cast("Any", X[:1])), "the step before gave .*; got Tensor"),
         (lambda: ops.reorder_state({"inputs": X}, torch.zeros(2)), r"new_order is .* int64; got \(2,\) torch.float32"),
+        (lambda: ops.reorder_state({"inputs": X}, cast("Any", [0])), "new_order is expected as a tensor; got list"),
         (lambda: ops.conv_step(X[:1], torch.zeros(9), None), r"weight \(H, K\) or \(T, B, H, K\); got .*\(9,\)"),
         (lambda: ops.conv_step(X[:1], cast("Any", [[1.0]]), None), r"or \(T, B, H, K\); got Tensor and list"),
     ],
 )
 def test_refusals_of_other_operators(call, message):
-    with pytest.raises(TypeError if "Tensor and" in message else ValueError, match=message):
+    with pytest.raises(TypeError if "tensor; got" in message or "Tensor and" in message else ValueError, match=message):
         call()
+
+
+@backends
+@pytest.mark.parametrize(("channels", "width"), [(6, 2), (4, 3)])
+def test_a_state_of_another_convolution(backend, channels, width):
+    """The definition would lay the newest weight over all inputs of a wider kernel's state."""
+    state = ops.conv_step(X[:4], torch.zeros(2, 3), None, backend=backend)[1]
+    with pytest.raises(ValueError, match=rf"of another convolution.*kernels of width {width}"):
+        ops.conv_step(X[:1, :, :channels], torch.zeros(2, width), state)

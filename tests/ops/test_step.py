@@ -54,7 +54,7 @@ class Decoder:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, F16])
 @pytest.mark.parametrize("ratio", [1, 3, 16, 64, 80])
 @pytest.mark.parametrize("width", [1, 3, 7, 31])
 def test_equals_the_full_sequence_with_beams_reordered(cpu, width, ratio, dtype, dynamic):
@@ -146,8 +146,8 @@ def test_refusals():
     _, state = ops.conv_step(x, weight, None, backend="native")
     with pytest.raises(ValueError, match="the state holds 2 hypotheses and x 1; re-order the state"):
         ops.conv_step(x[:, :1], weight, state)
-    with pytest.raises(ValueError, match=r"float32, float64 and bfloat16; got torch.float16"):
-        ops.conv_step(x.half(), weight, None, backend="native")
+    with pytest.raises(ValueError, match=r"at least 16 bits; got x torch.float8_e5m2"):
+        ops.conv_step(x.to(torch.float8_e5m2), weight, None, backend="native")
     with pytest.raises(ValueError, match=r"records no gradients; decode under torch.no_grad\(\)"):
         ops.conv_step(x, weight.requires_grad_(), None, backend="native")
     with pytest.raises(ValueError, match="records no gradients"):

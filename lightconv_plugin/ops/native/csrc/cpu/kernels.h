@@ -7,7 +7,7 @@
 
 namespace lightconv {
 
-enum class Scalar { f32, f64, bf16 };
+enum class Scalar { f32, f64, bf16, f16 };
 
 // One convolution: x (T, B, C) and logits (H, K) or, dynamic, (T, B, H, K), whose rows of C and H * K numbers lie one
 // behind another: position t of sentence b is row t * step + b * sentence of x, of the gradients and of dynamic logits.
