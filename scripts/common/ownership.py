@@ -130,11 +130,21 @@ def claim_pattern(folder: Path, *patterns: str) -> None:
     _append(folder, *({"pattern": pattern} for pattern in new))
 
 
-def adopt(*paths: Path) -> None:
-    """Enter those files that git has as they are: nothing is lost when they are replaced."""
+def adopt(*paths: Path, generated: bool = False) -> None:
+    """Enter those files that git has as they are: nothing is lost when they are replaced.
+
+    Where no git repository holds them, as in a copy of a checkout without its history, enter them if they are
+    ``generated``: files that nobody writes by hand. What is listed with another size has been edited, and stays.
+    """
     for path in paths:
-        if os.path.lexists(path) and not _Ledger(path.parent).has(path) and _is_committed(path):
+        if not os.path.lexists(path) or (ledger := _Ledger(path.parent)).has(path):
+            continue
+        if _is_committed(path) or (generated and path.name not in ledger.sizes and not _is_in_repository(path)):
             _append(path.parent, {"name": path.name, "bytes": path.lstat().st_size})
+
+
+def _is_in_repository(path: Path) -> bool:
+    return any((folder / ".git").exists() for folder in path.absolute().parents)
 
 
 def _is_committed(path: Path) -> bool:

@@ -97,8 +97,10 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
             run_by_snakemake(to_do, suite, arguments)
         else:
             for job in to_do:
-                run_here(job, options, left(job))
-                keep_all(suite)
+                # of seeds by name each is kept when it ends: a machine that is there for minutes may go with the next
+                for seeds in [left(job)] if arguments.seeds is None else [[seed] for seed in left(job)]:
+                    run_here(job, options, seeds)
+                    keep_all(suite)
         return [job.name for job in to_do if left(replace(job))]  # by its record as it is now
 
     keep_all(suite)  # what another process has run, too
@@ -184,7 +186,8 @@ def main() -> None:
         return
     files = [path for kind in ("*.json", "*/*.json", "*.svg") for path in suite.records.glob(kind)]
     if any(path.suffix == ".json" for path in files):  # a page without records could not be made again
-        ownership.adopt(*files, *([suite.page] if page.is_page(suite.page) else []))
+        generated = page.is_page(suite.page)
+        ownership.adopt(*files, *([suite.page] if generated else []), generated=generated)
     ownership.check_writable(suite.page, *files, *([arguments.archive] if arguments.archive else []))
     failed = [] if arguments.page_only else run(here, arguments)
     keep_all(suite)

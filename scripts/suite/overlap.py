@@ -4,7 +4,6 @@ A line of the test set overlaps if a run of ``RUN`` words of it, on either side,
 shorter line, the whole line. The units of BPE are put together before words are counted.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +24,8 @@ class Overlap:
     in_families: int | None  # None: the dataset is not of package descriptions that are split line by line
 
 
-def _runs(line: str, sizes: Iterable[int] = (RUN,)) -> Iterator[tuple[str, ...]]:
-    """All runs of so many words; of a line that is shorter than all of them, the whole line."""
-    words = tuple(line.replace("@@ ", "").lower().split())
-    return (words[at : at + size] for size in sizes for at in range(max(1, len(words) - size + 1)))
+def _words(line: str) -> tuple[str, ...]:
+    return tuple(line.replace("@@ ", "").lower().split())
 
 
 def measure(name: str, root: Path) -> Overlap:
@@ -38,13 +35,18 @@ def measure(name: str, root: Path) -> Overlap:
     alone = set(range(len(test[languages[0]])))
     for language, lines in test.items():
         where: dict[tuple[str, ...], list[int]] = {}
+        sizes: dict[tuple[str, ...], set[int]] = {}  # of the runs that begin with a word; of a short line its length
         for number, line in enumerate(lines):
-            for run in _runs(line):
+            words = _words(line)
+            for at in range(max(1, len(words) - RUN + 1)):
+                run = words[at : at + RUN]
                 where.setdefault(run, []).append(number)
-        sizes = {len(run) for run in where}  # a short line of the test set may stand within a line of training text
+                sizes.setdefault(run[:1], set()).add(len(run))
         for line in read_lines(root / "prepared" / f"train.{language}"):
-            for run in _runs(line, sizes):
-                alone.difference_update(where.get(run, ()))
+            words = _words(line)
+            for at in range(max(1, len(words))):
+                for size in sizes.get(words[at : at + 1], ()):
+                    alone.difference_update(where.get(words[at : at + size], ()))
     return Overlap(sorted(alone), len(test[languages[0]]), in_families(name, root))
 
 

@@ -17,6 +17,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from data_prep.text.split import split_of
+from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines
 from scripts.scoring.metrics import Side, evaluate, measures
@@ -405,6 +406,24 @@ def test_a_committed_page_is_made_again_by_the_command(place, written, tmp_path,
     command_line.main()
     changed = subprocess.run(["git", "-C", str(tmp_path), "status", "--porcelain", "-uno"], capture_output=True)
     assert changed.stdout == b""
+
+
+def test_a_page_is_made_again_in_a_copy_without_history(place, written, tmp_path, monkeypatch):
+    shutil.copytree(place / "RESULTS", tmp_path / "RESULTS", ignore=shutil.ignore_patterns(".lightconv"))
+    out, ledger = tmp_path / "RESULTS.md", tmp_path / ".lightconv"
+    given = [str(place / "small.yaml"), "--page-only", "--work", str(tmp_path / "work"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["suite", *given])
+    for text, listed in (("my notes\n", False), (written + "An edit.\n", True)):
+        out.write_text(text)
+        ownership.adopt(*([out] if listed else []), generated=True)
+        out.write_text(text + "Another.\n")
+        with pytest.raises(UserError, match=r"RESULTS\.md is there"):
+            command_line.main()
+        assert (tmp_path / "RESULTS" / ".lightconv").exists() == listed
+    ledger.unlink()
+    out.write_text(written)
+    command_line.main()
+    assert out.read_text() == written
 
 
 def test_test_lines_of_families_that_train_are_counted(tmp_path):

@@ -1,6 +1,7 @@
 """The jobs of a suite that run, with stand-ins for their stages; the Snakefile; how speeds are measured."""
 
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -125,10 +126,19 @@ def test_text_that_was_prepared_elsewhere_is_trained_on(suite):
 def test_a_seed_alone_leaves_the_others_and_the_speed_for_later(suite):
     several = SUITE | {"runs": [{"dataset": "toy", "models": ["one", "two"], "seeds": [1, 2, 3]}]}
     suite.config(yaml.safe_dump(several | {"trials": SUITE["trials"][:0]}), "suite")
+    suite.kept = suite.folder / "work" / "RESULTS" / "toy" / "one.json"
+    known: list[list[str]] = []  # the seeds that have a record when the next begins
+
+    def train(arguments: list[str], out: Path) -> None:
+        known.append(list(json.loads(suite.kept.read_text())["seeds"]) if suite.kept.exists() else [])
+        suite.train_by_rate(arguments, out)
+
+    suite.acts["train"] = train
     status, said, ran = suite.compare("--seeds", "2", "--only", "toy/one")
     assert (status, ran) == (0, ["one:seed2:7"]), said
     status, said, ran = suite.compare("--seeds", "3,1")
     assert (status, ran) == (0, ["one:seed1:7", "one:seed3:7", "two:seed1:7", "two:seed3:7"]), said
+    assert known[:3] == [[], ["2"], ["1", "2"]]
     status, said, ran = suite.compare()
     assert (status, ran) == (0, ["two:seed2:7", "speed of toy"]), said
 
