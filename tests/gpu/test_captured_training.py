@@ -8,6 +8,7 @@ from fairseq.logging import metrics
 
 from tests.tolerances import TOLERANCES
 from tests.training.runs import batches, begin, capture, parameters, train
+from tests.training.test_processes import compare_with_one
 
 PRECISIONS = {"float32": [], "bfloat16": ["--bf16"], "float16": ["--fp16", "--fp16-init-scale", "128"]}
 SAME = ("ntokens", "nsentences", "wpb", "bsz", "num_updates", "lr", "clip", "loss_scale")
@@ -67,6 +68,11 @@ def test_update_freq(precision, device):
     flags = ["--update-freq", "3", *PRECISIONS[precision]]
     runs = [train(begin(captured, device, *flags), batches(12), update_freq=3) for captured in (True, False)]
     compare(runs[0], runs[1], getattr(torch, precision))
+
+
+def test_two_processes_on_one_device(device, tmp_path):
+    """Their gradients averaged by gloo: NCCL wants a device for each."""
+    compare_with_one(tmp_path, device)
 
 
 def test_dropout_is_that_of_updates_without_graphs(device):

@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,17 +10,14 @@ from torch import distributed, multiprocessing
 
 from tests.training.runs import batches, begin, capture, parameters, train
 
-pytestmark = pytest.mark.usefixtures("forks")
-
-CPU = torch.device("cpu")
 NAMES = ("loss", "gnorm", "wpb", "bsz", "num_updates")
 
 
-def work(rank: int, folder: str) -> None:
+def work(rank: int, folder: str, device: torch.device) -> None:
     """Train on every second batch, and write down what is logged and the parameters at the end."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/group", world_size=2, rank=rank)
-    trainer = begin(False, CPU, "--distributed-world-size", "2")
+    trainer = begin(False, device, "--distributed-world-size", "2")
     replaced = weakref.ref(trainer.model.module)
     capture(trainer)
     assert replaced() is None
@@ -30,15 +28,20 @@ def work(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
-def test_two_processes_are_one_that_accumulates(tmp_path):
-    """fairseq's own updates, of two batches each."""
-    multiprocessing.spawn(work, (str(tmp_path),), nprocs=2)
-    alone = train(begin(False, CPU), batches(12), update_freq=2)
+def compare_with_one(folder: Path, device: torch.device) -> None:
+    """Train with two processes, and by fairseq's own updates with one, of two batches each."""
+    multiprocessing.spawn(work, (str(folder), device), nprocs=2)
+    alone = train(begin(False, device), batches(12), update_freq=2)
     want = [{name: logged[name] for name in NAMES} for logged in alone.logged]
     for rank in (0, 1):
-        got = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        got = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
         assert len(got) == len(want) == 6
         for mine, theirs in zip(got, want, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-3)  # fairseq rounds to three places
-        got = torch.load(tmp_path / f"{rank}.pt")
+        got = torch.load(folder / f"{rank}.pt")
         torch.testing.assert_close(got, parameters(alone.trainer), rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("forks")
+def test_two_processes_are_one_that_accumulates(tmp_path):
+    compare_with_one(tmp_path, torch.device("cpu"))
