@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.api import check_operands
+from lightconv_plugin.ops.api import check_operands, check_tensors
 from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
 
@@ -84,7 +84,9 @@ def reorder_state(state: State, new_order: Tensor) -> State:
 
     Raises:
         ValueError: new_order is no row of whole numbers.
+        TypeError: it is no tensor.
     """
+    check_tensors("reorder_state", new_order=new_order)
     if new_order.ndim != 1 or new_order.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             "reorder_state: new_order is expected as (N,) int32 or int64; "
