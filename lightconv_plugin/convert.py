@@ -384,7 +384,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of a lightconv or lightconv_lm")
     parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write; replaces only what this wrote")
     given = parser.parse_args(arguments)
-    if given.source.resolve() == given.out.resolve() or (given.out.exists() and given.out.samefile(given.source)):
+    if given.source.exists() and given.out.exists() and given.out.samefile(given.source):
         sys.exit(f"error: IN and OUT are both {given.source}; give another OUT, so that the original stays")
     if given.out.is_dir() or not given.out.resolve().parent.is_dir():
         sys.exit(f"error: {given.out} is not a file in an existing folder; give the name of the checkpoint to write")

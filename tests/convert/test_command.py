@@ -200,6 +200,7 @@ def test_an_out_of_its_own_is_replaced_and_stays_where_writing_fails(tmp_path, s
     out = tmp_path / "out.pt"
     for _ in range(2):
         convert.main([str(source), str(out)])
+    assert "No such file" in refuse(tmp_path / "nothing.pt", out)
 
     def full(state, file):
         try:
