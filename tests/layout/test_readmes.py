@@ -12,7 +12,11 @@ import pytest
 from scripts.common import CHECKOUT
 from scripts.common.process import environment
 
-READMES = [CHECKOUT / "README.md", *sorted(CHECKOUT.glob("[!.]*/README.md"))]
+READMES = [
+    CHECKOUT / "README.md",
+    *sorted(CHECKOUT.glob("[!.]*/README.md")),
+    CHECKOUT / "lightconv_plugin" / "SPEED.md",
+]
 SUBCOMMANDS = ("scripts.bench", "scripts.pretrained")
 LONGEST = 110
 MADE = (
