@@ -6,7 +6,6 @@ for plots (``attn``, ``attn_t``, ``attn_f``) are not kept.
 """
 
 from abc import ABC, abstractmethod
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +44,7 @@ class _Convolution(nn.Module, ABC):
         super().__init__()
         if n_feat % wshare:
             raise ValueError(f"wshare={wshare} does not divide n_feat={n_feat}; choose a divisor")
-        if not isinstance(kernel_size, Integral):
+        if not hasattr(kernel_size, "__index__"):
             raise ValueError(f"kernel_size is {kernel_size!r}; a whole number is expected")
         if kernel_size % 2 == 0 and not self.takes_even:
             raise ValueError(f"kernel_size={kernel_size} is even; {type(self).__name__} takes odd ones")

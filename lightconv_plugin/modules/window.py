@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ def check_width(kernel_size: int, *, causal: bool) -> None:
     Raises:
         ValueError: it has no whole number of weights, or none, or is even and not causal.
     """
-    if not isinstance(kernel_size, Integral) or kernel_size < 1:
+    if not hasattr(kernel_size, "__index__") or kernel_size < 1:
         raise ValueError(f"a kernel of {kernel_size!r} weights was asked for; a whole number from 1 on is expected")
     if not causal and kernel_size % 2 == 0:
         raise ValueError(
