@@ -25,7 +25,8 @@ class _Convolution(nn.Module, ABC):
         use_bias: add a bias after the convolution.
 
     Raises:
-        ValueError: heads that do not divide the channels, or an even kernel where ESPnet cannot take one.
+        ValueError: heads that do not divide the channels, a width that is no whole number, or an even one where ESPnet
+            cannot take it.
     """
 
     outputs = 1  # of C numbers each, which the last map reads
@@ -43,7 +44,7 @@ class _Convolution(nn.Module, ABC):
         super().__init__()
         if n_feat % wshare:
             raise ValueError(f"wshare={wshare} does not divide n_feat={n_feat}; choose a divisor")
-        if not isinstance(kernel_size, int):
+        if not hasattr(kernel_size, "__index__"):
             raise ValueError(f"kernel_size is {kernel_size!r}; a whole number is expected")
         if kernel_size % 2 == 0 and not self.takes_even:
             raise ValueError(f"kernel_size={kernel_size} is even; {type(self).__name__} takes odd ones")

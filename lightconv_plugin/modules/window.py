@@ -16,10 +16,10 @@ def check_width(kernel_size: int, *, causal: bool) -> None:
     """Refuse a kernel that cannot be laid over a sequence.
 
     Raises:
-        ValueError: it has no weights, or is even and not causal.
+        ValueError: it has no whole number of weights, or none, or is even and not causal.
     """
-    if not isinstance(kernel_size, int) or kernel_size < 1:
-        raise ValueError(f"a kernel of {kernel_size!r} weights was asked for; at least 1 is expected")
+    if not hasattr(kernel_size, "__index__") or kernel_size < 1:
+        raise ValueError(f"a kernel of {kernel_size!r} weights was asked for; a whole number from 1 on is expected")
     if not causal and kernel_size % 2 == 0:
         raise ValueError(
             f'kernel size {kernel_size} is even, so "same" padding has no middle; '
