@@ -82,8 +82,9 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
     options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
     def prepare(jobs: Sequence[Job]) -> None:
-        """Prepare the dataset of some jobs, and see that its text is that of the records that there are."""
-        run_here(replace(jobs[0], last="binarise"), options, [])
+        """Prepare the dataset of some jobs, unless --from takes it as it is; its text must be that of the records."""
+        if arguments.first is None:
+            run_here(replace(jobs[0], last="binarise"), options, [])
         check_text(jobs)
 
     def left(job: Job) -> list[int]:
@@ -105,7 +106,7 @@ def run(suite: Suite, arguments: argparse.Namespace) -> list[str]:
 
     keep_all(suite)  # what another process has run, too
     for jobs in jobs_of(suite).values():
-        if arguments.first is None and any(job.missing for job in jobs) and any(job.kept.exists() for job in jobs):
+        if any(job.missing for job in jobs) and any(job.kept.exists() for job in jobs):
             prepare(jobs)
     failed, tried = [], set[str]()
     # One sweep of all leaves no device idle while the last job of a few runs

@@ -114,7 +114,13 @@ def test_text_that_was_prepared_elsewhere_is_trained_on(suite):
         shutil.copytree(work / "toy" / name, there / "toy" / name)
     status, said, ran = suite.compare("--only", "toy/one", "--work", str(there), "--from", "train")
     assert (status, ran) == (0, [*TRIALS, "one:seed1:2", "speed of toy"]), said
+    assert "error" not in said
     assert not (there / "toy" / "raw").exists()
+    record = there / "RESULTS" / "toy" / "one.json"
+    record.write_text(record.read_text().replace('"text": "', '"text": "another'))
+    status, said, ran = suite.compare("--only", "toy/one,toy/two", "--work", str(there), "--from", "train")
+    assert (status, ran) == (1, []), said
+    assert "binarised is not the text that" in said
     status, said, ran = suite.compare("--only", "toy/two", "--work", str(there), "--from", "train", "--sweep", "s")
     assert (status, ran) == (1, [])
     assert "leave out --sweep" in said
