@@ -1,4 +1,4 @@
-"""Small calls of every CUDA kernel, run on the CPU under AddressSanitizer and UBSan.
+"""Small calls of every CUDA kernel, run on the CPU under AddressSanitizer and UBSan, or watched for races.
 
 test_cuda_checked.py starts this file as a program with AddressSanitizer loaded before all else, sends it jobs, and
 reads what each printed. A job is a process of its own, forked once torch is imported: what a check finds ends it.
@@ -24,10 +24,10 @@ ORDERS = {"rising": 0, "falling": 1, "shuffled": 2, "shuffled anew": 3}
 class Checked(Machine):
     """Pretended GPU that compiles its kernels for a check; no access may pass the start or the end of an operand."""
 
-    def __init__(self, cache: Path, sources: Path | None) -> None:
+    def __init__(self, check: str, cache: Path, sources: Path | None) -> None:
         super().__init__(cache=cache)
         options = {} if sources is None else {"sources": sources}
-        self.set_up(cache, fake_nvrtc(checked=True), "checked", **options)
+        self.set_up(cache, fake_nvrtc(check), check, **options)
         self.poison = ctypes.CDLL(None)["__asan_poison_memory_region"]
 
     def guard(self, storage: Tensor, size: int) -> None:
@@ -38,15 +38,15 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-def run(case: str, cache: str, sources: str | None) -> None:
-    """Run a case, in all orders of threads.
+def run(check: str, case: str, cache: str, sources: str | None) -> None:
+    """Run a case, in all orders of threads; races are seen in one.
 
     Raises:
         AssertionError: a result has a NaN or depends on the order.
     """
-    machine = Checked(Path(cache), None if sources is None else Path(sources))
+    machine = Checked(check, Path(cache), None if sources is None else Path(sources))
     first: list[Tensor] = []
-    for name, order in ORDERS.items():
+    for name, order in list(ORDERS.items())[: 1 if check == "races" else None]:
         os.environ["SHIM_ORDER"] = str(order)
         torch.manual_seed(0)
         results = cuda_cases.CASES[case](machine)

@@ -65,11 +65,17 @@ def fake_driver() -> Path:
     return compile_shared(folder() / f"libcuda-{digest([SHIM / 'libcuda.cpp'])}.so", [SHIM / "libcuda.cpp"])
 
 
-def fake_nvrtc(*, checked: bool = False) -> Path:
-    """With shim.h precompiled, which halves the time of a kernel; ``checked``: by AddressSanitizer and UBSan."""
-    own = folder() / ("checked" if checked else "plain")
-    check = "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all" if checked else "-O1"
-    flags = f"{library.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {check}"
+CHECKS = {
+    "plain": "-O1",
+    "checked": "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "races": "-O1 -fsanitize=thread -nodefaultlibs",  # accesses come to scheduler.cpp
+}
+
+
+def fake_nvrtc(check: str = "plain") -> Path:
+    """With shim.h precompiled, which halves the time of a kernel; ``check``: one of CHECKS."""
+    own = folder() / check
+    flags = f"{library.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {CHECKS[check]}"
     compiled = own / "shim.h.gch"
     if not compiled.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """The CUDA kernels on a CPU under sanitizers (cuda_checked.py), and each kind of fault put in and found.
 
 AddressSanitizer and UBSan; operands and shared memory without a byte to spare; shared memory is NaN at a block's start;
-threads in rising, falling and shuffled order, anew at every barrier, give the same bits.
+threads in rising, falling and shuffled order, anew at every barrier, give the same bits. Compiled once more, with each
+access watched (scheduler.cpp), the kernels have no race, not even one that no order shows.
 """
 
 import json
@@ -48,8 +49,8 @@ def checked() -> Iterator[Server]:
         assert process.stdout is not None
         answers = process.stdout
 
-        def ask(case: str, cache: Path, sources: Path | None = None) -> tuple[int, str]:
-            job = {"case": case, "cache": str(cache), "sources": sources and str(sources)}
+        def ask(check: str, case: str, cache: Path, sources: Path | None = None) -> tuple[int, str]:
+            job = {"check": check, "case": case, "cache": str(cache), "sources": sources and str(sources)}
             print(json.dumps(job), file=process.stdin, flush=True)
             status, errors = json.loads(answers.readline())
             return status, errors
@@ -58,9 +59,10 @@ def checked() -> Iterator[Server]:
         process.stdin.close()
 
 
+@pytest.mark.parametrize("check", ["checked", "races"])
 @pytest.mark.parametrize("case", cuda_cases.CASES)
-def test_nothing_is_found(checked, case):
-    assert checked(case, cuda_on_cpu.folder() / "checked" / "kernels") == (0, "")
+def test_nothing_is_found(checked, case, check):
+    assert checked(check, case, cuda_on_cpu.folder() / check / "kernels") == (0, "")
 
 
 class Fault(NamedTuple):
@@ -68,6 +70,7 @@ class Fault(NamedTuple):
     file: str
     patches: tuple[tuple[str, str], ...]
     found: str  # in what the check prints; "" if it should find nothing
+    check: str = "checked"
 
 
 RING_ROW = "ring + (static_cast<long long>(slot) * args.M + n)"
@@ -134,6 +137,29 @@ FAULTS = {
         *("step-f32-dynamic", "step.cuh", ((RING_ROW, RING_ROW.replace("+ n)", "+ n / 2)")),)),
         "order rising: .* numbers of result 1 are NaN",
     ),
+    "a race that no order shows": Fault(
+        *("search", "fused/search.cuh", (("__syncwarp();  // what", "// what"),)),  # shuffles are no barriers
+        "a race: thread 0 of block 0 writes what, as a reader, thread 1 of block 0 did before",
+        "races",
+    ),
+    "a race for what another block reads": Fault(
+        *(
+            "search",
+            "fused/search.cuh",
+            (("if (sentence == 0) args.limits[0] = step + 1;", "args.limits[2] -= sentence / 9;"),),
+        ),
+        "a race: thread 0 of block 1 reads what thread 0 of block 0 did before",
+        "races",
+    ),
+    "a copy that begins before others have read its place, and ends later": Fault(
+        *("conv-bf16-dynamic-bands-drop", "band.cuh"),
+        (
+            ("    stage_inputs<C>(args, at, args.x, at.first, shared);\n", ""),
+            ("    if (number > 0)", "    stage_inputs<C>(args, at, args.x, at.first, shared);\n    if (number > 0)"),
+        ),
+        "a race: thread .* of block 0 writes what, as a reader, thread .* of block 0 did before",
+        "races",
+    ),
 }
 
 
@@ -148,6 +174,6 @@ def test_a_fault_is_found(checked, tmp_path, name):
         assert text.count(old) == 1, f"{old!r} is not once in {fault.file}: the fault needs another place"
         text = text.replace(old, new)
     path.write_text(text)
-    status, errors = checked(fault.case, tmp_path / "kernels", sources)
+    status, errors = checked(fault.check, fault.case, tmp_path / "kernels", sources)
     assert (status == 0) == (fault.found == ""), errors
     assert re.search(fault.found, errors)

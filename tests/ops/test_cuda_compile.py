@@ -59,6 +59,7 @@ TABLE: dict[str, tuple[Case, tuple[int, int], tuple[int, ...]]] = {
     "loss, float64": (loss(F64, 1024), (3, 3), (90,)),
     "residual": (residual(F16, 512, 0.1), (4, 4), EACH_GENERATION),
     "residual, wide": (residual(BF16, 4096, 0.1), (4, 4), (90,)),
+    "residual, float64": (residual(F64, 4096, 0.1), (4, 4), (90,)),
     "residual, float32": (residual(F32, 1024, 0.1), (4, 4), (90,)),
     "residual, float32, odd": (residual(F32, 1023, 0.1), (4, 4), (90,)),
     "sums": (sums(F16, 512, 3, 16_385), (5, 5), EACH_GENERATION),
@@ -90,6 +91,7 @@ def test_kernels(nvrtc, name, capability):
     for image in images:
         found = code_of(image)
         assert found.spilled == 0, "registers are spilled, or an array is in local memory"
-        assert 0 < found.registers <= 168
+        twice = b"residual_norm_backward" in image and capability >= 80  # two blocks of 256 threads are to run at once
+        assert 0 < found.registers <= (255 if b"_f64_" in image else 128 if twice else 168)
         assert found.instructions > 0
     assert all(f".text.{name}\0".encode() in b"".join(images) for name in names)

@@ -236,7 +236,7 @@ def ordered(logits, scores, limits, beams, count, temperature, penalty):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "types", "count"), [(F16, 1000, 8), (F32, 515, 2), (BF16, 38, 10), (F64, 300, 8), (F16, 5, 4)]
+    ("dtype", "types", "count"), [(F16, 1000, 14), (F32, 515, 2), (BF16, 38, 10), (F64, 300, 8), (F16, 5, 4)]
 )
 @settings(max_examples=12)
 @given(
@@ -246,15 +246,20 @@ def ordered(logits, scores, limits, beams, count, temperature, penalty):
     temperature=st.sampled_from([1.0, 0.7]),
     penalty=st.sampled_from([0.0, 0.5, -2.0]),
     bad=st.sampled_from([None, math.nan, math.inf, -math.inf]),
+    few=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, temperature, penalty, bad, seed):
-    """Of few different logits, the same for all hypotheses of a sentence, some of which nobody can go on with.
+def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, temperature, penalty, bad, few, seed):
+    """The logits are the same for all hypotheses of a sentence, some of which nobody can go on with.
 
-    A row with a logit that is no number, or of -inf alone, has no continuation.
+    They are few different ones, or all differ, and those of words with rules of their own are the largest. A row with a
+    logit that is no number, or of -inf alone, has no continuation.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(-4, 5, (sentences, 1, types), generator=generator).double() * 1.5
+    if not few:
+        logits = torch.rand(sentences, 1, types, generator=generator).argsort(2).double() / 64
+        logits[:, :, [PAD, EOS, UNK]] += 20
     logits = logits.expand(sentences, beams, types).flatten(0, 1).to(dtype).contiguous()
     if bad is not None:
         logits[1:2], logits[2:3, 4] = bad, bad

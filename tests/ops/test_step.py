@@ -81,6 +81,14 @@ def test_hypotheses_come_and_go(run, dtype, dynamic, K, H, R, softmax):
         decoder.reorder((3, 2, 4, 7, 1, 6)[i % 6])
 
 
+@pytest.mark.parametrize(("rows", "ratio"), [(0, 3), (2, 0)])
+def test_no_hypotheses_or_no_channels(run, rows, ratio):
+    """A GPU is asked for no launch of nothing, which it refuses."""
+    state = torch.empty(5, rows, 2 * ratio), torch.zeros(5, rows, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    x = torch.empty(1, rows, 2 * ratio)
+    assert run.conv_step(x, torch.randn(2, 5), *state, True).shape == x.shape
+
+
 @settings(max_examples=30)
 @given(width=st.integers(1, 9), ratio=st.integers(1, 20), dynamic=st.booleans(), seed=st.integers(0, 1000))
 def test_any_width(cpu, width, ratio, dynamic, seed):

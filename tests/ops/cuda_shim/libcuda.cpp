@@ -110,6 +110,7 @@ int cuLaunchKernel(void* function, unsigned int x, unsigned int, unsigned int, u
     next_error = 0;
     return error;
   }
+  if (x == 0 || threads == 0 || threads > 1024) return 1;
   if (function == &nothing) return 0;
   if (shared_bytes > 48 * 1024 && granted[function] < static_cast<int>(shared_bytes)) return 1;
   launches.push_back({stack.back(), stream_, x, threads, shared_bytes});

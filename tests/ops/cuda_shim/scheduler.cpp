@@ -5,12 +5,15 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <numeric>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -56,6 +59,7 @@ struct Fiber {
   ucontext_t context;
   bool started = false;
   int turn;                 // of the two slots
+  int barriers, warp_barriers;  // that it has passed
   std::deque<std::pair<int, Copy>> copies;  // with the number of their group
   int group;                                // of the next copy
   unsigned char slot[2][32];  // what a lane shows to its warp, turn by turn
@@ -88,6 +92,61 @@ void body() {
   for (;;) {
     kernel(arguments);
     wait(State::left);
+  }
+}
+
+// ---- Races: of kernels compiled with -fsanitize=thread, whose accesses come to the functions at the end ----
+
+// Two threads race for a byte where one of them writes it and no barrier is between them: one of the block, or one of
+// their warp. Shuffles are none, nor is anything between blocks, but for what an atomic operation has changed.
+struct Access {
+  int block = -1, thread = -1, barriers = 0, warp_barriers = 0;  // block -1: there was none
+};
+
+struct Byte {
+  Access writer, readers[2];  // since the last write: of two warps, if there were
+  bool atomic = false;
+};
+
+std::unordered_map<uintptr_t, std::array<Byte, 16>> memory;  // by 16 bytes, of one launch
+
+bool is_shared(uintptr_t at) { return at - reinterpret_cast<uintptr_t>(shared) < sizeof shared; }
+
+// Is an access before another one of the running thread?
+bool ordered(const Access& before, const Access& now, uintptr_t at) {
+  if (before.block != now.block) return before.block < 0 || is_shared(at);
+  if (before.thread == now.thread || before.barriers < now.barriers) return true;
+  return before.thread / 32 == now.thread / 32 && before.warp_barriers < now.warp_barriers;
+}
+
+void must(bool well, uintptr_t at, const Access& before, const Access& now, const char* what) {
+  if (well) return;
+  std::fprintf(stderr, "cuda shim: a race: thread %d of block %d %s thread %d of block %d did before, ", now.thread, now.block,
+               what, before.thread, before.block);
+  if (is_shared(at)) std::fprintf(stderr, "byte %d of shared memory\n", static_cast<int>(at - reinterpret_cast<uintptr_t>(shared)));
+  else std::fprintf(stderr, "address %p\n", reinterpret_cast<void*>(at));
+  std::abort();
+}
+
+Byte& byte_of(uintptr_t at) { return memory[at / 16][at % 16]; }
+
+Access here() { return {static_cast<int>(blockIdx.x), running, fibers[running].barriers, fibers[running].warp_barriers}; }
+
+void access(const void* from, size_t bytes, bool writes) {
+  const auto first = reinterpret_cast<uintptr_t>(from);
+  if (first - reinterpret_cast<uintptr_t>(fibers[running].memory.get()) < stack_bytes) return;
+  for (const Index* own : {&threadIdx, &blockIdx, &blockDim, &gridDim})
+    if (first - reinterpret_cast<uintptr_t>(own) < sizeof *own) return;
+  const Access now = here();
+  for (uintptr_t at = first; at < first + bytes; ++at) {
+    Byte& byte = byte_of(at);
+    if (byte.atomic) continue;
+    must(ordered(byte.writer, now, at), at, byte.writer, now, writes ? "writes what" : "reads what");
+    Access* readers = byte.readers;
+    for (int i = 0; i < 2 && writes; ++i) must(ordered(readers[i], now, at), at, readers[i], now, "writes what, as a reader,");
+    if (writes) byte = {now};
+    else if (ordered(readers[0], now, at)) readers[0] = now, readers[1] = ordered(readers[1], now, at) ? Access{} : readers[1];
+    else if (ordered(readers[1], now, at) || readers[1].thread / 32 == readers[0].thread / 32) readers[1] = now;
   }
 }
 
@@ -140,7 +199,7 @@ void run_warp(int first, int last) {
 
 void run_block(int threads) {
   for (int i = 0; i < threads; ++i)
-    fibers[i].copies.clear(), fibers[i].state = State::ready, fibers[i].turn = fibers[i].group = 0;
+    fibers[i].copies.clear(), fibers[i].state = State::ready, fibers[i].turn = fibers[i].group = fibers[i].barriers = fibers[i].warp_barriers = 0;
   for (bool going = true; going;) {
     going = false;
     each((threads + 31) / 32, [&](int warp) { run_warp(warp * 32, warp * 32 + 32 < threads ? warp * 32 + 32 : threads); });
@@ -157,6 +216,7 @@ void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const
   const char* chosen = std::getenv("SHIM_ORDER");
   kernel = entry, arguments = args, order = noise = chosen ? std::atoi(chosen) : 0;
   gridDim.x = blocks, blockDim.x = threads;
+  memory.clear();
   unsigned char* end = shared + shared_bytes;
   each(blocks, [&](int block) {
     blockIdx.x = block;
@@ -170,10 +230,16 @@ void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const
   });
 }
 
-void sync_block() { wait(State::at_block); }
-void sync_warp() { wait(State::at_warp); }
+void sync_block() { wait(State::at_block), ++fibers[running].barriers; }
+void sync_warp() { wait(State::at_warp), ++fibers[running].warp_barriers; }
+void atomic(const void* at, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) byte_of(reinterpret_cast<uintptr_t>(at) + i).atomic = true;
+}
 
-void copy_later(const Copy& copy) { fibers[running].copies.emplace_back(fibers[running].group, copy); }
+void copy_later(const Copy& copy) {
+  access(copy.to, 16, true);
+  fibers[running].copies.emplace_back(fibers[running].group, copy);
+}
 void finish_group() { ++fibers[running].group; }
 
 bool next_copy(int left, Copy& copy) {
@@ -181,6 +247,11 @@ bool next_copy(int left, Copy& copy) {
   if (copies.empty() || copies.front().first >= fibers[running].group - left) return false;
   copy = copies.front().second;
   copies.pop_front();
+  for (uintptr_t at = reinterpret_cast<uintptr_t>(copy.to), i = 0; i < 16; ++i) {  // nobody since it began
+    const Byte& byte = byte_of(at + i);
+    must(byte.writer.thread == running, at + i, byte.writer, here(), "finishes a copy to what");
+    for (const Access& reader : byte.readers) must(reader.block < 0, at + i, reader, here(), "finishes a copy to what, as a reader,");
+  }
   return true;
 }
 
@@ -197,3 +268,21 @@ void read(int lane, int shown, void* to, size_t bytes) {
 }
 
 }  // namespace shim
+
+extern "C" {
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_read1(void* at) { shim::access(at, 1, false); }
+void __tsan_read2(void* at) { shim::access(at, 2, false); }
+void __tsan_read4(void* at) { shim::access(at, 4, false); }
+void __tsan_read8(void* at) { shim::access(at, 8, false); }
+void __tsan_read16(void* at) { shim::access(at, 16, false); }
+void __tsan_read_range(void* at, size_t bytes) { shim::access(at, bytes, false); }
+void __tsan_write1(void* at) { shim::access(at, 1, true); }
+void __tsan_write2(void* at) { shim::access(at, 2, true); }
+void __tsan_write4(void* at) { shim::access(at, 4, true); }
+void __tsan_write8(void* at) { shim::access(at, 8, true); }
+void __tsan_write16(void* at) { shim::access(at, 16, true); }
+void __tsan_write_range(void* at, size_t bytes) { shim::access(at, bytes, true); }
+}

@@ -20,6 +20,7 @@ void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const
 
 void sync_block();
 void sync_warp();
+void atomic(const void* at, size_t bytes);  // says that an atomic operation follows
 
 // A thread's copies under way, in groups. None is made before it is waited for: next_copy gives what must be made before
 // only the last `left` groups are under way, and false where that is all.

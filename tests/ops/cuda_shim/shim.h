@@ -64,6 +64,7 @@ template <class T> T __shfl_xor_sync(unsigned int, T value, int mask) {
 template <class T> T __shfl_sync(unsigned int, T value, int lane) { return shim::Exchange<T>(value).read(lane); }
 
 template <class T> T atomicAdd(T* at, T value) {
+  shim::atomic(at, sizeof *at);
   const T before = *at;
   *at += value;
   return before;

@@ -291,6 +291,7 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   check_same(x, ancestors, "ancestors");
   check_same(x, position, "position");
   Tensor out = torch::stable::new_empty(x, x.sizes());
+  if (out.numel() == 0) return out;
   const StepArgs args{x.const_data_ptr(), weight.const_data_ptr(), ring.mutable_data_ptr(),
                       static_cast<int*>(ancestors.mutable_data_ptr()),
                       static_cast<long long*>(position.mutable_data_ptr()), out.mutable_data_ptr(),

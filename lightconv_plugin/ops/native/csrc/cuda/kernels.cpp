@@ -135,10 +135,12 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + flag(c.both) + "};\n}\n";
   // At most 128 registers a thread for a convolution, 80 where that suffices; before sm_80 shared memory is for one block
   // anyway. A 1 has to be said: without it the compiler aims at more blocks and spills. On sm_100 128 are two too few for
-  // the gradient of x under DropConnect, and for wide kernels everywhere but on sm_90.
+  // the gradient of x under DropConnect, and for wide kernels everywhere but on sm_90. 128 are right for the norm's
+  // gradients too: it has two blocks for each multiprocessor, which would run one after the other.
   const std::string name = kernel.name;
   const bool both = name == "backward", wide = name.starts_with("wide");
-  const bool limited = both || wide || name == "conv" || name == "band";
+  const bool norm = name == "residual_norm_backward" && c.type != Type::f64;
+  const bool limited = both || wide || norm || name == "conv" || name == "band";
   const auto fewest = [&](int together) { return std::to_string(limited ? smaller(together / threads, 16) : 1); };
   const std::string on_90 = fewest(both && c.K <= 32 ? 768 : 512), on_100 = fewest(wide || (c.flip && c.drop) ? 384 : 512);
   const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 900 ? " +

@@ -31,6 +31,7 @@ __device__ __forceinline__ Candidate lanes_first(Candidate best) {
 template <Case C> __device__ __forceinline__ void step_candidates(const CandidateArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   constexpr int W = vector_of(C), K = C.K, warps = CANDIDATE_THREADS / 32;
+  constexpr int groups = power_of_two_from(ceil_div(K + 3, warps));  // of a warp's lanes
   const long long n = blockIdx.x, step = args.limits[0];
   const bool may_end = step >= args.limits[1], must_end = step >= args.limits[2];
   const S* row = static_cast<const S*>(args.logits) + n * args.V;
@@ -44,8 +45,10 @@ template <Case C> __device__ __forceinline__ void step_candidates(const Candidat
 #pragma unroll
       for (int w = 0; w < W; ++w) x[w] = 0;
       widen(loaded, x);
+      if (temperature != 1.0f) {
 #pragma unroll
-      for (int w = 0; w < W; ++w) x[w] /= temperature;
+        for (int w = 0; w < W; ++w) x[w] /= temperature;
+      }
       act(v, x);
     }
   };
@@ -58,14 +61,21 @@ template <Case C> __device__ __forceinline__ void step_candidates(const Candidat
     for (int w = 0; w < W; ++w) total += exp_below(x[w], top);
     most = top;
   });
-  float* sums = reinterpret_cast<float*>(shared);  // (warps, 2)
+  float* sums = reinterpret_cast<float*>(shared);  // (warps, 3)
   const float own_top = lanes_max<32>(most), own_total = lanes_sum<32>(total * exp_below(most, own_top));
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 * 2] = own_top, sums[threadIdx.x / 32 * 2 + 1] = own_total;
+  // No logit below the least of the largest ones of K + 3 groups is a candidate's: three words may be banned or lowered.
+  float least = lanes_max<32 / groups>(most);
+#pragma unroll
+  for (int step = 32 / groups; step < 32; step *= 2) least = fminf(least, __shfl_xor_sync(0xffffffffu, least, step));
+  if (threadIdx.x % 32 == 0) {
+    float* own = sums + threadIdx.x / 32 * 3;
+    own[0] = own_top, own[1] = own_total, own[2] = least;
+  }
   __syncthreads();
   most = sums[0], total = 0;
-  for (int i = 1; i < warps; ++i) most = sums[i * 2] > most ? sums[i * 2] : most;
-  for (int i = 0; i < warps; ++i) total += sums[i * 2 + 1] * exp_below(sums[i * 2], most);
-  const float log_total = log(total);
+  for (int i = 1; i < warps; ++i) most = sums[i * 3] > most ? sums[i * 3] : most;
+  for (int i = 0; i < warps; ++i) total += sums[i * 3 + 1] * exp_below(sums[i * 3], most), least = fminf(least, sums[i * 3 + 2]);
+  const float log_total = log(total), floor = must_end ? -__int_as_float(0x7f800000) : least - most - log_total + score;
   Candidate list[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) list[k] = no_candidate();
@@ -78,7 +88,7 @@ template <Case C> __device__ __forceinline__ void step_candidates(const Candidat
       const bool banned = word == args.pad || (word == args.eos ? !may_end : must_end);
       if (banned || value != value) value = -__int_as_float(0x7f800000);
       const Candidate next{value + score, word};
-      if (!next.before(list[K - 1])) continue;
+      if (next.value < floor || !next.before(list[K - 1])) continue;
       list[K - 1] = next;
 #pragma unroll
       for (int k = K - 1; k > 0; --k)
@@ -88,7 +98,7 @@ template <Case C> __device__ __forceinline__ void step_candidates(const Candidat
         }
     }
   });
-  Candidate* firsts = reinterpret_cast<Candidate*>(shared + 8 * warps);
+  Candidate* firsts = reinterpret_cast<Candidate*>(shared + 12 * warps);
   for (int k = 0; k < K; ++k) {
     const Candidate own = lanes_first(list[0]);
     __syncthreads();  // the last ones have been read

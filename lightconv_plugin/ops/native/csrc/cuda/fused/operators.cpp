@@ -345,7 +345,7 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
   args.kept_words = static_cast<long long*>(place.scratch(sizeof(long long) * args.N * count));
   Case c = case_of_rows(type_of(logits), args.V, {args.logits}), of_sentences = case_of(c.type);
   c.K = of_sentences.K = static_cast<int>(count);
-  launch(place, CANDIDATES, c, {args.N, CANDIDATE_THREADS, CANDIDATE_THREADS / 32 * (8 + 16)}, &args);
+  launch(place, CANDIDATES, c, {args.N, CANDIDATE_THREADS, CANDIDATE_THREADS / 32 * (12 + 16)}, &args);
   launch(place, CANDIDATES_FINISH, of_sentences, {args.N / beams, 32, 0}, &args);
   return {best, words, parents};
 }
