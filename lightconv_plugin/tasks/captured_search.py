@@ -5,7 +5,8 @@ import gc
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -123,6 +124,18 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Have Python free nothing that nobody asks it to: it might be a graph, while another is captured."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class _Graphs:
     """The two functions of a search, captured where it is on a GPU.
 
@@ -156,17 +169,12 @@ class _Graphs:
 
     def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        collects = gc.isenabled()
-        gc.disable()  # it might free a graph meanwhile; torch.cuda.graph collects and empties caches, which takes long
-        try:
+        with uncollected():  # torch.cuda.graph collects and empties caches before, which takes long
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
                 function()
             finally:
                 graph.capture_end()
-        finally:
-            if collects:
-                gc.enable()
         self.pool = graph.pool()
         return graph.replay
 

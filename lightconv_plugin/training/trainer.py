@@ -230,10 +230,8 @@ class CapturedTraining:
         refuse(trainer)
         if lost := {name for sample in samples if sample for name in shapes.lost(sample)}:
             raise CannotCapture(f"batches have what no graph is given: {', '.join(sorted(lost))}")
-        if capture:
-            missing = library.load() or library.cuda_unusable()
-            if missing is not None:
-                raise CannotCapture(missing)
+        if capture and (missing := library.load() or library.cuda_unusable()):
+            raise CannotCapture(missing)
         model, criterion = trainer.get_model(), trainer.get_criterion()
         without_questions(model)
         model.train()
@@ -272,8 +270,7 @@ class CapturedTraining:
     def _start(self, planned: list[shapes.Shape]) -> None:
         trainer, optimizer = self.trainer, self.trainer.optimizer
         self.updates.prepare(planned)
-        # what would average gradients holds nodes of autograd's, on the stream that it was made on: no capture may wait
-        # for that
+        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
         trainer._wrapped_model = trainer.get_model()
         flat = FlatModel(optimizer)
         inner = getattr(optimizer, "fp32_optimizer", optimizer)

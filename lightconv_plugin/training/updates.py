@@ -4,7 +4,6 @@ Nothing in an update waits for the device: learning rate, loss scale, counters a
 there from pinned memory, and what is logged is read a few updates later.
 """
 
-import gc
 import traceback
 import warnings
 from collections import deque
@@ -20,6 +19,7 @@ from torch import Tensor, distributed
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.ops.fused.linear import adding_up
+from lightconv_plugin.tasks.captured_search import uncollected
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.shapes import Shape
@@ -225,20 +225,17 @@ class Updates:
         with self._aside():
             rehearse()
         graph = torch.cuda.CUDAGraph()
-        collects = gc.isenabled()
-        gc.disable()  # what it would free may belong to another graph
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                work()
-        finally:
-            if collects:
-                gc.enable()
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        with uncollected(), capture:
+            work()
         return graph
+
+    def _sample(self, packed: Tensor, shape: Shape) -> dict[str, Any]:
+        return shapes.as_sample(shapes.unpack(packed[HEAD : HEAD + shapes.room(shape)], shape), self._counts[0])
 
     def _graph_of(self, shape: Shape) -> Any:
         if shape not in self._graphs:
-            views = shapes.unpack(self._packed[HEAD : HEAD + shapes.room(shape)], shape)
-            sample = shapes.as_sample(views, self._counts[0])
+            sample = self._sample(self._packed, shape)
             self._graphs[shape] = self._captured(lambda: self._add(sample), lambda: self._compute(sample))
             # a model may replace what it keeps, in validation too; the graph goes on reading it
             for module in (*self.model.modules(), *self.criterion.modules()):
@@ -254,18 +251,14 @@ class Updates:
             rates: the learning rate if 0, 1, ... of the last updates should turn out to have been skipped.
         """
         for sample in samples:
-            shape = self.shapes[-1] if sample is None else shapes.fit(self.shapes, shapes.shape_of(sample))
-            fits = shape is not None
-            if sample is not None and shape is None:
-                shape = shapes.shape_of(sample)
-                self.uncaptured += 1
-            assert shape is not None
-            packed = self._send(sample, shape, rates)
-            if fits and self.capture:
+            own = self.shapes[-1] if sample is None else shapes.shape_of(sample)
+            shape = shapes.fit(self.shapes, own)
+            self.uncaptured += shape is None
+            packed = self._send(sample, shape or own, rates)
+            if shape and self.capture:
                 self._graph_of(shape).replay()
             else:
-                views = shapes.unpack(packed[HEAD : HEAD + shapes.room(shape)], shape)
-                self._add(shapes.as_sample(views, self._counts[0]))
+                self._add(self._sample(packed, shape or own))
         if self.processes > 1:
             self.flat.grad.div_(self.processes)
             distributed.all_reduce(self.flat.grad)
