@@ -36,8 +36,8 @@ class Devices:
         return self.count * self.nodes
 
     def __str__(self) -> str:
-        kind = "GPU" if self.gpu else "CPU process"
-        text = f"{self.count} {kind}" + ("" if self.count == 1 else "es" if kind.endswith("s") else "s")
+        one, several = ("GPU", "GPUs") if self.gpu else ("CPU process", "CPU processes")
+        text = f"{self.count} {one if self.count == 1 else several}"
         return text if self.nodes == 1 else f"{self.nodes} machines of {text}"
 
 

@@ -46,10 +46,5 @@ def draw_losses(runs: Mapping[str, Mapping[int, TrainLog]], out: Path) -> None:
             axes.grid(alpha=0.3)
         train.set_ylabel("loss per token (base 2)")
         train.set_ylim(top=highest * 1.02)
-        handles = {
-            label: handle
-            for axes in (train, valid)
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+        figure.legend(*valid.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
         figure.set_layout_engine("constrained")

@@ -16,7 +16,6 @@ from scripts.pipeline.config import flags
 TASK = FASTER_TASKS["translation"]  # serves every translation model
 # flags of generation that are about a subset on disk, or about a precision that is never needed for so little text
 _NOT_HERE = ("task", "gen-subset", "max-tokens", "batch-size", "required-batch-size-multiple", "fp16", "cpu", "nbest")
-DEFAULTS = {"post-process": "subword_nmt"}
 
 
 class Translator:
@@ -56,7 +55,7 @@ class Translator:
         from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        section = {key: value for key, value in (DEFAULTS | dict(generate)).items() if key not in _NOT_HERE}
+        section = {key: value for key, value in generate.items() if key not in _NOT_HERE}
         source, target = languages
         where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
         arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
