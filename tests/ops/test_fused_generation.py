@@ -236,7 +236,7 @@ def ordered(logits, scores, limits, beams, count, temperature, penalty):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "types", "count"), [(F16, 1000, 14), (F32, 515, 2), (BF16, 38, 10), (F64, 300, 8), (F16, 5, 4)]
+    ("dtype", "types", "count"), [(F16, 2500, 8), (F32, 515, 2), (BF16, 38, 10), (F64, 300, 8), (F16, 5, 4)]
 )
 @settings(max_examples=12)
 @given(
@@ -276,6 +276,18 @@ def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, tem
         assert torch.equal(words[possible], want[1][possible])
         assert torch.equal(parents[possible], want[2][possible])
     assert ((words >= 0) & (words < types)).all()
+
+
+def test_words_with_rules_of_their_own_hide_no_candidate(gpu):
+    """16 groups of threads have a large logit each, but the first one of such words: the last of 16 best is small."""
+    logits = torch.randn(1, 2500, generator=torch.Generator().manual_seed(0))
+    logits[0, 64:1024:64] += 50
+    logits[0, [PAD, EOS, UNK]] = torch.tensor([90.0, 91.0, 92.0])
+    given = logits, torch.zeros(1), torch.tensor([1, 2, 9]), 1, 16, 1.0
+    best, words, _ = gpu.step_candidates(*given, PAD, EOS, UNK, 100.0)
+    want = ordered(*given, 100.0)
+    assert_close(best, want[0])
+    assert torch.equal(words, want[1])
 
 
 def test_the_definition_of_step_candidates():
