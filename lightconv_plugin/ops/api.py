@@ -215,7 +215,8 @@ def check_operands(
             f"{operator}: expected x ({dims}, C) and weight {weight_shape}; "
             f"got x {tuple(x.shape)} and weight {tuple(weight.shape)}"
         )
-    if not all(t.is_floating_point() and t.dtype.itemsize > 1 for t in (x, weight)):
+    floating = x.is_floating_point() and weight.is_floating_point()
+    if not floating or x.dtype.itemsize == 1 or weight.dtype.itemsize == 1:
         raise ValueError(
             f"{operator}: expected floating-point tensors of at least 16 bits; "
             f"got x {x.dtype} and weight {weight.dtype}"

@@ -38,7 +38,7 @@ def conv_step(
         The state that was given is used up: copy it first (``copy.deepcopy``) to come back to it.
 
     Raises:
-        ValueError: shapes that do not fit, a state of another convolution, or an unknown normalisation or backend.
+        ValueError: shapes that do not fit, a state of a wider kernel, or an unknown normalisation or backend.
         TypeError: what should be a tensor is none.
     """
     dynamic = getattr(weight, "ndim", 2) == 4
@@ -62,11 +62,10 @@ def conv_step(
         if not isinstance(state, dict) or not {"ring", "inputs"} & state.keys():
             raise ValueError(f"conv_step: the state that the step before gave is expected; got {type(state).__name__}")
         backend, entry = ("native", "ancestors") if "ring" in state else ("reference", "inputs")
-        past, width = state["ring" if backend == "native" else "inputs"], weight.shape[-1]
-        if past.shape[-1] != x.shape[-1] or (len(past) != width if backend == "native" else len(past) >= width):
+        if backend == "reference" and len(state[entry]) >= weight.shape[-1]:
             raise ValueError(
-                f"conv_step: the state is of another convolution: it holds {tuple(past.shape)}; "
-                f"got x {tuple(x.shape)} and kernels of width {width}"
+                f"conv_step: the state is of a wider kernel: it holds {len(state[entry])} inputs; "
+                f"got weight {tuple(weight.shape)}"
             )
         if (held := state[entry].shape[1]) != x.shape[1]:
             raise ValueError(

@@ -324,10 +324,8 @@ def test_refusals_of_other_operators(call, message):
         call()
 
 
-@backends
-@pytest.mark.parametrize(("channels", "width"), [(6, 2), (4, 3)])
-def test_a_state_of_another_convolution(backend, channels, width):
-    """The definition would lay the newest weight over all inputs of a wider kernel's state."""
-    state = ops.conv_step(X[:4], torch.zeros(2, 3), None, backend=backend)[1]
-    with pytest.raises(ValueError, match=rf"of another convolution.*kernels of width {width}"):
-        ops.conv_step(X[:1, :, :channels], torch.zeros(2, width), state)
+def test_a_state_of_a_wider_kernel():
+    """The definition would lay the newest weight over all inputs."""
+    state = ops.conv_step(X[:4], torch.zeros(2, 3), None, backend="reference")[1]
+    with pytest.raises(ValueError, match=r"of a wider kernel: it holds 2 inputs; got weight \(2, 2\)"):
+        ops.conv_step(X[:1], torch.zeros(2, 2), state)
