@@ -38,10 +38,10 @@ CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
     "lightconv_plugin/ops": 11_500,
-    "lightconv_plugin": 18_500,
+    "lightconv_plugin": 18_600,
     "data_prep": 5_850,
     "scripts": 11_400,
-    "tests": 29_000,
+    "tests": 29_300,
 }
 # these name all operators: for users, and in the table of a vector width
 GATHERING = ("__init__.py", "vectors.cpp")
