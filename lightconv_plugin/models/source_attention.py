@@ -134,9 +134,16 @@ class SourceAttention(MultiheadAttention):
         self, source: Tensor, padding: Tensor | None, sentence: Tensor, incremental_state: IncrementalState
     ) -> dict[str, Tensor | None]:
         """Keep in the state what steps need of the source (sentences, S, C), and each hypothesis' sentence (N,)."""
+
+        def projected(part: nn.Module) -> Tensor:
+            if is_plain(part, nn.Linear):
+                return apply_linear(part, source)
+            # hooks and the like see the source as fairseq lays it, (S, sentences, C)
+            return apply_linear(part, source.transpose(0, 1)).transpose(0, 1).contiguous()
+
         kept = {
-            "keys": apply_linear(self.k_proj, source),
-            "values": apply_linear(self.v_proj, source),
+            "keys": projected(self.k_proj),
+            "values": projected(self.v_proj),
             "padding": None if padding is None else padding.bool().contiguous(),
             "sentence": sentence,
         }
