@@ -140,8 +140,9 @@ class Dataset:
 
     @property
     def units(self) -> str | None:
-        """What words are cut into, as fairseq's --post-process names it: subword_nmt, sentencepiece, or None for whole
-        words. Text that comes prepared is in units of BPE.
+        """The units that words are cut into, as fairseq's --post-process names them; None for whole words.
+
+        They are subword_nmt or sentencepiece. Text that comes prepared is in units of BPE.
         """
         names = {step.name for step in self.steps}
         if "sentencepiece" in names:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class Place:
-    """Where a tensor lies; nobody is kept from freeing it."""
+    """The place of a tensor in memory; nobody is kept from freeing it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.storage = weakref.ref(tensor.untyped_storage())
