@@ -211,6 +211,7 @@ _FLOATS = {
 def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -> dict[str, Any]:
     """The options that are not simply fairseq's under the same name."""
     softmax = bool(getattr(theirs, "weight_softmax", True))
+    floats = {name: getattr(theirs, name, None) for name in _FLOATS}
     own: dict[str, Any] = {
         "weight_softmax": softmax,
         "weight_normalization": "softmax" if softmax else "none",
@@ -219,7 +220,7 @@ def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -
         "share_decoder_input_output_embed": shares_output(theirs),
         "max_target_positions": _positions(theirs, "max_target_positions"),
         **{name: _numbers(theirs, name) for name in ("adaptive_softmax_cutoff", "adaptive_input_cutoff")},
-        **{name: float(getattr(theirs, name, default) or 0.0) for name, default in _FLOATS.items()},
+        **{name: float(_FLOATS[name] if value is None else value) for name, value in floats.items()},
     }
     for side in kind.sides:
         own |= {

@@ -112,7 +112,7 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
         return "native"
     if backend == "native" or (name == "native" and not refused.by_design):
         raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused.reason}")
-    if not refused.by_design:
+    if not refused.by_design and not x.is_meta:  # where nothing is computed, fast or slowly
         _announce(operator, "reference", refused.reason)
     return "reference"
 
@@ -237,9 +237,8 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Un
     missing = library.load()
     if missing is not None:
         return UnsupportedReason(missing, about.replaces)
-    if device not in MACHINES:  # on meta nothing is computed, fast or slowly
-        by_design = about.replaces or device == "meta"
-        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", by_design)
+    if device not in MACHINES:
+        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", about.replaces)
     machine = MACHINES[device]
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)

@@ -269,20 +269,15 @@ void read(int lane, int shown, void* to, size_t bytes) {
 
 }  // namespace shim
 
+#define ACCESS(bytes) \
+  void __tsan_read##bytes(void* at) { shim::access(at, bytes, false); } \
+  void __tsan_write##bytes(void* at) { shim::access(at, bytes, true); }
+
 extern "C" {
+ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
-void __tsan_read1(void* at) { shim::access(at, 1, false); }
-void __tsan_read2(void* at) { shim::access(at, 2, false); }
-void __tsan_read4(void* at) { shim::access(at, 4, false); }
-void __tsan_read8(void* at) { shim::access(at, 8, false); }
-void __tsan_read16(void* at) { shim::access(at, 16, false); }
 void __tsan_read_range(void* at, size_t bytes) { shim::access(at, bytes, false); }
-void __tsan_write1(void* at) { shim::access(at, 1, true); }
-void __tsan_write2(void* at) { shim::access(at, 2, true); }
-void __tsan_write4(void* at) { shim::access(at, 4, true); }
-void __tsan_write8(void* at) { shim::access(at, 8, true); }
-void __tsan_write16(void* at) { shim::access(at, 16, true); }
 void __tsan_write_range(void* at, size_t bytes) { shim::access(at, bytes, true); }
 }
