@@ -6,8 +6,8 @@
   DIR/report.md  where it comes from, what every step dropped and why, lengths, vocabulary, examples, checksums
 
 The same command again goes on where it was interrupted, at the byte of a download or after the last complete step, and
-does nothing that is done. Put files that no server has any more, or that need a registration, into a folder, and give
-it with --raw.
+repeats nothing that is done. Put files that no server has any more, or that need a registration, into a folder, and
+give it with --raw: nothing in it is changed.
 
 examples:
   python -m data_prep --list
@@ -94,10 +94,10 @@ def main() -> None:
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="a name that --list shows, or a YAML file's path")
     parser.add_argument("--list", action="store_true", help="show the datasets there are, and end")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for all that is made (default: work/DATASET)")
-    parser.add_argument("--raw", metavar="DIR", type=Path, help="files fetched by hand, or own text; never changed")
+    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder of files fetched by hand, or of own text")
     parser.add_argument("--src", metavar="FILE", type=Path, help="own text: the source side, one sentence a line")
     parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
-    parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"end with: {', '.join(STAGES)}")
+    parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"last stage: {', '.join(STAGES)}")
     add_options(parser, "--invalid", "--workers", "--keep", "--accept-counts")
     arguments = parser.parse_args()
     if arguments.list:

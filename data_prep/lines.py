@@ -1,6 +1,6 @@
-"""A line through a dataset's steps, as the source of its test set goes, for scripts.translate.
+"""Take a line through a dataset's steps, as those of its test set's source; for scripts.translate.
 
-Steps that drop pairs, split or count have no part in it.
+Steps that drop pairs, split or count are left out.
 """
 
 import functools

@@ -1,9 +1,7 @@
-"""A list of what this machine can run, and proof that it runs right.
+"""List what this machine can run, and test that it computes right.
 
-usage: python -m lightconv_plugin.info
-
-Prints versions, each backend with what it has or why it is not there and what to install, and the largest error of
-each against the definition in float64. Ends with status 1 if a backend that is there computes something else.
+Prints the versions, each backend or the reason why it is missing and what to install, and the largest error of each
+against the definition in float64. Ends with status 1 if a backend computes something else.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""The stages as commands: train, average, generate, score; reproduce.py runs them all for one config."""
+"""The stages as commands, such as train, average, generate, score. ``scripts.reproduce`` runs all of them."""

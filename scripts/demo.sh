@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# From nothing to a BLEU score: English to German with a small DynamicConv on two CPU cores, in minutes.
+# From nothing to a BLEU score: English to German with a small DynamicConv on two CPU cores, in some six minutes.
 # usage: scripts/demo.sh [options of scripts.reproduce, such as --raw DIR where there is no apt]
 #        scripts/demo.sh --lm [options]    a language model in words, with adaptive input and softmax, to its perplexity
+# It installs what it needs into .venv (2 GB; see scripts/setup.sh --help). Results are in work/debian_en_de (debian_lm).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-case "${1:-}" in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 config=debian_en_de
 if [ "${1:-}" = --lm ]; then config=debian_lm; shift; fi
 bash "$root/scripts/setup.sh"

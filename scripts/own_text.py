@@ -1,12 +1,12 @@
 """Write a dataset and a configuration for two text files of which line n translates line n.
 
-Looks at the text; every choice is explained in a comment:
+Looks at the text and the machine; a comment explains every choice:
 
   data_prep/datasets/NAME.yaml      how the text is prepared
   configs/NAME/dynamicconv.yaml     how the model is trained
 
-Then it prints the command that trains and the one that translates. Languages that put no spaces between words (Chinese,
-Japanese, Thai, ...) need nothing else than the others.
+Then it prints the commands that prepare, train and translate. Languages that put no spaces between words (Chinese,
+Japanese, Thai, ...) need no other options.
 
 example: python -m scripts.own_text manuals --src my.zh --tgt my.en --source zh --target en
 """
@@ -207,7 +207,7 @@ def main() -> None:
         parser.add_argument(flag, type=Path, required=True, metavar="FILE", help=f"the {side} side, a sentence a line")
     for side in ("source", "target"):
         parser.add_argument(
-            f"--{side}", required=True, metavar="LANGUAGE", help=f"that of the {side} side, such as en or zh"
+            f"--{side}", required=True, metavar="LANGUAGE", help=f"language of the {side} side, such as en or zh"
         )
     arguments = parser.parse_args()
     name = arguments.name

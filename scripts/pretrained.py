@@ -347,7 +347,12 @@ def main() -> None:
     every = argparse.ArgumentParser(add_help=False)
     every.add_argument("--models", metavar="FILE", type=Path, default=FILE, help="their table (default: %(default)s)")
     some = argparse.ArgumentParser(add_help=False, parents=[every])
-    some.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help="where the archives are, if not there")
+    some.add_argument(
+        "--from",
+        dest="origin",
+        metavar="FOLDER_OR_URL",
+        help="where the archives are (default: the addresses of `list`)",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", parents=[every], help="the published models and their addresses")
     fetching = commands.add_parser("get", parents=[some], help="fetch, check and convert one")

@@ -113,7 +113,9 @@ def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
 
 def main() -> None:
     parser = config_parser(__doc__, data=True, out="the folder for speed.json")
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, selected")
+    parser.add_argument(
+        "--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, whose best seed is known"
+    )
     parser.add_argument("--untrained", action="store_true", help="time random weights, even if there are trained ones")
     arguments = parser.parse_args()
     config, out, data = given_config(arguments), arguments.out, arguments.data

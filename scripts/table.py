@@ -38,7 +38,7 @@ def paper_table(table: Table, work: Path, out: Path | None) -> str:
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("what", nargs="+", metavar="N | RECORD", help="numbers of tables, or the record.json of runs")
-    parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are")
+    parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are (default: work)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write Markdown, CSV and a plot here, too")
     arguments = parser.parse_args()
     if all(map(str.isdecimal, arguments.what)):

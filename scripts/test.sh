@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format, types and tests.
+# Lint, format, types and tests, in the environment .venv, which scripts/setup.sh makes first (2 GB).
 # usage: scripts/test.sh [options of pytest, such as tests/ops or -k name]
 #        scripts/test.sh --cuda-build [options of pytest]    what a CUDA build of torch shows without a GPU, in an
 #                                                            environment of its own (.venv-cuda, 6 GB)

@@ -201,12 +201,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint"
     )
-    parser.add_argument("--dataset", metavar="NAME", help="whose steps to take, where MODEL does not say it")
-    parser.add_argument("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, likewise")
+    parser.add_argument("--dataset", metavar="NAME", help="whose steps prepare a line, where MODEL does not say it")
+    parser.add_argument(
+        "--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where MODEL does not say it"
+    )
     parser.add_argument("--codes", type=Path, metavar="FILE", help="the source's BPE merges or SentencePiece model")
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
-    parser.add_argument("--beam", type=positive, metavar="N", help="its width (default: as the run's test set, or 5)")
-    parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: likewise, or 1)")
+    parser.add_argument(
+        "--beam", type=positive, metavar="N", help="width of the search (default: that of the run, or 5)"
+    )
+    parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: that of the run, or 1)")
     parser.add_argument(
         "--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)"
     )

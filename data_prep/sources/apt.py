@@ -1,4 +1,4 @@
-"""The machine's own apt, in a private folder: nothing of the system is read but its sources, and nothing is written."""
+"""Run the machine's own apt in a private folder: it reads the system's list of sources, and changes nothing there."""
 
 import os
 import shutil

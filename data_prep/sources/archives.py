@@ -1,4 +1,4 @@
-"""Corpora that come as archives on the network: which files, and which of their members are which split."""
+"""Corpora that come as archives from the network: the files, and the members that are train, valid and test."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The user's own files as lines of clean text: what a file is, is found out; what is changed in it is counted.
+"""Read the user's own files as lines of clean text. Their format is found out, and what is changed is counted.
 
 A line ends at LF, or at CR LF, and nowhere else. A byte order mark at the start goes, and characters that would glue
 words or break lines (scripts/common/blanks.py) become spaces.

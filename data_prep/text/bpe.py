@@ -1,7 +1,7 @@
 """Byte-pair encoding as subword-nmt does it: learn the merges once, apply them to every part.
 
-What is applied is remembered word by word, which makes either engine, subword-nmt or fastBPE, as fast as the other, and
-the text that comes out is the same. Learnt merges are not: fastBPE's differ, so none are learnt with it.
+The units of each word are remembered, so that both engines, subword-nmt and fastBPE, are equally fast. They give the
+same text. The merges that fastBPE learns are other ones, so subword-nmt alone learns them.
 """
 
 import io

@@ -1,7 +1,7 @@
 """Chinese: segmentation with jieba, and the filters of Hassan et al. (2018) as far as they are public.
 
-Of those the number of tokens and the length ratio are moses_filter's, duplicates a step of their own; here are the
-rest, after a public account of them. What else was done to the 20M pairs of the paper was never published.
+The filters by number of tokens and by length ratio are the step ``clean_corpus``, that of duplicates ``deduplicate``.
+Here are the others, by a public account of them. What else was done to the paper's 20M pairs was never published.
 """
 
 import re

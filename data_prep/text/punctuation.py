@@ -1,6 +1,6 @@
 """Punctuation as Moses normalises it: ``normalize-punctuation.perl``.
 
-The script reads bytes, which shows: only ASCII letters and digits count as such. And the line's end is to it a
+The script reads bytes. So only ASCII letters and digits count as letters and digits, and the end of a line is a
 character like others. sacremoses' normaliser differs in both.
 """
 

@@ -1,9 +1,9 @@
 """Moses's ``tokenizer.perl``, token for token, at several times its speed.
 
-``Rules`` is the definition: Moses's substitutions over a whole line. No rule but two looks across a space, so what
-becomes of a word depends on nothing but whether it is the first or the last of its line, and ``Tokeniser`` remembers
-that for every word it has seen. The two are a final dot, which stays where the next word begins in lower case (or,
-after ``No.`` and the like, with a digit), and an apostrophe on both sides of one space.
+``Rules`` is the definition: Moses's substitutions over a whole line. All rules but two look at one word alone. So the
+tokens of a word depend only on the word, and on its being the first or the last of its line: ``Tokeniser`` remembers
+them. The two exceptions are a final dot, which stays if the next word begins in lower case (or, after ``No.`` and the
+like, with a digit), and an apostrophe on both sides of one space.
 
 Not implemented, as no dataset uses them: Penn style, protected patterns, and passing over lines of XML.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints: which types may be in them, that they are whole when read and when written, and when they are due."""
+"""Shims of checkpoints: the types that they may hold, complete files, and the updates after which they are saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fairseq's commands: help that is whole, and options of generation that fairseq offers and stumbles over."""
+"""Shims of fairseq's commands: complete help, and options of generation that fail without them."""
 
 from __future__ import annotations
 

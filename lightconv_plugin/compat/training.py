@@ -1,4 +1,4 @@
-"""Training on today's numpy and torch: sentence blocks, bfloat16 without a TPU, data-parallel training on CPUs."""
+"""Shims of training on today's numpy and torch: blocks of text, bfloat16 without a TPU, several processes on CPUs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a model's file")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; it must not exist")
     parser.add_argument("--data", metavar="DIR", type=Path, help="folder of the dictionaries (default: as in training)")
-    parser.add_argument("--format", choices=list(PACKAGES), default="onnx", help="default: onnx")
+    parser.add_argument("--format", choices=list(PACKAGES), default="onnx", help="of the graphs (default: onnx)")
     given = parser.parse_args(arguments)
     if os.path.lexists(given.out):
         sys.exit(f"error: {given.out} exists, and is not replaced: give another name for OUT, or remove it")

@@ -1,7 +1,7 @@
 """The two graphs of decoding: the encoder, and one step of the decoder whose state comes in and goes out.
 
-They walk through the model's own modules. Exchanged are those that ask a tensor for its values on the way, or whose
-state is not of a fixed number of tensors: positions, attention in a step, embeddings of several widths.
+They call the model's own modules. Those that read the values of a tensor, or whose state is not a fixed number of
+tensors, are exchanged: positions, attention in a step, embeddings of several widths.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""From given options to a complete, checked configuration: what the user left open, the architecture and BASE fill."""
+"""Complete and check the options: the user's come first, then the architecture's, then ``BASE``."""
 
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping

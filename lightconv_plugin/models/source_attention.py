@@ -1,4 +1,4 @@
-"""Attention of a decoder to the source: fairseq's, with steps that never copy what they know of the source."""
+"""Attention of a decoder to the source: fairseq's, with steps that do not copy the source's keys and values."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

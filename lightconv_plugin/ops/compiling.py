@@ -1,4 +1,4 @@
-"""Functions that torch.compile does not look into. Imported when it compiles: to mark them takes seconds of imports."""
+"""Functions that torch.compile does not look into. Imported only when it compiles: this import takes seconds."""
 
 import torch
 

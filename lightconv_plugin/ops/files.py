@@ -1,4 +1,4 @@
-"""Files that are under their names only when they are whole and on the disk. Imports nothing but Python's library."""
+"""Write files that get their names only when they are complete and on the disk. Imports Python's library alone."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Layouts, states and packed sentences, made one sequence (T, B, C) that every backend takes, in all derivatives.
+"""Turn layouts, states and packed sentences into sequences (T, B, C), which every backend takes, differentiably.
 
 Native code on a CPU reads packed sentences and states as they lie, and the definition takes states. Elsewhere the
 inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its own, and the

@@ -1,7 +1,7 @@
-"""Beam search whose bookkeeping lies in tensors of fixed shapes: a step asks the host for nothing, so a graph holds it.
+"""Beam search with all of its state in tensors of fixed shapes: a step asks the host nothing, so a graph can hold it.
 
-``BeamSearchGenerator`` is the definition. There sentences that are over leave the batch, and the host keeps the list of
-hypotheses; here they stay and count no more.
+``BeamSearchGenerator`` is the definition. There a sentence that is finished leaves the batch, and the host keeps the
+list of hypotheses. Here it stays in the batch and is ignored.
 """
 
 import math

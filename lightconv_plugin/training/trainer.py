@@ -1,7 +1,7 @@
 """``--cuda-graphs``: fairseq-train makes its updates as CUDA graphs, see ``updates``.
 
-Losses, norms, the loss scale, schedules, validation and checkpoints are as without. What cannot be captured is trained
-as fairseq does it, and the log says why once.
+Losses, norms, the loss scale, schedules, validation and checkpoints are those of a training without it. What cannot be
+captured is trained as fairseq does it, and the log says once why.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""The sides that scripts.bench times: this project's code beside its peers, interleaved in one process."""
+"""The code that scripts.bench times: this project's and its peers', which take turns in one process."""

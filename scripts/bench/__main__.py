@@ -1,13 +1,9 @@
 """Time this project beside its peers, taking turns, and print the ratios.
 
-  ops     LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and scaled_dot_product_attention
-  decode  one decoding step, and beam search from end to end
-  train   updates as fairseq-train makes them
-  memory  the most memory that forward and backward take
-  kernels each operator's kernels alone, beside the bandwidth of a copy
+A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds depend
+on the machine. Ratios are of turns taken in one process (CTranslate2 has one of its own), and depend on it less.
 
-A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds are
-the machine's; ratios are from turns taken in one process (CTranslate2 has one of its own) and hold better.
+example: python -m scripts.bench ops --operators light --lengths 128
 """
 
 import argparse
@@ -24,6 +20,13 @@ from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
 
 MODULES = {"ops": "operators", "decode": "decoding", "train": "training", "memory": "operators", "kernels": "kernels"}
+MEASURED = {
+    "ops": "LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and scaled_dot_product_attention",
+    "decode": "one decoding step, and beam search from end to end",
+    "train": "updates as fairseq-train makes them",
+    "memory": "the most memory that forward and backward take",
+    "kernels": "each operator's kernels alone, beside the bandwidth of a copy",
+}
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -63,9 +66,10 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argument_parser(__doc__)
-    commands = parser.add_subparsers(dest="what", required=True, metavar=f"{{{','.join(MODULES)}}}")
-    for name in MODULES:
-        add = commands.add_parser(name, formatter_class=Defaults).add_argument
+    commands = parser.add_subparsers(dest="what", required=True, metavar=f"{{{','.join(MEASURED)}}}")
+    for name, what in MEASURED.items():
+        description = f"Measure {what}."
+        add = commands.add_parser(name, formatter_class=Defaults, help=what, description=description).add_argument
         if name == "kernels":
             said = "cpu, cuda or cuda:N; sm_90: what convolutions are compiled to for such a GPU, without one"
             add("--device", type=device_or_architecture, default="cpu", help=said)
@@ -92,8 +96,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             add("--kernel", type=positive, default=31, help="K")
             add("--causal", action="store_true", help="pad on the left only, as a decoder does")
         if name == "ops":
-            add("--no-peers", action="store_true", help="without peers: time a token at each T")
-            add("--layouts", action="store_true", help="causal: batch first, with a state, packed")
+            add("--no-peers", action="store_true", help="ours alone: the time of a token at each T")
+            add("--layouts", action="store_true", help="batch first, with a state, packed (all causal)")
         if name in ("ops", "memory", "decode"):
             add("--dtype", default="float32", choices=DTYPES, help="type of all tensors")
         if name in ("train", "decode"):
@@ -108,11 +112,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             add("--only", choices=("steps", "search", "count"), help=ONLY)
         if name == "train":
             add("--tokens", type=positive, default=2048, help="words of a batch, padding included")
-            add("--flags", default="", help="more of fairseq-train's flags, for every model")
+            add("--flags", default="", help="more flags of fairseq-train, such as --flags=--fp16")
             add("--widths", type=numbers, default="128", help="d, several by commas")
             add("--layers", type=numbers, default="2,2", help="blocks of encoder and decoder")
-            add("--models", default="", help="only those whose name has one of these words: a,b")
-            add("--shapes", type=positive, default=1, help="how many batch lengths, taken in turns")
+            add("--models", default="", help="only those whose names have one of these words, by commas")
+            add("--shapes", type=positive, default=1, help="number of batch lengths, taken in turns")
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""The way each command runs: what it refuses is a sentence, and an exit status that is not 0."""
+"""Run a command: an error is one sentence and an exit status that is not 0, without a traceback."""
 
 import argparse
 import errno

@@ -1,4 +1,4 @@
-"""One way to refuse: a sentence."""
+"""The error that a user is shown: one sentence."""
 
 import os
 from collections.abc import Iterator

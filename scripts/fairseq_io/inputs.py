@@ -1,4 +1,4 @@
-"""Arguments and checks that every command has which starts one of fairseq's."""
+"""Arguments and checks of the commands that start one of fairseq's."""
 
 import argparse
 import os

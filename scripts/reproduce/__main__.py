@@ -5,7 +5,7 @@
   select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
   table    prints the row from work/<dataset>/<model>/record.json
 
-Before the first stage that runs, scripts.check goes through the whole configuration; training does so itself.
+Before the first stage that runs, scripts.check checks the whole configuration; the stage train does so itself.
 `tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
 `generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
 goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
@@ -123,7 +123,7 @@ def main() -> None:
     add("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
     add("--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)")
     add("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
-    add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go")
+    add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go (default: work)")
     add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
     add("--untrained", action="store_true", help="train nothing: measure the speed of random weights (Tables 3, 7)")
     shown = parser.add_mutually_exclusive_group()

@@ -1,1 +1,1 @@
-"""Scores of texts and models: BLEU, chrF, TER, ROUGE, perplexity, and what tells two systems apart."""
+"""Scores of texts and models: BLEU, chrF, TER, ROUGE, perplexity, and the significance of differences."""

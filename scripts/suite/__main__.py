@@ -2,17 +2,17 @@
 
 scripts.reproduce trains each model after the trials that choose its values, in the order of the file. Finished work is
 skipped: after an interruption the same command resumes. A training that diverges is a result, and is not tried again.
-At the end generation is timed, of all models in turns, where one has no speed yet (scripts.suite.speed). Records are
-put beside the page, and it is written from them; --page-only writes it from what there is. They are small
-(scripts.suite.records): with them in git, a run that one machine has finished is not run again by another.
+At the end, if a model has no speed yet, all models generate in turns and are timed (suite/speed.py). Small records of
+the runs are put beside the page (suite/records.py), which is written from them alone; --page-only writes it from those
+that there are. If the records are in git, what one machine has finished is not run again by another.
 
 --sweep runs them by Snakemake, several at a time, on processors, GPUs or a cluster (scripts/sweep/Snakefile): first all
 trials, then all runs.
   OMP_NUM_THREADS=1 ... --devices 1 --sweep "snakemake --cores 2"
   --sweep "snakemake --cores all --resources gpu=8"      --sweep "snakemake --executor slurm --jobs 20"
 
---from train is for a machine without a network: copy DIR/<dataset>/{prepared,binarised} there, and the records back.
---seeds is for one that is there for minutes: so many runs are whole when it goes. It times no generation.
+--from train is for a machine without a network: copy <work>/<dataset>/{prepared,binarised} there, and the records back.
+--seeds is for a machine that is lent for minutes: it runs a few seeds to their end, and times no generation.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def main() -> None:
     add("--work", type=Path, metavar="DIR", help="where all results go (default: work/<FILE's name>)")
     add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
     add("--from", dest="first", metavar="STAGE", help="begin each run with this stage of scripts.reproduce: train")
-    add("--devices", type=int, metavar="N", help="passed to scripts.reproduce")
+    add("--devices", type=int, metavar="N", help="of each run; see scripts.reproduce --help")
     add("--sweep", metavar="COMMAND", help="run the jobs by Snakemake; see above")
     what = "the page; what has its record beside it is not run again (default: RESULTS.md in DIR)"
     add("--out", type=Path, metavar="FILE", help=what)

@@ -1,4 +1,4 @@
-"""The records of a suite's page and the files of its runs that are on this machine: a .tar.gz that they alone decide.
+"""Pack a suite's records, and the files of its runs that are here, into a .tar.gz whose bytes depend on them alone.
 
 <dataset>/<model>/record.json, and of each seed its log, tuning, scores, hypotheses and averaged model; the
 configurations; the references; and in <dataset>/tests what sacreBLEU's own command compares: the hypotheses of a
