@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
 from lightconv_plugin.ops.fused import training
 from tests.criterions.test_label_smoothed_cross_entropy import Model, criterions
+from tests.waits import waits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -47,22 +47,15 @@ def test_training(dtype, normalization, gpu):
     assert gpu.met == {"light_conv", "dynamic_conv", "glu_mask"}
 
 
-class NoWaits(TorchDispatchMode):
-    """Fail where a number or a truth value of the device's is asked for."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert function is not torch.ops.aten._local_scalar_dense.default, "waits for the device"
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packed_sentences_wait_for_nothing(dtype, gpu):
     x, state = torch.ones(9, 8, dtype=dtype, requires_grad=True), torch.ones(2, 3, 8, dtype=dtype)
     places: dict = {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "initial_state": state, "return_state": True}
-    with NoWaits():
+    with waits("cuda") as met:
         for operator, weight in ((ops.light_conv, torch.ones(2, 3)), (ops.dynamic_conv, torch.ones(9, 2, 3))):
             out, last = operator(x, weight, padding_l=2, **places)
             assert (out.shape, last.shape, out.dtype, out.device.type) == (x.shape, state.shape, dtype, "cuda")
+    assert met == []
     assert gpu.met == {"light_conv", "dynamic_conv"}
 
 
@@ -72,13 +65,14 @@ def test_the_loss(dtype, gpu):
     ours = criterions()[1]
     assert isinstance(ours, PlaLabelSmoothedCrossEntropy)
     logits = torch.ones(3, 5, 9, dtype=dtype, requires_grad=True)
-    with NoWaits():
+    with waits("cuda") as met:
         loss, _ = ours.compute_loss(Model(), (logits, None), {"target": torch.full((3, 5), 4)})
     assert loss.shape == ()
     assert loss.requires_grad
     # autograd itself asks for a device
-    with NoWaits(), torch.no_grad():
+    with waits("cuda") as met_backward, torch.no_grad():
         one = torch.ones((), dtype=loss.dtype)
         gradient = training._SmoothedNll.backward(loss.grad_fn, one, one)[0]
+    assert met == met_backward == []
     assert (gradient.shape, gradient.dtype) == ((15, 9), dtype)
     assert gpu.met == {"smoothed_nll", "smoothed_nll_backward"}
