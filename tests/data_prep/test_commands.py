@@ -449,6 +449,12 @@ def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytes
     given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
     assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
     assert "--joined-dictionary" not in command
+    dataset = replace(
+        dataset, binarise=replace(dataset.binarise, joined_dictionary=True, expected_vocab_size={"de": 5})
+    )
+    with pytest.raises(UserError, match=r"dict.de.txt: got \d+ types, expected 5 "):
+        binarise(dataset, prepared=ready, out=tmp_path / "other", workers=1)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

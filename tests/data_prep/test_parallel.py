@@ -74,6 +74,8 @@ def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many(block: Pair
         ("Open the file now", "This is for the files", "de", "not translated"),
         ("Open 12 files of it", "Öffne daraus 13 Dateien", "de", "other numbers"),
         ("Open 12 files of it", "Öffne daraus 12 Dateien", "de", None),
+        ("Open 12 files of it", "Öffne ein Dutzend Dateien", "de", None),
+        ("Open 12 or 13 files", "Öffne ein Dutzend Dateien", "de", "other numbers"),
         ("Open the file now", "立即打开文件", "zh_CN", None),
         ("Open the file now", "Datei jetzt öffnen", "zh_CN", "not translated"),
     ],
@@ -173,6 +175,7 @@ HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of f
         ("new words only in this line", f"{IN_TRAIN[1]}!", True, False),
         (f"{HEAD} one", "Nur neue Wörter", True, False),  # of its three runs two are in train
         (f"{HEAD} one two", "Nur neue Wörter", True, True),  # of four two
+        (f"{IN_TRAIN[0]} one two", "Nur neue Wörter", True, False),  # of five three
         ("new words only in this line", f"{OTHER} eins", True, False),
         ("new words only in this line", f"{OTHER} eins zwei", True, True),
     ],

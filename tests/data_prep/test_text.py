@@ -46,6 +46,7 @@ CHINESE = script_filter(chinese=0), script_filter(chinese=1)
         (CLEAN, "a a a a a", "a a", "length ratio of 2.5 or more"),
         (CLEAN, "a a a a a", "a a a", None),
         (CLEAN, "a a", "a a a a", None),
+        (pair_filter(), "是", "Yes", None),  # half a word
         (MOSES, "a b", "c d", None),
         (MOSES, "a b c", "d e", None),  # exactly 1.5
         (MOSES, "a b c d", "e f", "length ratio above 1.5"),

@@ -272,14 +272,14 @@ def test_other_weights_start_as_fairseqs_or_as_xavier_s():
 
 
 def test_long_averages_in_half_precision_are_exact_to_its_precision():
-    """A running sum in bfloat16 would stop growing at 256 ones."""
-    module = AverageAttention(C, 12, causal=True).bfloat16()
-    x = torch.ones(2000, 1, C, dtype=torch.bfloat16)
+    """A sum in float16 would be infinite from 656 times 100 on, and one in bfloat16 stop growing at 256 ones."""
+    module = AverageAttention(C, 12, causal=True)
+    x = torch.full((2000, 1, C), 100.0, dtype=torch.float16)
     assert_close(module._mean(x, None), x)
     state: dict = {}
-    for position in x[:600]:
-        mean = module._step(position[None], state)
-    assert_close(mean, x[:1])
+    for value in [1.0] * 300 + [0.0] * 300:
+        mean = module._step(torch.full((1, 1, C), value, dtype=torch.bfloat16), state)
+    assert_close(mean, torch.full_like(mean, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ EVERY, KEEP, AFTER = "save_interval_updates", "keep_interval_updates", "validate
 
 def test_what_is_there_is_taken():
     assert check_checkpoints(config(), parsed(**{EVERY: 10, KEEP: 3})) is None
+    assert check_checkpoints(config(), parsed(**{EVERY: 10, AFTER: 20})) is None  # that of update 20 too
     assert check_checkpoints(config(by="epoch"), parsed(), lambda epoch: 13) is None
     assert check_checkpoints(config(by="epoch"), parsed()) is None  # how long an epoch is nobody knows yet
     assert check_checkpoints(config(last=0), parsed()) is None

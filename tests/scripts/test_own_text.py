@@ -126,6 +126,13 @@ def test_words_are_counted_where_there_are_no_spaces():
     assert reason("函" * 50, "a " * 20) == "more than 20 words"
 
 
+def test_the_longest_five_in_a_thousand_lines_are_left_out():
+    for longer, most in ((5, 150), (4, 100)):
+        words = [10] * (1000 - longer) + [130] * longer
+        sides = own_text.Side(Path("a.de"), "de", words=words), own_text.Side(Path("a.en"), "en", words=[10] * 1000)
+        assert own_text.most_words(sides) == most
+
+
 def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
     foreign, english = corpus(checkout, "de", 40)
     lines = english.read_text().splitlines()

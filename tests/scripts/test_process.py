@@ -16,7 +16,7 @@ import pytest
 
 from scripts.common import ownership, provenance, scratch
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_folder, write_lines
+from scripts.common.files import atomic_folder, count_lines, read_json, read_lines, write_json, write_lines
 from scripts.common.lock import folder_lock
 from scripts.common.process import ask_python, environment, python_module, run_logged
 from scripts.common.provenance import git_state
@@ -281,3 +281,16 @@ def test_output_that_goes_nowhere_and_letters_that_the_locale_lacks(tmp_path, bo
     assert ended(command(tmp_path, body, redirect, **options)) == expected
     assert int((tmp_path / "number").read_text()) > 2
     assert (tmp_path / "opened").read_text() == ""
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    lines = ["one\u2028and the same", "two\x85", "", "\x1cthree\r"]
+    write_lines(tmp_path / "text", lines)
+    assert (read_lines(tmp_path / "text"), count_lines(tmp_path / "text")) == (lines, 4)
+
+
+def test_what_json_cannot_hold_leaves_the_file_as_it_was(tmp_path):
+    write_json(tmp_path / "facts.json", {"loss": 1.0})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "facts.json", {"update": 2, "loss": float("nan")})
+    assert read_json(tmp_path / "facts.json") == {"loss": 1.0}

@@ -50,6 +50,22 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     assert torch.load(tmp_path / "out" / "model.pt")["model"]["w"][0] == {1: 2.0, 2: 1.5}[last]
 
 
+def test_of_equal_translations_the_first_is_taken(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "data").mkdir()
+    for name in ("dict.en.txt", "train.idx"):
+        (tmp_path / "data" / name).touch()
+    (tmp_path / "model.yaml").write_text("dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 2}\n")
+    tried = [({"lenpen": 0.2}, 20.0), ({"lenpen": 0.6}, 21.0), ({"lenpen": 1.0}, 21.0)]
+    monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
+    monkeypatch.setattr(tune, "tune_generation", lambda *_: tried)
+    monkeypatch.setattr(tune, "write_valid", lambda *_: None)
+    folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
+    monkeypatch.setattr(sys, "argv", ["tune", str(tmp_path / "model.yaml"), *folders])
+    tune.main()
+    assert json.loads((tmp_path / "out" / "tune.json").read_text())["chosen"] == {"lenpen": 0.6}
+
+
 def test_a_language_model_is_evaluated_on_what_it_was_trained_on_and_to_the_last_sentence():
     train = {"sample-break-mode": "eos", "tokens-per-sample": 512, "add-bos-token": True}
     config = Config(Path("m.yaml"), "m", "toy", [1], train)

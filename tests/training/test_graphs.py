@@ -58,3 +58,12 @@ def test_updates(arch, graphs, monkeypatch):
     want, expected, _ = run()
     assert torch.equal(found, expected)
     assert [each["loss"] for each in got] == [each["loss"] for each in want]
+
+
+def test_the_last_update_is_waited_for():
+    """Of others fairseq is told up to ``LEAD`` updates later."""
+    made = begin(True, CPU, "--max-update", "4")
+    made.cfg.common.log_interval = 1000
+    told = [bool(made.train_step([sample])) for sample in batches(4)]
+    assert told == [False, False, False, True]
+    assert not made._lightconv_captured.updates._waiting
