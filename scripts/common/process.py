@@ -1,4 +1,4 @@
-"""Running other programs so that they end with us, and so that what they say is kept."""
+"""Run other programs: they end when this one ends, and what they print is kept."""
 
 import ctypes
 import functools

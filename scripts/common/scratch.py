@@ -1,4 +1,4 @@
-"""Files and folders in the making: under names that nobody chooses, beside what they are to become."""
+"""Files and folders that are being made: they lie beside their final place, under names that nobody chooses."""
 
 import fcntl
 import itertools

@@ -1,4 +1,4 @@
-"""Text for people: progress, a line that rewrites itself or, with nobody watching, a line now and then; and tables."""
+"""Text for people: tables, and progress in one line that is rewritten (outside of a terminal, a line now and then)."""
 
 import codecs
 import io

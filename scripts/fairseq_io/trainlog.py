@@ -1,4 +1,4 @@
-"""Reading fairseq's training log (``--log-format json``), the only thing that knows its format."""
+"""Reading fairseq's training log (``--log-format json``), the only module that knows its format."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Paired bootstrap resampling: is a system better than a baseline, or was it lucky with the test set?
+"""Paired bootstrap resampling, which tells whether a system is better than a baseline or was lucky with the test set.
 
 Koehn (2004), as sacreBLEU does it: 1,000 test sets of the same size are drawn from the sentences with replacement, and
 p is the share of them in which the difference strays from its mean by more than what was measured.
