@@ -111,6 +111,7 @@ def test_how_processes_are_started():
         all_of_them = Devices(gpu=True, count=1, nodes=nodes, rendezvous="first:29500")
         command = train_command(config, 1, Path("data"), Path("out"), all_of_them)
         assert f"--distributed-world-size={nodes}" in command
+        assert ("--cuda-graphs" in command) == (nodes == 1)
 
 
 def test_a_driver_that_is_too_old_is_said(monkeypatch, capsys):
