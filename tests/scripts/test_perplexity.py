@@ -40,6 +40,11 @@ def test_a_block_that_holds_several_sentences_is_parted_and_one_may_go_on_in_the
     assert collect(lines + ENDING).sentences() == pytest.approx([math.e, math.e**2])
 
 
+def test_the_end_of_a_sentence_counts():
+    line = "x | fairseq_cli.eval_lm | 0 a [-1.0]\t</s> [-3.0]"
+    assert collect([line, *ENDING]).sentences() == pytest.approx([math.e**2])
+
+
 @pytest.mark.parametrize("lines", [[], ENDING, ["x | fairseq_cli.eval_lm | 0 a [-1.0]\t</s> [-1.0]"]])
 def test_output_that_breaks_off_is_refused(lines):
     with pytest.raises(UserError, match="did not report a perplexity"):

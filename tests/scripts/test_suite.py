@@ -25,7 +25,7 @@ from scripts.scoring.significance import counts
 from scripts.speed import System
 from scripts.suite import __main__ as command_line
 from scripts.suite import archive, overlap, page, results, speed
-from scripts.suite.__main__ import overview, reproduce
+from scripts.suite.__main__ import only, overview, reproduce
 from scripts.suite.plan import Claim, Suite, chosen, keep_all, read_suite, trial_jobs
 from scripts.suite.results import ABSENT, FAILED, HELD, UNDECIDED, Finding, Interval, collect, judge, overall
 from tests.data_prep.samples import block
@@ -64,6 +64,12 @@ def test_the_least_loss_on_validation_chooses(place):
     assert rates == {"base": 0.2, "good": 0.1, "bad": 0.1, "wild": 0.3, "late": 0.3}
     trial = trial_jobs(suite)[0].config
     assert (trial.train["max-update"], trial.average, trial.tune, trial.seeds) == (2, {}, {}, [1])
+
+
+def test_of_a_part_the_trials_stay_whose_values_it_takes(place):
+    part = only(suite_of(place), ["en_de/bad"])  # as `good`
+    assert [job.config.name for job in trial_jobs(part)] == ["trial-good-lr0.1", "trial-good-lr0.2"]
+    assert part.models == ["bad"]
 
 
 def test_a_run_waits_for_its_trials_and_a_changed_configuration_is_not_done(place, tmp_path):
