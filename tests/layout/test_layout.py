@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / ".git").exists():
+    pytest.skip("this copy of the checkout comes without git, which lists the files", allow_module_level=True)
 TRACKED = [
     ROOT / name
     for name in subprocess.run(
