@@ -50,11 +50,11 @@ def check(config: Config, data: Path | None, devices: Devices) -> list[str]:
     Raises:
         UserError: something in it cannot be, or will not be there when it is needed.
     """
-    said = [check_settings(config, devices)]
+    built = check_settings(config, data, devices)
+    said = [check_checkpoints(config, built.args)]
     if (baseline := baseline_config(config)) is not None:
-        check_settings(baseline, devices)
+        check_checkpoints(baseline, check_settings(baseline, None, devices).args)
     if data is not None:
-        built = build(config, parse(training(config, data, devices)), data)
         for part in ("train", "valid", "test"):
             with explained(config.path, f"read the part {part} of {data}"):
                 built.task.load_dataset(part, combine=part == "train")
@@ -63,18 +63,18 @@ def check(config: Config, data: Path | None, devices: Devices) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
-def check_settings(config: Config, devices: Devices) -> str | None:
-    """Check the settings, without data."""
-    args = parse(training(config, NOWHERE, devices))
-    generated = [(command.name, parse(command)) for command in generations(config, NOWHERE, devices)]
-    built = build(config, args, None)
+def check_settings(config: Config, data: Path | None, devices: Devices) -> TaskAndModel:
+    """Check the settings; return what they build, with the dictionaries of ``data`` or, without data, stand-ins."""
+    args = parse(training(config, data or NOWHERE, devices))
+    generated = [(command.name, parse(command)) for command in generations(config, data or NOWHERE, devices)]
+    built = build(config, args, data)
     for name, generation in generated:
         if name == "fairseq-generate":
             with explained(config.path, "set up the search of the section `generate`"):
                 built.task.build_generator([built.model], generation)
             check_units(config, generation.post_process)
     check_scores(config)
-    return check_checkpoints(config, args)
+    return built
 
 
 def check_units(config: Config, joined: str | None) -> None:

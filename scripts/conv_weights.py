@@ -21,7 +21,6 @@ from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
 from scripts.common.files import atomic_file
-from scripts.fairseq_io.checkpoints import damage
 from scripts.fairseq_io.commands import BEAM
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import load_plugin
@@ -63,8 +62,6 @@ class Reader:
         from fairseq import checkpoint_utils
         from fairseq.models import FairseqLanguageModel
 
-        if problem := damage(path):
-            raise UserError(f"cannot load {path}: {problem}; give one that scripts.train or scripts.average wrote")
         overrides = {"data": str(data.resolve())}
         try:
             models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=overrides)

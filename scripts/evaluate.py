@@ -18,7 +18,7 @@ from scripts.scoring.perplexity import run_evaluation, scores
 def main() -> None:
     arguments = model_parser(__doc__, out="the folder for scores.json").parse_args()
     config = given_config(arguments)
-    chosen = chosen_settings(arguments)
+    chosen = chosen_settings(arguments, config, language_model=True)
 
     ownership.check_writable(*(arguments.out / name for name in ("evaluate.log", "sentences.txt")))
     ownership.remove(arguments.out / "scores.json")

@@ -33,7 +33,7 @@ def main() -> None:
     add_prepared(parser)
     arguments = parser.parse_args()
     config = given_config(arguments)
-    chosen = chosen_settings(arguments)
+    chosen = chosen_settings(arguments, config, language_model=False)
     settings = generation_settings(config, chosen)
 
     languages = load_dataset(config.dataset).languages

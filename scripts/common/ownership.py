@@ -245,8 +245,6 @@ def set_aside(path: Path) -> Path:
 
 def take_back(aside: Path, path: Path) -> None:
     """Undo ``set_aside``."""
-    if os.path.lexists(path):
-        raise UserError(f"{path} is there, so {aside} cannot be taken back; move one of them away")
     os.rename(aside, path)
 
 

@@ -60,8 +60,11 @@ def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
     return parser
 
 
-def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what tuning chose, once data and model are known to be there."""
+def chosen_settings(arguments: argparse.Namespace, config: Config, *, language_model: bool) -> dict[str, Any]:
+    """Return what tuning chose, once data and model are known to be there, and the model to be of the right kind."""
+    if (config.metric == "perplexity") is not language_model:
+        instead = "scripts.generate, which translates" if language_model else "scripts.evaluate, for language models"
+        raise UserError(f"{config.path}: `score.metric` is {config.metric}; take {instead}")
     check_binarised(arguments.data)
     if not arguments.model.is_file():
         raise UserError(f"no model {arguments.model}; expected what scripts.train or scripts.average wrote")

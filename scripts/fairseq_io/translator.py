@@ -1,6 +1,5 @@
 """A trained model that answers lines: what fairseq-generate does to a subset, for text that comes one by one."""
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,8 +44,6 @@ class Translator:
             if not path.is_file():
                 raise UserError(f"there is no {path}; give a trained model, and its dictionaries with --dictionaries")
         check_path(model)
-        for name in ("hydra", "lightconv_plugin"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded; see process.run_logged
         os.environ[VARIABLE] = precision  # read when the plugin is loaded
         load_plugin()

@@ -63,7 +63,8 @@ def paired_bootstrap(
             "score": after.score,
             "baseline": before.score,
             "difference": after.score - before.score,
-            "p": after.p_value,
+            # sacreBLEU counts the resamples that stray further, of which equal systems have none
+            "p": after.p_value if after.score != before.score else 1.0,
             "ci": float(after.ci),
             "baseline_ci": float(before.ci),
             "signature": signature,

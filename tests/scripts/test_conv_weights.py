@@ -157,7 +157,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         ("lines 1 to 2", lambda: shown.line(3, "test")),
         ("no subset `valid`", lambda: shown.line(1, "valid")),
         ("source has 9 tokens, the model reads at most 8", lambda: shown.sentence("one " * 8, "eins")),
-        ("cut short", lambda: Reader(tmp_path / "cut.pt", tmp_path / "data")),
+        ("its table of contents, at the end, is missing", lambda: Reader(tmp_path / "cut.pt", tmp_path / "data")),
         ("size mismatch", lambda: Reader(tmp_path / "model.pt", tmp_path / "data")),
         ("leave no layer; the model has encoder 1, encoder 2, decoder 1", lambda: choose(kernels, None, [3])),
         ("no kernels to show", lambda: plain.kernels(plain.line(1, "test"))),

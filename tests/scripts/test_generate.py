@@ -1,5 +1,6 @@
 import argparse
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,13 +24,18 @@ ENDING = [
 ]
 
 
-def test_a_file_that_tuning_did_not_write_is_named(tmp_path):
+def test_a_file_that_tuning_did_not_write_and_a_model_of_the_wrong_kind_are_named(tmp_path):
     for name in ("dict.de.txt", "test.de.idx", "model.pt"):
         (tmp_path / name).touch()
     write_json(tmp_path / "manifest.json", {"files": {}})
     given = argparse.Namespace(data=tmp_path, model=tmp_path / "model.pt", tuned=tmp_path / "manifest.json")
+    config = Config(tmp_path / "model.yaml", "model", "debian_en_de", [1])
     with pytest.raises(UserError, match=r"--tuned .*manifest\.json does not say what was `chosen`; give the tune"):
-        inputs.chosen_settings(given)
+        inputs.chosen_settings(given, config, language_model=False)
+    of_words = replace(config, score={"metric": "perplexity"})
+    for model, language_model, instead in ((config, True, "generate"), (of_words, False, "evaluate")):
+        with pytest.raises(UserError, match=rf"`score.metric` is .*; take scripts\.{instead}, "):
+            inputs.chosen_settings(given, model, language_model=language_model)
 
 
 def printed(number: int, texts: tuple[str, str, str]) -> list[str]:

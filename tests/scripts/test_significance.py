@@ -27,6 +27,8 @@ def test_a_large_difference_is_no_luck_and_a_small_one_may_be(kind, key):
     assert large["difference"] == pytest.approx(large["score"] - large["baseline"])
     assert (large["difference"] < 0) is (key == "ter")
     assert "bs:1000|seed:12345" in large["signature"]
+    [none] = paired_bootstrap(found, side(30), side(30), side(0)).values()
+    assert (none["difference"], none["p"]) == (0, 1)
     assert paired_bootstrap(found, side(30), side(29, 60), side(0)) == {key: small}  # the same resamples
 
 
