@@ -24,7 +24,6 @@ from data_prep.cli import add_options
 from data_prep.dataset import Dataset, load_dataset, names
 from data_prep.report import FILES as REPORT
 from data_prep.report import write_report
-from data_prep.sources import kind_of
 from data_prep.stages import NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
 from scripts.common import CHECKOUT, ownership, scratch
@@ -74,7 +73,7 @@ def own_sides(dataset: Dataset, source: Path | None, target: Path | None) -> dic
         raise UserError(f"{dataset.name} is text in {' and '.join(dataset.languages)}; give {wanted}")
     for path in files.values():
         if not path.is_file():
-            raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
+            raise UserError(f"cannot read {path}: not a file; give a text file with one sentence a line")
     return files
 
 
@@ -110,7 +109,6 @@ def main() -> None:
     if arguments.raw is not None and arguments.src is not None:
         raise UserError("--raw and --src both say where the text lies; give one of them")
     dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
-    kind_of(dataset)
     sides = own_sides(dataset, arguments.src, arguments.tgt)
     if arguments.out is None:
         arguments.out = CHECKOUT / "work" / dataset.name

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from data_prep.dataset import LANGUAGE
-from data_prep.sources.supplied import SuppliedText
+from data_prep.sources.supplied import SuppliedText, how_to_convert
 from data_prep.text.clean import count_words
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
@@ -100,8 +100,7 @@ def look(sides: tuple[Side, Side]) -> None:
         side.not_utf8 = text.not_utf8
         if side.not_utf8 > _MOST_BROKEN * side.lines:
             raise UserError(
-                f"{side.path}: {side.not_utf8:,} of {side.lines:,} lines are not UTF-8; convert the file "
-                f"(from Windows: iconv -f WINDOWS-1252 -t UTF-8 {side.path.name} > NEW)"
+                f"{side.path}: {side.not_utf8:,} of {side.lines:,} lines are not UTF-8; {how_to_convert(side.path)}"
             )
         side.check()
     if sides[0].lines != sides[1].lines:
@@ -220,7 +219,7 @@ def main() -> None:
         raise UserError(f"--source and --target are both {arguments.source}; give two languages")
     for path in (arguments.src, arguments.tgt):
         if not path.is_file():
-            raise UserError(f"cannot read {path}: no such file; give a text file with one sentence a line")
+            raise UserError(f"cannot read {path}: not a file; give a text file with one sentence a line")
     dataset = CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml"
     config = CHECKOUT / "configs" / name / "dynamicconv.yaml"
     for path in (dataset, config):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from data_prep.dataset import Dataset
+from data_prep.dataset import SPLITS, Dataset
 from data_prep.fetch import fetch as fetch_file
 from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
@@ -61,7 +61,6 @@ def check(dataset: Dataset) -> None:
             raise UserError(f"{dataset.file}: the key {key} is missing; a dataset of kind archives has it")
     if dataset.splits.keys() <= {"test", "raw_test"}:  # for a model that was trained elsewhere
         return
-    if missing := [split for split in ("train", "valid", "test") if split not in dataset.splits]:
-        held_out = [step.parameters.get("into") for step in dataset.steps if step.name == "hold_out"]
-        if missing := [split for split in missing if split not in held_out]:
-            raise UserError(f"{dataset.file}: splits: there is no {' and no '.join(missing)}, nor does a step make it")
+    there = [*dataset.splits, *(step.parameters.get("into") for step in dataset.steps if step.name == "hold_out")]
+    if missing := [split for split in SPLITS if split not in there]:
+        raise UserError(f"{dataset.file}: splits: there is no {' and no '.join(missing)}, nor does a step make it")

@@ -79,7 +79,7 @@ def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Rows:
 
 def _clean(rows: Iterator[Row], language: str, counts: Counter[str]) -> Iterator[Row]:
     for row in rows:
-        for pair in sentences(*row.pair):
+        for pair in sentences(*row.pair, language=language):
             if (reason := fault(*pair, language=language)) is None:
                 yield row._replace(pair=pair)
             else:

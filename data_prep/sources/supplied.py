@@ -81,9 +81,8 @@ class SuppliedText:
         number, byte = self._broken
         raise UserError(
             f"{self.path}, line {number:,}: byte 0x{byte:02x} is not UTF-8, as in {self.not_utf8:,} lines in all; "
-            f"convert the file (from Windows: iconv -f WINDOWS-1252 -t UTF-8 {self.path.name} > NEW), or give "
-            "python -m data_prep `--invalid replace` (U+FFFD for such bytes) or `--invalid drop` (without such pairs), "
-            "or say the same in the dataset's YAML: `invalid: replace`"
+            f"{how_to_convert(self.path)}, or give python -m data_prep `--invalid replace` (U+FFFD for such bytes) or "
+            "`--invalid drop` (without such pairs), or say the same in the dataset's YAML: `invalid: replace`"
         )
 
     def _clean(self, line: bytes) -> bytes | None:
@@ -126,6 +125,12 @@ class SuppliedText:
             f"{self.path}, line {self.lines:,}: it goes on for more than {_LONGEST:,} bytes; give text with one "
             "sentence a line"
         )
+
+
+def how_to_convert(path: Path) -> str:
+    """Return what to do with a file that is not UTF-8."""
+    command = f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > NEW"
+    return f"convert the file (from Windows: {command}; if it is Chinese: -f GB18030 or -f BIG5)"
 
 
 @contextmanager

@@ -19,7 +19,10 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     Whatever the copies leave out or have otherwise is said and counted.
     """
     if raw is None:
-        raise UserError(f"the text of {dataset.name} is your own; say with --raw DIR where it lies")
+        raise UserError(
+            f"the text of {dataset.name} is your own; give its folder with --raw DIR, or python -m data_prep its files "
+            "with --src FILE and --tgt FILE"
+        )
     taken: dict[str, str] = {}
     changes: dict[str, dict[str, dict[str, int]]] = {}  # what was found in a file, how many times, and where first
     dropped: dict[str, int] = {}

@@ -10,7 +10,7 @@ from data_prep.text.documents import words
 _ENTITY = re.compile(r"&(?:[A-Za-z]\w*|#\w+);")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)(?:\s[^<>]*)?(/?)>")
 _ALONE = words("br p li hr img qt nl")
-_CJK_KEY = re.compile(r"\s*[(（][&_~]\w[)）]")
+_IN_BRACKETS = re.compile(r"\s*[(（]([&_~]\w|[A-Z])[)）]")
 _LETTER = r"(?=[^\W\d_])"
 # what can be nothing but a key where only one side has it
 _LONE_KEYS = {
@@ -78,18 +78,30 @@ def _without_markup(text: str) -> str:
 
 
 def _without_keys(message: str, translation: str) -> tuple[str, str]:
-    if message.startswith("/_"):  # a path through menus, with a key for each
+    is_path = message.startswith("/_")  # through menus, with a key for each
+    message, translation = _without_keys_in_brackets(message, translation)
+    if is_path:
         message, translation = message.replace("_", ""), translation.replace("_", "")
     for mark in "_&~":
         marked = re.findall(rf"\w*{mark}\w+", message)
-        # one in the message, one in the translation, and not in a word that both have, such as AT&T or file_name
-        if len(marked) == message.count(mark) == 1 and not re.search(rf"(?<!\w){marked[0]}(?!\w)", translation):
-            plain = _CJK_KEY.sub("", translation)
-            if plain == translation and translation.count(mark) == 1:
-                plain = translation.replace(mark, "")
-            if plain != translation:
-                message, translation = message.replace(mark, ""), plain
+        one_each = len(marked) == message.count(mark) == translation.count(mark) == 1
+        # and not in a word that both have, such as AT&T or file_name
+        if one_each and not re.search(rf"(?<!\w){marked[0]}(?!\w)", translation):
+            message, translation = message.replace(mark, ""), translation.replace(mark, "")
         if mark in _LONE_KEYS and message.count(mark) + translation.count(mark) == 1:
-            translation = _CJK_KEY.sub("", translation)
             message, translation = (_LONE_KEYS[mark].sub("", side) for side in (message, translation))
     return message.replace("&&", "&"), translation.replace("&&", "&")
+
+
+def _without_keys_in_brackets(message: str, translation: str) -> tuple[str, str]:
+    """Take away keys in brackets, as Chinese has them (``文件(_F)`` or ``文件(F)`` for ``_File``), and their marks."""
+    for found in _IN_BRACKETS.finditer(translation):
+        mark, key = found[1][:-1], found[1][-1]
+        marked = re.search(rf"{mark or '[&_~]'}(?={key})", message, re.IGNORECASE)
+        if marked is None and mark and message.count(mark) == 1:  # the translator chose another letter
+            marked = re.search(mark, message)
+        if (mark or marked) and found[0].strip() not in message:
+            translation = translation.replace(found[0], "", 1)
+            if marked:
+                message = message[: marked.start()] + message[marked.end() :]
+    return message, translation

@@ -59,6 +59,8 @@ def _numbers(line: str) -> set[str]:
 
 
 _INVISIBLE = dict.fromkeys((0xAD, 0x200B, 0xFEFF, 0))
+_STRAY = re.compile(r" ([,.;:!?])(?=\s|$)")  # a space that markup leaves behind
+_STRAY_IN_FRENCH = re.compile(r" ([,.])(?=\s|$)")  # before the other signs French has one
 _END = re.compile(r"(?<=[.!?])[\"”“’»)\]]*\s+(?=[\"“„«(\[]*[A-ZÄÖÜÀÉÈÊÎÔÇ])|(?<=[。！？])")
 _ABBREVIATED = re.compile(
     r"(?:\b(?:e\.g|i\.e|etc|vs|cf|z\. ?B|d\. ?h|u\. ?a|bzw|ca|Nr|No|St|Dr|Mrs?|usw|evtl|ggf|vgl|p\. ?ex|resp|Fig|"
@@ -66,9 +68,9 @@ _ABBREVIATED = re.compile(
 )
 
 
-def sentences(english: str, other: str) -> Iterator[Pair]:
+def sentences(english: str, other: str, *, language: str) -> Iterator[Pair]:
     """Yield a block's sentences one by one if both sides have as many of like lengths; else the block as it is."""
-    sides = [_sentences(" ".join(side.translate(_INVISIBLE).split())) for side in (english, other)]
+    sides = [_sentences(english, _STRAY), _sentences(other, _STRAY_IN_FRENCH if language == "fr" else _STRAY)]
     even = len(sides[0]) == len(sides[1])
     if even and all(count_words(a) < 3 * count_words(b) + 5 for a, b in zip(*sides, strict=True)):
         yield from zip(*sides, strict=True)
@@ -76,8 +78,8 @@ def sentences(english: str, other: str) -> Iterator[Pair]:
         yield " ".join(sides[0]), " ".join(sides[1])
 
 
-def _sentences(line: str) -> list[str]:
-    line = re.sub(r" ([,.;:!?])(?=\s|$)", r"\1", line)
+def _sentences(text: str, stray: re.Pattern[str]) -> list[str]:
+    line = stray.sub(r"\1", " ".join(text.translate(_INVISIBLE).split()))
     found, start = [], 0
     for end in _END.finditer(line):
         if not _ABBREVIATED.search(line[max(0, end.start() - 12) : end.start()]):
@@ -94,6 +96,7 @@ _COUNTED = pair_filter(min_words=3, max_words=100, max_ratio=2.5)
 
 def fault(english: str, other: str, *, language: str) -> str | None:
     """Return why a pair is dropped, or None."""
+    other = _STRAY.sub(r"\1", other)  # a sign that stands alone, as in French, is no word
     if (counted := _COUNTED(english, other)) is not None:
         return counted
     for line in (english, other):

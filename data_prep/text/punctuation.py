@@ -40,7 +40,7 @@ _PSEUDO_SPACES = (
 _DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
 
-def punctuation_normaliser(*, language: str, moses: str = "2018-10", penn: bool = False) -> Callable[[str], str]:
+def punctuation_normaliser(*, language: str, moses: str = "2018-10") -> Callable[[str], str]:
     """``normalize-punctuation.perl -l LANGUAGE``: plain quotes, dashes and spaces, commas and stops before or after.
 
     It leaves line separators other than ``\\n`` where they are, as Moses does, but for carriage returns, which go.
@@ -48,16 +48,15 @@ def punctuation_normaliser(*, language: str, moses: str = "2018-10", penn: bool 
     Args:
         language: of the text; en, de, es, fr, cs have rules of their own.
         moses: the state of Moses, see moses.py.
-        penn: ``-penn``: leave ````` and ``''`` as they are.
 
     Raises:
         UserError: there is no such state of Moses.
     """
     single = "'" if check_version(moses) >= "2019-11" else '"'
-    return partial(_normalise, language=moses_language(language), single=single, penn=penn)
+    return partial(_normalise, language=moses_language(language), single=single)
 
 
-def _normalise(line: str, *, language: str, single: str, penn: bool) -> str:
+def _normalise(line: str, *, language: str, single: str) -> str:
     text = line.replace("\r", "")
     if "(" in text or ")" in text:
         text = _SPACES.sub(" ", text.replace("(", " (").replace(")", ") "))
@@ -67,8 +66,7 @@ def _normalise(line: str, *, language: str, single: str, penn: bool) -> str:
     if "%" in text:
         text = _PERCENT.sub(r"\1%", text)
     text = text.replace(" :", ":").replace(" ;", ";")
-    if not penn:
-        text = text.replace("`", "'").replace("''", ' " ')
+    text = text.replace("`", "'").replace("''", ' " ')
     if not text.isascii():
         text = _of_unicode(text, single)
     text = text.replace("''", '"')

@@ -22,10 +22,7 @@ _LAST_DOT = r"""if ($i == $#words) { $word = "$pre ."; } elsif (($pre =~ /\./"""
 
 def comparisons(language: str, moses: str) -> Iterator[tuple[list[str], Callable[[str], str]]]:
     """Each script with its options, and the step that is to make the same."""
-    for penn in (False, True):
-        options = ["-l", language, *["-penn"] * penn]
-        step = punctuation_normaliser(language=language, moses=moses, penn=penn)
-        yield ["normalize-punctuation.perl", *options], step
+    yield ["normalize-punctuation.perl", "-l", language], punctuation_normaliser(language=language, moses=moses)
     for aggressive, escape in product((False, True), repeat=2):
         options = ["-q", "-l", language, *["-a"] * aggressive, *["-no-escape"] * (not escape)]
         step = tokeniser(language=language, moses=moses, aggressive=aggressive, escape=escape)

@@ -308,7 +308,7 @@ def test_own_text_that_is_not_complete(tmp_path: Path, counts: dict[str, int] | 
     given = tmp_path / "own" if counts is None else text_folder(tmp_path / "own", **counts)
     with pytest.raises(UserError, match=message):
         download(load_dataset("own_text"), raw=given, out=tmp_path / "out")
-    with pytest.raises(UserError, match="say with --raw DIR where it lies"):
+    with pytest.raises(UserError, match=r"is your own; give its folder with --raw DIR, or .*--src FILE and --tgt FILE"):
         download(load_dataset("own_text"), raw=None, out=tmp_path / "out")
 
 
@@ -331,7 +331,7 @@ def test_options_that_are_refused_before_anything_runs(tmp_path: Path, sides: li
         ((alone, *source, *target), "alone is text in en; give --src alone"),
         (("own_text", *source, *target, "--raw", tmp_path), "--raw and --src both say where the text lies"),
         (("debian_en_de", *source, *target), "--src and --tgt are for your own text in en and de; debian_en_de is of"),
-        (("own_text", "--src", tmp_path / "no", *target), "cannot read .*no: no such file; give a text file"),
+        (("own_text", "--src", tmp_path / "no", *target), "cannot read .*no: not a file; give a text file"),
         (("own_text", "--to", "train"), "--to train: unknown stage; the stages are download, prepare"),
         (
             ("debian_en_de", "--invalid", "drop"),

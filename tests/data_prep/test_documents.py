@@ -170,6 +170,12 @@ def test_a_catalogue_in_either_byte_order(order: str, charset: str):
         ("Save &as", "Speichern &unter", [("Save as", "Speichern unter")]),
         ("_File", "文件(_F)", [("File", "文件")]),
         ("File", "文件(_F)", [("File", "文件")]),
+        ("_File", "文件（F）...", [("File", "文件...")]),
+        ("_File", "文件(X)", [("File", "文件(X)")]),
+        ("Sa_ve", "保存 (_S)", [("Save", "保存")]),  # of another letter
+        ("&Y-axis && grid", "Y 轴和网格(&Y)", [("Y-axis & grid", "Y 轴和网格")]),
+        ("_Shift (S)", "Shift(S)", [("Shift (S)", "Shift(S)")]),
+        ("/_View/So_rt/_Up", "/查看(_V)/排序(_R)/升(_U)", [("/View/Sort/Up", "/查看/排序/升")]),
         ("_All files", "_Alle Dateien", [("All files", "Alle Dateien")]),
         ("/_File/_New folder", "/_Datei/_Neuer Ordner", [("/File/New folder", "/Datei/Neuer Ordner")]),
         ("_Mark it, Focuse&d", "Markieren, im Fokus", [("Mark it, Focused", "Markieren, im Fokus")]),

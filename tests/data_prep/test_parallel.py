@@ -56,11 +56,17 @@ GERMAN = ["Es misst 3.5 m.", "Dann, etwa u. a. Linux, endet es!", "Warum?"]
         ((" ".join(ENGLISH), " ".join(GERMAN)), list(zip(ENGLISH, GERMAN, strict=True))),
         (("One. Two.", "Eins und zwei."), [("One. Two.", "Eins und zwei.")]),
         (("See http://x.org .\u00ad", "Siehe x ."), [("See http://x.org.", "Siehe x.")]),
+        (("Files :", "Dateien :"), [("Files:", "Dateien:")]),
         (UNEVEN, [UNEVEN]),  # whose lengths do not fit
     ],
 )
 def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many(block: Pair, pairs: list[Pair]):
-    assert list(sentences(*block)) == pairs
+    assert list(sentences(*block, language="de")) == pairs
+
+
+def test_french_has_a_space_before_the_signs_that_have_one_there():
+    found = list(sentences("Files : a , b .", "Fichiers\u00a0: a , b .", language="fr"))
+    assert found == [("Files: a, b.", "Fichiers : a, b.")]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +82,7 @@ def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many(block: Pair
         ("Open 12 files of it", "Öffne daraus 12 Dateien", "de", None),
         ("Open 12 files of it", "Öffne ein Dutzend Dateien", "de", None),
         ("Open 12 or 13 files", "Öffne ein Dutzend Dateien", "de", "other numbers"),
+        ("Name of file:", "Fichier :", "fr", "fewer than 3 words"),
         ("Open the file now", "立即打开文件", "zh_CN", None),
         ("Open the file now", "Datei jetzt öffnen", "zh_CN", "not translated"),
     ],

@@ -107,7 +107,7 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, found):
         (b"", "my.en is empty; give text with one sentence a line"),
         (gz(b""), "my.en is empty"),
         (b"x" * (_LONGEST + 1), "line 1: it goes on for more than 16,777,216 bytes"),
-        (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8, as in 2 lines in all.*iconv.*--invalid replace"),
+        (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8, as in 2 lines.*iconv.*GB18030.*--invalid repl"),
     ],
 )
 def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, data, message):

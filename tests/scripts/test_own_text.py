@@ -162,7 +162,7 @@ def test_what_cannot_be_is_said(checkout, call):
         (chinese, english, "de.x", "mine", r"the language 'de\.x', expected letters, digits, _ and -, such as en"),
         (chinese, english, "zh", "raw", "NAME is 'raw'"),
         (chinese, english, "zh", "there", r"there\.yaml is there already"),
-        (checkout / "none", english, "zh", "mine", "no such file"),
+        (checkout / "none", english, "zh", "mine", "not a file"),
     ):
         with pytest.raises(UserError, match=said):
             call(src, tgt, source, name=name)
