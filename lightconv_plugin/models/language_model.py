@@ -11,7 +11,7 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvLanguageModelConfig
-from lightconv_plugin.models.encoder_decoder import LightConvDecoder, check_cutoffs
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder, check_bands
 from lightconv_plugin.models.layers import ForGeneration
 from lightconv_plugin.models.resolve import (
     BASE_DECODER,
@@ -128,7 +128,7 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             cfg.char_embedder_highway_layers,
         )
     if cfg.adaptive_input:
-        check_cutoffs("--adaptive-input-cutoff", cfg.adaptive_input_cutoff, vocab_size)
+        check_bands(cfg, "input", vocab_size)
         return AdaptiveEmbedding(
             vocab_size,
             dictionary.pad(),

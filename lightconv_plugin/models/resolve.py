@@ -109,12 +109,12 @@ def resolve(cfg: Any) -> TransformerConfig:
     for name in ("max_source_positions", "max_target_positions"):
         if not isinstance(getattr(args, name), int):  # an interpolation that nobody resolved
             setattr(args, name, 1024)
-    resolve_common(args)
-    if args.decoder_input_dim != args.decoder_embed_dim:
+    if args.decoder_input_dim not in (None, args.decoder_embed_dim):
         raise ValueError(
             f"--decoder-input-dim is {args.decoder_input_dim} and --decoder-embed-dim {args.decoder_embed_dim}; "
             "an input width of its own is for language models: leave it out"
         )
+    resolve_common(args)
     resolve_side(args, "encoder")
     resolve_side(args, "decoder")
     return TransformerConfig.from_namespace(args)
@@ -179,7 +179,7 @@ def resolve_side(args: Namespace, side: str) -> None:
 
 
 def _divides(heads: int, width: int) -> bool:
-    return heads > 0 and width % heads == 0
+    return 0 < heads <= width and width % heads == 0
 
 
 def _kernel_sizes(args: Namespace, side: str) -> list[int]:

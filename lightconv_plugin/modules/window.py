@@ -33,7 +33,7 @@ def check_heads(channels: int, heads: int) -> None:
     Raises:
         ValueError: they do not.
     """
-    if heads < 1 or channels % heads:
+    if not 0 < heads <= channels or channels % heads:
         raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
 
 
