@@ -6,7 +6,6 @@ paper, which only replaced self-attention.
 
 import functools
 import itertools
-from argparse import ArgumentParser
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, ForGeneration, with_training_options
-from lightconv_plugin.models.resolve import add_arguments, resolve
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, PluginModel, with_training_options
+from lightconv_plugin.models.resolve import resolve
 from lightconv_plugin.models.source_attention import SourceAttention, reading_together
 from lightconv_plugin.modules import (
     AverageAttention,
@@ -241,12 +240,8 @@ class LightConvDecoder(TransformerDecoderBase):
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)
-class LightConvModel(ForGeneration, TransformerModelBase):
+class LightConvModel(PluginModel, TransformerModelBase):
     """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
-
-    @classmethod
-    def add_args(cls, parser: ArgumentParser) -> None:
-        add_arguments(parser, LightConvConfig())
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LightConvModel":

@@ -35,8 +35,8 @@ class Dropout(nn.Module):
         """The probability with which it drops now: 0 where neither training nor ``--retain-dropout`` asks for it."""
         return self.p if self.training or self.apply_during_inference else 0.0
 
-    def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
-        """Any shape; ``inplace`` is fairseq's, and spares no memory here."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
         p = self.probability
         return ops.dropout(x, p) if p > 0 else x
 

@@ -116,7 +116,6 @@ class InputWindow(StepByStep):
 
     def push(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
         """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= size."""
-        self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
         window, kept = ops.push(x, saved, self.window_size)
         self.set_incremental_state(incremental_state, kept)
