@@ -124,6 +124,10 @@ def resolve_common(args: Namespace) -> None:
     """Complete in place what the kinds of model share."""
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
+    for name in ("encoder_layerdrop", "decoder_layerdrop", "quant_noise_pq"):  # fairseq's parts look at none
+        p = getattr(args, name, 0.0)
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"--{name.replace('_', '-')} is {p}; expected a probability, 0 <= p <= 1")
     # an empty list takes an architecture's back
     args.adaptive_softmax_cutoff = utils.eval_str_list(args.adaptive_softmax_cutoff or None, type=int)
     shared = args.share_decoder_input_output_embed or getattr(args, "share_all_embeddings", False)
