@@ -351,6 +351,8 @@ def save(state: dict[str, Any], out: Path) -> None:
         raise ConversionError(
             f"{there} exists, and is no checkpoint that this command wrote: give another name for OUT"
         )
+    if packed and there == settings_of(out):
+        raise ConversionError(f"{there} is of another model than {out.name}: give OUT a folder of its own")
     (write_safetensors if packed else write_state)(state, out)
 
 
