@@ -20,7 +20,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from lightconv_plugin.compat.checkpoints import refusing, write_state
 from lightconv_plugin.compat.safetensors import SUFFIX, settings_of, write_safetensors
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from lightconv_plugin.models.encoder_decoder import LightConvModel
-from lightconv_plugin.models.language_model import LightConvLanguageModel
+from lightconv_plugin.models.language_model import LightConvLanguageModel, resolve_language_model
+from lightconv_plugin.models.resolve import resolve
 
 Tensors = dict[str, Tensor]
 MARK = "lightconv_plugin.convert"  # in a checkpoint's extra_state: this may be replaced
@@ -54,16 +55,18 @@ class Kind:
     ours: type
     name: str  # as registered
     config: type
+    resolve: Callable[[Any], Any]  # completes its options
     sides: tuple[str, ...]
 
 
 KINDS = (
-    Kind(lightconv.LightConvModel, LightConvModel, "pla_lightconv", LightConvConfig, ("encoder", "decoder")),
+    Kind(lightconv.LightConvModel, LightConvModel, "pla_lightconv", LightConvConfig, resolve, ("encoder", "decoder")),
     Kind(
         lightconv_lm.LightConvLanguageModel,
         LightConvLanguageModel,
         "pla_lightconv_lm",
         LightConvLanguageModelConfig,
+        resolve_language_model,
         ("decoder",),
     ),
 )
@@ -75,6 +78,7 @@ class Report:
 
     kind: str
     config: dict[str, Any]
+    stacks: dict[str, Any]  # the sides' options, complete
     layout: str
     parameters: int
     dropped: list[str]
@@ -206,6 +210,7 @@ _FLOATS = {
     **dict.fromkeys(("attention_dropout", "relu_dropout", "adaptive_softmax_dropout"), 0.0),
     **dict.fromkeys(("adaptive_input_factor", "adaptive_softmax_factor"), 4.0),
 }
+_POSITIONS = ("max_source_positions", "max_target_positions", "tokens_per_sample")
 
 
 def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -> dict[str, Any]:
@@ -218,7 +223,7 @@ def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -
         "conv_backend": "auto",
         "no_decoder_final_norm": "decoder.layer_norm.weight" not in parameters,
         "share_decoder_input_output_embed": shares_output(theirs),
-        "max_target_positions": _positions(theirs, "max_target_positions"),
+        **{name: _positions(theirs, name) for name in _POSITIONS},
         **{name: _numbers(theirs, name) for name in ("adaptive_softmax_cutoff", "adaptive_input_cutoff")},
         **{name: float(_FLOATS[name] if value is None else value) for name, value in floats.items()},
     }
@@ -227,15 +232,11 @@ def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -
             f"{side}_conv_type": getattr(theirs, f"{side}_conv_type", "dynamic"),
             f"{side}_conv_heads": getattr(theirs, f"{side}_attention_heads"),
             f"{side}_kernel_size_list": _numbers(theirs, f"{side}_kernel_size_list"),
-            f"{side}_query_dim": None,
             f"{side}_query_heads": 1,
             f"{side}_embed_path": None,  # the embeddings are in the checkpoint
         }
     if "encoder" in kind.sides:
-        own["max_source_positions"] = _positions(theirs, "max_source_positions")
         own["decoder_input_dim"] = theirs.decoder_embed_dim
-    else:
-        own["tokens_per_sample"] = int(getattr(theirs, "tokens_per_sample", None) or 1024)
     return own
 
 
@@ -309,8 +310,9 @@ def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], Report
     if not isinstance(theirs, dict) or not isinstance(state.get("cfg"), DictConfig):
         raise ConversionError(f"it holds {', '.join(state)}; expected a model and its settings (args or cfg)")
     cfg: Any = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
-    settings = cfg.get("model")
-    model = settings if isinstance(settings, argparse.Namespace) else argparse.Namespace(**(settings or {}))
+    # a component of fairseq's that has no dataclass, such as --optimizer adafactor, has a namespace
+    cfg = {part: vars(own) if isinstance(own, argparse.Namespace) else own for part, own in cfg.items()}
+    model = argparse.Namespace(**(cfg.get("model") or {}))
     name, kind, is_ours = find_kind(model, ours=ours)
     if is_ours:
         parameters, layout = theirs, "names of this plugin"
@@ -336,7 +338,9 @@ def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], Report
     }
     weights = [t for name, t in parameters.items() if not name.endswith((".version", "._float_tensor"))]
     count = sum({tensor.data_ptr(): tensor.numel() for tensor in weights}.values())
-    return result, Report(name, options, layout, count, dropped)
+    complete = kind.resolve(argparse.Namespace(**options))
+    stacks = {side: getattr(complete, side) for side in kind.sides}
+    return result, Report(name, options, stacks, layout, count, dropped)
 
 
 def save(state: dict[str, Any], out: Path) -> None:
@@ -347,6 +351,8 @@ def save(state: dict[str, Any], out: Path) -> None:
         raise ConversionError(
             f"{there} exists, and is no checkpoint that this command wrote: give another name for OUT"
         )
+    if packed and there == settings_of(out):
+        raise ConversionError(f"{there} is of another model than {out.name}: give OUT a folder of its own")
     (write_safetensors if packed else write_state)(state, out)
 
 
@@ -361,15 +367,13 @@ def _is_ours(out: Path) -> bool:
 
 
 def describe(report: Report) -> list[str]:
-    config = report.config
     lines = [f"{report.kind}, {report.parameters:,} parameters; found {report.layout}"]
-    for side in ("encoder", "decoder"):
-        if f"{side}_layers" in config:
-            lines.append(
-                f"{side}: {config[f'{side}_conv_type']} convolutions {'with' if config[f'{side}_glu'] else 'without'} "
-                f"GLU, {config[f'{side}_layers']} layers of {config[f'{side}_embed_dim']}, "
-                f"{config[f'{side}_conv_heads']} heads, kernels {config[f'{side}_kernel_size_list']}"
-            )
+    for side, stack in report.stacks.items():
+        size, mixer, more = f"{stack.layers} layers of {stack.embed_dim}", stack.conv_type, ""
+        if mixer in ("lightweight", "dynamic"):
+            mixer += f" convolutions {'with' if stack.glu else 'without'} GLU"
+            more = f", {stack.conv_heads} heads, kernels {stack.kernel_size_list}"
+        lines.append(f"{side}: {mixer}, {size}{more}")
     kinds = sorted({re.sub(r"\.\d+\.", ".N.", key) for key in report.dropped})
     lines.append(f"left out, since no model uses them: {len(report.dropped)} ({', '.join(kinds) or 'none'})")
     return lines

@@ -72,7 +72,7 @@ class Encoder(nn.Module):
         for layer in self.encoder.layers:
             if isinstance(layer, TransformerEncoderLayerBase):
                 layer.self_attn = FullAttention(layer.self_attn)
-        self.source = nn.ModuleList(SourceKeys(layer.encoder_attn) for layer in _layers(model.decoder))
+        self.source = nn.ModuleList(SourceKeys(layer.encoder_attn) for layer in model.decoder.layers)
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
         """Give the padding (B, S), then each layer's keys (B, H, R, S) and values (B, H, S, R)."""
@@ -276,14 +276,9 @@ def _check(stack: Any, known: tuple[type, ...], side: str) -> None:
         raise ExportError(
             f"its {side} is a {type(stack).__name__}; expected LightConv, DynamicConv or fairseq's Transformer"
         )
-    _layers(stack)
-
-
-def _layers(stack: Any) -> list[Any]:
     for layer in stack.layers:
         if type(layer) not in _LAYERS:
             raise ExportError(f"a layer is a {type(layer).__name__}; expected {', '.join(t.__name__ for t in _LAYERS)}")
-    return list(stack.layers)
 
 
 def _positions(stack: Any) -> Positions | None:

@@ -5,7 +5,7 @@ paper, which only replaced self-attention.
 """
 
 import functools
-from argparse import ArgumentParser
+import itertools
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, ForGeneration, with_training_options
-from lightconv_plugin.models.resolve import add_arguments, resolve
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, PluginModel, with_training_options
+from lightconv_plugin.models.resolve import resolve
 from lightconv_plugin.models.source_attention import SourceAttention, reading_together
 from lightconv_plugin.modules import (
     AverageAttention,
@@ -92,21 +92,38 @@ def embed_step(decoder: Any, tokens: Tensor, positions: Tensor | None) -> Tensor
     return x if decoder.layernorm_embedding is None else decoder.layernorm_embedding(x)
 
 
-def check_cutoffs(flag: str, cutoffs: list[int] | None, types: int) -> None:
-    """Refuse bands of words that a dictionary of ``types`` does not reach.
+def check_bands(cfg: Any, kind: str, types: int) -> None:
+    """Refuse cut-offs that do not part a dictionary of ``types`` into bands, and bands without a width.
+
+    Args:
+        cfg: as ``resolve`` gives it.
+        kind: "softmax" or "input", as in --adaptive-softmax-cutoff.
+        types: size of the dictionary.
 
     Raises:
-        ValueError: the last cut-off is beyond it.
+        ValueError: the cut-offs do not rise, or end beyond the dictionary, or the last band's width is below 1.
     """
-    if cutoffs and cutoffs[-1] > types:
-        raise ValueError(f"{flag} {cutoffs} goes beyond the dictionary's {types} types; give smaller cut-offs")
+    cutoffs, factor = (getattr(cfg, f"adaptive_{kind}_{name}") for name in ("cutoff", "factor"))
+    if not cutoffs:
+        return
+    flag, width = f"--adaptive-{kind}", cfg.decoder.output_dim if kind == "softmax" else cfg.decoder.input_dim
+    if cutoffs[-1] > types:
+        raise ValueError(f"{flag}-cutoff {cutoffs} goes beyond the dictionary's {types} types; give smaller cut-offs")
+    if any(low >= high for low, high in itertools.pairwise([0, *cutoffs])):
+        raise ValueError(f"{flag}-cutoff is {cutoffs}; expected numbers that rise, from 1 on")
+    narrower = len(cutoffs) - (cutoffs[-1] == types)
+    if factor <= 0 or width < factor**narrower:
+        raise ValueError(
+            f"{flag}-factor {factor} leaves the last of {narrower + 1} bands no width, with {width} in the first; "
+            "give a smaller factor from 1 on, or fewer cut-offs"
+        )
 
 
 class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
-        check_cutoffs("--adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, len(dictionary))
+        check_bands(cfg, "softmax", len(dictionary))
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.dropout_module = Dropout(cfg.dropout, self)
@@ -223,12 +240,8 @@ class LightConvDecoder(TransformerDecoderBase):
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)
-class LightConvModel(ForGeneration, TransformerModelBase):
+class LightConvModel(PluginModel, TransformerModelBase):
     """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
-
-    @classmethod
-    def add_args(cls, parser: ArgumentParser) -> None:
-        add_arguments(parser, LightConvConfig())
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LightConvModel":

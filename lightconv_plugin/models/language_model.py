@@ -1,7 +1,6 @@
 """``pla_lightconv_lm``: the decoder alone as a language model (section 5.3), with adaptive input and softmax."""
 
 import ast
-from argparse import ArgumentParser
 from typing import Any
 
 import torch
@@ -11,16 +10,9 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvLanguageModelConfig
-from lightconv_plugin.models.encoder_decoder import LightConvDecoder, check_cutoffs
-from lightconv_plugin.models.layers import ForGeneration
-from lightconv_plugin.models.resolve import (
-    BASE_DECODER,
-    add_arguments,
-    fill,
-    resolve_common,
-    resolve_side,
-    to_namespace,
-)
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder, check_bands
+from lightconv_plugin.models.layers import PluginModel
+from lightconv_plugin.models.resolve import BASE_DECODER, fill, resolve_common, resolve_side, to_namespace
 
 
 def resolve_language_model(cfg: Any) -> TransformerConfig:
@@ -72,12 +64,8 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
 
 
 @register_model("pla_lightconv_lm", dataclass=LightConvLanguageModelConfig)
-class LightConvLanguageModel(ForGeneration, FairseqLanguageModel):
+class LightConvLanguageModel(PluginModel, FairseqLanguageModel):
     """LightConv and DynamicConv language model (Wu et al., ICLR 2019, Table 4)."""
-
-    @classmethod
-    def add_args(cls, parser: ArgumentParser) -> None:
-        add_arguments(parser, LightConvLanguageModelConfig())
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LightConvLanguageModel":
@@ -128,7 +116,7 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             cfg.char_embedder_highway_layers,
         )
     if cfg.adaptive_input:
-        check_cutoffs("--adaptive-input-cutoff", cfg.adaptive_input_cutoff, vocab_size)
+        check_bands(cfg, "input", vocab_size)
         return AdaptiveEmbedding(
             vocab_size,
             dictionary.pad(),

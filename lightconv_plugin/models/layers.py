@@ -2,6 +2,7 @@
 self-attention, source-target attention in the decoder, a feed-forward network; each with a residual connection."""
 
 import contextlib
+from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.models.block_step import BlockStep
 from lightconv_plugin.models.mixers import build_mixer
+from lightconv_plugin.models.resolve import add_arguments
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import (
     ConvModule,
@@ -243,8 +245,13 @@ class DecoderBlock(OwnEntry, Block):
         self.need_attn = bool(need_attn)
 
 
-class ForGeneration(BaseFairseqModel):
-    """The part of a model that fairseq calls before it generates. It refuses to train the model after that."""
+class PluginModel(BaseFairseqModel):
+    """The calls of fairseq that both models answer alike: for their flags, weights, and before it generates."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add the flags of the model's dataclass, which ``register_model`` keeps under this name."""
+        add_arguments(parser, getattr(cls, "__dataclass")())
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
         """Load as fairseq does. Where layers are left out, ``model_cfg`` then describes the model without them.

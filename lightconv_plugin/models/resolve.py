@@ -109,12 +109,12 @@ def resolve(cfg: Any) -> TransformerConfig:
     for name in ("max_source_positions", "max_target_positions"):
         if not isinstance(getattr(args, name), int):  # an interpolation that nobody resolved
             setattr(args, name, 1024)
-    resolve_common(args)
-    if args.decoder_input_dim != args.decoder_embed_dim:
+    if args.decoder_input_dim not in (None, args.decoder_embed_dim):
         raise ValueError(
             f"--decoder-input-dim is {args.decoder_input_dim} and --decoder-embed-dim {args.decoder_embed_dim}; "
             "an input width of its own is for language models: leave it out"
         )
+    resolve_common(args)
     resolve_side(args, "encoder")
     resolve_side(args, "decoder")
     return TransformerConfig.from_namespace(args)
@@ -124,6 +124,10 @@ def resolve_common(args: Namespace) -> None:
     """Complete in place what the kinds of model share."""
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
+    for name in ("encoder_layerdrop", "decoder_layerdrop", "quant_noise_pq"):  # fairseq's parts look at none
+        p = getattr(args, name, 0.0)
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"--{name.replace('_', '-')} is {p}; expected a probability, 0 <= p <= 1")
     # an empty list takes an architecture's back
     args.adaptive_softmax_cutoff = utils.eval_str_list(args.adaptive_softmax_cutoff or None, type=int)
     shared = args.share_decoder_input_output_embed or getattr(args, "share_all_embeddings", False)
@@ -179,7 +183,7 @@ def resolve_side(args: Namespace, side: str) -> None:
 
 
 def _divides(heads: int, width: int) -> bool:
-    return heads > 0 and width % heads == 0
+    return 0 < heads <= width and width % heads == 0
 
 
 def _kernel_sizes(args: Namespace, side: str) -> list[int]:

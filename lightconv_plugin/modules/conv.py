@@ -176,8 +176,8 @@ class DynamicConv(TimeConv):
         self, channels: int, kernel_size: int, *, query_dim: int | None = None, query_heads: int = 1, **options
     ) -> None:
         super().__init__(channels, kernel_size, **options)
-        query_dim = query_dim or channels
-        if query_heads < 1 or self.heads % query_heads or query_dim % query_heads:
+        query_dim = channels if query_dim is None else query_dim
+        if not 0 < query_heads <= query_dim or self.heads % query_heads or query_dim % query_heads:
             raise ValueError(
                 f"{query_heads} query heads do not divide {self.heads} heads and a query of {query_dim}; "
                 "choose a divisor of both"

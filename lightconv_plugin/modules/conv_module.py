@@ -21,6 +21,9 @@ class ConvModule(nn.Module):
         input_dropout: dropout on what enters the module.
         query_dim: predict a DynamicConv's kernels from a projection C_in -> query_dim of their own, beside the one
             that is convolved ("value and query apart", a variant published as a review of the paper).
+
+    Raises:
+        ValueError: a query_dim that is not the convolution's, or an input_dropout outside [0, 1].
     """
 
     def __init__(
@@ -33,6 +36,12 @@ class ConvModule(nn.Module):
         query_dim: int | None = None,
     ) -> None:
         super().__init__()
+        own = getattr(conv, "query_dim", None)
+        if own != query_dim and not (query_dim is None and own == conv.channels):
+            raise ValueError(
+                f"query_dim is {query_dim} and its {type(conv).__name__}'s is {own}; "
+                "give the same to ConvModule and to a DynamicConv, or to neither"
+            )
         self.glu = glu
         self.input_dropout = Dropout(input_dropout, self)
         self.in_proj = linear(embed_dim, conv.channels * (2 if glu else 1))

@@ -17,12 +17,17 @@ class Dropout(nn.Module):
     Args:
         p: probability of dropping.
         owner: the module it belongs to, by whose class ``--retain-dropout-modules`` names it.
+
+    Raises:
+        ValueError: p outside [0, 1].
     """
 
     def __init__(self, p: float, owner: object) -> None:
         super().__init__()
-        self.p = p
         self.module_name = type(owner).__name__
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"the dropout of {self.module_name} is {p}; expected a probability, 0 <= p <= 1")
+        self.p = p
         self.apply_during_inference = False
 
     @property
@@ -30,8 +35,8 @@ class Dropout(nn.Module):
         """The probability with which it drops now: 0 where neither training nor ``--retain-dropout`` asks for it."""
         return self.p if self.training or self.apply_during_inference else 0.0
 
-    def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
-        """Any shape; ``inplace`` is fairseq's, and spares no memory here."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
         p = self.probability
         return ops.dropout(x, p) if p > 0 else x
 

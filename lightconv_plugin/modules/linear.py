@@ -16,12 +16,11 @@ from lightconv_plugin import ops
 _PACKED = "_lightconv_packed"  # the attribute of a layer
 
 
-def linear(in_features: int, out_features: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
+def linear(in_features: int, out_features: int, *, gain: float = 1.0) -> nn.Linear:
     """A linear map with Glorot-uniform weights, times ``gain``, and bias 0."""
-    layer = nn.Linear(in_features, out_features, bias)
+    layer = nn.Linear(in_features, out_features)
     nn.init.xavier_uniform_(layer.weight, gain)
-    if bias:
-        nn.init.zeros_(layer.bias)
+    nn.init.zeros_(layer.bias)
     return layer
 
 

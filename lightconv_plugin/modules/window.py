@@ -33,7 +33,7 @@ def check_heads(channels: int, heads: int) -> None:
     Raises:
         ValueError: they do not.
     """
-    if heads < 1 or channels % heads:
+    if not 0 < heads <= channels or channels % heads:
         raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
 
 
@@ -116,7 +116,6 @@ class InputWindow(StepByStep):
 
     def push(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
         """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= size."""
-        self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
         window, kept = ops.push(x, saved, self.window_size)
         self.set_incremental_state(incremental_state, kept)

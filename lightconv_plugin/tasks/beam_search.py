@@ -160,7 +160,7 @@ class BeamSearchGenerator(SequenceGenerator):
             return step == max_len or not self.search.beam.goes_on[unfin_idx]
         return bool(super().is_finished(step, unfin_idx, max_len, *others))
 
-    def _search(self, net_input: dict[str, Tensor], bos: int, prefix: Tensor | None = None) -> list[list[Hypothesis]]:
+    def _search(self, net_input: dict[str, Tensor], bos: int, prefix: Tensor | None) -> list[list[Hypothesis]]:
         source, models = net_input["src_tokens"], list(self.model.models)
         max_len = min(int(self.max_len_a * source.shape[1] + self.max_len_b), self.max_len - 1)
         if self.min_len > max_len:

@@ -15,7 +15,6 @@ import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import distributed_fairseq_model
 
 from lightconv_plugin import compat
 
@@ -174,14 +173,3 @@ def test_runs_on_gpus_are_left_alone(monkeypatch: pytest.MonkeyPatch, called: Ca
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     (training,) = called(cfg)
     assert (training.distributed_backend, training.device_id, training.distributed_rank) == ("nccl", 1, 1)
-
-
-def test_a_cpu_module_gets_no_device_number(tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", world_size=1, rank=0)
-    group = torch.distributed.group.WORLD
-    wrap = distributed_fairseq_model.DistributedDataParallel
-    try:
-        module = wrap(module=torch.nn.Linear(2, 2), device_ids=[0], output_device=0, process_group=group)
-        assert module.device_ids is None
-    finally:
-        torch.distributed.destroy_process_group()

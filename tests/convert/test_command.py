@@ -235,13 +235,16 @@ def test_what_it_did_not_write_is_not_replaced(kind, tmp_path, source, refuse):
 
 
 def test_safetensors_that_do_not_serve(tmp_path, source, refuse):
-    """A bit that is flipped, settings that are missing, or are somebody's."""
+    """A bit that is flipped, settings that are missing, are of another model, or are somebody's."""
     out, back, settings = (tmp_path / name for name in ("model.safetensors", "out.pt", "config.json"))
     settings.write_text('{"mine": 1}')
     assert f"{settings} exists, and is no checkpoint that this command wrote" in refuse(source, out)
     settings.unlink()
     for _ in range(2):  # what it wrote is replaced
         convert.main([str(source), str(out)])
+    second = out.with_name("second.safetensors")
+    said = refuse(source, second)
+    assert f"{settings} is of another model than second.safetensors: give OUT a folder of its own" in said
     content = out.read_bytes()
     out.write_bytes(content[:-1] + bytes([content[-1] ^ 64]))
     assert f"it does not match the checksum in {settings}" in refuse(out, back)

@@ -82,7 +82,8 @@ def test_parts_of_larger_tensors_and_half_precision_as_safetensors(tmp_path):
     assert {tensor.dtype for tensor in found["model"].values()} == {torch.float16, torch.float32}
 
 
-def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
+def test_fine_tuning_starts_from_it(tmp_path, monkeypatch, capsys):
+    """A checkpoint of such a training, which leaves options open, is described as the model is built."""
     write_corpus(tmp_path)
     words = Dictionary.load(str(tmp_path / "dict.en.txt"))
     task = Namespace(source_dictionary=words, target_dictionary=words)
@@ -102,6 +103,11 @@ def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
     after = torch.load(tmp_path / "tuned" / "checkpoint_last.pt", weights_only=True)["model"]
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+    capsys.readouterr()
+    convert.main([str(tmp_path / "tuned" / "checkpoint_last.pt"), str(tmp_path / "tuned" / "model.safetensors")])
+    said = capsys.readouterr().out
+    assert "decoder: dynamic convolutions without GLU, 2 layers of 16, 4 heads, kernels [3, 7]" in said
 
 
 @pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "plain"])

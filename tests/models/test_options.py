@@ -448,10 +448,26 @@ REFUSED = [
     ({"decoder_layers_to_keep": "0,last"}, "--decoder-layers-to-keep is 0,last; expected numbers from 0 to 5"),
     ({"encoder_layers_to_keep": "-1,2"}, "--encoder-layers-to-keep is -1,2; expected numbers from 0 to 6"),
     ({"adaptive_softmax_cutoff": [25]}, r"--adaptive-softmax-cutoff \[25\] goes beyond the dictionary's 24 types"),
+    *(
+        ({"adaptive_softmax_cutoff": bands}, "--adaptive-softmax-cutoff is .*; expected numbers that rise, from 1 on")
+        for bands in ([14, 8], [8, 8], [0, 8])
+    ),
+    *(
+        ({"adaptive_softmax_cutoff": [8, 14], "adaptive_softmax_factor": factor}, "leaves the last of 3 bands no width")
+        for factor in (4.1, 0.0, -4.0)
+    ),
     ({"decoder_query_heads": 3}, "3 query heads do not divide 4 heads"),
+    ({"decoder_query_dim": 0}, "1 query heads do not divide 4 heads and a query of 0"),
+    ({"decoder_conv_dim": 0}, "--decoder-conv-heads 4 does not divide --decoder-conv-dim 0"),
+    ({"dropout": -0.1}, "the dropout of Residual is -0.1; expected a probability, 0 <= p <= 1"),
+    ({"relu_dropout": 1.5}, "the dropout of FeedForward is 1.5; expected"),
+    ({"encoder_layerdrop": 2.0}, "--encoder-layerdrop is 2.0; expected a probability, 0 <= p <= 1"),
+    ({"decoder_layerdrop": -0.1}, "--decoder-layerdrop is -0.1; expected"),
+    ({"quant_noise_pq": 1.5}, "--quant-noise-pq is 1.5; expected"),
     ({"weight_softmax": False, "weight_normalization": "softmax"}, "contradict each other"),
     ({"share_all_embeddings": True}, r"joined dictionary; .* has two, of 20 and 24 types\. Give --no-share-all"),
     ({"decoder_input_dim": 12}, "--decoder-input-dim is 12 and --decoder-embed-dim 16; .* leave it out"),
+    ({"decoder_input_dim": 12, "share_all_embeddings": True}, "--decoder-input-dim is 12 .* leave it out"),
     ({"decoder_output_dim": 12, "share_all_embeddings": True}, "of width 16 and an output layer of width 12"),
     ({"decoder_output_dim": 12, "share_decoder_input_output_embed": True}, "give --no-share-all-embeddings and"),
 ]
@@ -475,6 +491,7 @@ REFUSED_LM = [
         {"adaptive_input_cutoff": [8, 30], "adaptive_softmax_cutoff": [8, 30]},
         r"--adaptive-input-cutoff \[8, 30\] goes beyond the dictionary's 20 types; give smaller cut-offs",
     ),
+    ({**UNTIED, "decoder_input_dim": 15}, "--adaptive-input-factor 4.0 leaves the last of 3 bands no width, with 15"),
     ({**UNTIED, "adaptive_softmax_cutoff": [21]}, r"--adaptive-softmax-cutoff \[21\] goes beyond the dictionary's 20"),
     ({**PLAIN, "decoder_input_dim": 8, "quant_noise_pq": 0.1}, "--quant-noise-pq maps .* got --decoder-input-dim 8"),
     ({"decoder_kernel_size_list": [3] * 5}, "--decoder-kernel-size-list has 5 widths .* for 2 layers"),

@@ -200,6 +200,19 @@ def test_the_module_of_figure_2(conv, glu):
     assert_close(module(x, mask), expected)
 
 
+@pytest.mark.parametrize(
+    ("conv", "options", "query_dim", "message"),
+    [
+        (LightweightConv, {}, 4, "query_dim is 4 and its LightweightConv's is None; give the same to ConvM"),
+        (DynamicConv, {}, 4, "query_dim is 4 and its DynamicConv's is 6"),
+        (DynamicConv, {"query_dim": 4}, None, "query_dim is None and its DynamicConv's is 4"),
+    ],
+)
+def test_a_query_that_the_convolution_does_not_read_is_refused(conv, options, query_dim, message):
+    with pytest.raises(ValueError, match=message):
+        ConvModule(5, conv(6, 3, heads=2, causal=True, **options), glu=True, query_dim=query_dim)
+
+
 def test_parameter_counts_of_the_operators():
     """Section 3, d = 1024 and k = 7: a regular convolution has 7,340,032 weights, a depthwise one 7,168, LightConv with
     16 heads 112. Section 4: DynamicConv predicts these 112 by a matrix of d columns, without a bias.

@@ -257,9 +257,11 @@ def test_attention_starts_with_weights_as_large_as_fairseqs():
 
 
 def test_other_weights_start_as_fairseqs_or_as_xavier_s():
-    wide = ConvModule(64, LightweightConv(256, 3, heads=4, causal=True), glu=True, query_dim=256)
+    conv = DynamicConv(256, 3, heads=4, causal=True, query_dim=256)
+    wide = ConvModule(64, conv, glu=True, query_dim=256)
     modules = [FeedForward(64, 256, dropout=0.0), AverageAttention(64, 256, causal=True), wide]
-    maps = [part.weight for module in modules for part in module.modules() if isinstance(part, torch.nn.Linear)]
+    parts = [part for module in modules for part in module.modules() if part is not conv.weight_linear]
+    maps = [part.weight for part in parts if isinstance(part, torch.nn.Linear)]
     maps.append(StandardConv(64, 3, causal=True).weight)
     light, dynamic = LightweightConv(1024, 31, heads=1024, causal=True), DynamicConv(256, 31, heads=64, causal=True)
     pairs = [
