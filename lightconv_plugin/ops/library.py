@@ -105,14 +105,14 @@ def cache_folder() -> Path:
     """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder.
 
     Raises:
-        BuildError: the user has no home.
+        BuildError: the user, or the one whom ~ names, has no home.
     """
     chosen = os.environ.get("LIGHTCONV_CACHE")
-    if chosen:
-        return Path(chosen)
     try:
+        if chosen:
+            return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightconv_plugin"
-    except RuntimeError as error:  # no HOME, and nobody of this number in the list of users
+    except RuntimeError as error:  # no HOME, and nobody of this number or name in the list of users
         raise BuildError(f"there is no folder to keep it in ({error}); set LIGHTCONV_CACHE to one") from error
 
 

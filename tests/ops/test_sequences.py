@@ -322,10 +322,3 @@ def test_refusals(x, options, message):
 def test_refusals_of_other_operators(call, message):
     with pytest.raises(TypeError if "tensor; got" in message or "Tensor and" in message else ValueError, match=message):
         call()
-
-
-def test_a_state_of_a_wider_kernel():
-    """The definition would lay the newest weight over all inputs."""
-    state = ops.conv_step(X[:4], torch.zeros(2, 3), None, backend="reference")[1]
-    with pytest.raises(ValueError, match=r"of a wider kernel: it holds 2 inputs; got weight \(2, 2\)"):
-        ops.conv_step(X[:1], torch.zeros(2, 2), state)

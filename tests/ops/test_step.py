@@ -170,6 +170,21 @@ def test_refusals():
         )
 
 
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_a_state_of_other_inputs(backend):
+    """Of a wider kernel, the definition would lay the newest weight over all inputs."""
+    x, weight = torch.randn(2, 2, 4), torch.randn(2, 3)
+    held = r"state holds inputs of 4 channels, torch.float32; got x \(1, 2, "
+    for newest, kernel, message in (
+        (x[:1].double(), weight, held + r"4\), torch.float64"),
+        (x[:1, :, :2], weight, held + r"2\), torch.float32"),
+        (x[:1], weight[:, :2], r"of a wider kernel: it holds [23] inputs; got weight \(2, 2\)"),
+    ):
+        _, state = ops.conv_step(x, weight, None, backend=backend)
+        with pytest.raises(ValueError, match=message):
+            ops.conv_step(newest, kernel, state)
+
+
 def test_gradients_are_the_reference_s():
     """Left open, the choice falls on a backend that records them."""
     x, weight = torch.randn(1, 2, 4), torch.randn(2, 3, requires_grad=True)
