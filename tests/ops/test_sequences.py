@@ -185,7 +185,7 @@ def test_vmap_of_packed_sentences(name, p):
 
     def loss(x: Tensor, weight: Tensor, seed: Tensor) -> Tensor:
         kernel = weight if weight.ndim == 2 else weight.unsqueeze(1)
-        return autograd.conv(name, x.unsqueeze(1), kernel, 1, True, p, seed if p else None, offsets).sin().sum()
+        return autograd.conv(x.unsqueeze(1), None, kernel, True, name, 1, p, seed if p else None, offsets).sin().sum()
 
     gradients = torch.func.grad(loss, (0, 1))
     each = [gradients(*example) for example in zip(x, weight, seeds, strict=True)]
@@ -206,7 +206,7 @@ def test_vmap_with_a_state(name, batched, p):
         *inputs, seed = example
 
         def loss(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-            return autograd.conv(name, x, weight, 2, True, p, seed if p else None, None, state).sin().sum()
+            return autograd.conv(x, state, weight, True, name, 2, p, seed if p else None, None).sin().sum()
 
         changes = tuple(t.cos() for t in inputs)
         along = [torch.func.jvp(f, (*inputs,), changes) for f in (loss, torch.func.grad(loss, (0, 1, 2)))]
