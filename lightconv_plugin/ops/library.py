@@ -261,7 +261,16 @@ def cuda_unusable() -> str | None:
     nvrtc = choose_nvrtc(list(installed_nvrtc()), torch.version.cuda)
     if nvrtc is None:
         return "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc"
-    return configure(nvrtc)
+    cache = cache_folder() / "cuda"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return (
+            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
+        )
+    words = (SOURCES, nvrtc, cache, fingerprint_of_sources())
+    torch.ops.lightconv.cuda_configure(*map(str, words))
+    return None
 
 
 def installed_nvrtc() -> Iterator[Path]:
@@ -280,20 +289,6 @@ def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
     """The one of torch's CUDA version, else the first."""
     major = (version or "").split(".")[0]
     return next((path for path in found if path.name.split(".so.")[-1].split(".")[0] == major), next(iter(found), None))
-
-
-def configure(nvrtc: Path) -> str | None:
-    """Tell the library where things are. None, or a sentence: the cache cannot be made."""
-    cache = cache_folder() / "cuda"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return (
-            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
-        )
-    words = (SOURCES, nvrtc, cache, fingerprint_of_sources())
-    torch.ops.lightconv.cuda_configure(*map(str, words))
-    return None
 
 
 class Launch(NamedTuple):
