@@ -55,8 +55,7 @@ class Decoder:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, F16])
-@pytest.mark.parametrize("ratio", [1, 3, 16, 64, 80])
-@pytest.mark.parametrize("width", [1, 3, 7, 31])
+@pytest.mark.parametrize(("width", "ratio"), [(1, 3), (3, 1), (3, 64), (7, 3), (7, 80), (31, 1), (31, 16)])
 def test_equals_the_full_sequence_with_beams_reordered(cpu, width, ratio, dtype, dynamic):
     decoder = Decoder(cpu, width, ratio, 5, dtype, dynamic=dynamic, softmax=ratio != 3)
     for _ in range(2 * width + 4):
