@@ -25,8 +25,8 @@ class _Convolution(nn.Module, ABC):
         use_bias: add a bias after the convolution.
 
     Raises:
-        ValueError: heads that do not divide the channels, a width that is no whole number, or an even one where ESPnet
-            cannot take it.
+        ValueError: heads that do not divide the channels, a width that is no whole number from 1 on, or an even one
+            where ESPnet cannot take it.
     """
 
     outputs = 1  # of C numbers each, which the last map reads
@@ -42,10 +42,10 @@ class _Convolution(nn.Module, ABC):
         use_bias: bool = False,
     ) -> None:
         super().__init__()
-        if n_feat % wshare:
+        if wshare < 1 or n_feat % wshare:
             raise ValueError(f"wshare={wshare} does not divide n_feat={n_feat}; choose a divisor")
-        if not hasattr(kernel_size, "__index__"):
-            raise ValueError(f"kernel_size is {kernel_size!r}; a whole number is expected")
+        if not hasattr(kernel_size, "__index__") or kernel_size < 1:
+            raise ValueError(f"kernel_size is {kernel_size!r}; a whole number from 1 on is expected")
         if kernel_size % 2 == 0 and not self.takes_even:
             raise ValueError(f"kernel_size={kernel_size} is even; {type(self).__name__} takes odd ones")
         self.wshare = wshare

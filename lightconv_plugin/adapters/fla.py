@@ -54,15 +54,15 @@ def causal_conv1d(
             f"got {type(x).__name__} and {type(weight).__name__}"
         )
     check_tensors("causal_conv1d", residual=residual, initial_state=initial_state, cu_seqlens=cu_seqlens)
+    if x.ndim < 3 or weight.ndim != 2 or len(weight) != x.shape[2:].numel():
+        raise ValueError(
+            f"causal_conv1d: expected x (B, T, D) and weight (D, W); got {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
     if cp_context is not None:
         raise ValueError("causal_conv1d: sequences spread over several GPUs (cp_context) are not supported")
     if cu_seqlens is not None and len(x) != 1:
         raise ValueError(f"causal_conv1d: packed sentences are expected as (1, total, D); got {tuple(x.shape)}")
-    width, channels, sentences = weight.shape[-1], x.shape[2:].numel(), len(x if cu_seqlens is None else cu_seqlens[1:])
-    if x.ndim < 3 or weight.ndim != 2 or len(weight) != channels:
-        raise ValueError(
-            f"causal_conv1d: expected x (B, T, D) and weight (D, W); got {tuple(x.shape)} and {tuple(weight.shape)}"
-        )
+    (channels, width), sentences = weight.shape, len(x if cu_seqlens is None else cu_seqlens[1:])
     if residual is not None and residual.shape != x.shape:
         raise ValueError(f"causal_conv1d: residual is expected as x, {tuple(x.shape)}; got {tuple(residual.shape)}")
     if initial_state is not None and initial_state.shape != (sentences, channels, width):

@@ -142,14 +142,11 @@ def _run(
         raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    finishes = any(part is not None for part in epilogue)
-    if finishes or not place.plain:
+    (bias, activation, residual), plain = epilogue, place.plain
+    finishes = bias is not None or activation is not None or residual is not None
+    if finishes or not plain:
         check_tensors(
-            operator,
-            cu_seqlens=place.cu_seqlens,
-            initial_state=place.initial_state,
-            bias=epilogue[0],
-            residual=epilogue[2],
+            operator, cu_seqlens=place.cu_seqlens, initial_state=place.initial_state, bias=bias, residual=residual
         )
         place.check(operator, x, width, padding_l)
     if finishes:
@@ -161,7 +158,7 @@ def _run(
         normalization=normalization,
         dropconnect=dropconnect,
     )
-    found = conv(x, weight) if place.plain else sequences.convolve(conv, x, weight, padding_l, place, native=native)
+    found = conv(x, weight) if plain else sequences.convolve(conv, x, weight, padding_l, place, native=native)
     if not finishes:
         return found
     if isinstance(found, Tensor):
@@ -182,14 +179,14 @@ def _native(
 ) -> Tensor:
     """Run the library, which takes the call. Shapes are those of ``reference``; on a CPU also packed (T, 1, C)."""
     dtype = x.dtype
-    if operator == "dynamic_conv":
+    if operator == "dynamic_conv" and weight.dtype != dtype:
         # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
         x = x.to(torch.promote_types(dtype, weight.dtype))
         initial_state = None if initial_state is None else initial_state.to(x.dtype)
-    weight, softmax = prepare_kernel(weight, normalization, x.dtype, cast=False)
+    weight, softmax = prepare_kernel(weight, normalization, x.dtype)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    out = autograd.conv(operator, x, weight, padding_l, softmax, dropconnect, seed, offsets, initial_state)
+    out = autograd.conv(x, initial_state, weight, softmax, operator, padding_l, dropconnect, seed, offsets)
     return out if out.dtype == dtype else out.to(dtype)
 
 

@@ -69,28 +69,27 @@ def beyond_functions() -> bool:
 
 
 @in_graph
-def conv(
-    name: str,
-    x: Tensor,
-    weight: Tensor,
-    padding_l: int,
-    softmax: bool,
-    p: float,
-    seed: Tensor | None,
-    offsets: Tensor | None = None,
-    state: Tensor | None = None,
-) -> Tensor:
-    """The operator ``name`` of the library, differentiable in x, weight and state.
+def conv(x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, *options: Any) -> Tensor:
+    """Call a convolution of the library, differentiable in x, state and weight.
 
     Weights of a wider type than x are rounded to it; their gradient is not. With offsets (N + 1,), int64, x (T, 1, C)
     holds packed sentences. A state is (K - 1, B, C), of N sentences (K - 1, N, C).
+
+    Args:
+        options: those of ``Options``, in order.
     """
-    return _convolve(x, state, weight, softmax, Options(name, padding_l, p, seed, offsets))
+    if recorded(x, weight, state):
+        return apply(_Conv, x, state, weight, softmax, *options)
+    return _Conv.forward(x, state, weight, softmax, *options)
 
 
 def recorded(*tensors: Tensor | None) -> bool:
     """Return True if derivatives of what is computed from these tensors may be asked for."""
-    return (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)) or transformed()
+    if torch.is_grad_enabled():
+        for t in tensors:  # not any(), which takes as long again
+            if t is not None and t.requires_grad:
+                return True
+    return transformed()
 
 
 def apply(function: type[Function], *args: Any) -> Any:
@@ -102,33 +101,7 @@ def apply(function: type[Function], *args: Any) -> Any:
 
 
 def _operator(name: str) -> Any:
-    return getattr(torch.ops.lightconv, name)
-
-
-def _convolve(x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options) -> Tensor:
-    """See ``conv``."""
-    if recorded(x, weight, state):
-        return apply(_Conv, x, state, weight, softmax, *options)
-    return _run(x, state, weight, softmax, options)
-
-
-def _run(x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options) -> Tensor:
-    """Call the operator."""
-    name, padding_l, p, seed, offsets = options
-    return _operator(name)(x, weight.to(x.dtype), padding_l, softmax, p, seed, offsets, state)
-
-
-def _run_backward(
-    grad: Tensor, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, options: Options, need: Need
-) -> Gradients:
-    """Call the operator; the gradient of ``weight`` is of its type, rounded once."""
-    (name, padding_l, p, seed, offsets), (need_x, need_state, need_weight) = options, need
-    given = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, need_x, need_weight
-    if state is None:
-        (of_x, of_weight), of_state = _operator(f"{name}_backward")(*given, offsets), x.new_empty(0)
-    else:
-        of_x, of_weight, of_state = _operator("behind_state_backward")(*given, need_state, offsets, state)
-    return of_x, of_state, of_weight.to(weight.dtype)
+    return getattr(torch.ops.lightconv, name).default
 
 
 def _backward(
@@ -136,9 +109,9 @@ def _backward(
 ) -> Gradients:
     """The gradients of x, state and weight."""
     if not recorded(grad, x, state, weight):
-        return _run_backward(grad, x, state, weight, softmax, options, need)
+        return _ConvGradients.forward(grad, x, state, weight, softmax, *options, *need)
     if not softmax:
-        return apply(_ConvGradients, grad, x, state, weight, *options, *need)
+        return apply(_ConvGradients, grad, x, state, weight, softmax, *options, *need)
     kernel = normalize_kernel(weight)
     of_x, of_state, of_kernel = _backward(grad, x, state, kernel, False, options, need)
     return of_x, of_state, _through_softmax(kernel, of_kernel).to(weight.dtype) if need[2] else of_kernel
@@ -179,7 +152,9 @@ class _Conv(Function):
 
     @staticmethod
     def forward(x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, *options: Any) -> Tensor:
-        return _run(x, state, weight, softmax, Options(*options))
+        name, padding_l, p, seed, offsets = options
+        weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)
+        return _operator(name)(x, weight, padding_l, softmax, p, seed, offsets, state)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -200,11 +175,11 @@ class _Conv(Function):
         x, state, weight, options = _kept(ctx)
         by_x = by_weight = None
         if dx is not None or dstate is not None:
-            by_x = _convolve(_whole(dx, x), _whole(dstate, state), weight, ctx.softmax, options)
+            by_x = conv(_whole(dx, x), _whole(dstate, state), weight, ctx.softmax, *options)
         if dweight is not None:
             if ctx.softmax:
                 dweight = _through_softmax(normalize_kernel(weight), dweight)
-            by_weight = _convolve(x, state, dweight, False, options)
+            by_weight = conv(x, state, dweight, False, *options)
         return _sum(by_x, by_weight)
 
     @staticmethod
@@ -214,22 +189,29 @@ class _Conv(Function):
         size, options = info.batch_size, Options(*given)
         if options.seed is not None:
             each = examples(size, (x, state, weight, options.seed), (*in_dims[:3], in_dims[7]))
-            return torch.stack([_convolve(a, b, c, softmax, options._replace(seed=d)) for a, b, c, d in each]), 0
+            return torch.stack([conv(a, b, c, softmax, *options._replace(seed=d)) for a, b, c, d in each]), 0
         x, state, weight = _fold(size, (x, state, weight), in_dims[:3])
-        return _convolve(x, state, weight, softmax, options).unflatten(-1, (size, -1)), 2
+        return conv(x, state, weight, softmax, *options).unflatten(-1, (size, -1)), 2
 
 
 class _ConvGradients(Function):
-    """Gradients of <grad, C(x, kernel)>; those that are not needed have no elements."""
+    """Gradients of <grad, C(x, kernel)>; those that are not needed have no elements. Recorded without the softmax."""
 
     @staticmethod
-    def forward(grad: Tensor, x: Tensor, state: Tensor | None, kernel: Tensor, *given: Any) -> Gradients:
-        return _run_backward(grad, x, state, kernel, False, Options(*given[:5]), given[5:])
+    def forward(grad: Tensor, x: Tensor, state: Tensor | None, weight: Tensor, softmax: bool, *given: Any) -> Gradients:
+        """Call the operator; the gradient of ``weight`` is of its type, rounded once."""
+        name, padding_l, p, seed, offsets, need_x, need_state, need_weight = given
+        operands = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, need_x, need_weight
+        if state is None:
+            (of_x, of_weight), of_state = _operator(f"{name}_backward")(*operands, offsets), x.new_empty(0)
+        else:
+            of_x, of_weight, of_state = _operator("behind_state_backward")(*operands, need_state, offsets, state)
+        return of_x, of_state, of_weight.to(weight.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
-        ctx.need = inputs[9:]
-        _keep(ctx, inputs[:4], Options(*inputs[4:9]))
+        ctx.need = inputs[10:]
+        _keep(ctx, inputs[:4], Options(*inputs[5:10]))
 
     @staticmethod
     def backward(ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -241,17 +223,17 @@ class _ConvGradients(Function):
         if of_x is not None or of_state is not None:
             of_x, of_state = _whole(of_x, x), _whole(of_state, state)
             if need_grad:
-                to_grad = _convolve(of_x, of_state, kernel, False, options)
+                to_grad = conv(of_x, of_state, kernel, False, *options)
             if need_kernel:
                 to_kernel = _backward(grad, of_x, of_state, kernel, False, options, (False, False, True))[2]
         if of_kernel is not None:
             if need_grad:
-                to_grad = _sum(to_grad, _convolve(x, state, of_kernel, False, options))
+                to_grad = _sum(to_grad, conv(x, state, of_kernel, False, *options))
             if need_x or need_state:
                 need = need_x, need_state, False
                 found = _backward(grad, x, state, of_kernel, False, options, need)
                 to_x, to_state = (to if needed else None for to, needed in zip(found[:2], need[:2], strict=True))
-        return to_grad, to_x, to_state, to_kernel, *(None,) * 8
+        return to_grad, to_x, to_state, to_kernel, *(None,) * 9
 
     @staticmethod
     def jvp(
@@ -275,9 +257,9 @@ class _ConvGradients(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Dims, *given: Any) -> tuple[Gradients, Dims]:
-        size, tensors, options, need = info.batch_size, given[:4], Options(*given[4:9]), given[9:]
+        size, tensors, options, need = info.batch_size, given[:4], Options(*given[5:10]), given[10:]
         if options.seed is not None:
-            each = examples(size, (*tensors, options.seed), (*in_dims[:4], in_dims[7]))
+            each = examples(size, (*tensors, options.seed), (*in_dims[:4], in_dims[8]))
             found = [_backward(a, b, c, d, False, options._replace(seed=e), need) for a, b, c, d, e in each]
             stacked: Any = tuple(torch.stack(ts) for ts in zip(*found, strict=True))
             return stacked, (0, 0, 0)

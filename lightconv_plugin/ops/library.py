@@ -105,14 +105,14 @@ def cache_folder() -> Path:
     """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder.
 
     Raises:
-        BuildError: the user has no home.
+        BuildError: the user, or the one whom ~ names, has no home.
     """
     chosen = os.environ.get("LIGHTCONV_CACHE")
-    if chosen:
-        return Path(chosen)
     try:
+        if chosen:
+            return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightconv_plugin"
-    except RuntimeError as error:  # no HOME, and nobody of this number in the list of users
+    except RuntimeError as error:  # no HOME, and nobody of this number or name in the list of users
         raise BuildError(f"there is no folder to keep it in ({error}); set LIGHTCONV_CACHE to one") from error
 
 
@@ -261,7 +261,16 @@ def cuda_unusable() -> str | None:
     nvrtc = choose_nvrtc(list(installed_nvrtc()), torch.version.cuda)
     if nvrtc is None:
         return "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc"
-    return configure(nvrtc)
+    cache = cache_folder() / "cuda"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return (
+            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
+        )
+    words = (SOURCES, nvrtc, cache, fingerprint_of_sources())
+    torch.ops.lightconv.cuda_configure(*map(str, words))
+    return None
 
 
 def installed_nvrtc() -> Iterator[Path]:
@@ -280,20 +289,6 @@ def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
     """The one of torch's CUDA version, else the first."""
     major = (version or "").split(".")[0]
     return next((path for path in found if path.name.split(".so.")[-1].split(".")[0] == major), next(iter(found), None))
-
-
-def configure(nvrtc: Path) -> str | None:
-    """Tell the library where things are. None, or a sentence: the cache cannot be made."""
-    cache = cache_folder() / "cuda"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return (
-            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
-        )
-    words = (SOURCES, nvrtc, cache, fingerprint_of_sources())
-    torch.ops.lightconv.cuda_configure(*map(str, words))
-    return None
 
 
 class Launch(NamedTuple):

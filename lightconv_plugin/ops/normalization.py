@@ -52,18 +52,18 @@ def normalize_kernel(weight: Tensor, normalization: str = "softmax") -> Tensor:
     return NORMALIZATIONS[normalization](weight)
 
 
-def prepare_kernel(weight: Tensor, normalization: str, dtype: torch.dtype, *, cast: bool = True) -> tuple[Tensor, bool]:
-    """Return kernels of ``dtype`` for a compiled operator, and True if they are logits of which it takes the softmax.
+def prepare_kernel(weight: Tensor, normalization: str, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Return kernels for a compiled operator, and True if they are logits of which it takes the softmax.
 
-    Without ``cast`` they may be of a wider type than ``dtype``.
-
-    Logits that ``dtype`` cannot hold, such as LightConv's parameters under autocast, are normalised before they are
-    rounded.
+    Logits are of ``dtype``, kernels perhaps of a wider type. Logits that ``dtype`` cannot hold, such as LightConv's
+    parameters under autocast, are normalised before they are rounded.
 
     Raises:
         ValueError: an unknown name.
     """
-    softmax = normalization == "softmax" and torch.promote_types(weight.dtype, dtype) == dtype
-    if not softmax:
-        weight = normalize_kernel(weight, normalization)
-    return weight.to(dtype) if cast or softmax else weight, softmax
+    if normalization == "softmax":
+        if weight.dtype == dtype:
+            return weight, True
+        if torch.promote_types(weight.dtype, dtype) == dtype:
+            return weight.to(dtype), True
+    return normalize_kernel(weight, normalization), False

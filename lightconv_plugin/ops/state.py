@@ -38,7 +38,8 @@ def conv_step(
         The state that was given is used up: copy it first (``copy.deepcopy``) to come back to it.
 
     Raises:
-        ValueError: shapes that do not fit, a state of a wider kernel, or an unknown normalisation or backend.
+        ValueError: shapes that do not fit, a state of another kernel or of inputs of another size or type than x, or an
+            unknown normalisation or backend.
         TypeError: what should be a tensor is none.
     """
     dynamic = getattr(weight, "ndim", 2) == 4
@@ -61,13 +62,19 @@ def conv_step(
     if state is not None:
         if not isinstance(state, dict) or not {"ring", "inputs"} & state.keys():
             raise ValueError(f"conv_step: the state that the step before gave is expected; got {type(state).__name__}")
-        backend, entry = ("native", "ancestors") if "ring" in state else ("reference", "inputs")
-        if backend == "reference" and len(state[entry]) >= weight.shape[-1]:
+        native, width = "ring" in state, weight.shape[-1]
+        backend, inputs = ("native", state["ring"]) if native else ("reference", state["inputs"])
+        if len(inputs) != width if native else len(inputs) >= width:
             raise ValueError(
-                f"conv_step: the state is of a wider kernel: it holds {len(state[entry])} inputs; "
-                f"got weight {tuple(weight.shape)}"
+                f"conv_step: the state is of a {'narrower' if len(inputs) < width else 'wider'} kernel: it holds "
+                f"{len(inputs)} inputs; got weight {tuple(weight.shape)}"
             )
-        if (held := state[entry].shape[1]) != x.shape[1]:
+        if inputs.shape[2] != x.shape[2] or inputs.dtype != x.dtype:
+            raise ValueError(
+                f"conv_step: the state holds inputs of {inputs.shape[2]} channels, {inputs.dtype}; "
+                f"got x {tuple(x.shape)}, {x.dtype}"
+            )
+        if (held := (state["ancestors"] if native else inputs).shape[1]) != x.shape[1]:
             raise ValueError(
                 f"conv_step: the state holds {held} hypotheses and x {x.shape[1]}; "
                 "re-order the state when hypotheses come or go"
@@ -77,8 +84,8 @@ def conv_step(
         return reference.conv_step(window, weight, normalization=normalization), state
     state = state or _empty_ring(x, weight.shape[-1])
     weight, softmax = prepare_kernel(weight, normalization, x.dtype)
-    out = torch.ops.lightconv.conv_step(x, weight, state["ring"], state["ancestors"], state["position"], softmax)
-    return out, state
+    given = x, weight.to(x.dtype), state["ring"], state["ancestors"], state["position"], softmax
+    return torch.ops.lightconv.conv_step(*given), state
 
 
 def reorder_state(state: State, new_order: Tensor) -> State:

@@ -125,8 +125,10 @@ def test_gradients_and_dropout(kind):
     ("arguments", "message"),
     [
         ((4, 6, 0.0, 3), "wshare=4 does not divide n_feat=6"),
+        ((0, 6, 0.0, 3), "wshare=0 does not divide n_feat=6"),
         ((2, 6, 0.0, 4), "kernel_size=4 is even; Lightweight"),
-        ((2, 6, 0.0, "11"), "kernel_size is '11'; a whole number is expected"),
+        ((2, 6, 0.0, "11"), "kernel_size is '11'; a whole number from 1 on is expected"),
+        ((2, 6, 0.0, 0), "kernel_size is 0; a whole number from 1 on"),
     ],
 )
 def test_refusals(arguments, message):

@@ -100,6 +100,7 @@ def test_channels_in_several_dimensions_and_no_state():
         ({"cu_seqlens": torch.tensor([0, 5])}, r"expected as \(1, total, D\); got \(2, 5, 6\)"),
         ({"weight": torch.zeros(3, 4)}, r"x \(B, T, D\) and weight \(D, W\); got \(2, 5, 6\) and \(3, 4\)"),
         ({"weight": torch.zeros(6, 1, 4)}, r"and weight \(D, W\); got .* and \(6, 1, 4\)"),
+        ({"weight": torch.zeros(())}, r"and weight \(D, W\); got .* and \(\)"),
         ({"x": torch.zeros(5, 6)}, r"expected x \(B, T, D\) .* got \(5, 6\)"),
         ({"initial_state": torch.zeros(2, 6, 3)}, r"as \(N, D, W\) = \(2, 6, 4\); got \(2, 6, 3\)"),
         ({"residual": torch.zeros(5, 2, 6)}, r"residual is expected as x, \(2, 5, 6\); got \(5, 2, 6\)"),

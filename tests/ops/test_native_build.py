@@ -259,10 +259,16 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
     with pytest.raises(library.BuildError, match=r"Could not determine home directory.*set LIGHTCONV_CACHE"):
         library.library_path()
     assert str(library._load.__wrapped__()).startswith("its library could not be compiled: there is no folder")
+    monkeypatch.setenv("LIGHTCONV_CACHE", "~nobody-of-this-name/a")
+    with pytest.raises(library.BuildError, match="set LIGHTCONV_CACHE"):
+        library.cache_folder()
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "a"))
+    assert library.cache_folder() == tmp_path / "a"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LIGHTCONV_CACHE", "~/a")  # as a container's settings give it, which no shell reads
     assert library.cache_folder() == tmp_path / "a"
     monkeypatch.delenv("LIGHTCONV_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

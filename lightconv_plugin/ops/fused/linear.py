@@ -228,5 +228,8 @@ def set_precision(chosen: str) -> None:
     backend.products_in_bf16 = chosen == "bf16"
 
 
-if os.environ.get(VARIABLE):
-    set_precision(os.environ[VARIABLE])
+if asked := os.environ.get(VARIABLE):
+    try:
+        set_precision(asked)
+    except ValueError as error:
+        raise ValueError(f"${VARIABLE}: {error}") from None

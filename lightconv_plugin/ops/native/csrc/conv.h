@@ -16,8 +16,9 @@ inline bool is_batch_first(const Tensor& x) {
 
 // A tensor (T, B, ..) with its rows one behind another in that order, or LightConv's weight.
 inline Tensor in_order(const Tensor& given, bool batch_first) {
-  if (!batch_first || given.dim() < 3) return torch::stable::contiguous(given);
-  return torch::stable::transpose(torch::stable::contiguous(torch::stable::transpose(given, 0, 1)), 0, 1);
+  if (!batch_first || given.dim() < 3) return as_contiguous(given);
+  const Tensor turned = torch::stable::transpose(given, 0, 1);
+  return turned.is_contiguous() ? given : torch::stable::transpose(torch::stable::contiguous(turned), 0, 1);
 }
 
 // Room for a result of the shape of `like`, in that order.

@@ -149,7 +149,7 @@ void run_backward(const Operands& given, const Tensor& grad, void* grad_x, void*
 
 Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Tensor ancestors, Tensor position,
                  bool softmax) {
-  const Tensor x = torch::stable::contiguous(x_any), weight = torch::stable::contiguous(weight_any);
+  const Tensor x = as_contiguous(x_any), weight = as_contiguous(weight_any);
   const StepSizes sizes = check_step(x, weight, ring, ancestors, position);
   Step step{};
   step.N = sizes.N, step.M = sizes.M, step.C = sizes.C, step.H = sizes.H, step.K = sizes.K;

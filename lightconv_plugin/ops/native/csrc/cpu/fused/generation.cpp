@@ -39,7 +39,7 @@ void run(const Search& search) {
 
 Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
               const Tensor& sentence, int64_t heads) {
-  const Tensor query = torch::stable::contiguous(query_any);
+  const Tensor query = as_contiguous(query_any);
   STD_TORCH_CHECK(query.dim() == 3 && query.size(0) == 1, "attend: expected query (1, N, C)");
   Attention a =
       attention_to(keys, values, padding, sentence, query.size(1), query.size(2), heads, query.scalar_type());
@@ -53,7 +53,7 @@ Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values,
 std::tuple<Tensor, Tensor, Tensor> beam_candidates(const Tensor& logits_any, std::optional<Tensor> scores_any,
                                                    int64_t beams, int64_t count, double temperature, int64_t pad,
                                                    int64_t unk, double unk_penalty, int64_t banned, int64_t only) {
-  const Tensor logits = torch::stable::contiguous(logits_any);
+  const Tensor logits = as_contiguous(logits_any);
   STD_TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == ScalarType::Float,
                   "beam_candidates: expected logits (N, V), float32");
   Search search{};
@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor, Tensor> beam_candidates(const Tensor& logits_any, std
   search.logits = static_cast<const float*>(logits.const_data_ptr());
   std::optional<Tensor> scores;
   if (scores_any.has_value()) {
-    scores = torch::stable::contiguous(*scores_any);
+    scores = as_contiguous(*scores_any);
     STD_TORCH_CHECK(scores->numel() == search.N && scores->scalar_type() == ScalarType::Float,
                     "beam_candidates: expected scores (N,), float32");
     search.scores = static_cast<const float*>(scores->const_data_ptr());
@@ -163,7 +163,7 @@ void on_rows(int64_t N, int64_t C, const Body& body) {
 Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::vector<Tensor> packed, Tensor ring,
                      Tensor ancestors, Tensor position, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
                      const Tensor& sentence, int64_t heads, bool gated, bool dynamic, bool norm_first, double eps) {
-  const Tensor x = torch::stable::contiguous(x_any);
+  const Tensor x = as_contiguous(x_any);
   STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && x.scalar_type() == ScalarType::Float,
                   "decoder_block: expected x (1, N, C), float32");
   STD_TORCH_CHECK(ring.dim() == 3, "decoder_block: expected ring (K, M, C)");

@@ -150,7 +150,7 @@ Tensor bf16_pack_weight(const Tensor& weight) {
 
 Tensor bf16_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tensor> bias,
                    std::optional<Tensor> packed) {
-  const Tensor x = torch::stable::contiguous(x_any);
+  const Tensor x = as_contiguous(x_any);
   check_linear(x, weight);
   const int64_t in = weight.size(1), out = weight.size(0), rows = in == 0 ? 0 : x.numel() / in;
   STD_TORCH_CHECK(!bias.has_value() || bias->numel() == out, "bf16_linear: expected bias (out,)");
@@ -170,7 +170,7 @@ Tensor bf16_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tens
 std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, const Tensor& x_any,
                                                         const Tensor& weight, bool need_x, bool need_weight,
                                                         bool need_bias) {
-  const Tensor grad = torch::stable::contiguous(grad_any), x = torch::stable::contiguous(x_any);
+  const Tensor grad = as_contiguous(grad_any), x = as_contiguous(x_any);
   check_linear(x, weight);
   const int64_t in = weight.size(1), out = weight.size(0), rows = in == 0 ? 0 : x.numel() / in;
   STD_TORCH_CHECK(grad.numel() == rows * out, "bf16_linear: the gradient is not (..., out)");
@@ -188,7 +188,7 @@ std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, 
 }
 
 Tensor few_rows_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tensor> bias) {
-  const Tensor x = torch::stable::contiguous(x_any);
+  const Tensor x = as_contiguous(x_any);
   STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1) && weight.is_contiguous(),
                   "few_rows_linear: expected x (..., in) and weight (out, in), contiguous");
   STD_TORCH_CHECK(!bias.has_value() || (bias->numel() == weight.size(0) && bias->is_contiguous()),

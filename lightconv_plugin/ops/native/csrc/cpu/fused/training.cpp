@@ -14,7 +14,7 @@ constexpr int64_t kGrain = 512;  // groups of 64 numbers that pay for waking a t
 
 // The gradient of it is itself, with the same seed.
 Tensor dropout(const Tensor& x_any, double p, const Tensor& seed) {
-  const Tensor x = torch::stable::contiguous(x_any);
+  const Tensor x = as_contiguous(x_any);
   check_dropping("dropout: p", p, seed);
   Tensor out = torch::stable::new_empty(x, x.sizes());
   const uint64_t number = p > 0.0 ? *static_cast<const uint64_t*>(seed.const_data_ptr()) : 0;
@@ -40,7 +40,7 @@ int64_t grain(int64_t V) { return 1 + 65536 / (V + 1); }  // rows that pay for w
 // From logits, without the log-probabilities in between: the sums over rows of -log p(target) and of -log p of all types,
 // (2,), and the log of each row's sum of exps, (N,); float64.
 std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& target_any, int64_t ignore) {
-  const Tensor logits = torch::stable::contiguous(logits_any), target = torch::stable::contiguous(target_any);
+  const Tensor logits = as_contiguous(logits_any), target = as_contiguous(target_any);
   check_loss(logits, target);
   const int64_t N = logits.size(0), V = logits.size(1);
   const std::vector<int64_t> words = targets(logits, target, ignore);
@@ -68,8 +68,8 @@ std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& 
 // The gradient of grad * (nll_share * (first sum) + all_share * (second sum)).
 Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const Tensor& target_any,
                              const Tensor& log_sums_any, double nll_share, double all_share, int64_t ignore) {
-  const Tensor logits = torch::stable::contiguous(logits_any), target = torch::stable::contiguous(target_any);
-  const Tensor log_sums = torch::stable::contiguous(log_sums_any);
+  const Tensor logits = as_contiguous(logits_any), target = as_contiguous(target_any);
+  const Tensor log_sums = as_contiguous(log_sums_any);
   check_loss(logits, target);
   check_loss_gradient(grad, logits, log_sums);
   const int64_t N = logits.size(0), V = logits.size(1);
