@@ -56,7 +56,7 @@ def sizes_of(dataset: Any) -> np.ndarray | None:
     return None if sizes.dtype == object or sizes.ndim not in (1, 2) else sizes.reshape(len(sizes), -1)
 
 
-def plan(sizes: np.ndarray, most: int = MOST) -> list[Shape]:
+def plan(sizes: np.ndarray) -> list[Shape]:
     """Lengths of both sides, the fewest places first, in one of which each sentence pair fits with little padding.
 
     For each of ``few_lengths``, the pairs whose other side is short enough have a shape of their own.
@@ -64,7 +64,7 @@ def plan(sizes: np.ndarray, most: int = MOST) -> list[Shape]:
     Args:
         sizes: (N, 2), lengths of source and target; or (N, 1), of a language model's text.
     """
-    lengths = few_lengths(sizes.max(axis=1), most)
+    lengths = few_lengths(sizes.max(axis=1))
     which = np.searchsorted(lengths, sizes.max(axis=1))
     found = set()
     for number in range(len(lengths)):

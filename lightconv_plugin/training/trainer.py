@@ -395,5 +395,3 @@ SCALER = {
     "last_rescale": "_last_rescale_iter",
     "overflows": "_overflows_since_rescale",
 }
-
-__all__ = ["CapturedTraining", "add_option", "capture_updates"]

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,6 @@ def run(tmp_path):
         path.write_text(text)
         path.chmod(0o755)
     (venv / "bin").mkdir(parents=True)
-    (venv / ".lightconv-setup").symlink_to(Path(sys.prefix) / ".lightconv-setup")
 
     def go(*options, using=python):
         link = venv / "bin" / "python"
@@ -71,7 +69,9 @@ def test_a_section_that_fails_leaves_the_others_and_is_run_again(run, tmp_path):
     assert "info: done before" in done.stdout
     assert "**failed**" not in page
     run("--device=cpu", "--only=info", "--rerun")
-    assert (tmp_path / "calls").read_text().count("-m lightconv_plugin.info") == 2
+    calls = (tmp_path / "calls").read_text()
+    assert calls.count("-m lightconv_plugin.info") == 2
+    assert "pip" not in calls, "an environment that is given is taken as it is: there may be no network"
 
 
 @pytest.mark.parametrize(
