@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The first half hour on a GPU: self-test, tests, benchmarks and compute-sanitizer, on one page, OUT/first_gpu.md.
-# usage: scripts/first_gpu.sh OUT [--device cuda:N]    in .venv-cuda, an environment with a CUDA build of torch, which
-#                                                      is made first (VENV=DIR and TORCH=SPEC choose others)
+# usage: scripts/first_gpu.sh OUT [--device cuda:N]    in .venv-cuda, an environment with a CUDA build of torch
+#                                                      (TORCH=SPEC), which is made first; VENV=DIR chooses another,
+#                                                      taken as it is where it is there, without a network
 #        scripts/first_gpu.sh OUT --device cpu         a rehearsal at small sizes on a CPU, in .venv
 #        --rerun                                       run what has passed already, too
 #        --only info,tests                             run these sections alone, for a machine that is there for minutes
@@ -11,7 +12,7 @@
 #                                                      ops_bfloat16, ops_narrow
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 device=cuda rerun='' only='' out=''
 while [ $# -gt 0 ]; do
   case $1 in
@@ -31,8 +32,9 @@ sections=(info tests train decode ops_float16 kernels memcheck racecheck train_1
 for each in ${only//,/ }; do
   [[ " ${sections[*]} " == *" $each "* ]] || { echo "error: --only $each: the sections are ${sections[*]}" >&2; exit 1; }
 done
+given=${VENV:+$VENV/bin/python}
 [ "$device" = cpu ] || export VENV=${VENV:-$root/.venv-cuda} TORCH=${TORCH:-torch==2.14.1}
-bash "$root/scripts/setup.sh"
+[ -x "$given" ] || bash "$root/scripts/setup.sh"
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 cd "$root"
