@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# The first half hour on a GPU: self-test, tests, compute-sanitizer and benchmarks, on one page, OUT/first_gpu.md.
+# The first half hour on a GPU: self-test, tests, benchmarks and compute-sanitizer, on one page, OUT/first_gpu.md.
 # usage: scripts/first_gpu.sh OUT [--device cuda:N]    in .venv-cuda, an environment with a CUDA build of torch
 #                                                      (TORCH=SPEC), which is made first; VENV=DIR chooses another,
 #                                                      taken as it is where it is there, without a network
 #        scripts/first_gpu.sh OUT --device cpu         a rehearsal at small sizes on a CPU, in .venv
-#        --rerun                                       run what is done already, too
-#        --only info,tests                             run these sections alone: info, tests, memcheck, racecheck,
-#                                                      ops_float32, ops_float16, ops_bfloat16, ops_narrow, kernels,
-#                                                      train, train_16384, train_wmt, decode
+#        --rerun                                       run what has passed already, too
+#        --only info,tests                             run these sections alone, for a machine that is there for minutes
+#                                                      (the page has what is in OUT by then); in this order, those that
+#                                                      tell most first: info, tests, train, decode, ops_float16, kernels,
+#                                                      memcheck, racecheck, train_16384, train_wmt, ops_float32,
+#                                                      ops_bfloat16, ops_narrow
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 device=cuda rerun='' only='' out=''
 while [ $# -gt 0 ]; do
   case $1 in
@@ -25,8 +27,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -n "$out" ] || { usage >&2; exit 1; }
-sections=(info tests memcheck racecheck ops_float32 ops_float16 ops_bfloat16 ops_narrow kernels train train_16384
-  train_wmt decode)
+sections=(info tests train decode ops_float16 kernels memcheck racecheck train_16384 train_wmt ops_float32 ops_bfloat16
+  ops_narrow)
 for each in ${only//,/ }; do
   [[ " ${sections[*]} " == *" $each "* ]] || { echo "error: --only $each: the sections are ${sections[*]}" >&2; exit 1; }
 done
@@ -87,6 +89,11 @@ cores=$(nproc)
 section info 3 "$python" -m lightconv_plugin.info
 # each process has a CUDA context of half a gigabyte
 section tests 8 "${pytest[@]}" tests/gpu "--numprocesses=$((cores < 8 ? cores : 8))" --dist=worksteal
+bench train 2 train "${train[@]}"
+bench decode 3 decode "${decode[@]}"
+ops() { bench "ops_$1" 2 ops "--dtype=$1" "${sizes[@]}"; }
+[ "$device" = cpu ] || ops float16
+bench kernels 3 kernels "${kernels[@]}"
 sanitizer=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/cuda/bin command -v compute-sanitizer || true)
 checked=''  # of the convolutions: the kernels of each kind, by type, a head's width, K and padding, in both sizes of type
 for each in float{32,16}-{1,64}-{31-30,65-64}; do checked+=${checked:+ or }"[$each]"; done
@@ -99,17 +106,13 @@ for tool in memcheck racecheck; do
   section $tool 3 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool $tool --error-exitcode=1 -- \
     "${pytest[@]}" tests/gpu/test_operators.py -k "$checked"
 done
-for each in float32 float16 bfloat16; do
-  [ "$device$each" = cpufloat16 ] || bench "ops_$each" 2 ops "--dtype=$each" "${sizes[@]}"
-done
-bench ops_narrow 1 ops --operators=light --kernel=4 --causal "--dtype=$dtype" "${sizes[@]}"  # causal-conv1d's widest
-bench kernels 3 kernels "${kernels[@]}"
-bench train 2 train "${train[@]}"
 if [ "$device" != cpu ]; then
   bench train_16384 2 train "${train[@]}" --tokens=16384
   bench train_wmt 2 train "${train[@]}" --widths=1024 --tokens=3584
 fi
-bench decode 3 decode "${decode[@]}"
+ops float32
+ops bfloat16
+bench ops_narrow 1 ops --operators=light --kernel=4 --causal "--dtype=$dtype" "${sizes[@]}"  # causal-conv1d's widest
 
 page=$out/.first_gpu.md.partial
 {

@@ -54,9 +54,6 @@ def device_or_architecture(text: str) -> str:
     return text if re.fullmatch(r"sm_\d+", text) else device(text)
 
 
-ONLY = "steps alone, whole searches, or the kernels of a captured step, counted on a CUDA build of torch without a GPU"
-
-
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Help that ends with the default, where there is one."""
 
@@ -109,7 +106,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             add("--length", type=positive, default=30, help="words of a source and of a hypothesis")
             add("--rows", type=rows, default="128,1024", help="hypotheses of a step alone")
             add("--channels", type=channels, default="512,1024", help="C of a step alone")
-            add("--only", choices=("steps", "search", "count"), help=ONLY)
+            add("--only", choices=("steps", "search"), help="steps alone, or whole searches")
         if name == "train":
             add("--tokens", type=positive, default=2048, help="words of a batch, padding included")
             add("--flags", default="", help="more flags of fairseq-train, such as --flags=--fp16")

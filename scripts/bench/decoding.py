@@ -1,38 +1,27 @@
 """``scripts.bench decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
 
-import contextlib
 import copy
 import statistics
-import sys
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 from scripts.bench import ctranslate2
 from scripts.bench.operators import Shape, fairseq_layer
 from scripts.bench.timing import Row, kernels_of, median_times, precisions, products_in, spread, take_turns
-from scripts.common.errors import UserError
 from scripts.fairseq_io.models import TaskAndModel, translation
 
 WIDTH, BEAM = 31, 4
 BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
 NO_GRAPH = "pla_translation, no graph"
-KERNELS = {"step_candidates": 2, "promote_types": 0, "_unsafe_view": 0}  # of an operator, where it is not one
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
     """Return what ``decode`` measures."""
-    if args.only == "count":
-        yield count_kernels(args)
-        return
     peers = ctranslate2.compute_types(device)
     if args.only != "search":
         yield measure_steps(args, device)
@@ -184,80 +173,4 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
                 ("to fairseq's transformer", "to_transformer", "{:.2f}x", baseline / taken),
                 ("kernels a token", "kernels", "{:.0f}", kernels),
                 ("their ms", "kernels_ms", "{:.2f}", kernel_seconds and kernel_seconds * 1e3),
-            ]
-
-
-class _Launches(TorchDispatchMode):
-    """Count the operators that launch kernels: no views, and no memory without content."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function.overloadpacket.__name__
-        returned = [each.alias_info for each in function._schema.returns]
-        is_view = any(alias is not None and not alias.is_write for alias in returned)
-        nothing = is_view or "empty" in name or function.namespace == "prim"
-        self.count[name] += 0 if nothing else KERNELS.get(name, 1)
-        return function(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def pretended_gpu(dtype: torch.dtype) -> Iterator[None]:
-    """Have all tensors made on a GPU that is not there, of ``dtype`` unless told: shapes without data."""
-    # parameters are of the class of pretended tensors, and else as plain as on a GPU; the package's attribute of that
-    # name is a function
-    linear = sys.modules["lightconv_plugin.modules.linear"]
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with (
-            mock.patch.object(linear, "_is_plain_tensor", lambda p: p is None or type(p) is FakeTensor),
-            # fairseq asks so for a shape, and torch for the data
-            mock.patch("torch.onnx.operators.shape_as_tensor", lambda x: x.shape),
-            FakeTensorMode(allow_non_fake_inputs=True),
-            torch.device("cuda"),
-        ):
-            yield
-    finally:
-        torch.set_default_dtype(default)
-
-
-def count_kernels(args: Namespace) -> Iterator[Row]:
-    """Kernels of a captured search, by operator, without a GPU: of a step, and of what is done once a batch.
-
-    A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one.
-
-    Raises:
-        UserError: this torch is no CUDA build, which alone knows tensors on a GPU.
-    """
-    from lightconv_plugin.tasks.device_search import DeviceSearch, Rules
-
-    if torch.version.cuda is None:
-        raise UserError(f"--only count takes a CUDA build of torch, with a GPU or without; this is {torch.__version__}")
-    rules = Rules(beam=BEAM, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
-    for arch in ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"):
-        dtype = getattr(torch, args.dtype)
-        with pretended_gpu(dtype), torch.no_grad():
-            model = translation(arch, args.vocab_size, [], task="pla_translation").model.eval()
-            for module in model.modules():
-                for name, buffer in module.named_buffers(recurse=False):
-                    if buffer.is_floating_point():
-                        module.register_buffer(name, buffer.to(dtype))
-            sizes = {"sentences": args.sentences[0], "length": args.length, "longest": args.length + 1}
-            search = DeviceSearch([model], rules, **sizes, device="cuda")
-            with _Launches() as batch:
-                search.begin()
-            with _Launches() as step:
-                search.step()
-        counts = step.count | batch.count  # the larger of both, for the names alone
-        names = sorted(filter(counts.get, counts), key=lambda name: (-step.count[name], -batch.count[name]))
-        found = [(name, step.count[name], batch.count[name]) for name in names]
-        for name, of_step, of_batch in [*found, ("all", step.count.total(), batch.count.total())]:
-            yield [
-                ("model", "model", "{}", arch),
-                ("operator", "operator", "{}", name),
-                ("kernels a step", "step", "{}", of_step),
-                ("a batch", "batch", "{}", of_batch),
             ]

@@ -187,7 +187,7 @@ def chosen(
                 yield name, made, backward, dtype
 
 
-def measure(args: Namespace, size: Size, device: torch.device, bandwidth: float, others: bool = True) -> Iterator[Row]:
+def measure(args: Namespace, size: Size, device: torch.device, bandwidth: float, others: bool) -> Iterator[Row]:
     """Yield a row for each operator, pass and type that the library has a kernel for.
 
     Bytes are the least that the pass reads and writes, and a ratio is its time over that of copying as many. Inputs

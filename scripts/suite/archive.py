@@ -46,9 +46,11 @@ def _tests(dataset: Dataset) -> Iterator[dict[str, bytes]]:
     They are of the seeds that both have, one after another, if all of these are on this machine.
     """
     base = dataset.models.get(dataset.baseline)
-    for model in dataset.models.values() if dataset.measures and base else ():
-        both = [seed for seed in model.scored if base and seed in base.scored]
-        files = [[each.hypotheses(seed) for seed in both] for each in (base, model) if each]
+    if base is None or not dataset.measures:
+        return
+    for model in dataset.models.values():
+        both = [seed for seed in model.scored if seed in base.scored]
+        files = [[each.hypotheses(seed) for seed in both] for each in (base, model)]
         if model is not base and both and all(path.exists() for path in (model.references, *files[0], *files[1])):
             found = {"references": model.references.read_bytes() * len(both)}
             for name, paths in zip((dataset.baseline, model.config.name), files, strict=True):

@@ -5,6 +5,7 @@ shorter line, the whole line. The units of BPE are put together before words are
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
@@ -28,6 +29,7 @@ def _words(line: str) -> tuple[str, ...]:
     return tuple(line.replace("@@ ", "").lower().split())
 
 
+@cache  # each seed that ends asks: four seconds at IWSLT's size
 def measure(name: str, root: Path) -> Overlap:
     """Return how the test set of a prepared dataset overlaps with its training text."""
     languages = load_dataset(name).languages

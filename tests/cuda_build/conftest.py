@@ -1,16 +1,17 @@
 """CUDA tensors without a GPU: shapes, types and the choice of operators are those of a GPU, and nothing is computed."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import library
-from scripts.bench.decoding import pretended_gpu
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +61,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     # autocast turns itself off where no device is
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
-    with pretended_gpu(torch.get_default_dtype()), Watch() as watch:
-        assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) == "native", "NVRTC is not found"
-        yield watch
+    # parameters are of the class of pretended tensors, and else as plain as on a GPU; the package's attribute of that
+    # name is a function
+    linear = sys.modules["lightconv_plugin.modules.linear"]
+    monkeypatch.setattr(linear, "_is_plain_tensor", lambda p: p is None or type(p) is FakeTensor)
+    # fairseq asks so for a shape, and torch for the data
+    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
+    default = torch.get_default_dtype()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"), Watch() as watch:
+            assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) == "native", "NVRTC is not found"
+            yield watch
+    finally:
+        torch.set_default_dtype(default)  # which tests change

@@ -90,19 +90,6 @@ def test_operators(operator, pretended):
     assert all(record["ratio"] > 0 for record in records)
 
 
-def test_kernels_of_a_captured_step():
-    """Whoever adds kernels to a step says so here, or to what is done once a batch."""
-    records = found(decoding.count_kernels(parse(["decode", "--vocab-size", "60", "--dtype", "float16"])))
-    steps = {(record["model"].split("_")[1], record["operator"]): record["step"] for record in records}
-    assert steps["lightconv", "all"] == 74
-    assert steps["dynamicconv", "all"] == 80
-    assert [record["batch"] for record in records if record["operator"] == "all"] == [96, 103]
-    one_a_layer = ("conv_step", "attend", "_addmm_activation")
-    assert {steps["dynamicconv", name] for name in one_a_layer} == {6}
-    assert {steps["dynamicconv", name] for name in ("search_step", "embedding")} == {1}
-    assert ("dynamicconv", "relu") not in steps
-
-
 def test_decoding_steps(pretended, monkeypatch):
     monkeypatch.setattr(decoding, "median_times", lambda cases, seconds: dict.fromkeys(cases, 1.0))
     args = parse(["decode", "--rows", "128,8", "--channels", "512,64"])

@@ -5,7 +5,9 @@ import torch
 
 from lightconv_plugin.tasks.device_search import DeviceSearch, Rules
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
-from tests.cuda_build.test_models import PRECISIONS, build, precise
+from tests.cuda_build.test_models import PRECISIONS, build, of_one_type, precise
+from tests.models import common
+from tests.training.counting import Count
 from tests.waits import waits
 
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
@@ -31,3 +33,27 @@ def test_a_search_does_not_wait(arch, precision, stepwise, ngram, gpu):
         assert {"attend", "step_candidates", "search_step"} <= gpu.met
         tensors = [value for value in vars(search).values() if isinstance(value, torch.Tensor)]
         assert {tensor.device.type for tensor in (*tensors, *search.beams)} == {"cuda"}
+
+
+@pytest.mark.parametrize(("arch", "a_step", "a_batch"), [(ARCHITECTURES[0], 74, 96), (ARCHITECTURES[1], 80, 103)])
+def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
+    """Whoever adds kernels to a step says so here, or to what is done once a batch. pytest's -s shows them all.
+
+    A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one.
+    """
+    rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
+    with precise("float16"), torch.no_grad():
+        model = of_one_type(common.build(arch, common.task(60))).eval()
+        search = DeviceSearch([model], rules, sentences=32, length=30, longest=31, device="cuda")
+        counts = []
+        for name, program in (("a batch", search.begin), ("a step", search.step)):
+            with Count() as count:
+                program()
+            found = count.launched()
+            found["step_candidates"] *= 2  # kernels
+            print(f"\n{name}, {found.total()} kernels:", ", ".join(f"{name} {n}" for name, n in found.most_common()))
+            counts.append(found)
+    assert [each.total() for each in counts] == [a_batch, a_step]
+    assert {counts[1][name] for name in ("conv_step", "attend", "_addmm_activation")} == {6}  # one a layer
+    assert {counts[1][name] for name in ("search_step", "embedding")} == {1}
+    assert "relu" not in counts[1]

@@ -325,7 +325,6 @@ def test_updates_are_timed_with_flags_of_fairseq_train(flags, monkeypatch):
             "bf16: it is for products on a CPU; for a GPU take --flags=--bf16",
         ),
         ("ops --operators heavy", "no operator heavy; choose from light, dynamic"),
-        ("decode --only count", "--only count takes a CUDA build of torch, with a GPU or without; this is "),
         (
             "train --flags='--encoder-layers 3'",
             "--encoder-layers 3: fairseq-train cannot take its flags together: encoder_kernel_size_list doesn't match",
