@@ -88,6 +88,8 @@ def fetch(name: str, file: File, folder: Path, *, raw: Path | None, ledger: Path
         UserError: the file cannot be had, or is not what it should be; the message says what was got, what was expected
             and how to put the file there by hand. Nothing wrong ever has the final name.
     """
+    if name in ("", "..") or Path(name).name != name:
+        raise UserError(f"{name!r} is not the name of a file; give one without a folder")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     there = raw / name if raw is not None and (raw / name).exists() else path

@@ -1,7 +1,7 @@
 """``causal_conv1d`` against loops over what FLA's computes, and against FLA's own where it and Triton are installed.
 
 On a CPU Triton interprets its kernels, if TRITON_INTERPRET=1 and FLA_CACHE_RESULTS=0 are set (fla-core 0.6.0, triton
-3.4.0).
+3.7.1; the interpreter of 3.9 fails in them).
 """
 
 import importlib

@@ -57,6 +57,13 @@ def entry(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "ledger.json").read_text())["a.txt"]
 
 
+@pytest.mark.parametrize("name", ["../a.txt", "b/a.txt", "", ".."])
+def test_a_name_is_one_of_a_file(tmp_path, name):
+    with pytest.raises(UserError, match="is not the name of a file; give one without a folder"):
+        fetch(name, File(urls=("http://localhost/a",)), tmp_path / "out", raw=None, ledger=tmp_path / "ledger.json")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("published", [{}, {"sha256": SHA256}, {"md5": MD5}])
 def test_a_file_comes_and_is_written_down(tmp_path, site: Site, published):
     url = site.add("/a", CONTENT)

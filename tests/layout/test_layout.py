@@ -67,6 +67,10 @@ def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+def test_there_is_something_to_check():
+    assert len(PYTHON) > 40
+
+
 def test_every_tracked_file_is_text():
     for path in TRACKED:
         assert "\0" not in path.read_text(encoding="utf-8"), f"{path}: data and builds are not committed"
@@ -77,7 +81,7 @@ def test_a_folder_keeps_to_its_lines(folder):
     """A change that needs more says so here."""
     code = [path for path in TRACKED if ROOT / folder in path.parents and path.suffix in CODE]
     lines = sum(len(path.read_text().splitlines()) for path in code)
-    assert lines <= BUDGET[folder], f"{folder}: {lines:,} lines of code"
+    assert 0.9 * BUDGET[folder] <= lines <= BUDGET[folder], f"{folder}: {lines:,} lines of code"
 
 
 @pytest.mark.parametrize("layer", LAYERS)
