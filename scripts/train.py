@@ -6,7 +6,7 @@ the facts of the run. If DIR holds checkpoints of other settings or other data, 
 max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long it is to be.
 
 Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
---nodes N --rendezvous HOST:PORT --node-rank K; scripts/slurm.sh does that. The tokens of an update stay those of the
+--nodes N --rendezvous HOST:PORT --node-rank K. The tokens of an update stay those of the
 configuration (`batch`), also where a training goes on with another number of devices.
 """
 

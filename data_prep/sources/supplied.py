@@ -1,7 +1,7 @@
 """Read the user's own files as lines of clean text. Their format is found out, and what is changed is counted.
 
 A line ends at LF, or at CR LF, and nowhere else. A byte order mark at the start goes, and characters that would glue
-words or break lines (scripts/common/blanks.py) become spaces.
+words or break lines (``BLANK``) become spaces.
 """
 
 import codecs
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import BUFFER, OPENERS, damage_told, packed_suffix, told
-from scripts.common.blanks import BLANK, BYTE_ORDER_MARK, name
 from scripts.common.errors import UserError
 
 _LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the memory
+
+# control characters but the tab, line and paragraph separators, zero width spaces, byte order marks within text;
+# joiners, marks of direction and soft hyphens stay, which scripts and emoji are written with
+BLANK = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u200b\u2028\u2029\ufeff]")
 
 EMPTY = "empty line, kept"  # the only thing in ``SuppliedText.changes`` that changes nothing
 
@@ -89,8 +92,8 @@ class SuppliedText:
         data = line.removesuffix(b"\n")
         if len(line) > _LONGEST or (self.lines == 1 and data == line and b"\r" in line[:-1]):
             self._refuse_endless(line)
-        if self.lines == 1 and data.startswith(BYTE_ORDER_MARK.encode()):
-            data = data.removeprefix(BYTE_ORDER_MARK.encode())
+        if self.lines == 1 and data.startswith(codecs.BOM_UTF8):
+            data = data.removeprefix(codecs.BOM_UTF8)
             self._count("byte order mark at the start, dropped")
         if data.endswith(b"\r"):
             data = data[:-1]
@@ -106,7 +109,7 @@ class SuppliedText:
             text = data.decode(errors="replace")
         if BLANK.search(text) is not None:
             for character in BLANK.findall(text):
-                self._count(f"{name(character)}, now a space")
+                self._count(f"U+{ord(character):04X}, now a space")
             text = BLANK.sub(" ", text)
         if not text or text.isspace():
             self._count(EMPTY)

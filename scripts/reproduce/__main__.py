@@ -10,8 +10,7 @@ Before the first stage that runs, scripts.check checks the whole configuration; 
 `generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
 goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
 
-Several machines (those of a SLURM job: scripts/slurm.sh) train together with --nodes and --rendezvous; --launch starts
-the training on all of them:
+Several machines train together with --nodes and --rendezvous; --launch starts the training on all of them:
   python -m scripts.reproduce CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
 """
 

@@ -1,8 +1,7 @@
 """ROUGE of summaries: F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, as ROUGE-1.5.5 gives with -m -a -n 2.
 
 The Perl script looks irregular forms up before it stems, and reports the mean over 1,000 resamples of the documents
-instead of the mean; rouge-score does neither, which together is below 0.1 on 200 documents (perl_rouge.py runs the
-script itself).
+instead of the mean; rouge-score does neither, which together was below 0.1 on 200 documents.
 """
 
 import unicodedata
