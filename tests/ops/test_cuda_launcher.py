@@ -26,11 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.ops.cuda_on_cpu import Machine
 machine = Machine(cache=Path({cache!r}))
-if "GATHER" in os.environ:
-    machine.cuda_gather(True, int(os.environ["GATHER"]))
-    machine.forward(torch.ones(3, 1, 2), torch.zeros(2, 2), 0)
-    print(machine.cuda_gather(False), end="")
-    sys.exit()
 def sums(width):
     return machine.forward(torch.ones(3, 1, 2), torch.zeros(2, width), 0).sum().item()
 with ThreadPoolExecutor() as pool:
@@ -172,22 +167,15 @@ def test_kernels_are_gathered_and_compiled_together(tmp_path):
         assert machine.forward(X, WEIGHT, 1).isnan().all()
         machine.backward(X, X, WEIGHT, 1)
     assert len(list((tmp_path / "cache").iterdir())) == 0
-    launches = [line.split() for line in machine.cuda_gather(False).splitlines()]
-    count = len(launches)
-    assert {path for *_, path in launches} == {str(path) for path in (tmp_path / "cache").iterdir()}
-    assert all(int(number) >= 0 for _, *numbers, _ in launches for number in numbers)
+    files = machine.cuda_gather(False).splitlines()
+    count = len(files)
+    assert set(files) == {str(path) for path in (tmp_path / "cache").iterdir()}
     assert count > 1
     for padding_l in (0, 1):  # an encoder's kernels are a decoder's
         assert machine.forward(X, WEIGHT, padding_l).isfinite().all()
         machine.backward(X, X, WEIGHT, padding_l)
     assert count == len(list((tmp_path / "cache").iterdir()))
     assert machine.cuda_gather(False) == ""
-
-
-def test_kernels_are_compiled_for_a_gpu_that_is_not_there(tmp_path):
-    """No driver is asked; the machine code is that of such a GPU."""
-    done = in_a_process(tmp_path, [2], SHIM_LIBCUDA="/there/is/no/libcuda.so.1", GATHER="75").communicate()[0]
-    assert re.fullmatch(r"lightconv_light_conv_forward_f32_K2_\S+ 1 32 \d+ \S+\n", done)
 
 
 def test_no_driver(tmp_path):

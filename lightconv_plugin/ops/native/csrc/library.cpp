@@ -18,7 +18,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cuda_configure(str sources, str nvrtc, str cache, str fingerprint) -> ()",
-           "cuda_gather(bool begin, int capability=0) -> str",
+           "cuda_gather(bool begin) -> str",
 
            // fused operators, beside the paper's: cpu/fused, cuda/fused
            "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",
@@ -60,7 +60,6 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "decoder_block(Tensor x, Tensor[] parameters, Tensor[] packed, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, "
            "Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads, bool gated, bool dynamic, "
            "bool norm_first, float eps) -> Tensor",
-           "cpu_fma(int iterations) -> float",
        })
     m.def(schema);
 }
