@@ -31,7 +31,7 @@ class Registered(NamedTuple):
 STEPS: dict[str, Registered] = {
     "normalise_space": Registered(LINE, lambda: clean.normalise_space),
     "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
-    "remove_non_printing": Registered(LINE, lambda: characters.remove_non_printing),
+    "remove_non_printing": Registered(LINE, characters.non_printing_remover),
     "strip_control": Registered(LINE, lambda: chinese.strip_control),
     "straighten_apostrophes": Registered(LINE, lambda: clean.straighten_apostrophes),
     "tokenise": Registered(LINE, tokenise.tokeniser),
