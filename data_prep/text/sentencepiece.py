@@ -13,6 +13,7 @@ from typing import Any
 
 from data_prep.text.clean import normalise_space
 from scripts.common.errors import UserError
+from scripts.common.files import stands_for
 
 
 class TooManyUnits(UserError):
@@ -60,7 +61,8 @@ def encoder(*, codes: str) -> Callable[[str], str]:
     try:
         processor = package().SentencePieceProcessor(model_proto=Path(codes).read_bytes())
     except (RuntimeError, OSError) as error:
-        raise UserError(f"{codes} is no model of sentencepiece: {error}") from error
+        found = error if isinstance(error, OSError) else stands_for(Path(codes)) or error
+        raise UserError(f"{codes} is no model of sentencepiece: {found}") from error
     return lambda line: " ".join(processor.encode(normalise_space(line), out_type=str))
 
 
