@@ -154,9 +154,10 @@ def config_text(name: str, sides: tuple[Side, Side], *, gpu: bool) -> str:
     pairs, target = sides[0].lines, sides[1]
     language = target.language
     passes, most = _BUDGET[gpu]
-    tokens = sum(target.words) / max(1, len(target.words)) * 1.4 * pairs
+    tokens = max(1.0, sum(target.words) / max(1, len(target.words)) * 1.4 * pairs)
     update = 4000 if gpu else max(1536, 8 * most_words(sides))  # by two processes, each with room for the longest line
     updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
+    in_fact = updates * update / tokens  # a small text has more passes, a large one fewer
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
         base, more, section = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n", ""
@@ -178,7 +179,7 @@ dataset: "{name}"
 seeds: [1]
 train:
   arch: {arch}
-  max-update: {updates}  # some {passes} passes over the text, {_LEAST} to {most:,} updates; more is better
+  max-update: {updates}  # some {in_fact:.2g} passes over the text, {_LEAST} to {most:,} updates; more is better
   dropout: {0.3 if gpu else 0.1}
 {more}{section}generate:
   post-process: sentencepiece

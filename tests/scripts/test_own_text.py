@@ -1,8 +1,11 @@
 """Two files of one's own become a dataset and a configuration that the other commands take."""
 
+import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +106,15 @@ def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call):
     assert config.average["last"] * config.train["save-interval-updates"] <= config.train["max-update"]
 
 
+@pytest.mark.parametrize(
+    ("pairs", "gpu", "said"),
+    [(851, False, "600  # some 39"), (100_000, False, "9200  # some 5 "), (10_000_000, True, "100000  # some 1.4 ")],
+)
+def test_the_passes_over_the_text_are_said_as_they_are(pairs, gpu, said):
+    sides = [own_text.Side(Path("a"), side, lines=pairs, words=[20] * 100) for side in ("de", "en")]
+    assert f"max-update: {said}" in own_text.config_text("mine", (sides[0], sides[1]), gpu=gpu)
+
+
 def test_words_that_are_others_to_yaml(checkout, call):
     config = load_config(call(*corpus(checkout, "de", 20), source="no", name="2024"))
     dataset = load_dataset(str(checkout / "data_prep" / "datasets" / "2024.yaml"))
@@ -150,6 +162,7 @@ def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
     prepare(load_dataset(str(path)), raw=raw, out=checkout / "out", workers=1)
     said = capsys.readouterr().out
     assert "note: clean dropped 10 of 40 lines of train (25%): length ratio of 3.5 or more: 10. The first:\n" in said
+    assert re.search(r"note: \d lines validate and \d test: too few to tell two models apart \(200 or more do\)", said)
     assert said.count(" | x | length ratio of 3.5 or more") == 3
     (entry,) = [each for each in read_json(checkout / "out" / "counts.json")["steps"] if each["step"] == "clean"]
     assert len(entry["examples"]) == 3
@@ -243,3 +256,15 @@ def test_a_perfect_translation_scores_100(target, cut, checkout, call):
     found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
     back = detokenise(joined, target, dataset)
     assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
+
+
+@pytest.mark.parametrize("command", ["scripts.own_text", "data_prep", "scripts.reproduce"])
+def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(command, tmp_path):
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", command, "x"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the package yaml is not installed for ")
+    assert "scripts/setup.sh" in done.stderr
+    assert "'.[fairseq,recipes]'" in done.stderr
+    assert "Traceback" not in done.stderr
