@@ -111,7 +111,7 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
     """Yield all members but folders; ``name`` tells the kind of the archive."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
-    if what := stands_for(archive):
+    if what := stands_for(archive, name):
         raise UserError(f"{archive} is {what}")
     packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
     with damage_told(str(archive)), archive.open("rb") as file:

@@ -14,6 +14,8 @@ from scripts.common import ownership, scratch
 from scripts.common.errors import UserError, writing
 
 _MADE_FROM = "made_from.json"
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""The first bytes of what Git leaves in place of a large file, until Git LFS fetches it."""
 
 
 @contextmanager
@@ -114,17 +116,19 @@ def _supplied(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
 
 
-POINTER = b"version https://git-lfs.github.com/spec/"
-"""The first bytes of what Git leaves in place of a large file, until Git LFS fetches it."""
+def stands_for(path: Path, name: str | None = None) -> str | None:
+    """Return what lies under a file's name in place of the file, and what to do; None if it is the file.
 
-
-def stands_for(path: Path) -> str | None:
-    """Return what lies under a file's name in place of the file, and what to do; None if it is the file."""
+    ``name`` is the one that it is to have, if not yet its own.
+    """
     with _supplied(path) as f:
         head = f.read(512)
     if head.startswith(POINTER):
         return "a pointer of Git LFS in place of the file: run `git lfs pull` in the repository that it is from"
-    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")) and path.suffix not in (".html", ".htm"):
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")) and Path(name or path).suffix not in (
+        ".html",
+        ".htm",
+    ):
         return "a web page in place of the file: fetch the file again, or by hand"
     return None
 
