@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import open_own
+from scripts.common.files import open_own, stands_for
 
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -42,7 +42,7 @@ _Member = tuple[str, int, str | None, Callable[[], Any]]
 
 def iterate_members(
     archive: Path, wanted: Callable[[str], bool], *, most_bytes: int | None = None
-) -> Generator[tuple[str, BinaryIO], None, None]:
+) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield the members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
     Names have no leading ``./`` and ``/`` as separator. Folders are not members. What was not read of a stream is
@@ -72,7 +72,7 @@ def iterate_members(
                 yield name, stream
 
 
-def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, BinaryIO], None, None]:
+def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield exactly these members, in the archive's order, in one pass that ends with the last of them."""
     missing = set(names)
     there: list[str] = []
@@ -111,6 +111,8 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
     """Yield all members but folders; ``name`` tells the kind of the archive."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
+    if what := stands_for(archive, name):
+        raise UserError(f"{archive} is {what}")
     packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
     with damage_told(str(archive)), archive.open("rb") as file:
         if name.endswith(".zip"):
@@ -159,7 +161,7 @@ def _plain(name: str) -> str:
     return re.sub(r"^(\./+)+", "", name)
 
 
-def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str) -> BinaryIO:
+def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str) -> io.BufferedReader:
     what = f"{archive}, member {member}" if member != archive.name else str(archive)
     with damage_told(what):
         stream = opened()
@@ -191,7 +193,7 @@ def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
         raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
 
 
-def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
+def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> io.BufferedReader:
     """``stream``, buffered; damage in it raises a UserError that names ``what``. A reader's own errors stay its own."""
 
     class Told(io.RawIOBase):
@@ -208,4 +210,4 @@ def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
             stream.close()
             super().close()
 
-    return cast(BinaryIO, io.BufferedReader(Told(), BUFFER))
+    return io.BufferedReader(Told(), BUFFER)

@@ -22,6 +22,7 @@ from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
+from data_prep.steps.plan import notes
 from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.files import atomic_folder, digest, work_folder
@@ -53,6 +54,8 @@ def prepare(
         begun, work = scratch.beside(out, "work"), work_folder(out, made_from)
         if begun and work not in begun:
             pool.say(f"note: the raw files, the dataset or the code have changed since; this begins {out} anew")
+        for note in notes(dataset):
+            pool.say(note)
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
         report: dict[str, Any] = {}
         engine.run(kind.read(dataset, raw, report), report)

@@ -7,6 +7,7 @@ from typing import Any
 
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
+from scripts.common.files import check_path
 from scripts.common.lock import folder_lock
 from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint_files
 
@@ -55,7 +56,12 @@ def data_stages(
 
 
 def run_data_stages(pipeline: Pipeline, root: Path, keys: Sequence[str]) -> None:
-    """Run those that are not done, alone in the dataset's folder. Where all are done, others may read meanwhile."""
+    """Run those that are not done, alone in the dataset's folder. Where all are done, others may read meanwhile.
+
+    Raises:
+        UserError: fairseq would take the folder's path for another; said before the work.
+    """
+    check_path(root)
     with folder_lock(root, shared=True):
         pending = any(pipeline.to_do(keys).values())
     with folder_lock(root, shared=not pending):

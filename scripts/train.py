@@ -22,7 +22,7 @@ from typing import Any
 from scripts.common import ownership
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
+from scripts.common.files import check_path, read_json, write_json
 from scripts.common.lock import output_lock
 from scripts.common.process import peak_mb, run_logged
 from scripts.common.provenance import available_cores
@@ -30,7 +30,7 @@ from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
-from scripts.fairseq_io.inputs import check_binarised, check_first, check_path
+from scripts.fairseq_io.inputs import check_binarised, check_first
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.precision import CHOSEN_HERE, PrecisionChoice, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file

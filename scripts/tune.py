@@ -22,13 +22,13 @@ from scripts.average import average, choose
 from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, read_json, work_folder, write_json
+from scripts.common.files import atomic_file, check_path, read_json, work_folder, write_json
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
 from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
-from scripts.fairseq_io.inputs import add_prepared, check_binarised, check_path
+from scripts.fairseq_io.inputs import add_prepared, check_binarised
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.pipeline import fingerprint
 from scripts.scoring.perplexity import run_evaluation

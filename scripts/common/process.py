@@ -128,10 +128,17 @@ _FOR_SPEED = {
 
 
 def run_logged(
-    command: Sequence[str], log: Path, on_line: Callable[[str], None], *, what: str, append: bool = False
+    command: Sequence[str],
+    log: Path,
+    on_line: Callable[[str], None],
+    *,
+    what: str,
+    append: bool = False,
+    cwd: Path | None = None,
 ) -> None:
     """Run ``command``, keep everything it says in ``log``, and hand each line of it to ``on_line``.
 
+    ``cwd`` is the folder it runs in, if not this process's.
     Standard output and standard error come through pipes of their own and are put together by whole lines, so that a
     warning never lands in the middle of a line of output. (fairseq reports on either, by the order of its imports.)
     """
@@ -140,7 +147,7 @@ def run_logged(
     said: deque[str] = deque(maxlen=200)
     with (
         open_own(log, "ab" if append else "wb", buffering=0) as sink,
-        child(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        child(command, env=settings, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         for line in _lines(process.stdout, process.stderr):
             sink.write(line)

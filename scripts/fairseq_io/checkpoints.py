@@ -13,7 +13,7 @@ from typing import Any
 
 from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, copy_file, read_json, write_json
+from scripts.common.files import atomic_file, copy_file, read_json, stands_for, write_json
 
 DEVICES = "devices.json"  # beside the checkpoints: how many processes, and tokens a step, their positions are for
 STEP = "lightconv_tokens_a_step"  # in a checkpoint whose position was moved: the tokens a step that it is for
@@ -41,6 +41,8 @@ def damage(path: Path) -> str | None:
     except FileNotFoundError:
         return "it does not exist"
     except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError):
+        if what := stands_for(path):
+            return f"it is {what}"
         size = path.stat().st_size
         return f"it is cut short, or not a checkpoint ({size:,} bytes, without the table of contents at the end)"
     except OSError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import regex
 from sacrebleu.metrics.base import Metric, Score, Signature
 
-from data_prep.text.moses import moses_language
+from data_prep.text.languages import rules_of
 
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
@@ -54,7 +54,7 @@ class Rouge(Metric):
     def __init__(self, name: str, language: str) -> None:
         super().__init__()
         self._name = name
-        self._english = moses_language(language) in ("en", "eng")
+        self._english = rules_of(language) == "en"
 
     def _preprocess_segment(self, sent: str) -> str:
         return sentence_a_line(sent)

@@ -437,15 +437,17 @@ def test_help_suffices(command: str, capsys, monkeypatch: pytest.MonkeyPatch):
 def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
     dataset = own_dataset(tmp_path, *OWN, binarise={"joined_dictionary": True})
-    ready, made = text_folder(tmp_path / "ready", train=9, valid=2, test=3), []
+    folder, made = tmp_path / "a comma, a blank", []
+    folder.mkdir()
+    ready = text_folder(folder / "ready", train=9, valid=2, test=3)
     for workers in (1, 4):  # of which some get no line
-        binarise(dataset, prepared=ready, out=tmp_path / "out", workers=workers)
-        made.append({name: data for name, data in contents(tmp_path / "out").items() if name != "preprocess.log"})
+        binarise(dataset, prepared=ready, out=folder / "out", workers=workers)
+        made.append({name: data for name, data in contents(folder / "out").items() if name != "preprocess.log"})
     assert made[0] == made[1]
     assert len(made[0]) == 14
     limits: dict = {"threshold_source": 1, "threshold_target": 2, "nwords_source": 3, "nwords_target": 4}
     dataset = replace(dataset, binarise=replace(dataset.binarise, joined_dictionary=False, **limits))
-    command = _command(dataset, tmp_path, tmp_path, ("train",), 1, None)
+    command = _command(dataset, tmp_path, ("train",), 1, None)
     given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
     assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
     assert "--joined-dictionary" not in command
@@ -455,6 +457,9 @@ def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match=r"dict.de.txt: got \d+ types, expected 5 "):
         binarise(dataset, prepared=ready, out=tmp_path / "other", workers=1)
     assert not (tmp_path / "other").exists()
+    for wrong in ("a:b", "${a}"):
+        with pytest.raises(UserError, match="rename the folder"):
+            binarise(dataset, prepared=ready, out=tmp_path / wrong, workers=1)
 
 
 def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -19,7 +19,8 @@ from subword_nmt.learn_bpe import get_vocabulary, learn_bpe
 from data_prep.text import bpe, sentencepiece
 from data_prep.text.chinese import script_filter, segmenter, strip_control
 from data_prep.text.clean import normalise_space, pair_filter, truncater
-from data_prep.text.moses import clean_line, moses_filter, moses_language
+from data_prep.text.languages import rules_of
+from data_prep.text.moses import clean_line, moses_filter
 from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from data_prep.text.split import split_of
 from data_prep.text.tokenise import tokeniser
@@ -85,8 +86,8 @@ def test_pairs_are_dropped_and_it_is_said_why(step, source: str, target: str, re
         # which comes in words, and is segmented anew
         (segmenter(), "我 来 到  北京 清华 大 学 。 hello  3 G", "我 来到 北京 清华大学 。 hello 3 G"),
         (segmenter(), "", ""),
-        (moses_language, "zh_CN", "zh"),
-        (moses_language, "zh-Hant", "zh"),
+        (rules_of, "zh_CN", "zh"),
+        (rules_of, "zh-Hant", "zh"),
     ],
 )
 def test_lines_are_made(step, line: str, made: str):

@@ -51,11 +51,17 @@ NEAR = ("work", "old", "partial", "part", "bad", "tmp", "download", "lock", "1.o
 
 
 def fake_run_logged(
-    command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, append: bool = False
+    command: list[str],
+    log: Path,
+    on_line: Callable[[str], None],
+    *,
+    what: str,
+    append: bool = False,
+    cwd: Path | None = None,
 ) -> None:
     """Stands for fairseq's commands: writes what they write and says what they say."""
     if what == "fairseq-preprocess":
-        preprocess(command, log, on_line, what=what)
+        preprocess(command, log, on_line, what=what, cwd=cwd or Path())
         return
     said = []
     if what == "fairseq-train":
