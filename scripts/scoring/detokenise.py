@@ -1,4 +1,4 @@
-"""From the words of a prepared line back to text as people write it."""
+"""From the units of a prepared line back to words, and from words to text as people write it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,6 +13,20 @@ _WIDE_MARK = re.compile(
 
 # Moses joins l'eau, but leaves blanks around the apostrophe of printed text: l’eau, don’t
 _APOSTROPHE = re.compile(r"(?<=[^\W\d_]) \u2019 (?=[^\W\d_])")
+
+
+SAME_UNITS = {True: "subword_nmt", "@@ ": "subword_nmt", "none": None}
+"""Values of fairseq's --post-process that mean the same units as another; True: the flag alone."""
+_JOINED: dict[str | None, Callable[[str], str]] = {
+    None: lambda line: " ".join(line.split()),
+    "subword_nmt": lambda line: (" ".join(line.split()) + " ").replace("@@ ", "").rstrip(),
+    "sentencepiece": lambda line: "".join(line.split()).replace("\u2581", " ").strip(),
+}
+
+
+def unit_joiner(post_process: str | bool | None) -> Callable[[str], str] | None:
+    """Return what joins the units of a line to words as fairseq's --post-process does; None if only fairseq knows."""
+    return _JOINED.get(SAME_UNITS.get(post_process, post_process))
 
 
 def detokeniser(language: str, dataset: Dataset) -> Callable[[str], str]:
