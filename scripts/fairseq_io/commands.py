@@ -121,9 +121,12 @@ def generate_command(
 
 
 def units(config: Config) -> str | None:
-    """The units that a language model's words are cut into: what --post-process names, or else the dataset's."""
-    given = config.generate.get("post-process")
-    return load_dataset(config.dataset).units if given is None else SAME_UNITS.get(given, given)
+    """The units that a language model's words are cut into; None for whole words.
+
+    They are those of the dataset's steps. Of text that comes prepared, ``generate.post-process`` says it.
+    """
+    dataset, given = load_dataset(config.dataset), config.generate.get("post-process")
+    return dataset.units if dataset.steps else SAME_UNITS.get(given, given)
 
 
 def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gpu: bool) -> list[str]:

@@ -15,9 +15,9 @@ _WIDE_MARK = re.compile(
 _APOSTROPHE = re.compile(r"(?<=[^\W\d_]) \u2019 (?=[^\W\d_])")
 
 
-SAME_UNITS = {True: "subword_nmt", "@@ ": "subword_nmt", "none": None}
+SAME_UNITS: dict[object, str | None] = {True: "subword_nmt", "@@ ": "subword_nmt", "none": None}
 """Values of fairseq's --post-process that mean the same units as another; True: the flag alone."""
-_JOINED: dict[str | None, Callable[[str], str]] = {
+_JOINED: dict[object, Callable[[str], str]] = {
     None: lambda line: " ".join(line.split()),
     "subword_nmt": lambda line: (" ".join(line.split()) + " ").replace("@@ ", "").rstrip(),
     "sentencepiece": lambda line: "".join(line.split()).replace("\u2581", " ").strip(),

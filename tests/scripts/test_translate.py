@@ -252,6 +252,7 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
     (tmp_path / "d.yaml").write_text(f"kind: text\nsource: en\ntarget: de\nsteps: {steps}\n")
     dataset = load_dataset(str(tmp_path / "d.yaml"))
     back, joined = detokeniser("de", dataset), unit_joiner(parted)
+    assert joined
     units = (root / "prepared" / "test.en").read_text(encoding="utf-8")
 
     config = Config(run, "toy", str(dataset.file), [3])
