@@ -25,13 +25,13 @@ from scripts.common.errors import UserError
 from scripts.common.files import atomic_file, check_path, read_json, work_folder, write_json
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
-from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings
+from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings, units
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.pipeline import fingerprint
-from scripts.scoring.perplexity import run_evaluation
+from scripts.scoring.perplexity import run_evaluation, scores
 from scripts.scoring.score_names import NAMES
 
 Candidate = dict[str, Any]
@@ -96,7 +96,8 @@ class Sweep:
         kept = self.work / f"perplexity{candidate.get('last', '')}.json"
         if not kept.exists():
             command = evaluate_command(self.config, self.data, self.model(candidate), "valid", gpu=self.gpu)
-            write_json(kept, run_evaluation(command, kept.with_suffix(".log")).facts)
+            output = run_evaluation(command, kept.with_suffix(".log"), units(self.config))
+            write_json(kept, output.facts | scores(output))
         return float(read_json(kept)["perplexity"])
 
 

@@ -67,6 +67,15 @@ _SET_BY = {
     },
 }
 _SET_BY["tune"] = _SET_BY["generate"]
+OTHER_NAMES = {
+    "remove-bpe": "post-process",
+    "max-sentences": "batch-size",
+    "max-sentences-valid": "batch-size-valid",
+    "combine-val": "combine-valid-subsets",
+    "nval": "max-valid-steps",
+    "save-async": "write-checkpoints-asynchronously",
+}
+"""fairseq's second names of its flags, and those that are read here. A test compares them with fairseq's parsers."""
 
 
 def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -161,8 +170,13 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
     while current is not None:
         if current.resolve() in chain:
             raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
-        chain[current.resolve()] = content = read_yaml(current)
+        content = read_yaml(current)
         _check_file(current, content)
+        chain[current.resolve()] = content = content | {
+            section: _by_first_names(current, section, content[section])
+            for section in ("generate", "tune")  # of `train` no script reads these
+            if content.get(section)
+        }
         base = content.pop("base", None)
         current = current.parent / base if base is not None else None
     merged: dict[str, Any] = {}
@@ -189,6 +203,16 @@ def build_config(
         merged["dataset"] = other_dataset
     published = "fp16" if published == "auto" else published
     return Config(path=path, name=path.stem, other_dataset=other_dataset, published_precision=published, **merged)
+
+
+def _by_first_names(path: Path, section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section of one file with each flag under the first of fairseq's names for it."""
+    for name in given:
+        if OTHER_NAMES.get(name) in given:
+            raise UserError(
+                f"{path}: `{section}.{name}` and `{section}.{OTHER_NAMES[name]}` are one flag of fairseq's; keep one"
+            )
+    return {OTHER_NAMES.get(name, name): value for name, value in given.items()}
 
 
 def flags(section: Mapping[str, Any]) -> list[str]:

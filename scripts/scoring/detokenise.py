@@ -1,4 +1,4 @@
-"""From the words of a prepared line back to text as people write it."""
+"""From the units of a prepared line back to words, and from words to text as people write it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,6 +19,20 @@ _STOPS = "\u2026\u037e\u0387\u0589\u060c\u061b\u061f\u06d4\u0964\u0965\u0e2f\u0e
 _BEFORE_STOP = re.compile(f" ([{_STOPS}\u104a\u104b\u1361-\u1368\u17d4-\u17d7])")
 _QUOTES = re.compile(r"""^['"„“”`]+$""")
 _PAIRS = re.compile("([«»‘]) (.*?) ([«»’])")
+
+
+SAME_UNITS: dict[object, str | None] = {True: "subword_nmt", "@@ ": "subword_nmt", "none": None}
+"""Values of fairseq's --post-process that mean the same units as another; True: the flag alone."""
+_JOINED: dict[object, Callable[[str], str]] = {
+    None: lambda line: " ".join(line.split()),
+    "subword_nmt": lambda line: (" ".join(line.split()) + " ").replace("@@ ", "").rstrip(),
+    "sentencepiece": lambda line: "".join(line.split()).replace("\u2581", " ").strip(),
+}
+
+
+def unit_joiner(post_process: str | bool | None) -> Callable[[str], str] | None:
+    """Return what joins the units of a line to words as fairseq's --post-process does; None if only fairseq knows."""
+    return _JOINED.get(SAME_UNITS.get(post_process, post_process))
 
 
 def detokeniser(language: str, dataset: Dataset) -> Callable[[str], str]:

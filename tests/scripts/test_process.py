@@ -220,6 +220,29 @@ print("no newline at the end", end="")
     assert log.read_bytes().decode() == "before\n" + "".join(line + "\n" for line in lines)
 
 
+LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"PYTHONIOENCODING": "latin-1"}, {"PYTHONIOENCODING": "ascii:replace"}, LOCALE, {"LOGLEVEL": "ERROR"}],
+)
+def test_what_is_read_is_utf8_and_complete_whatever_the_users_own_settings(tmp_path, monkeypatch, settings):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    code = "import os; print('naïve 誰', os.environ.get('LOGLEVEL', 'INFO'))"
+    lines: list[str] = []
+    run_logged([sys.executable, "-c", code], tmp_path / "log", lines.append, what="it")
+    assert lines == ["naïve 誰 INFO"]
+    assert ask_python("-c", "print('naïve 誰')", failed="it fails")[0] == "naïve 誰"
+
+
+def test_bytes_that_are_no_text_come_as_such(tmp_path):
+    lines: list[str] = []
+    run_logged(["printf", "%b", "a\\xff\\n"], tmp_path / "log", lines.append, what="it")
+    assert lines == ["a\udcff"]
+
+
 def test_a_failure_says_what_ended_how_and_where_the_log_is(tmp_path):
     code = "import sys; print('fine'); sys.exit('OSError: No space left on device')"
     with pytest.raises(
@@ -251,7 +274,6 @@ def test_the_current_folder_shadows_nothing(tmp_path):
     assert done.stdout.startswith(b"The Zen of Python")
 
 
-LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SAYS_BOTH = "print('x'); print('y', file=sys.stderr); sys.stdout.isatty(); sys.stdin.read()"
 HEAD = "| head -n 1; echo ${PIPESTATUS[0]}"
 LONG = "print('x', flush=True); print('y' * 1_000_000)"  # more than a pipe holds

@@ -26,12 +26,12 @@ from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.fairseq_io import translator
 from scripts.fairseq_io.commands import generate_command
-from scripts.fairseq_io.generation import _JOINED, run_generation
+from scripts.fairseq_io.generation import run_generation
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.config import Config
 from scripts.pretrained import codes_file
-from scripts.scoring.detokenise import detokeniser
+from scripts.scoring.detokenise import detokeniser, unit_joiner
 from scripts.translate import Trained, find_trained
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -251,7 +251,8 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
     steps = {"subword_nmt": "[tokenise, bpe: {merges: 24}]", "sentencepiece": "[sentencepiece: {units: 30}]"}[parted]
     (tmp_path / "d.yaml").write_text(f"kind: text\nsource: en\ntarget: de\nsteps: {steps}\n")
     dataset = load_dataset(str(tmp_path / "d.yaml"))
-    back, joined = detokeniser("de", dataset), _JOINED[parted]
+    back, joined = detokeniser("de", dataset), unit_joiner(parted)
+    assert joined
     units = (root / "prepared" / "test.en").read_text(encoding="utf-8")
 
     config = Config(run, "toy", str(dataset.file), [3])
