@@ -9,6 +9,7 @@ import difflib
 import gzip
 import io
 import lzma
+import posixpath
 import re
 import shutil
 import stat
@@ -36,17 +37,23 @@ _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 _FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 _DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
-# name, size by its header, what it is if it is no file, and how it is opened, before the next one is asked for
-_Member = tuple[str, int, str | None, Callable[[], Any]]
+# name, size by its header, what it is if it is no file, the member that it leads to if it is a link, and how it is
+# opened, before the next one is asked for
+_Member = tuple[str, int, str | None, str | None, Callable[[], Any]]
 
 
 def iterate_members(
-    archive: Path, wanted: Callable[[str], bool], *, most_bytes: int | None = None
+    archive: Path,
+    wanted: Callable[[str], bool],
+    *,
+    most_bytes: int | None = None,
+    links: dict[str, str] | None = None,
 ) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield the members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
     Names have no leading ``./`` and ``/`` as separator. Folders are not members. What was not read of a stream is
-    skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
+    skipped when the next member is asked for. Only a pass to the end has tested all of the archive. ``links`` gets
+    the wanted links of a tar: to each name the one that it leads to, which may be in the archive or not.
 
     Raises:
         UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted, or
@@ -55,11 +62,14 @@ def iterate_members(
     """
     total = 0
     with closing(_members(archive, archive.name)) as members:
-        for name, size, other, opened in members:
+        for name, size, other, target, opened in members:
             if not wanted(name):
                 continue
             if name.startswith("/") or ".." in name.split("/"):
                 other = "under a name that leads out of the folder"
+            elif links is not None and target is not None:
+                links[name] = target
+                continue
             if other is not None:
                 raise UserError(f"{archive}: member {name} is {other}; see who made it, and pack plain files alone")
             total += size
@@ -100,7 +110,7 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
 
 def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
-    for member, _, other, opened in _members(archive, name):
+    for member, _, other, _, opened in _members(archive, name):
         if other is None:
             with _content(archive, member, opened, packed_suffix(name) if member == name else "") as stream:
                 while stream.read(BUFFER):
@@ -121,9 +131,9 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
                 other = None if kind in (0, stat.S_IFREG) else "a link or a device"
                 inner = _plain(entry.filename.replace("\\", "/"))  # as some programs on Windows write it
                 if not inner.endswith("/"):
-                    yield inner, entry.file_size, other, partial(zipped.open, entry)
+                    yield inner, entry.file_size, other, None, partial(zipped.open, entry)
         elif packing is None:
-            yield name, archive.stat().st_size, None, lambda: archive.open("rb")
+            yield name, archive.stat().st_size, None, None, lambda: archive.open("rb")
         else:
             yield from _tar_members(OPENERS[packing](file) if packing else file, bool(packing))
 
@@ -147,7 +157,9 @@ def _tar_members(data: Any, packed: bool) -> Iterator[_Member]:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
             other = None if info.isfile() else f"a {kinds.get(info.type, 'device or pipe')} {info.linkname}".rstrip()
             if not info.isdir():
-                yield _plain(info.name), info.size, other, partial(tar.extractfile, info)
+                beside = posixpath.dirname(info.name) if info.issym() else ""
+                target = posixpath.normpath(posixpath.join(beside, info.linkname)) if info.linkname else None
+                yield _plain(info.name), info.size, other, target, partial(tar.extractfile, info)
         # tarfile takes a header that is damaged or cut short for the end; a compressed stream has an end of its own
         if not packed and data.tell() < tar.offset + tarfile.BLOCKSIZE:
             raise tarfile.ReadError("the blocks of zeros that end a tar are missing")

@@ -52,7 +52,7 @@ class Trained:
     model: Path
     dictionaries: Path
     dataset: str
-    codes_folder: Path
+    codes_folders: tuple[Path, ...]
     generate: dict[str, Any]  # fairseq-generate's flags as the run's test set is generated with, where that is known
     train: dict[str, Any]
     published: bool = False  # one of scripts.pretrained, which has no run
@@ -86,7 +86,7 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
         dataset = published.dataset if published else data.name if data is not None else None
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
-    codes = data / "prepared" if data is not None and not beside else dictionaries
+    codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
     if data is not None:  # wherever a link to the model lies, its records lie beside the model
         root = _seed_folder(model.resolve().parent, data)
     config = (_facts(root / "record.json") or _facts(root.parent / "record.json")).get("config", {})
@@ -160,7 +160,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
     parted, codes = dataset.units, arguments.codes
     if codes is None and parted and not any(step.name == APPLY_BPE for step in dataset.steps):
-        codes = codes_file(trained.codes_folder, source)
+        codes = codes_file(source, *trained.codes_folders, or_else=", or give it with --codes")
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     # where no record of the run says how units are joined, the dataset's steps do
     generate = (

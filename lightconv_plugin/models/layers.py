@@ -15,6 +15,7 @@ from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.models import hub
 from lightconv_plugin.models.block_step import BlockStep
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.models.resolve import add_arguments
@@ -252,6 +253,13 @@ class PluginModel(BaseFairseqModel):
     def add_args(cls, parser: ArgumentParser) -> None:
         """Add the flags of the model's dataclass, which ``register_model`` keeps under this name."""
         add_arguments(parser, getattr(cls, "__dataclass")())
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **options: Any
+    ) -> Any:
+        """Load a trained model for plain text; ``hub.from_pretrained`` says more."""
+        return hub.from_pretrained(cls.hub_models(), model_name_or_path, checkpoint_file, data_name_or_path, **options)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
         """Load as fairseq does. Where layers are left out, ``model_cfg`` then describes the model without them.

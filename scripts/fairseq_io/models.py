@@ -151,6 +151,7 @@ def load_plugin() -> None:
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(user_dir())))
+    import lightconv_plugin.register  # noqa: F401  fairseq passes over a package of which a part is imported already
 
 
 @contextmanager
