@@ -214,10 +214,10 @@ def pack(
             (view[:sentences, view.shape[1] - length :] if left else view[:sentences, :length]).copy_(own)
 
 
-def as_sample(views: dict[str, Tensor], ntokens: Tensor) -> dict[str, Any]:
-    """A batch as criterions take it."""
+def as_sample(views: dict[str, Tensor], counts: Tensor) -> dict[str, Any]:
+    """A batch as criterions take it; ``counts`` (2,): its words and its sentences, without those that fill it up."""
     inputs = {name: view for name, view in views.items() if name != "target"}
-    return {"net_input": inputs, "target": views["target"], "ntokens": ntokens, "nsentences": len(views["target"])}
+    return {"net_input": inputs, "target": views["target"], "ntokens": counts[0], "nsentences": counts[1]}
 
 
 def _size(dims: Shape) -> int:

@@ -16,21 +16,25 @@ from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.dataclass.initialize import hydra_init
 from fairseq.models import BaseFairseqModel, FairseqEncoder, lightconv
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import LayerDropModuleList
 from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.models.encoder_decoder import LightConvEncoder
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
+from lightconv_plugin.training.comparison import changes, compare, constants, restore
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.updates import LEAD, CannotCapture, Padding, UpdateResult, Updates
 
 logger = logging.getLogger(__name__)
+
+GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
 
 OPTION = "cuda_graphs"
 HELP = (
@@ -60,6 +64,12 @@ def capture_updates() -> None:
             self._lightconv_epoch = original(self, *args, **kwargs)
         return self._lightconv_epoch
 
+    @shim(Trainer, "begin_epoch")
+    def begin_epoch(original: Original, self: Any, epoch: int) -> None:
+        original(self, epoch)
+        if (captured := self.__dict__.get("_lightconv_captured")) is not None:
+            captured.proven = False
+
     @shim(Trainer, "train_step")
     def train_step(original: Original, self: Any, samples: Any, raise_oom: bool = False) -> Any:
         captured = captured_training(self, samples)
@@ -74,8 +84,8 @@ def capture_updates() -> None:
     @shim(Trainer, "load_checkpoint")
     def before_loading(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
         settle(self)
-        if self.__dict__.pop("_lightconv_captured", None) is not None:  # the optimizer is made anew
-            self._wrapped_model = None
+        if (captured := self.__dict__.pop("_lightconv_captured", None)) is not None:
+            captured.release()
         return original(self, *args, **kwargs)
 
 
@@ -108,92 +118,128 @@ def settle(trainer: Any) -> None:
 
 
 def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
-    """Return what makes this trainer's updates; None for fairseq. Decided at its first update, of these batches."""
-    if "_lightconv_captured" not in trainer.__dict__:
-        trainer._lightconv_captured = None
-        if getattr(trainer.cfg.optimization, OPTION, False):
-            try:
-                trainer._lightconv_captured = CapturedTraining(trainer, samples)
-            except CannotCapture as reason:
-                logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
-    found: CapturedTraining | None = trainer._lightconv_captured
-    return found
+    """Return what makes this trainer's updates, of these batches first; None for fairseq.
+
+    Decided at the first update, and at the first of each epoch. What has changed by then is captured anew.
+    """
+    known = trainer.__dict__
+    if "_lightconv_captured" not in known and not getattr(trainer.cfg.optimization, OPTION, False):
+        return None
+    captured: CapturedTraining | None = known.get("_lightconv_captured")
+    if "_lightconv_captured" in known and (captured is None or captured.proven):
+        return captured
+    before = constants(trainer)
+    try:
+        if captured is not None and (changed := captured.changed()):
+            logger.info("--cuda-graphs: graphs are captured anew: %s", changed)
+            captured = captured.release()
+        if captured is None:
+            captured = CapturedTraining(trainer, samples)
+        captured.prove(samples)
+    except Exception as error:  # which fairseq meets too, if it is the training's
+        reason = error if isinstance(error, CannotCapture) else f"{type(error).__name__}: {error}"
+        logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
+        if captured is not None:
+            captured.release()
+        captured = None
+        restore(trainer, before)
+    known["_lightconv_captured"] = captured
+    return captured
 
 
 def refuse(trainer: Any) -> None:
-    """Check what can be told beforehand.
+    """Save the trial where it can be told beforehand.
 
     Raises:
         CannotCapture: a graph could not hold this training, and why.
     """
-    cfg = trainer.cfg
-    options = {
-        "--amp": cfg.common.amp,
-        "--tpu": cfg.common.tpu,
-        "--memory-efficient-fp16": cfg.common.memory_efficient_fp16,
-        "--memory-efficient-bf16": cfg.common.memory_efficient_bf16,
-        "--model-parallel-size": cfg.common.model_parallel_size > 1,
-        "--pipeline-model-parallel": cfg.distributed_training.pipeline_model_parallel,
-        "--quantization-config-path": trainer.quantizer is not None,
-        "--use-bmuf": cfg.optimization.use_bmuf,
-        "--store-ema": cfg.ema.store_ema,
-        # each process would stop by a clock of its own
-        "--stop-time-hours with several processes": trainer.data_parallel_world_size > 1
-        and cfg.optimization.stop_time_hours > 0,
-        f"--ddp-backend {cfg.distributed_training.ddp_backend}": cfg.distributed_training.ddp_backend
-        in ("fully_sharded", "slowmo"),
-    }
-    for option, given in options.items():
-        if given:
-            raise CannotCapture(f"{option} is given")
-    optimizer = trainer.optimizer
+    cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
+    ddp, several = cfg.distributed_training.ddp_backend, trainer.data_parallel_world_size > 1
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
-    if type(inner) is not FairseqAdam or type(inner.optimizer) is not Adam or len(inner.optimizer.param_groups) != 1:
-        raise CannotCapture(
-            f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters"
-        )
-    task, criterion = type(trainer.task), trainer.get_criterion()
-    if task.train_step is not FairseqTask.train_step or task.optimizer_step is not FairseqTask.optimizer_step:
-        raise CannotCapture(f"{task.__name__} makes updates in a way of its own")
-    if not task.logging_outputs_can_be_summed(criterion):
-        raise CannotCapture(f"what {type(criterion).__name__} logs cannot be summed up")
-    if any(p.requires_grad for p in criterion.parameters()):
-        raise CannotCapture(f"{type(criterion).__name__} has parameters")
-    for name, module in trainer.get_model().named_modules():
-        _refuse_module(name or type(module).__name__, module)
-    if any(p._backward_hooks for p in trainer.get_model().parameters()):
-        raise CannotCapture("a parameter has hooks on its gradient, which a graph would call once")
-    kinds = {(p.dtype, p.device) for p in trainer.get_model().parameters() if p.requires_grad}
-    if len(kinds) != 1:
-        raise CannotCapture("the parameters are of several types or on several devices")
+    adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.optimizer.param_groups) == 1
+    own_updates = any(
+        getattr(getattr(task, name), "__func__", None) is not getattr(FairseqTask, name)
+        for name in ("train_step", "optimizer_step")
+    )
+    params = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
+    hooks = [hook for name in GLOBAL_HOOKS for hook in getattr(nn.modules.module, name).values()]
+    steps = (inner.optimizer._optimizer_step_pre_hooks, inner.optimizer._optimizer_step_post_hooks)
+    refusals = {
+        "--amp is given": cfg.common.amp,
+        "--tpu is given": cfg.common.tpu,
+        "--memory-efficient-fp16 is given": cfg.common.memory_efficient_fp16,
+        "--memory-efficient-bf16 is given": cfg.common.memory_efficient_bf16,
+        "--model-parallel-size is given": cfg.common.model_parallel_size > 1,
+        "--pipeline-model-parallel is given": cfg.distributed_training.pipeline_model_parallel,
+        "--quantization-config-path is given": trainer.quantizer is not None,
+        "--use-bmuf is given": cfg.optimization.use_bmuf,
+        "--store-ema is given": cfg.ema.store_ema,
+        # each process would stop by a clock of its own
+        "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
+        f"--ddp-backend {ddp} is given": ddp in ("fully_sharded", "slowmo"),
+        f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters": not adam,
+        f"{type(task).__name__} makes updates in a way of its own": own_updates,
+        f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
+        "the parameters are of several types or on several devices": len({(p.dtype, p.device) for p in params}) != 1,
+        "parameters in 16 bits are frozen": inner is not optimizer and not all(p.requires_grad for p in params),
+        "all modules have hooks, which a graph would call once": hooks,
+        "the optimizer has hooks, which a graph would not call": any(steps),
+        "a parameter has hooks on its gradient, which a graph would call once": any(
+            p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in params
+        ),
+    }
+    for sentence, holds in refusals.items():
+        if holds:
+            raise CannotCapture(sentence)
+    for root in (trainer.get_model(), criterion):
+        for name, module in root.named_modules():
+            _refuse_module(name or type(module).__name__, module)
 
 
 def _refuse_module(name: str, module: nn.Module) -> None:
     hooks = [module._forward_hooks, module._backward_hooks, module._backward_pre_hooks]
     before = [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ != "WeightNorm"]
-    if any(hooks) or before:
-        raise CannotCapture(f"{name} has hooks, which a graph would call once")
-    if type(module).__name__ == "LayerDropModuleList":
-        raise CannotCapture(f"{name} leaves out layers at random (--encoder-layerdrop, --decoder-layerdrop)")
     own = getattr(type(module), "set_num_updates", None)
-    if own not in (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates):
-        raise CannotCapture(f"{name} changes with the number of updates")
-    if hasattr(module, "precheckpoint_forward"):
-        raise CannotCapture("--checkpoint-activations or --offload-activations is given")
+    known = (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
+    refusals = {
+        "has hooks, which a graph would call once": any(hooks) or before,
+        "leaves out layers at random (--encoder-layerdrop, --decoder-layerdrop)": isinstance(
+            module, LayerDropModuleList
+        ),
+        "changes with the number of updates": own not in known,
+        "is computed twice (--checkpoint-activations, --offload-activations)": hasattr(module, "precheckpoint_forward"),
+    }
+    for sentence, holds in refusals.items():
+        if holds:
+            raise CannotCapture(f"{name} {sentence}")
 
 
-def without_questions(model: Any) -> None:
+@contextmanager
+def without_questions(model: Any) -> Iterator[None]:
     """Have fairseq's Transformer mask padding without asking the device if there is any; the results are the same."""
+    changed: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
-        kind = type(module)
+        kind, own = type(module), vars(module)
         if isinstance(module, TransformerEncoderBase) and (
             kind.forward_scriptable is TransformerEncoderBase.forward_scriptable
         ):
-            module.forward_scriptable = LightConvEncoder.forward_scriptable.__get__(module)
+            changed.append((own, "forward_scriptable", LightConvEncoder.forward_scriptable.__get__(module)))
         if kind is lightconv.LightConvEncoder:
-            module.forward = _encode.__get__(module)
+            changed.append((own, "forward", _encode.__get__(module)))
         if isinstance(module, TransformerDecoderBase):
-            module.cross_self_attention = True  # it hands on the mask of padding, as where there is some
+            changed.append(
+                (own, "cross_self_attention", True)
+            )  # it hands on the mask of padding, as where there is some
+    before = [(own, name, own[name]) for own, name, _ in changed if name in own]
+    for own, name, value in changed:
+        own[name] = value
+    try:
+        yield
+    finally:
+        for own, name, _ in changed:
+            del own[name]
+        for own, name, value in before:
+            own[name] = value
 
 
 def _encode(self: Any, src_tokens: Tensor, src_lengths: Tensor | None = None) -> dict[str, list[Tensor]]:
@@ -233,9 +279,6 @@ class CapturedTraining:
         if capture and (missing := library.load() or library.cuda_unusable()):
             raise CannotCapture(missing)
         model, criterion = trainer.get_model(), trainer.get_criterion()
-        without_questions(model)
-        model.train()
-        criterion.train()
         words = trainer.task.target_dictionary
         epoch = trainer.__dict__.get("_lightconv_epoch")
         dataset = getattr(epoch, "dataset", None)
@@ -245,8 +288,15 @@ class CapturedTraining:
             bool(getattr(dataset, "left_pad_source", False)),
             bool(getattr(dataset, "left_pad_target", False)),
         )
+        self.proven = False
         self.updates = Updates(
-            model, criterion, padding, device, capture=capture, processes=trainer.data_parallel_world_size
+            model,
+            criterion,
+            padding,
+            device,
+            capture=capture,
+            processes=trainer.data_parallel_world_size,
+            patched=without_questions,
         )
         self.rates: dict[int, float] = {}
         self._start(self._plan(epoch, dataset, samples))
@@ -270,41 +320,66 @@ class CapturedTraining:
     def _start(self, planned: list[shapes.Shape]) -> None:
         trainer, optimizer = self.trainer, self.trainer.optimizer
         self.updates.prepare(planned)
+        self._constants, self._settings = constants(trainer), settings_of(trainer)
         # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
-        trainer._wrapped_model = trainer.get_model()
-        flat = FlatModel(optimizer)
-        inner = getattr(optimizer, "fp32_optimizer", optimizer)
-        group = inner.optimizer.param_groups[0]
+        trainer._wrapped_model, trainer._wrapped_criterion = trainer.get_model(), trainer.get_criterion()
+        flat = FlatModel(optimizer, self.updates.reached)
         scaler = getattr(optimizer, "scaler", None)
-        scale: dict[str, Any] = {"scaled": scaler is not None}
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
         if scaler is not None:
-            scale |= {
-                "tolerance": scaler.tolerance,
-                "least": scaler.threshold or 0.0,
-                "lowest": scaler.min_loss_scale,
-                "window": scaler.scale_window,
-            }
             control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
-        clip, betas = float(trainer.cfg.optimization.clip_norm), tuple(group["betas"])
-        settings = ending.Settings(
-            clip=clip, betas=betas, eps=group["eps"], weight_decay=group["weight_decay"], **scale
-        )
-        self.updates.begin(flat, settings, control)
+        try:
+            self.updates.begin(flat, self._settings, control)
+        except Exception:
+            self.release()
+            raise
         if self.updates.capture:
             logger.info(
                 "--cuda-graphs: %.1f GiB of the device in use with the largest graph",
                 torch.cuda.memory_reserved(trainer.device) / 2**30,
             )
 
+    def changed(self) -> str:
+        """Return what has become of the numbers that graphs hold for ever, in a sentence; empty where nothing has."""
+        for part in (self.trainer.get_model(), self.trainer.get_criterion()):
+            part.train()  # as fairseq before every update
+        now = constants(self.trainer) | vars(settings_of(self.trainer))
+        return changes(self._constants | vars(self._settings), now)
+
+    def prove(self, samples: list[Any]) -> None:
+        """Compare an update of these batches with fairseq's, see ``comparison``.
+
+        Raises:
+            CannotCapture: it differs, here or in another process.
+        """
+        self.settle()
+        problem: Exception | None = None
+        try:
+            refuse(self.trainer)
+            if real := [sample for sample in samples if sample]:
+                compare(self.trainer, self.updates, real, self._set_seed)
+        except Exception as error:
+            problem = error
+        if self.updates.processes > 1:
+            found = torch.tensor(float(problem is not None), device=self.trainer.device)
+            distributed.all_reduce(found)
+            if found and problem is None:
+                problem = CannotCapture("another process refuses")
+        if problem is not None:
+            raise problem
+        self.proven = True
+
+    def release(self) -> None:
+        """Leave the updates to fairseq."""
+        self.settle()
+        self.updates.flat.release()
+        self.trainer._wrapped_model = self.trainer._wrapped_criterion = None
+
     @metrics.aggregate("train")
     def train_step(self, samples: list[Any]) -> dict[str, Any] | None:
         """As fairseq's. What it logs is of updates that the device has made."""
         trainer = self.trainer
         self._set_seed()
-        for module in (trainer.get_model(), trainer.get_criterion()):
-            if not module.training:
-                module.train()
         metrics.log_start_time("train_wall", priority=800, round=0)
         batches = [sample or None for sample in samples]
         now = trainer.get_num_updates()
@@ -358,8 +433,9 @@ class CapturedTraining:
             norm = torch.tensor(made.outcome["norm"], dtype=torch.float32)
             logged: dict[str, Any] = trainer._reduce_and_log_stats([made.logged], made.sample_size, norm)
             return logged
-        trainer.set_num_updates(trainer.get_num_updates() - 1)
-        if scaler is None or made.outcome["floor"]:
+        ends = scaler is None or made.outcome["floor"]
+        trainer.set_num_updates(trainer.get_num_updates() - 1 - (self.updates.forget() if ends else 0))
+        if ends:
             self._give_up(made, scaler)
         logger.info(
             "NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", made.control["loss_scale"]
@@ -369,6 +445,7 @@ class CapturedTraining:
     def _give_up(self, made: UpdateResult, scaler: Any) -> None:
         trainer = self.trainer
         path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
+        trainer.consolidate_optimizer()
         trainer.save_checkpoint(path, {})
         if scaler is None:
             what = f"the gradient of update {trainer.get_num_updates() + 1} is not finite"
@@ -383,8 +460,23 @@ class CapturedTraining:
         """Wait for the device, and bring fairseq's optimizer to where it is."""
         for made in self.updates.made(0):
             self._take(made)
-        steps = int(self.updates._control[ending.CONTROL.index("steps")].item())
-        self.updates.flat.export(steps)
+        self.updates.flat.export(self.updates.steps())
+
+
+def settings_of(trainer: Any) -> ending.Settings:
+    """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
+    optimizer = trainer.optimizer
+    (group,), scaler = optimizer.param_groups, getattr(optimizer, "scaler", None)
+    scale: dict[str, Any] = {"scaled": scaler is not None}
+    if scaler is not None:
+        scale |= {
+            "tolerance": scaler.tolerance,
+            "least": scaler.threshold or 0.0,
+            "lowest": scaler.min_loss_scale,
+            "window": scaler.scale_window,
+        }
+    clip, betas = float(trainer.cfg.optimization.clip_norm), tuple(group["betas"])
+    return ending.Settings(clip=clip, betas=betas, eps=group["eps"], weight_decay=group["weight_decay"], **scale)
 
 
 # the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's
