@@ -29,11 +29,14 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]], seed:
     """Make an update of some batches as fairseq does and as graphs do. Parameters, buffers, random numbers stay.
 
     Args:
+        samples: none, where this process has no batch.
         seed: prepares the random numbers of an update by graphs.
 
     Raises:
         CannotCapture: they differ; the message says in what, and by how much.
     """
+    if not samples:
+        return
     before, scaler = constants(trainer), getattr(trainer.optimizer, "scaler", None)
     scale = kept = scaler.loss_scale if scaler else 1.0
     while True:
@@ -42,11 +45,11 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]], seed:
                 scaler.loss_scale = scale
             with _without_dropout(updates.modules):
                 fairseqs = _by_fairseq(trainer, updates, samples, scale)
-                padded = _by_updates(trainer, updates, samples, scale, trainer._set_seed, wider=1)
+                padded = _by_updates(trainer, updates, samples, scale, trainer._set_seed, graphs=False, wider=1)
         finally:
             if scaler is not None:
                 scaler.loss_scale = kept
-        called = _by_updates(trainer, updates, samples, scale, trainer._set_seed)
+        called = _by_updates(trainer, updates, samples, scale, trainer._set_seed, graphs=False)
         if all(each[NORM].isfinite() for each in (fairseqs, padded, called)):
             break
         scale /= 2  # as fairseq after an overflow
@@ -61,8 +64,7 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]], seed:
     if found:
         raise CannotCapture(f"an update by graphs is not fairseq's: {_some(found)}")
     logged = {name: graphs[LOGGED + name].item() for name in updates.keys}
-    with _own_metrics():
-        trainer._reduce_and_log_stats([logged], graphs[SAMPLE_SIZE].item(), graphs[NORM].float().cpu())
+    trainer._reduce_and_log_stats([logged], graphs[SAMPLE_SIZE].item(), graphs[NORM].float())
 
 
 def differences(got: Pass, expected: Pass, tolerance: float, whole: Iterable[str]) -> list[str]:
@@ -92,6 +94,8 @@ def differences(got: Pass, expected: Pass, tolerance: float, whole: Iterable[str
 def constants(trainer: Any) -> dict[str, Any]:
     """What graphs hold for ever of the model and the criterion: plain attributes, and what has gradients; by name."""
     found = {}
+    for part in (trainer.get_model(), trainer.get_criterion()):
+        part.train()  # as fairseq before every update
     for name, module in _modules(trainer):
         for key, value in vars(module).items():
             if value is None or isinstance(value, (bool, int, float, str)):
@@ -99,13 +103,6 @@ def constants(trainer: Any) -> dict[str, Any]:
         for key, param in module.named_parameters(recurse=False):
             found[f"{name}.{key}.requires_grad"] = param.requires_grad
     return found
-
-
-def restore(trainer: Any, before: dict[str, Any]) -> None:
-    """Set plain attributes to what ``constants`` has found."""
-    for name, module in _modules(trainer):
-        own = vars(module)
-        own.update({key: before[f"{name}.{key}"] for key in own if f"{name}.{key}" in before})
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -128,7 +125,7 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
     """Batches as they are, by fairseq's ``train_step``."""
     model, criterion, optimizer = trainer.model, trainer.criterion, trainer.optimizer
     params, found = list(getattr(optimizer, "fp16_params", None) or optimizer.params), {}
-    with updates.aside(), _own_metrics() as beside:
+    with updates.aside():
         trainer._set_seed()
         model.train()
         criterion.train()
@@ -138,8 +135,9 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
             for name, number in {SAMPLE_SIZE: size, **{LOGGED + name: logged[name] for name in logged}}.items():
                 own = torch.as_tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
                 found[name] = found.get(name, 0) + own.detach().cpu()
-        if beside:
-            raise CannotCapture(f"{', '.join(beside)} is logged within a forward pass, which a graph would do once")
+        for beside in metrics.get_active_aggregators():
+            if beside:
+                raise CannotCapture(f"{', '.join(beside)} is logged by a forward pass, which a graph would do once")
         in_16_bits = hasattr(optimizer, "fp16_params")  # where fairseq takes 0 for no gradient
         gradients = [(p, torch.zeros_like(p) if p.grad is None and in_16_bits else p.grad) for p in params]
         for param in params:
@@ -171,19 +169,6 @@ def _pass(trainer: Any, numbers: Pass, gradients: Iterable[tuple[Tensor, Tensor 
 def _norm(tensors: Iterable[Tensor]) -> float:
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
     return torch.stack(norms).norm().item() if norms else 0.0
-
-
-@contextmanager
-def _own_metrics() -> Iterator[Any]:
-    """Have what is logged go nowhere else."""
-    problem = None
-    with metrics.aggregate(new_root=True) as logged:
-        try:
-            yield logged
-        except Exception as error:  # which fairseq's manager would not survive
-            problem = error
-    if problem is not None:
-        raise problem
 
 
 @contextmanager

@@ -6,35 +6,37 @@ captured is trained as fairseq does it, and the log says once why.
 
 import dataclasses
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import metrics
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.dataclass.initialize import hydra_init
-from fairseq.models import BaseFairseqModel, FairseqEncoder, lightconv
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.models import BaseFairseqModel, FairseqEncoder
 from fairseq.modules import LayerDropModuleList
 from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 
 from lightconv_plugin.compat.shim import Original, shim
-from lightconv_plugin.models.encoder_decoder import LightConvEncoder
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
-from lightconv_plugin.training.comparison import changes, compare, constants, restore
+from lightconv_plugin.training.comparison import changes, compare, constants
 from lightconv_plugin.training.flat import FlatModel
-from lightconv_plugin.training.updates import LEAD, CannotCapture, Padding, UpdateResult, Updates
+from lightconv_plugin.training.shapes import Padding
+from lightconv_plugin.training.updates import LEAD, CannotCapture, Made, Updates
 
 logger = logging.getLogger(__name__)
 
-GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
+KINDS = [f"{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")]
+HOOKS = [f"_{kind}" for kind in (*KINDS, "post_accumulate_grad_hooks")]  # that PyTorch calls in an update
+HOOKS += [f"_global_{kind}" for kind in KINDS] + ["_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"]
+SAME = (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
 
 OPTION = "cuda_graphs"
 HELP = (
@@ -59,15 +61,25 @@ def capture_updates() -> None:
     """Have fairseq's trainer make updates as graphs where the flag asks for it."""
 
     @shim(Trainer, "get_train_iterator")
-    def remember(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _few_shapes(self):
+    def in_few_shapes(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        task = self.task
+
+        def get_batch_iterator(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            shapes.batch_in_few_shapes(dataset)
+            return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
+
+        if _is_asked_for(self):
+            task.get_batch_iterator = get_batch_iterator
+        try:
             self._lightconv_epoch = original(self, *args, **kwargs)
+        finally:
+            vars(task).pop("get_batch_iterator", None)
         return self._lightconv_epoch
 
     @shim(Trainer, "begin_epoch")
-    def begin_epoch(original: Original, self: Any, epoch: int) -> None:
-        original(self, epoch)
-        if (captured := self.__dict__.get("_lightconv_captured")) is not None:
+    def begin_epoch(original: Original, self: Any, *args: Any) -> None:
+        original(self, *args)
+        if captured := vars(self).get("_lightconv_captured"):
             captured.proven = False
 
     @shim(Trainer, "train_step")
@@ -78,187 +90,99 @@ def capture_updates() -> None:
     @shim(Trainer, "begin_valid_epoch")
     @shim(Trainer, "state_dict")
     def settled(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        settle(self)
+        if captured := vars(self).get("_lightconv_captured"):
+            captured.settle()
         return original(self, *args, **kwargs)
 
     @shim(Trainer, "load_checkpoint")
     def before_loading(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        settle(self)
-        if (captured := self.__dict__.pop("_lightconv_captured", None)) is not None:
+        if captured := vars(self).pop("_lightconv_captured", None):
             captured.release()
         return original(self, *args, **kwargs)
 
 
-@contextmanager
-def _few_shapes(trainer: Any) -> Iterator[None]:
-    """Have the task of a trainer with the flag batch what it is given in few shapes."""
-    task = trainer.task
-    if not getattr(trainer.cfg.optimization, OPTION, False):
-        yield
-        return
-    original = task.get_batch_iterator
-
-    def get_batch_iterator(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        if "batch_by_size" not in vars(dataset):
-            shapes.batch_in_few_shapes(dataset)
-        return original(dataset, *args, **kwargs)
-
-    task.get_batch_iterator = get_batch_iterator
-    try:
-        yield
-    finally:
-        del task.get_batch_iterator
-
-
-def settle(trainer: Any) -> None:
-    """Bring a trainer and its optimizer to where the device is."""
-    captured = trainer.__dict__.get("_lightconv_captured")
-    if captured is not None:
-        captured.settle()
+def _is_asked_for(trainer: Any) -> bool:
+    return bool(getattr(trainer.cfg.optimization, OPTION, False))
 
 
 def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
     """Return what makes this trainer's updates, of these batches first; None for fairseq.
 
-    Decided at the first update, and at the first of each epoch. What has changed by then is captured anew.
+    Decided at the first update, and at the first of each epoch, when graphs are captured anew if what they hold for
+    ever has changed.
     """
-    known = trainer.__dict__
-    if "_lightconv_captured" not in known and not getattr(trainer.cfg.optimization, OPTION, False):
-        return None
+    known = vars(trainer)
     captured: CapturedTraining | None = known.get("_lightconv_captured")
-    if "_lightconv_captured" in known and (captured is None or captured.proven):
+    if captured.proven if captured else "_lightconv_captured" in known or not _is_asked_for(trainer):
         return captured
-    before = constants(trainer)
     try:
-        if captured is not None and (changed := captured.changed()):
+        if captured and (changed := changes(captured.constants, constants_of(trainer))):
             logger.info("--cuda-graphs: graphs are captured anew: %s", changed)
-            captured = captured.release()
-        if captured is None:
-            captured = CapturedTraining(trainer, samples)
+            captured.release()
+            captured = None
+        captured = captured or CapturedTraining(trainer, samples)
         captured.prove(samples)
-    except Exception as error:  # which fairseq meets too, if it is the training's
-        reason = error if isinstance(error, CannotCapture) else f"{type(error).__name__}: {error}"
+    except Exception as error:  # fairseq meets it too, if it is the training's own
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): "
+        reason = f"{'' if isinstance(error, CannotCapture) else where}{error}"
         logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
-        if captured is not None:
+        if captured:
             captured.release()
         captured = None
-        restore(trainer, before)
     known["_lightconv_captured"] = captured
     return captured
 
 
 def refuse(trainer: Any) -> None:
-    """Save the trial where it can be told beforehand.
+    """Save the trial where its outcome can be told beforehand.
 
     Raises:
         CannotCapture: a graph could not hold this training, and why.
     """
     cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
-    ddp, several = cfg.distributed_training.ddp_backend, trainer.data_parallel_world_size > 1
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
-    adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.optimizer.param_groups) == 1
-    own_updates = any(
-        getattr(getattr(task, name), "__func__", None) is not getattr(FairseqTask, name)
-        for name in ("train_step", "optimizer_step")
-    )
+    adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.param_groups) == 1
+    steps = [getattr(getattr(task, name), "__func__", None) for name in ("train_step", "optimizer_step")]
     params = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
-    hooks = [hook for name in GLOBAL_HOOKS for hook in getattr(nn.modules.module, name).values()]
-    steps = (inner.optimizer._optimizer_step_pre_hooks, inner.optimizer._optimizer_step_post_hooks)
+    ddp, several = cfg.distributed_training.ddp_backend, trainer.data_parallel_world_size > 1
     refusals = {
-        "--amp is given": cfg.common.amp,
-        "--tpu is given": cfg.common.tpu,
-        "--memory-efficient-fp16 is given": cfg.common.memory_efficient_fp16,
-        "--memory-efficient-bf16 is given": cfg.common.memory_efficient_bf16,
+        f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters": not adam,
+        "--quantization-config-path is given": trainer.quantizer is not None,
+        "--store-ema is given": cfg.ema.store_ema,
         "--model-parallel-size is given": cfg.common.model_parallel_size > 1,
         "--pipeline-model-parallel is given": cfg.distributed_training.pipeline_model_parallel,
-        "--quantization-config-path is given": trainer.quantizer is not None,
-        "--use-bmuf is given": cfg.optimization.use_bmuf,
-        "--store-ema is given": cfg.ema.store_ema,
+        f"--ddp-backend {ddp} is given": ddp in ("fully_sharded", "slowmo"),
         # each process would stop by a clock of its own
         "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
-        f"--ddp-backend {ddp} is given": ddp in ("fully_sharded", "slowmo"),
-        f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters": not adam,
-        f"{type(task).__name__} makes updates in a way of its own": own_updates,
+        f"{type(task).__name__} makes updates in a way of its own": steps
+        != [FairseqTask.train_step, FairseqTask.optimizer_step],
         f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
-        "the parameters are of several types or on several devices": len({(p.dtype, p.device) for p in params}) != 1,
+        "the parameters are of several types or on several devices": len({(p.dtype, p.device) for p in params}) > 1,
         "parameters in 16 bits are frozen": inner is not optimizer and not all(p.requires_grad for p in params),
-        "all modules have hooks, which a graph would call once": hooks,
-        "the optimizer has hooks, which a graph would not call": any(steps),
-        "a parameter has hooks on its gradient, which a graph would call once": any(
-            p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in params
-        ),
     }
-    for sentence, holds in refusals.items():
-        if holds:
-            raise CannotCapture(sentence)
-    for root in (trainer.get_model(), criterion):
-        for name, module in root.named_modules():
-            _refuse_module(name or type(module).__name__, module)
-
-
-def _refuse_module(name: str, module: nn.Module) -> None:
-    hooks = [module._forward_hooks, module._backward_hooks, module._backward_pre_hooks]
-    before = [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ != "WeightNorm"]
-    own = getattr(type(module), "set_num_updates", None)
-    known = (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
-    refusals = {
-        "has hooks, which a graph would call once": any(hooks) or before,
-        "leaves out layers at random (--encoder-layerdrop, --decoder-layerdrop)": isinstance(
-            module, LayerDropModuleList
-        ),
-        "changes with the number of updates": own not in known,
-        "is computed twice (--checkpoint-activations, --offload-activations)": hasattr(module, "precheckpoint_forward"),
-    }
-    for sentence, holds in refusals.items():
-        if holds:
-            raise CannotCapture(f"{name} {sentence}")
-
-
-@contextmanager
-def without_questions(model: Any) -> Iterator[None]:
-    """Have fairseq's Transformer mask padding without asking the device if there is any; the results are the same."""
-    changed: list[tuple[dict[str, Any], str, Any]] = []
-    for module in model.modules():
-        kind, own = type(module), vars(module)
-        if isinstance(module, TransformerEncoderBase) and (
-            kind.forward_scriptable is TransformerEncoderBase.forward_scriptable
-        ):
-            changed.append((own, "forward_scriptable", LightConvEncoder.forward_scriptable.__get__(module)))
-        if kind is lightconv.LightConvEncoder:
-            changed.append((own, "forward", _encode.__get__(module)))
-        if isinstance(module, TransformerDecoderBase):
-            changed.append(
-                (own, "cross_self_attention", True)
-            )  # it hands on the mask of padding, as where there is some
-    before = [(own, name, own[name]) for own, name, _ in changed if name in own]
-    for own, name, value in changed:
-        own[name] = value
-    try:
-        yield
-    finally:
-        for own, name, _ in changed:
-            del own[name]
-        for own, name, value in before:
-            own[name] = value
-
-
-def _encode(self: Any, src_tokens: Tensor, src_lengths: Tensor | None = None) -> dict[str, list[Tensor]]:
-    """``forward`` of the encoder of fairseq's own ``lightconv``: tokens (B, S); the output is (S, B, C)."""
-    x = self.embed_scale * self.embed_tokens(src_tokens)
-    if self.embed_positions is not None:
-        x = x + self.embed_positions(src_tokens)
-    x, padding = self.dropout_module(x).transpose(0, 1), src_tokens.eq(self.padding_idx)
-    for layer in self.layers:
-        x = layer(x, padding)
-    if self.layer_norm is not None:
-        x = self.layer_norm(x)
-    return {"encoder_out": [x], "encoder_padding_mask": [padding]}
+    owners = [("PyTorch", nn.modules.module), ("the optimizer", inner.optimizer)]
+    for part in (trainer.get_model(), criterion):
+        owners += [*part.named_modules(prefix=type(part).__name__), *part.named_parameters(prefix=type(part).__name__)]
+    for name, owner in owners:
+        hooks = [hook for kind in HOOKS for hook in (getattr(owner, kind, None) or {}).values()]
+        refusals |= {
+            f"{name} has hooks, which a graph would call once": any(type(h).__name__ != "WeightNorm" for h in hooks),
+            f"{name} changes with the number of updates": getattr(type(owner), "set_num_updates", None) not in SAME,
+            f"{name} leaves out layers at random (LayerDrop)": isinstance(owner, LayerDropModuleList),
+        }
+    if reason := next((sentence for sentence, holds in refusals.items() if holds), None):
+        raise CannotCapture(reason)
 
 
 class CapturedTraining:
     """Updates in place of a trainer's own ``train_step``: the device may be up to ``LEAD`` updates behind its numbers.
 
     At every update after which fairseq logs, validates, saves or stops, both are at the same place.
+
+    Attributes:
+        constants: what graphs hold for ever, by name.
+        proven: an update of this epoch was compared with fairseq's.
 
     Raises:
         CannotCapture: a graph could not hold this training, and why.
@@ -270,102 +194,61 @@ class CapturedTraining:
         self.common, self.checkpoint, self.dataset, self.optimization = (
             cfg[name] for name in ("common", "checkpoint", "dataset", "optimization")
         )
-        device = trainer.device
+        device, model, criterion = trainer.device, trainer.get_model(), trainer.get_criterion()
         if capture and device.type != "cuda":
             raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
         refuse(trainer)
-        if lost := {name for sample in samples if sample for name in shapes.lost(sample)}:
-            raise CannotCapture(f"batches have what no graph is given: {', '.join(sorted(lost))}")
         if capture and (missing := library.load() or library.cuda_unusable()):
             raise CannotCapture(missing)
-        model, criterion = trainer.get_model(), trainer.get_criterion()
-        words = trainer.task.target_dictionary
-        epoch = trainer.__dict__.get("_lightconv_epoch")
+        words, epoch = trainer.task.target_dictionary, vars(trainer).get("_lightconv_epoch")
         dataset = getattr(epoch, "dataset", None)
-        padding = Padding(
-            words.pad(),
-            words.eos(),
-            bool(getattr(dataset, "left_pad_source", False)),
-            bool(getattr(dataset, "left_pad_target", False)),
-        )
-        self.proven = False
-        self.updates = Updates(
-            model,
-            criterion,
-            padding,
-            device,
-            capture=capture,
-            processes=trainer.data_parallel_world_size,
-            patched=without_questions,
-        )
+        left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
+        padding, processes = Padding(words.pad(), words.eos(), *left), trainer.data_parallel_world_size
+        self.updates = Updates(model, criterion, padding, device, capture=capture, processes=processes)
         self.rates: dict[int, float] = {}
-        self._start(self._plan(epoch, dataset, samples))
+        self.proven = False
+        self.updates.prepare(self._plan(epoch, dataset, samples))
+        self.constants = constants_of(trainer)
+        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
+        trainer._wrapped_model, trainer._wrapped_criterion = model, criterion
+        flat, scaler = FlatModel(trainer.optimizer, self.updates.reached), getattr(trainer.optimizer, "scaler", None)
+        control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
+        if scaler is not None:
+            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
+        self.updates.begin(flat, settings_of(trainer), control)
+        try:
+            self.updates.capture_rest()
+        except Exception:
+            self.release()
+            raise
 
     def _plan(self, epoch: Any, dataset: Any, samples: list[Any]) -> list[shapes.Shape]:
         """The shapes of all batches of an epoch; those of ``samples`` where a dataset does not tell its lengths."""
         counted = shapes.shapes_of(dataset, getattr(epoch, "frozen_batches", ()))
-        if not counted:
-            return sorted({shapes.shape_of(sample) for sample in samples if sample}, key=shapes.places, reverse=True)
-        planned = sorted(counted, key=shapes.places, reverse=True)
-        sizes = shapes.sizes_of(dataset)
-        assert sizes is not None
-        words = sum(int(sizes[list(batch)].sum()) for batch in epoch.frozen_batches)
-        logger.info(
-            "--cuda-graphs: %d batches in %d shapes, the largest %s (sentences x lengths); words fill %.1f%% of them",
-            counted.total(), len(planned), " x ".join(map(str, planned[0])),
-            100 * words / sum(count * shapes.places(shape) for shape, count in counted.items()),
-        )  # fmt: skip
+        own = counted or {shapes.shape_of(sample) for sample in samples if sample}
+        planned = sorted(own, key=shapes.places, reverse=True)
+        logger.info("--cuda-graphs: %d batches in %d shapes, up to %s", counted.total(), len(planned), planned[0])
         return planned
-
-    def _start(self, planned: list[shapes.Shape]) -> None:
-        trainer, optimizer = self.trainer, self.trainer.optimizer
-        self.updates.prepare(planned)
-        self._constants, self._settings = constants(trainer), settings_of(trainer)
-        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
-        trainer._wrapped_model, trainer._wrapped_criterion = trainer.get_model(), trainer.get_criterion()
-        flat = FlatModel(optimizer, self.updates.reached)
-        scaler = getattr(optimizer, "scaler", None)
-        control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
-        if scaler is not None:
-            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
-        try:
-            self.updates.begin(flat, self._settings, control)
-        except Exception:
-            self.release()
-            raise
-        if self.updates.capture:
-            logger.info(
-                "--cuda-graphs: %.1f GiB of the device in use with the largest graph",
-                torch.cuda.memory_reserved(trainer.device) / 2**30,
-            )
-
-    def changed(self) -> str:
-        """Return what has become of the numbers that graphs hold for ever, in a sentence; empty where nothing has."""
-        for part in (self.trainer.get_model(), self.trainer.get_criterion()):
-            part.train()  # as fairseq before every update
-        now = constants(self.trainer) | vars(settings_of(self.trainer))
-        return changes(self._constants | vars(self._settings), now)
 
     def prove(self, samples: list[Any]) -> None:
         """Compare an update of these batches with fairseq's, see ``comparison``.
 
         Raises:
-            CannotCapture: it differs, here or in another process.
+            CannotCapture: they differ, here or in another process.
         """
         self.settle()
         problem: Exception | None = None
-        try:
-            refuse(self.trainer)
-            if real := [sample for sample in samples if sample]:
-                compare(self.trainer, self.updates, real, self._set_seed)
-        except Exception as error:
-            problem = error
+        with metrics.aggregate(new_root=True):  # which an exception would leave in disorder
+            try:
+                refuse(self.trainer)
+                compare(self.trainer, self.updates, [sample for sample in samples if sample], self._set_seed)
+            except Exception as error:
+                problem = error
         if self.updates.processes > 1:
             found = torch.tensor(float(problem is not None), device=self.trainer.device)
             distributed.all_reduce(found)
-            if found and problem is None:
-                problem = CannotCapture("another process refuses")
-        if problem is not None:
+            problem = problem or (CannotCapture("another process refuses") if found else None)
+        if problem:
             raise problem
         self.proven = True
 
@@ -421,7 +304,7 @@ class CapturedTraining:
             or (epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch())
         )
 
-    def _take(self, made: UpdateResult) -> dict[str, Any] | None:
+    def _take(self, made: Made) -> dict[str, Any] | None:
         """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
         trainer = self.trainer
         scaler = getattr(trainer.optimizer, "scaler", None)
@@ -433,27 +316,20 @@ class CapturedTraining:
             norm = torch.tensor(made.outcome["norm"], dtype=torch.float32)
             logged: dict[str, Any] = trainer._reduce_and_log_stats([made.logged], made.sample_size, norm)
             return logged
-        ends = scaler is None or made.outcome["floor"]
-        trainer.set_num_updates(trainer.get_num_updates() - 1 - (self.updates.forget() if ends else 0))
-        if ends:
-            self._give_up(made, scaler)
-        logger.info(
-            "NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", made.control["loss_scale"]
-        )
-        return None
-
-    def _give_up(self, made: UpdateResult, scaler: Any) -> None:
-        trainer = self.trainer
-        path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
+        trainer.set_num_updates(trainer.get_num_updates() - 1)
+        scale = made.control["loss_scale"]
+        if scaler is not None and not made.outcome["floor"]:
+            logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", scale)
+            return None
+        trainer.set_num_updates(trainer.get_num_updates() - self.updates.forget())  # which have changed nothing
+        what = "the gradient is not finite" if scaler is None else f"gradients overflow at a loss scale of {scale}"
+        path = f"{self.checkpoint.save_dir}/crash.pt"
         trainer.consolidate_optimizer()
         trainer.save_checkpoint(path, {})
-        if scaler is None:
-            what = f"the gradient of update {trainer.get_num_updates() + 1} is not finite"
-        else:
-            what = f"the loss scale is down at {made.control['loss_scale']}, and gradients still overflow"
         raise FloatingPointError(
-            f"{what}; the parameters, which it has not changed, are in {path}. Train with a lower --lr, with "
-            "--clip-norm, or with larger batches; without --cuda-graphs fairseq names the module in which it happens."
+            f"{what} in update {trainer.get_num_updates() + 1}; the parameters, which it has not changed, are in "
+            f"{path}. Train with a lower --lr, with --clip-norm, or with larger batches; without --cuda-graphs fairseq "
+            "names the module in which it happens."
         )
 
     def settle(self) -> None:
@@ -461,6 +337,11 @@ class CapturedTraining:
         for made in self.updates.made(0):
             self._take(made)
         self.updates.flat.export(self.updates.steps())
+
+
+def constants_of(trainer: Any) -> dict[str, Any]:
+    """All that graphs hold for ever, by name."""
+    return constants(trainer) | vars(settings_of(trainer))
 
 
 def settings_of(trainer: Any) -> ending.Settings:

@@ -5,26 +5,22 @@ there from pinned memory, and what is logged is read a few updates later.
 """
 
 import math
-import random
-import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, distributed, nn
+from torch.overrides import TorchFunctionMode
 
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.tasks.captured_search import uncollected
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
-from lightconv_plugin.training.shapes import Shape
+from lightconv_plugin.training.shapes import Padding, Shape
 
 LEAD = 3  # updates that the host may be ahead of the device
 SAMPLE_SIZE = "the sample size"  # by which a criterion has the gradient divided
@@ -38,19 +34,8 @@ class CannotCapture(Exception):
     """Updates of this training cannot be graphs; the message says why."""
 
 
-@dataclass(frozen=True)
-class Padding:
-    """Padding of a task's batches."""
-
-    pad: int
-    eos: int
-    left_source: bool = False
-    left_target: bool = False
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """Result of an update, read once the device has made it.
+class Made(NamedTuple):
+    """Numbers of an update, once the device has made it.
 
     Attributes:
         logged: the criterion's logging output, summed over the batches of the update (and over all processes).
@@ -64,13 +49,26 @@ class UpdateResult:
     control: dict[str, float]
 
 
+class _WithPadding(TorchFunctionMode):
+    """Has fairseq's models, which ask the device if a batch has padding, mask it in any case; the results are the same."""
+
+    asked: Any = None
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.__bool__ and args[0] is self.asked:
+            return True
+        found = function(*args, **(kwargs or {}))
+        if function is Tensor.any:
+            self.asked = found
+        return found
+
+
 class Updates:
     """Updates of one model on one device; ``capture=False`` makes them one kernel after the other, on any device.
 
     Args:
         model, criterion: fairseq's, not wrapped.
         processes: that train together; their gradients are averaged.
-        patched: is open around every call of the criterion.
 
     Attributes:
         keys: names of what the criterion logs, sorted.
@@ -89,10 +87,9 @@ class Updates:
         *,
         capture: bool,
         processes: int = 1,
-        patched: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.model, self.criterion, self.padding, self.device = model, criterion, padding, device
-        self.capture, self.processes, self._patched = capture, processes, patched
+        self.capture, self.processes = capture, processes
         self.modules: list[nn.Module] = [*model.modules(), *criterion.modules()]
         self.reached: set[Tensor] = set()
         self.shapes: list[Shape] = []
@@ -128,18 +125,18 @@ class Updates:
                 with library.compiled_together():
                     for _, *lengths in planned:
                         self._compute(self._blank((2, *lengths)))
-            drawn = self._host_random()
+            drawn = torch.get_rng_state()
             self._compute(self._blank(long))
             trial = self._blank(planned[0])
             for check in (False, True):
                 with _no_waits(check and self.capture):
                     self._compute(trial)
-            if self._host_random() != drawn:
+            if on_gpu and not torch.equal(drawn, torch.get_rng_state()):
                 raise CannotCapture("random numbers are drawn on the host, which a graph would keep")
 
     def _blank(self, shape: Shape) -> dict[str, Any]:
         packed = torch.zeros(shapes.room(shape), dtype=torch.int64)
-        shapes.pack(None, packed, shape, **vars(self.padding))
+        shapes.pack(None, packed, shape, self.padding)
         return shapes.as_sample(shapes.unpack(packed.to(self.device), shape), self._counts)
 
     def begin(self, flat: FlatModel, settings: ending.Settings, control: dict[str, float]) -> None:
@@ -161,6 +158,9 @@ class Updates:
             for _ in range(LEAD + 1)
         ]
         self._rest: Any = None
+
+    def capture_rest(self) -> None:
+        """Capture the end of an update, and the largest batch."""
         if self.capture:
             self._pool = torch.cuda.graph_pool_handle()
             self._rest = self._captured(self._finish, self._without_effect)
@@ -171,27 +171,20 @@ class Updates:
         """Work on the stream on which graphs are captured, with random numbers and buffers left as they were."""
         found = [(module._buffers, *each) for module in self.modules for each in module._buffers.items()]
         buffers = [(own, name, buffer, buffer.clone()) for own, name, buffer in found if buffer is not None]
-        host, stream = (random.getstate(), np.random.get_state(), torch.get_rng_state()), self._stream
+        stream, host = self._stream, torch.get_rng_state()
         if stream is not None:
             state = torch.cuda.get_rng_state(self.device)
             stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
-            with nullcontext() if stream is None else torch.cuda.stream(stream):
+            with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 yield
         finally:
             if stream is not None:
                 torch.cuda.current_stream(self.device).wait_stream(stream)
                 torch.cuda.set_rng_state(state, self.device)
-            random.setstate(host[0])
-            np.random.set_state(host[1])
-            torch.set_rng_state(host[2])
+            torch.set_rng_state(host)
             for own, name, buffer, before in buffers:
                 own[name] = buffer.copy_(before)
-
-    def _host_random(self) -> Any:
-        """The state of the host's generators; where updates are made on a CPU, PyTorch's is the device's."""
-        on_gpu = self.device.type == "cuda"
-        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist() if on_gpu else None
 
     def _compute(self, sample: dict[str, Any], sums: list[Tensor] | None = None) -> Tensor:
         """Add the gradients of the scaled loss to ``sums``, by parameter; the numbers to be summed up, in float64.
@@ -200,9 +193,8 @@ class Updates:
             CannotCapture: the criterion gives a number of Python's that a graph would keep for ever.
         """
         sums = list(map(torch.zeros_like, self._params)) if sums is None else sums
-        with self._patched(self.model):
-            loss, numbers = self._loss(sample)
-            found = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
+        loss, numbers = self._loss(sample)
+        found = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
         pairs = [(mine, grad) for mine, grad in zip(sums, found, strict=True) if grad is not None]
         self.reached = {param for param, grad in zip(self._params, found, strict=True) if grad is not None}
         torch._foreach_add_(*map(list, zip(*((mine, grad.contiguous()) for mine, grad in pairs), strict=True)))
@@ -211,18 +203,15 @@ class Updates:
     def _loss(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         self.model.train()  # as fairseq before every update
         self.criterion.train()
-        loss, sample_size, logged = self.criterion(self.model, sample)
+        with _WithPadding():
+            loss, sample_size, logged = self.criterion(self.model, sample)
         self.keys = sorted(logged)
         given = {SAMPLE_SIZE: sample_size} | {name: logged[name] for name in self.keys}
         numbers = [self._number(name, number, len(sample["target"])) for name, number in given.items()]
         return loss, torch.stack([number.detach().double().reshape(()) for number in numbers])
 
     def _number(self, name: str, number: Any, sentences: int) -> Tensor:
-        """A number of the criterion's on the device. One of Python's is either that of the sentences, or the same always.
-
-        Args:
-            sentences: of the padded batch.
-        """
+        """A number of the criterion's on the device; Python's must be that of the sentences, or always the same."""
         giver = type(self.criterion).__name__
         if torch.is_tensor(number):
             if number.numel() != 1:
@@ -293,7 +282,6 @@ class Updates:
             rates: the learning rate if 0, 1, ... of the last updates should turn out to have been skipped.
         """
         self._launch(samples, rates)
-        self.uncaptured += sum(self._shape(sample) is None for sample in samples)
         if self.processes > 1:
             self.flat.grad.div_(self.processes)
             distributed.all_reduce(self.flat.grad)
@@ -309,43 +297,39 @@ class Updates:
             event.record()
         self._waiting.append((event, slot))
 
-    def _shape(self, sample: dict[str, Any] | None) -> Shape | None:
-        return self.shapes[-1] if sample is None else shapes.fit(self.shapes, shapes.shape_of(sample))
-
     def _launch(self, samples: list[dict[str, Any] | None], rates: list[float]) -> None:
         for sample in samples:
-            shape = self._shape(sample)
-            packed = self._send(sample, shape or shapes.shape_of(sample), rates)
+            own = self.shapes[-1] if sample is None else shapes.shape_of(sample)
+            shape = shapes.fit(self.shapes, own)
+            self.uncaptured += shape is None
+            packed = self._send(sample, shape or own, rates)
             if shape and self.capture:
                 self._graph_of(shape).replay()
             else:
-                self._add(self._sample(packed, shape or shapes.shape_of(sample)))
+                self._add(self._sample(packed, shape or own))
 
-    def tried(
-        self, samples: list[dict[str, Any]], scale: float, *, graphs: bool = False, wider: int = 0
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Sums over some batches that no update is made of: what the criterion gives, and gradients by parameter.
+    def tried(self, samples: list[Any], scale: float, *, graphs: bool, wider: int = 0) -> tuple[Tensor, list[Tensor]]:
+        """Return what an update would begin with: the criterion's numbers, and gradients by parameter.
 
         Args:
             scale: of the loss.
             graphs: replay them; else what they were captured from is called.
-            wider: sentences and words more than those that graphs pad batches to, as far as the model has positions.
+            wider: sentences and words to pad to beyond a graph's shape, as far as the model has positions.
         """
-        before = self._scale.clone()
+        kept, uncaptured, rates = self._scale.clone(), self.uncaptured, [0.0] * (LEAD + 1)
         self._scale.fill_(scale)
         if graphs:
-            self._launch(samples, [0.0] * (LEAD + 1))
-            numbers, gradients = self._totals.clone(), self.flat.views(self.flat.grad.clone())
-            self._totals.zero_()
-            self.flat.grad.zero_()
-        else:
-            numbers, gradients = self._totals.clone(), list(map(torch.zeros_like, self._params))
-            for sample in samples:
-                shape = self._wider(self._shape(sample) or shapes.shape_of(sample), wider)
-                packed = self._send(sample, shape, [0.0] * (LEAD + 1))
-                numbers += self._compute(self._sample(packed, shape), gradients)
-        self._scale.copy_(before)
-        return numbers, gradients
+            self._launch(samples, rates)
+        for sample in samples if not graphs else ():
+            own = shapes.shape_of(sample)
+            shape = self._wider(shapes.fit(self.shapes, own) or own, wider)
+            self._add(self._sample(self._send(sample, shape, rates), shape))
+        found = self._totals.clone(), self.flat.views(self.flat.grad.clone())
+        self._totals.zero_()
+        self.flat.grad.zero_()
+        self._scale.copy_(kept)
+        self.uncaptured = uncaptured
+        return found
 
     def _wider(self, shape: Shape, places: int) -> Shape:
         most = self.model.max_positions()
@@ -367,7 +351,7 @@ class Updates:
         stage[0], stage[1] = (0, 0) if sample is None else (sample["ntokens"], len(sample["target"]))
         orders = stage[COUNTS : COUNTS + ORDERS].view(torch.float64)
         orders.copy_(torch.tensor([float(self._known_skips), *rates], dtype=torch.float64))
-        shapes.pack(sample, stage[HEAD:size], shape, **vars(self.padding))
+        shapes.pack(sample, stage[HEAD:size], shape, self.padding)
         there[:size].copy_(stage[:size], non_blocking=True)
         if there is not self._packed:
             self._packed[:HEAD].copy_(there[:HEAD])
@@ -385,7 +369,7 @@ class Updates:
         self._waiting.clear()
         return count
 
-    def made(self, ahead: int) -> Iterator[UpdateResult]:
+    def made(self, ahead: int) -> Iterator[Made]:
         """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way."""
         while len(self._waiting) > ahead:
             event, slot = self._waiting.popleft()
@@ -397,30 +381,19 @@ class Updates:
             outcome = dict(zip(ending.OUTCOME, rest, strict=False))
             control = dict(zip(ending.CONTROL, rest[len(ending.OUTCOME) :], strict=True))
             self._known_skips = int(control["skipped"])
-            yield UpdateResult(dict(zip(self.keys, logged, strict=True)), total, outcome, control)
+            yield Made(dict(zip(self.keys, logged, strict=True)), total, outcome, control)
 
 
 @contextmanager
 def _no_waits(checked: bool) -> Iterator[None]:
-    """Have PyTorch raise where the host would wait for the device.
-
-    Raises:
-        CannotCapture: it would.
-    """
-    if not checked:
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
+    """Have PyTorch raise where the host would wait for the device, before a capture does, which would not recover."""
+    before = torch.cuda.get_sync_debug_mode() if checked else 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mode is young
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    except RuntimeError as error:
-        if "synchroniz" not in str(error):
-            raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.name} ({Path(place.filename).name}:{place.lineno})"
-        raise CannotCapture(f"an update waits for the device in {where}") from error
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+        try:
+            if checked:
+                torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            if checked:
+                torch.cuda.set_sync_debug_mode(before)
