@@ -18,7 +18,6 @@ from torch import Tensor, distributed
 
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
-from lightconv_plugin.ops.fused.linear import adding_up
 from lightconv_plugin.tasks.captured_search import uncollected
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
@@ -172,9 +171,8 @@ class Updates:
             CannotCapture: the criterion gives a number of Python's that a graph would keep for ever.
         """
         sums = list(map(torch.zeros_like, self._params)) if sums is None else sums
-        with adding_up(self._params, sums):
-            loss, numbers = self._loss(sample)
-            found = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
+        loss, numbers = self._loss(sample)
+        found = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
         pairs = [(mine, grad) for mine, grad in zip(sums, found, strict=True) if grad is not None]
         torch._foreach_add_(*map(list, zip(*((mine, grad.contiguous()) for mine, grad in pairs), strict=True)))
         return numbers

@@ -267,10 +267,6 @@ def cases(
 
         return Pass(forward, [], x.nbytes * 2 + weight.nbytes)
 
-    def column_sums() -> Pass:
-        x = random(rows, C)
-        return Pass(lambda: torch.ops.lightconv.column_sums(x), [], x.nbytes)
-
     def glu_mask() -> Pass:
         x, mask = random(T, B, 2 * C), torch.zeros(B, T, device=device).bool()
         return Pass(lambda: ops.glu_mask(x, mask), [x], x.nbytes * 3 // 2, x.nbytes * 5 // 2)
@@ -304,7 +300,6 @@ def cases(
         found |= {
             f"light_conv by FFT, K = {K}, forward": ("light_conv", partial(by_fft, K), False) for K in kernels_of(args)
         }
-    found["column_sums"] = "column_sums", column_sums, False
     for make in (glu_mask, dropout, residual_norm, smoothed_nll):
         for label, backward in (("forward", False), ("gradient", True)):
             found[f"{make.__name__}, {label}"] = make.__name__, make, backward

@@ -21,7 +21,6 @@ from tests.ops.cuda_cases import (
     residual,
     search,
     step,
-    sums,
     update,
 )
 from tests.ops.cuda_on_cpu import Machine, folder
@@ -62,8 +61,6 @@ TABLE: dict[str, tuple[Case, tuple[int, int], tuple[int, ...]]] = {
     "residual, float64": (residual(F64, 4096, 0.1), (4, 4), (90,)),
     "residual, float32": (residual(F32, 1024, 0.1), (4, 4), (90,)),
     "residual, float32, odd": (residual(F32, 1023, 0.1), (4, 4), (90,)),
-    "sums": (sums(F16, 512, 3, 16_385), (5, 5), EACH_GENERATION),
-    "sums, float32": (sums(F32, 512, 3, 16_385), (5, 5), EACH_GENERATION),
     "attention": (attend(F16, 128), (1, 1), EACH_GENERATION),
     "attention, narrow": (attend(F16, 64), (1, 1), EACH_GENERATION),
     "attention, float32": (attend(F32, 128), (1, 1), EACH_GENERATION),
