@@ -26,7 +26,7 @@ ON_GPUS_ALONE = {"update_decide", "adam_step"}
 ON_CPUS_ALONE = {"behind_state_backward"}
 # the definition is all there is
 WITHOUT_KERNEL = {
-    *((name, "cpu") for name in ("glu_mask", "residual_norm", "column_sums", "step_candidates", "search_step")),
+    *((name, "cpu") for name in ("glu_mask", "residual_norm", "step_candidates", "search_step")),
     *((name, "cuda") for name in ("dropout", "beam_candidates", "few_rows_linear", "decoder_block")),
     *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
 }

@@ -21,7 +21,6 @@ from tests.ops.cuda_cases import (
     residual,
     search,
     step,
-    sums,
     update,
 )
 from tests.ops.cuda_on_cpu import Machine, folder
@@ -77,8 +76,6 @@ TABLE: dict[str, tuple[Case, tuple[int, int]]] = {
     "residual, float64": (residual(F64, 4096, 0.1), (4, 4)),
     "residual, float32": (residual(F32, 1024, 0.1), (4, 4)),
     "residual, float32, odd": (residual(F32, 1023, 0.1), (4, 4)),
-    "sums": (sums(F16, 512, 3, 16_385), (5, 5)),
-    "sums, float32": (sums(F32, 512, 3, 16_385), (5, 5)),
     "attention": (attend(F16, 128), (1, 1)),
     "attention, narrow": (attend(F16, 64), (1, 1)),
     "attention, float32": (attend(F32, 128), (1, 1)),

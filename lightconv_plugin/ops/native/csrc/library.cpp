@@ -31,8 +31,6 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "Tensor? y_bias=None) -> (Tensor, Tensor, Tensor)",
            "residual_norm_backward(Tensor grad, Tensor? grad_z, Tensor z, Tensor weight, Tensor stats, float p, "
            "Tensor? seed, bool y_bias=False) -> (Tensor, Tensor, Tensor)",
-           "column_sums(Tensor x) -> Tensor",
-           "relu_backward(Tensor grad, Tensor out) -> (Tensor, Tensor)",
            "update_decide(Tensor norm, Tensor sample_size, Tensor orders, Tensor settings, Tensor(a!) control, "
            "Tensor(b!) outcome) -> ()",
            "adam_step(Tensor(a!) param, Tensor(b!) grad, Tensor(c!) exp_avg, Tensor(d!) exp_avg_sq, Tensor(e!)? weight, "
