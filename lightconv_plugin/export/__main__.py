@@ -37,8 +37,6 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if os.path.lexists(given.out):
         sys.exit(f"error: {given.out} exists, and is not replaced: give another name for OUT, or remove it")
-    if not given.out.resolve().parent.is_dir():
-        sys.exit(f"error: {given.out.resolve().parent} is not a folder; OUT is made in an existing one")
     if given.codes is not None and not given.codes.is_file():
         sys.exit(f"error: there is no file {given.codes}; give --codes the BPE merges or the SentencePiece model")
     missing = [name for name in PACKAGES[given.format] if importlib.util.find_spec(name) is None]

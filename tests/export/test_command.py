@@ -29,11 +29,13 @@ def test_what_has_the_name_stays(checkpoint, tmp_path, put):
     with pytest.raises(FileExistsError), files.whole_folder(out):  # it came while the export was made
         pass
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
+    with files.whole_folder(tmp_path / "none" / "new"):
+        pass
+    assert (tmp_path / "none" / "new").is_dir()
 
 
 def test_refusals_name_what_was_found(checkpoint, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    assert "is not a folder; OUT is made in an existing one" in refused(checkpoint, tmp_path / "none" / "out")
     assert "there is no such file; expected a checkpoint" in refused(tmp_path / "none.pt", out, "--format", "torch")
     half = tmp_path / "half.pt"
     half.write_bytes(checkpoint.read_bytes()[:5000])
