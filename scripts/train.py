@@ -14,7 +14,6 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ TAKEN = "taken"  # in it, beside what the checkpoints were made from: the precis
 DIVERGED = "diverged.json"
 LOG = "train.log"
 HALF_WRITTEN = ("checkpoint*.pt.tmp", ".checkpoint*.pt.*.partial")  # by fairseq, and by the plugin
-RESTARTS = 3  # after a process or a machine was lost
 LIMITS = ("max-update", "max-epoch")
 OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # learning rates that do not know where they are to end
 
@@ -225,7 +223,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         ownership.remove(out / earlier)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
-        run_training(command, log, reporter, out, append=going_on)
+        run_logged(command, log, reporter, what="fairseq-train", append=going_on)
     except UserError as error:
         if isinstance(error, Diverged):
             write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
@@ -236,35 +234,6 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     draw_losses({config.name: {seed: read_log_file(log)}}, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
-
-
-def run_training(
-    command: list[str], log: Path, on_line: Callable[[str], None], out: Path, *, append: bool = False
-) -> None:
-    """Run fairseq-train, and when it dies run it again from the last checkpoint, as long as that gets it further.
-
-    Raises:
-        UserError: it failed more than ``RESTARTS`` times, without a new checkpoint, by diverging or on a full disk.
-    """
-
-    def in_vain(error: UserError) -> bool:
-        said = str(error)
-        return isinstance(error, Diverged) or "FloatingPointError" in said or "No space left on device" in said
-
-    def newest() -> int:
-        return max((path.stat().st_mtime_ns for path in out.glob("checkpoint*.pt")), default=0)
-
-    for left in reversed(range(RESTARTS + 1)):
-        before = newest()
-        try:
-            run_logged(command, log, on_line, what="fairseq-train", append=append)
-        except UserError as error:
-            if in_vain(error) or not left or newest() == before:
-                raise
-            print(f"train: {error}\ntrain: going on from the last checkpoint", flush=True)
-            append = True
-        else:
-            return
 
 
 def main() -> None:
@@ -304,7 +273,7 @@ def main() -> None:
         config = replace(config, precision=taken.precision)
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"
-        run_training(command, log, lambda line: None, arguments.out)
+        run_logged(command, log, lambda line: None, what="fairseq-train")
 
 
 if __name__ == "__main__":

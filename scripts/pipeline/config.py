@@ -13,7 +13,8 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
                      With cpu-processes: 2, where there is no GPU, two processes if there are two cores: small models
                      train faster so than with two threads
   average: {by: update, last: 10}   without it the best checkpoint is used as it is
-  generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's
+  generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's. post-process names the units of
+                     words; of a language model it is needed only where the text comes prepared
   tune: {last: [5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all combinations of
                      which are compared on validation, for each seed by itself
   score: {metric: bleu}   by which settings and seeds are chosen on validation: bleu (tokenised), bleu_compounds (the

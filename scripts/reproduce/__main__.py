@@ -23,7 +23,7 @@ from scripts.common import CHECKOUT, ownership
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.lock import folder_lock
-from scripts.fairseq_io.devices import find_devices, reserve_gpus
+from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
@@ -129,7 +129,7 @@ def main() -> None:
     shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
     shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
     add = parser.add_argument_group("training").add_argument
-    add("--devices", type=positive, metavar="N", help="N GPUs (default: all), or N CPU processes")
+    add("--devices", type=positive, metavar="N", help="the first N GPUs (default: all), or N CPU processes")
     add("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
     add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
@@ -164,8 +164,7 @@ def main() -> None:
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
         here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
-        with reserve_gpus(None if arguments.launch else arguments.devices):
-            run_stages(run, names, seeds, here)
+        run_stages(run, names, seeds, here)
 
 
 if __name__ == "__main__":

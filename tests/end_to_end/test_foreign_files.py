@@ -153,7 +153,7 @@ def in_a_process(command: str, root: Path, turn: int, kill_at: int | None) -> in
         os.dup2(sink, 1), os.dup2(sink, 2)
         train.check_first = lambda *_: None  # of an architecture that there is not
         # to ask torch takes seconds
-        devices._installed = lambda: ((), False)  # type: ignore[assignment]
+        devices._installed = lambda: (0, False)  # type: ignore[assignment]
         # and so does to draw
         matplotlib.figure.Figure.savefig = lambda self, file, **_: file.write(b"drawn")  # type: ignore[method-assign]
         pipeline._run_command = stage  # type: ignore[assignment]  # so that the commands of a pipeline are killed too
