@@ -72,6 +72,6 @@ def steps_before(words: Sequence[str]) -> list[str]:
         steps.append("tokenised by Moses")
     if units != SENTENCEPIECE and 20 * sum(map(bool, map(_WITHOUT_BLANKS.search, words))) > len(words):
         steps.append("parted into words by blanks")
-    if text == text.lower() != text.upper():
+    if len(words) > 500 and text == text.lower() != text.upper():  # a few words may be so by chance
         steps.append("lower-cased")
     return steps

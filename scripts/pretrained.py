@@ -186,6 +186,11 @@ def convert(source: Path, out: Path) -> str:
     return "\n".join(said.splitlines()[:-1])
 
 
+def paper_count(config: Path) -> int | None:
+    """Return the parameters of a configuration's model as the paper prints them, in millions; None if it does not."""
+    return next((row.paper for row in read_rows() if row.paper and row.config == config.resolve()), None)
+
+
 def check_model(published: Published, folder: Path) -> None:
     """Compare a converted model and its dictionaries with what its name says it is, and say where its GLUs are.
 
@@ -225,10 +230,10 @@ def check_model(published: Published, folder: Path) -> None:
         tied.add("decoder.output_projection.weight")
     count = sum(w.numel() for name, w in weights.items() if name not in tied and not name.endswith(".version"))
     glus = (bool(found.get("encoder_glu")), bool(found.get("decoder_glu")))
-    paper = next((row.paper for row in read_rows() if row.paper and row.config == published.config.resolve()), None)
+    paper = paper_count(published.config)
     has = f"it has GLUs {GLU.get(glus, 'nowhere')} and {count:,} parameters"
-    print(f"{published.name}: {has}{f'; the paper has {paper}M' if paper else ''}", flush=True)
-    if glus == (published.glu, published.glu) or (paper and abs(count / 1e6 - paper) < MOST_OFF):
+    print(f"{published.name}: {has}{'' if paper is None else f'; the paper has {paper}M'}", flush=True)
+    if glus == (published.glu, published.glu) or (paper is not None and abs(count / 1e6 - paper) < MOST_OFF):
         return
     load_plugin()
     expected = parameters(published.config, Vocabulary(sizes[0], None if shared else sizes[1], ""))

@@ -81,8 +81,8 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
             raise UserError(f"no dictionaries (dict.*.txt) beside {model}; give their folder with --dictionaries")
         dictionaries = model.parent if beside or data is None else data / "binarised"
     manifest = _facts(model.parent / "manifest.json")
+    published = read_published().get(manifest.get("name", ""))
     if dataset is None:
-        published = read_published().get(manifest.get("name", ""))
         dataset = published.dataset if published else data.name if data is not None else None
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
@@ -92,6 +92,7 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     config = (_facts(root / "record.json") or _facts(root.parent / "record.json")).get("config", {})
     settings = config.get("generate", {}) | _facts(root / "tuned" / "tune.json").get("chosen", {})
     settings = _facts(root / "hypotheses" / "generation.json").get("settings") or settings
+    settings = settings or (published.generate if published else {})
     generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
     return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}), bool(manifest))
 

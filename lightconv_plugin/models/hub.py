@@ -46,7 +46,7 @@ def from_pretrained(
     )
     cfg, task = found["args"], found["task"]
     words, asked = task.source_dictionary.symbols, "bpe" in options
-    units = options["bpe"] if asked else getattr(cfg.bpe, "_name", cfg.bpe) or units_of(words)
+    units: Any = options["bpe"] if asked else getattr(cfg.bpe, "_name", cfg.bpe) or units_of(words)
     missing = ""
     if option := _OPTION.get(units):
         data = Path(cfg.task.data.split(":")[0]).resolve()
