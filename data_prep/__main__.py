@@ -22,7 +22,7 @@ from pathlib import Path
 
 from data_prep.cli import add_options
 from data_prep.dataset import Dataset, load_dataset, names
-from data_prep.report import FILES as REPORT
+from data_prep.report import NAME as REPORT
 from data_prep.report import write_report
 from data_prep.stages import NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
@@ -113,7 +113,7 @@ def main() -> None:
     if arguments.out is None:
         arguments.out = CHECKOUT / "work" / dataset.name
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
-    ownership.check_writable(*(arguments.out / name for name in REPORT))
+    ownership.check_writable(arguments.out / REPORT)
     if not sides:
         run_stages(dataset, arguments, arguments.raw)
         return

@@ -1,5 +1,6 @@
 """The files of datasets/, and what is said of one that is wrong."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from data_prep.dataset import FOLDER, load_dataset
 from data_prep.sources import kind_of
-from data_prep.steps.plan import plan
+from data_prep.steps.plan import notes, plan
 from scripts.common.errors import UserError
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -173,6 +174,30 @@ def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path):
 def test_text_is_made_anew_where_a_rule_has_changed(tmp_path: Path, source, target, steps, anew):
     (tmp_path / "a.yaml").write_text(f"kind: text\nsource: {source}\ntarget: {target}\nsteps: {steps}\n")
     assert any("rules" in step for step in load_dataset(str(tmp_path / "a.yaml")).facts()["steps"]) is anew
+
+
+@pytest.mark.parametrize(
+    ("target", "steps", "said"),
+    [
+        ("de", "[tokenise]", []),
+        ("swe_Latn", "[tokenise]", []),
+        ("sw", "[tokenise]", ["Moses has no abbreviations for sw: "]),
+        (
+            "tha",
+            "[tokenise]",
+            ["Moses has no abbreviations for tha: ", "tha is written without blanks .*sentencepiece"],
+        ),
+        ("zh", "[tokenise]", ["zh is written without blanks"]),
+        ("zh", "[{segment_chinese: {languages: [zh]}}, tokenise]", []),
+        ("th", "[{sentencepiece: {units: 9}}]", []),
+    ],
+)
+def test_a_language_without_rules_is_said_once(tmp_path: Path, target: str, steps: str, said: list[str]):
+    (tmp_path / "a.yaml").write_text(f"kind: text\nsource: en\ntarget: {target}\nsteps: {steps}\n")
+    found = notes(load_dataset(str(tmp_path / "a.yaml")))
+    assert len(found) == len(said)
+    for note, expected in zip(found, said, strict=True):
+        assert re.match(f"note: {expected}", note)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])

@@ -23,7 +23,7 @@ LINES = 3000
 
 def contents(out: Path) -> dict[str, bytes]:
     """All that was made, but for logs and what has times in it."""
-    left_out = re.compile(r".*(timings\.json|preprocess\.log|stamp\.json)|(.*/)?\..*|report\.md|lengths\.png")
+    left_out = re.compile(r".*(timings\.json|preprocess\.log|stamp\.json)|(.*/)?\..*|report\.md")
     named = {str(path.relative_to(out)): path for path in out.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in named.items() if not left_out.fullmatch(name)}
 
