@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin.training.updates import SAMPLE_SIZE, CannotCapture, Updates
 
-# share of its norm by which a tensor may differ where sums are made in another order
-TOLERANCES = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+# share of its norm by which a gradient may differ where sums are made in another order; other results by a tenth
+TOLERANCES = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 FLOOR = 1e-2  # share of the norm of all gradients that is added to each: some are 0 but for rounding
 LEAST_SCALE = 1e-4  # of a loss
 SHOWN = 5  # differences in a message
@@ -84,7 +84,7 @@ def differences(got: Pass, expected: Pass, tolerance: float, whole: Iterable[str
         if torch.equal(mine, theirs):
             continue
         apart = _norm([mine - theirs]) if mine.shape == theirs.shape else float("inf")
-        allowed = tolerance * (_norm([theirs]) + (floor if name.startswith(GRADIENT) else 1e-9))
+        allowed = tolerance * (_norm([theirs]) + floor if name.startswith(GRADIENT) else _norm([theirs]) / 10)
         if not apart <= (0.0 if name in whole else allowed):
             values = f"{_norm([mine]):.7g}, expected {_norm([theirs]):.7g}"
             found.append(f"{name} is {values}" if mine.ndim == 0 else f"{name} has norm {values}, {apart:.2g} apart")
@@ -126,6 +126,8 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
     model, criterion, optimizer = trainer.model, trainer.criterion, trainer.optimizer
     params, found = list(getattr(optimizer, "fp16_params", None) or optimizer.params), {}
     with updates.aside():
+        for param in params:
+            param.grad = None
         trainer._set_seed()
         model.train()
         criterion.train()
@@ -163,7 +165,7 @@ def _pass(trainer: Any, numbers: Pass, gradients: Iterable[tuple[Tensor, Tensor 
     buffers = {f"{name}.{key}": b for name, module in _modules(trainer) for key, b in module._buffers.items()}
     norm = _norm(found.values()) / scale / (numbers[SAMPLE_SIZE].item() or 1.0)
     copies = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
-    return numbers | {NORM: torch.tensor(norm)} | found | copies
+    return numbers | {NORM: torch.tensor(norm)} | copies | found
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

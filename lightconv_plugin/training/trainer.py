@@ -209,13 +209,13 @@ class CapturedTraining:
         self.proven = False
         self.updates.prepare(self._plan(epoch, dataset, samples))
         self.constants = constants_of(trainer)
-        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
-        trainer._wrapped_model, trainer._wrapped_criterion = model, criterion
         flat, scaler = FlatModel(trainer.optimizer, self.updates.reached), getattr(trainer.optimizer, "scaler", None)
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
         if scaler is not None:
             control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
         self.updates.begin(flat, settings_of(trainer), control)
+        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
+        trainer._wrapped_model, trainer._wrapped_criterion = model, criterion
         try:
             self.updates.capture_rest()
         except Exception:

@@ -50,7 +50,7 @@ class Made(NamedTuple):
 
 
 class _WithPadding(TorchFunctionMode):
-    """Has fairseq's models, which ask the device if a batch has padding, mask it in any case; the results are the same."""
+    """Has fairseq's models, which ask the device if there is padding, mask it in any case; the results are the same."""
 
     asked: Any = None
 
@@ -253,11 +253,11 @@ class Updates:
         self._totals.zero_()
 
     def _captured(self, work: Any, rehearse: Any) -> Any:
-        with self.aside():
-            rehearse()
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        with uncollected(), capture:
+        with self.aside():
+            rehearse()
+        with self.aside(), uncollected(), capture:
             work()
         return graph
 
