@@ -55,7 +55,7 @@ CHINESE, JAPANESE, KOREAN = frozenset({"Hani", "Hans", "Hant"}), frozenset({"Jpa
 UNSPACED = frozenset({"Khmr", "Laoo", "Mymr", "Thai", "Tibt"})
 """Scripts without blanks between words, which sacreBLEU has no tokeniser for."""
 
-_PUBLISHED = ("en", "de", "fr", "zh")
+PUBLISHED = ("en", "de", "fr", "zh")
 
 _TABLE = {
     code: (codes.split("/")[0], tuple(scripts.split()))
@@ -84,11 +84,11 @@ def letters_of(language: str) -> tuple[str, ...]:
 
 
 def is_published(language: str) -> bool:
-    """Return True for a code whose text has published figures, so that it is made as theirs was, whatever comes of it.
+    """Return True for a language with published figures, so that its text is made as theirs was, whatever comes of it.
 
     In all other languages a word keeps its marks and joiners.
     """
-    return _parts(language)[0] in _PUBLISHED
+    return rules_of(language) in PUBLISHED
 
 
 def is_unspaced(language: str) -> bool:

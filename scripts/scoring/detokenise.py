@@ -14,9 +14,10 @@ _WIDE_MARK = re.compile(f"\\s*([{_WIDE}])\\s*")
 # Moses joins l'eau, but leaves blanks around the apostrophe of printed text: l’eau, don’t
 _APOSTROPHE = re.compile(r"(?<=[^\W\d_]) \u2019 (?=[^\W\d_])")
 
-# Moses knows the stops and quotes of ASCII, „ and “
-_STOPS = "\u2026\u037e\u0387\u0589\u060c\u061b\u061f\u06d4\u0964\u0965\u0e2f\u0e46\u0e5a\u0e5b\u0eaf\u0f0d-\u0f12"
-_BEFORE_STOP = re.compile(f" ([{_STOPS}\u104a\u104b\u1361-\u1368\u17d4-\u17d7])")
+# Moses knows the stops and quotes of ASCII, „ and “. These are of Greek, Armenian, Arabic, Indic, Thai, Tibetan,
+# Burmese, Ethiopic and Khmer.
+_STOPS = "\u2026\u037e\u0387\u0589\u060c\u061b\u061f\u06d4\u0964\u0965\u0e5a\u0e5b\u0f0d-\u0f12"
+_BEFORE_STOP = re.compile(f" ([{_STOPS}\u104a\u104b\u1361-\u1368\u17d4\u17d5])")
 _QUOTES = re.compile(r"""^['"„“”`]+$""")
 _PAIRS = re.compile("([«»‘]) (.*?) ([«»’])")
 
