@@ -73,7 +73,8 @@ def check_settings(config: Config, data: Path | None, devices: Devices) -> TaskA
     parsed = [(command, parse(command)) for command in commands]
     built, dataset = build(config, parsed[0][1], data), load_dataset(config.dataset)
     for command, args in parsed:
-        check_mistakes(Given(command, args, config, dataset, built, devices.gpu))
+        with explained(config.path, "tell what a validation reports"):
+            check_mistakes(Given(command, args, config, dataset, built, devices.gpu))
         if command.name == "fairseq-generate":
             with explained(config.path, "set up the search of the section `generate`"):
                 built.task.build_generator([built.model], args)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.dataset import Dataset
+from data_prep.dataset import SPLITS, Dataset
 from scripts.fairseq_io.commands import FASTER_TASKS
 from scripts.fairseq_io.models import Command, TaskAndModel
 from scripts.pipeline.config import Config
@@ -15,6 +15,7 @@ from scripts.scoring.detokenise import SAME_UNITS, unit_joiner
 
 HIGHER_IS_BETTER = ("bleu", "accuracy")
 LOWER_IS_BETTER = ("loss", "nll_loss", "ppl")
+_OF_SPEED = ("wpb", "wps", "bsz")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Given:
         with metrics.aggregate(new_root=True) as reported:
             task.reduce_metrics([_Reported(accuracy=getattr(criterion, "report_accuracy", False))], criterion)
             names = reported.get_smoothed_values()
-        return ", ".join(name for name in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER) if name in names)
+        return ", ".join(name for name in names if name[0] != "_" and name not in _OF_SPEED)
 
     @property
     def unknown_bleu_options(self) -> str:
@@ -66,7 +67,7 @@ class Given:
     @property
     def units_are_wrong(self) -> bool:
         """Return True if --post-process joins other units than the text has."""
-        joined = self.config.generate.get("post-process")
+        joined = self.post_process
         if self.is_language_model and joined is None:
             return False  # the dataset's are taken
         if not self.dataset.steps:  # of text that comes prepared the units are not known
@@ -100,6 +101,11 @@ def _too_short(f: Given) -> bool:
     return f.min_len > (longest if f.max_len_a else min(longest, f.max_len_b))
 
 
+def _never_validates(f: Given) -> bool:
+    by_epochs = not (f.config.average or f.max_update or f.save_interval_updates)
+    return by_epochs and f.max_epoch < f.validate_interval
+
+
 def _by_other_flags(f: Given) -> bool:
     """Return True if a flag trains in another precision than the configuration's, or in one that needs a GPU."""
     here = f.config.precision if f.gpu else None
@@ -122,6 +128,19 @@ MISTAKES: tuple[tuple[str, str, Callable[[Given], Any] | None, str], ...] = (
     (_ALL, "checkpoint-suffix", None, f"and no stage looks for checkpoints of such names{_OUT}"),
     ("train", "finetune-from-model", lambda f: _no_file(f.finetune_from_model), "expected the file of a checkpoint"),
     ("train", "continue-once", lambda f: _no_file(f.continue_once), "expected the file of a checkpoint"),
+    ("train", "max-tokens", lambda f: not f.max_tokens and not f.batch_size, "expected it, or train.batch-size"),
+    (
+        "train",
+        "valid-subset",
+        lambda f: {*f.valid_subset.split(",")} - {*SPLITS},
+        f"expected some of {', '.join(SPLITS)}, which a dataset has",
+    ),
+    (
+        "train",
+        "lr-scheduler",
+        lambda f: f.args.lr_scheduler == "reduce_lr_on_plateau" and f.disable_validation,
+        "which goes by validations; take train.disable-validation out",
+    ),
     (
         "train",
         "patience keep-best-checkpoints",
@@ -131,7 +150,7 @@ MISTAKES: tuple[tuple[str, str, Callable[[Given], Any] | None, str], ...] = (
     (
         "train",
         "validate-interval",
-        lambda f: not f.config.average and not f.max_update and f.max_epoch < f.validate_interval,
+        _never_validates,
         "and the training ends after {f.max_epoch} epochs: without a validation there is no best checkpoint",
     ),
     (
@@ -159,6 +178,7 @@ MISTAKES: tuple[tuple[str, str, Callable[[Given], Any] | None, str], ...] = (
         lambda f: (
             f.eval_bleu
             and f.dataset.steps
+            and f.dataset.units
             and SAME_UNITS.get(f.eval_bleu_remove_bpe, f.eval_bleu_remove_bpe) != f.dataset.units
         ),
         "and {f.dataset.name} is in units of {f.dataset.units}, so that train.eval-bleu would not be of words; set "
@@ -266,7 +286,14 @@ MISTAKES: tuple[tuple[str, str, Callable[[Given], Any] | None, str], ...] = (
         f"and the references would be scored as if they were the output{_OUT}",
     ),
     ("generate", "prefix-size", lambda f: f.prefix_size > 0, f"and the references' own words would be scored{_OUT}"),
-    ("generate", "retain-iter-history", None, f"which no model has that writes word by word{_OUT}"),
+    (
+        "generate",
+        "retain-iter-history decoding-format iter-decode-max-iter iter-decode-with-beam iter-decode-eos-penalty "
+        "iter-decode-force-max-iter iter-decode-with-external-reranker",
+        None,
+        f"which is for models that refine a sentence, not for those that write it word by word{_OUT}",
+    ),
+    ("generate", "eos-token beam-mt lenpen-mt", None, f"which is for fairseq's tasks of speech{_OUT}"),
     ("generate", "print-alignment", lambda f: not f.has_attention, f"and the model has no attention to show{_OUT}"),
     ("generate", "lm-path", lambda f: _no_file(f.lm_path), "expected the file of a language model"),
     ("generate", "lm-path", lambda f: f.lm_path and not f.lm_weight, "which has no effect without generate.lm-weight"),

@@ -36,6 +36,10 @@ _RANGES = {
 }
 
 
+def _first_name(flag: str) -> str:
+    return OTHER_NAMES.get(flag, flag)
+
+
 @dataclass(frozen=True)
 class Command:
     """One of fairseq's commands, as a configuration has it run.
@@ -59,12 +63,12 @@ class Command:
 
     def key(self, flag: str) -> str | None:
         """The configuration's key of a flag, by whichever of fairseq's names; None if it does not set the flag."""
-        return next((key for name, key in self.keys.items() if OTHER_NAMES.get(name, name) == flag), None)
+        return next((key for name, key in self.keys.items() if _first_name(name) == _first_name(flag)), None)
 
     def given(self, flag: str) -> str:
         """The value of a flag in the command; "true" of one that has none."""
         found = (word.removeprefix("--").partition("=") for word in self.words)
-        values = (value if sign else "true" for name, sign, value in found if OTHER_NAMES.get(name, name) == flag)
+        values = (value if sign else "true" for name, sign, value in found if _first_name(name) == _first_name(flag))
         return next(values, "left out")
 
     def refusal(self, flag: str, why: str) -> UserError:

@@ -105,6 +105,7 @@ BY_EPOCH = "average: null\ntune: null"
 FIVE_EPOCHS = (
     "max-epoch: 5, max-update: null, lr-scheduler: fixed, lr-period-updates: null, save-interval-updates: null"
 )
+PLATEAU = "lr-scheduler: reduce_lr_on_plateau, lr-period-updates: null"
 LSTM = "train: {arch: lstm, decoder-attention: 0, encoder-ffn-embed-dim: null, decoder-ffn-embed-dim: null}"
 MISTAKES = {
     "generate: {beam: many}": "`generate.beam` is many, which fairseq-generate refuses: argument --beam: inv",
@@ -127,7 +128,8 @@ MISTAKES = {
     "generate: {constraints: true}": "`generate.constraints` is true, and fairseq-generate reads none",
     "generate: {score-reference: true}": "and the references would be scored as if they were the output",
     "generate: {prefix-size: 1}": "`generate.prefix-size` is 1, and the references' own words would be scored",
-    "generate: {retain-iter-history: true}": "which no model has that writes word by word",
+    "generate: {decoding-format: vote}": "models that refine a sentence, not for those that write it word by word",
+    "generate: {eos-token: end}": "`generate.eos-token` is end, which is for fairseq's tasks of speech",
     f"generate: {{print-alignment: hard}}\n{LSTM}": "`generate.print-alignment` is hard, and the model has no atten",
     "generate: {lm-path: no.pt, lm-weight: 0.1}": "`generate.lm-path` is no.pt, expected the file of a language",
     f"generate: {{lm-path: {__file__}}}": "which has no effect without generate.lm-weight",
@@ -148,6 +150,7 @@ MISTAKES = {
     "generate: {remove-bpe: '@@'}": "`generate.post-process` is @@, and debian_en_de is cut into units of subword",
     "generate: {post-process: null}": "is left out, and debian_en_de is cut into units of subword_nmt, which it would",
     "tune: {max-len-b: [10, -3]}": "`tune.max-len-b` is -3, expected a number from 0 on",
+    "tune: {post-process: [subword_nmt, letter]}": "`tune.post-process` is letter, and debian_en_de is cut into",
     "tune: {beem: [5]}": "`tune.beem` is 5, which fairseq-generate refuses: unrecognized arguments: --beem=5",
     "train: {arch: nonsense}": "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
     "train: {arch: pla_dynamicconv_smal}": "; did you mean pla_dynamicconv_small?",
@@ -167,6 +170,10 @@ MISTAKES = {
     "train: {eval-bleu: true}": "`train.eval-bleu-remove-bpe` is left out, and debian_en_de is in units of subword_n",
     f"train: {{{EVAL_BLEU}, eval-bleu-args: '{{\"max-len-a\": 1}}'}}": "fairseq's search passes max-len-a over",
     f"train: {{{EVAL_BLEU}, eval-bleu-args: beam}}": "build the model of `train`: Expecting value",
+    "train: {max-sentences: 0}": "`train.max-sentences` is 0, expected a number from 1 on",
+    "train: {max-tokens: null}": "`train.max-tokens` is left out, expected it, or train.batch-size",
+    "train: {valid-subset: 'valid,dev'}": "`train.valid-subset` is valid,dev, expected some of train, valid, test",
+    f"train: {{{PLATEAU}, disable-validation: true}}": "is reduce_lr_on_plateau, which goes by validations; take",
     "train: {disable-validation: true, patience: 5}": "`train.patience` is 5, which has no effect without validation",
     "train: {disable-validation: true, keep-best-checkpoints: 5}": "`train.keep-best-checkpoints` is 5, which has no",
     f"{BY_EPOCH}\ntrain: {{validate-interval: 10, {FIVE_EPOCHS}}}": "training ends after 5 epochs: without a valid",
