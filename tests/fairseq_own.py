@@ -60,8 +60,8 @@ TRAIN = """
 GENERATE = """
     --beam 1 | --nbest 2 | --lenpen 0.6 | --unkpen 1 | --unnormalized | --min-len 3 | --temperature 0.5
     --no-repeat-ngram-size 2 | --prefix-size 1 | --match-source-len | --score-reference | --sampling --nbest 5
-    --sampling --sampling-topk 5 --nbest 5 | --sampling --sampling-topp 0.8 --nbest 5 | --diverse-beam-groups 2 --beam 4
-    --diversity-rate 0.5 | --print-alignment | --print-step | --retain-dropout | --bf16
+    --sampling --sampling-topk 5 --nbest 5 | --sampling --sampling-topp 0.8 --nbest 5
+    --diversity-rate 0.5 | --print-alignment | --retain-dropout | --bf16
     --task pla_translation | --model-overrides {'encoder_layers_to_keep':'0,1','decoder_layers_to_keep':'1'}
 """
 
