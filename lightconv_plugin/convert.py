@@ -72,18 +72,6 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True)
-class Report:
-    """The record of a conversion."""
-
-    kind: str
-    config: dict[str, Any]
-    stacks: dict[str, Any]  # the sides' options, complete
-    layout: str
-    parameters: int
-    dropped: list[str]
-
-
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 # Parts of a block: fairseq's names at one time or another, and ours.
 _BOTH = {"linear1": "mixer.in_proj", "linear2": "mixer.out_proj", "fc1": "ffn.fc1", "fc2": "ffn.fc2"}
@@ -104,8 +92,6 @@ _PARTS = {
 _UNUSED = re.compile(
     r"(encoder|decoder)\.(version|embed_positions\.(_float_tensor|weights)|layers\.\d+\.conv\.conv_bias)"
 )
-_EARLY = re.compile(r"encoder\.layers\.\d+\.layer_norms\.|decoder\.embed_out$|.*\.in_proj_(weight|bias)$")
-_LATE = re.compile(r"encoder\.layers\.\d+\.layer_norm[12]\.|decoder\.output_projection\.|.*\.conv\.conv_bias$")
 
 
 def convert_parameters(theirs: Tensors, *, shared_output: bool, sides: Iterable[str]) -> tuple[Tensors, list[str]]:
@@ -122,13 +108,7 @@ def convert_parameters(theirs: Tensors, *, shared_output: bool, sides: Iterable[
         if _UNUSED.fullmatch(key):
             dropped.append(key)
             continue
-        for name, value in _renamed(key, tensor):
-            if name in result:
-                raise ConversionError(
-                    f"the parameter {name} is there twice, under names of two versions of fairseq (one is {key}); "
-                    "expected one of them. The file was put together from two; use the original"
-                )
-            result[name] = value
+        result.update(_renamed(key, tensor))
     if shared_output and "decoder.embed_tokens.weight" in result:
         result.setdefault("decoder.output_projection.weight", result["decoder.embed_tokens.weight"])
     for side in sides:
@@ -157,17 +137,6 @@ def _renamed(key: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
         ]
     part, _, leaf = rest.rpartition(".")
     return [(f"{block}{_PARTS[side].get(part, part)}.{leaf}", tensor)]
-
-
-def layout_of(keys: Iterable[str]) -> str:
-    """Return which versions of fairseq name parameters so, in words."""
-    names = list(keys)
-    early, late = any(map(_EARLY.match, names)), any(map(_LATE.match, names))
-    if early and late:
-        return "names of fairseq 0.12.2 and earlier mixed with later ones"
-    if late:
-        return "names of fairseq after 0.12.2"
-    return "names of fairseq 0.12.2 and earlier" if early else "names that all versions of fairseq share"
 
 
 def find_kind(model: argparse.Namespace, *, ours: bool = False) -> tuple[str, Kind, bool]:
@@ -295,8 +264,8 @@ def _dictionary(parameters: Tensors, side: str) -> Dictionary:
     return result
 
 
-def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], Report]:
-    """A checkpoint of ours from the file ``source``, in memory, and what was done.
+def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """A checkpoint of ours from the file ``source``, in memory, and its description in lines.
 
     ``ours``: a checkpoint of this plugin's is taken too; its parameters and options stay as they are.
 
@@ -315,11 +284,9 @@ def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], Report
     model = argparse.Namespace(**(cfg.get("model") or {}))
     name, kind, is_ours = find_kind(model, ours=ours)
     if is_ours:
-        parameters, layout = theirs, "names of this plugin"
-        dropped: list[str] = []
+        parameters, dropped = theirs, list[str]()
         options = {option: value for option, value in vars(model).items() if option != "_name"}
     else:
-        layout = layout_of(theirs)
         shared = shares_output(model) and getattr(model, "adaptive_softmax_cutoff", None) is None
         parameters, dropped = convert_parameters(theirs, shared_output=shared, sides=kind.sides)
         options = convert_options(kind, name, model, parameters)
@@ -336,11 +303,26 @@ def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], Report
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "written_by": MARK},
         "task_state": state.get("task_state") or {},
     }
+    lines = describe(kind, options, parameters)
+    kinds = sorted({re.sub(r"\.\d+\.", ".N.", key) for key in dropped})
+    lines.append(f"left out, since no model uses them: {len(dropped)} ({', '.join(kinds) or 'none'})")
+    return result, lines
+
+
+def describe(kind: Kind, options: dict[str, Any], parameters: Tensors) -> list[str]:
+    """The model, its size and its stacks in words; ``options`` are completed as when it is built."""
     weights = [t for name, t in parameters.items() if not name.endswith((".version", "._float_tensor"))]
     count = sum({tensor.data_ptr(): tensor.numel() for tensor in weights}.values())
+    lines = [f"{kind.name}, {count:,} parameters"]
     complete = kind.resolve(argparse.Namespace(**options))
-    stacks = {side: getattr(complete, side) for side in kind.sides}
-    return result, Report(name, options, stacks, layout, count, dropped)
+    for side in kind.sides:
+        stack = getattr(complete, side)
+        size, mixer, more = f"{stack.layers} layers of {stack.embed_dim}", stack.conv_type, ""
+        if mixer in ("lightweight", "dynamic"):
+            mixer += f" convolutions {'with' if stack.glu else 'without'} GLU"
+            more = f", {stack.conv_heads} heads, kernels {stack.kernel_size_list}"
+        lines.append(f"{side}: {mixer}, {size}{more}")
+    return lines
 
 
 def save(state: dict[str, Any], out: Path) -> None:
@@ -367,19 +349,6 @@ def _is_ours(out: Path) -> bool:
         return False
 
 
-def describe(report: Report) -> list[str]:
-    lines = [f"{report.kind}, {report.parameters:,} parameters; found {report.layout}"]
-    for side, stack in report.stacks.items():
-        size, mixer, more = f"{stack.layers} layers of {stack.embed_dim}", stack.conv_type, ""
-        if mixer in ("lightweight", "dynamic"):
-            mixer += f" convolutions {'with' if stack.glu else 'without'} GLU"
-            more = f", {stack.conv_heads} heads, kernels {stack.kernel_size_list}"
-        lines.append(f"{side}: {mixer}, {size}{more}")
-    kinds = sorted({re.sub(r"\.\d+\.", ".N.", key) for key in report.dropped})
-    lines.append(f"left out, since no model uses them: {len(report.dropped)} ({', '.join(kinds) or 'none'})")
-    return lines
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The command; ends the process with a sentence and status 1 where it refuses."""
     parser = argparse.ArgumentParser(
@@ -395,9 +364,9 @@ def main(arguments: list[str] | None = None) -> None:
     if given.out.is_dir():
         sys.exit(f"error: {given.out} is a folder; give the name of the checkpoint to write")
     with refusing(f"convert {given.source}", ConversionError, given.out):
-        state, report = convert(given.source, ours=SUFFIX in (given.source.suffix, given.out.suffix))
+        state, lines = convert(given.source, ours=SUFFIX in (given.source.suffix, given.out.suffix))
         save(state, given.out)
-    print("\n".join([*describe(report), f"wrote {given.out}"]))
+    print("\n".join([*lines, f"wrote {given.out}"]))
 
 
 if __name__ == "__main__":

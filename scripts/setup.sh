@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the Python environment that the demo and the tests run in; a second call finds it ready.
+# Makes the Python environment that the demo and the tests run in, with the plugin of this checkout (pip install -e), and
+# compiles its operators. A second call finds it ready.
 # usage: scripts/setup.sh [--fastbpe]   VENV=DIR    where (default: .venv in the checkout; an existing one is completed)
 #                                       PYTHON=EXE  Python 3.11 to 3.13 (default: python3); on 3.13 fairseq is
 #                                                   compiled, by a C++ compiler and Python's headers, in 5 minutes
@@ -8,7 +9,7 @@
 set -euo pipefail
 case "${1:-}" in
   "" | --fastbpe) ;;
-  -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
   *) echo "error: unknown argument '$1'; setup.sh takes --fastbpe or nothing (see --help)" >&2; exit 2 ;;
 esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,48 +26,34 @@ fi
 
 # what is installed depends on these alone
 stamp=$venv/.lightconv-setup
-wanted=$( (cat "$root/pyproject.toml"; echo "$torch"; "$venv/bin/python" -V) | sha256sum)
+wanted=$( (cat "$root/pyproject.toml"; echo "$torch" "$root"; "$venv/bin/python" -V) | sha256sum)
+if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+  "$venv/bin/python" -c 'import pip' 2>/dev/null || "$venv/bin/python" -m ensurepip >/dev/null # which a kill left out
+  echo "installing into $venv (a minute or two; several with a CUDA build of torch)"
+  pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
+  if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
+    # There is no wheel of fairseq. Building it needs torch, of which pip would fetch another build for itself.
+    "${pip[@]}" "$torch" "setuptools<81" wheel "cython>=3.0,<4" "numpy>=1.26"
+    pip+=(--no-build-isolation)
+  fi
+  # torch in the same command, so that nothing else pulls another build of it first
+  "${pip[@]}" "$torch" -e "$root[fairseq,recipes,export,dev]"
+  # pip would compile on one core; like pip, this passes over a file that is written for another Python
+  "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
+  "$venv/bin/python" -P -m lightconv_plugin.info # compiles the operators, and tests them
+  echo "$wanted" >"$stamp"
+fi
 
 # Its package holds C++ that an old Cython wrote, which Python 3.11 does not compile: it is written anew in a venv that is
 # thrown away, because the tools this takes are older than those of the environment.
-ready() {
-  if [ "${1:-}" = --fastbpe ] && ! "$venv/bin/python" -c 'import fastBPE' 2>/dev/null; then
-    folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
-    "$venv/bin/python" -m venv "$folder/venv"
-    "$folder/venv/bin/python" -m pip install --quiet "setuptools<81" wheel "cython>=3.0,<4"
-    "$folder/venv/bin/python" -m pip wheel --quiet --no-build-isolation --no-cache-dir --no-deps \
-      --wheel-dir "$folder/wheels" fastBPE==0.1.0
-    "$venv/bin/python" -m pip install --quiet --no-deps "$folder"/wheels/*.whl
-    "$venv/bin/python" -c 'from fastBPE import fastBPE'
-  fi
-  echo "environment ready: $venv"
-}
-if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
-  ready "$@"
-  exit 0
+if [ "${1:-}" = --fastbpe ] && ! "$venv/bin/python" -c 'import fastBPE' 2>/dev/null; then
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  "$venv/bin/python" -m venv "$folder/venv"
+  "$folder/venv/bin/python" -m pip install --quiet "setuptools<81" wheel "cython>=3.0,<4"
+  "$folder/venv/bin/python" -m pip wheel --quiet --no-build-isolation --no-cache-dir --no-deps \
+    --wheel-dir "$folder/wheels" fastBPE==0.1.0
+  "$venv/bin/python" -m pip install --quiet --no-deps "$folder"/wheels/*.whl
+  "$venv/bin/python" -c 'from fastBPE import fastBPE'
 fi
-
-"$venv/bin/python" -c 'import pip' 2>/dev/null || "$venv/bin/python" -m ensurepip >/dev/null # which a kill left out
-echo "installing into $venv (a minute or two; several with a CUDA build of torch)"
-mapfile -t packages < <("$venv/bin/python" - "$root/pyproject.toml" <<'PY'
-import sys
-import tomllib
-
-project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-extras = project["optional-dependencies"]
-print(*project["dependencies"], *extras["fairseq"], *extras["recipes"], *extras["export"], *extras["dev"], sep="\n")
-PY
-)
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
-if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
-  # There is no wheel of fairseq. Building it needs torch, of which pip would fetch another build for itself.
-  "${pip[@]}" "$torch" "setuptools<81" wheel "cython>=3.0,<4" "numpy>=1.26"
-  pip+=(--no-build-isolation)
-fi
-# torch in the same command, so that nothing else pulls another build of it first
-"${pip[@]}" "$torch" "${packages[@]}"
-# pip would compile on one core; like pip, this passes over a file that is written for another Python
-"$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
-echo "$wanted" >"$stamp"
-ready "$@"
+echo "environment ready: $venv (with fairseq, from any folder: --user-dir $root/lightconv_plugin)"

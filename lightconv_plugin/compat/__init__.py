@@ -30,7 +30,5 @@ def apply() -> None:
     training.refuse_what_cannot_train()
     training.divide_by_the_loss_scale_once()
     commands.help_with_model_options()
-    commands.keep_groups_of_beams_apart()
     commands.block_ngrams_that_were_written()
-    commands.count_steps_of_beam_search()
     commands.end_lines_at_line_feeds()

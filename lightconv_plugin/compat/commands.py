@@ -41,24 +41,6 @@ def help_with_model_options() -> None:
         return original(parser, rest, *args, modify_parser=then_print, **kwargs)
 
 
-def keep_groups_of_beams_apart() -> None:
-    """All versions: `--diverse-beam-groups` on data of more than one batch.
-
-    The search keeps what its groups have in common by the sentence's place in the batch, and looks it up by the
-    sentence's number in the data.
-    """
-    from fairseq.search import DiverseBeamSearch
-
-    @shim(DiverseBeamSearch, "step")
-    def by_place(
-        original: Original, self: Any, step: int, lprobs: Any, scores: Any, tokens: Any = None, numbers: Any = None
-    ) -> Any:
-        if numbers is not None:
-            self.sentences = numbers if step == 0 else self.sentences
-            numbers = (numbers[:, None] == self.sentences).int().argmax(dim=1)
-        return original(self, step, lprobs, scores, tokens, numbers)
-
-
 def block_ngrams_that_were_written() -> None:
     """All versions, without fairseq's compiled extension: `--no-repeat-ngram-size`.
 
@@ -75,22 +57,6 @@ def block_ngrams_that_were_written() -> None:
             # the first token begins the hypothesis, often with the end, which stays allowed
             return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)
         return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
-
-
-def count_steps_of_beam_search() -> None:
-    """All versions: `--print-step` with a model that writes one token after the other.
-
-    fairseq prints what its non-autoregressive models note. Of a beam search's hypothesis each token took a step.
-    """
-    from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
-
-    @shim(SequenceGeneratorWithAlignment, "generate")
-    @shim(SequenceGenerator, "generate")
-    def with_steps(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, *args, **kwargs)
-        for hypothesis in (hypothesis for sentence in found for hypothesis in sentence):
-            hypothesis["steps"] = len(hypothesis["tokens"])
-        return found
 
 
 def end_lines_at_line_feeds() -> None:

@@ -119,8 +119,12 @@ def _lacking_flags(args: Any) -> list[tuple[str, str]]:
         types = 4 + sum(1 for _ in dictionary.open("rb"))  # and <s>, <pad>, </s>, <unk>
         if cutoffs[-1] > types:
             reason = f"the cut-offs {cutoffs} go beyond the {types} types of {dictionary}"
-            kinds = ["softmax", "input"] if getattr(args, "adaptive_input", False) else ["softmax"]
-            lacking.append((reason, " ".join(f"--adaptive-{kind}-cutoff {types // 10},{types // 3}" for kind in kinds)))
+            cutoffs = [types // 10, types // 3]
+            lacking.append((reason, f"--adaptive-softmax-cutoff {cutoffs[0]},{cutoffs[1]}"))
+    tied = cutoffs and getattr(args, "adaptive_input", False) and args.tie_adaptive_weights
+    if tied and eval_str_list(args.adaptive_input_cutoff, type=int) != cutoffs:
+        flag = f"--adaptive-input-cutoff {','.join(map(str, cutoffs))}"
+        lacking.append(("--tie-adaptive-weights needs the softmax's cut-offs for the input too", flag))
     if args.optimizer is None:
         lacking.append(("--optimizer is missing", "--optimizer adam --lr 0.001"))
     if args.max_tokens is None and args.batch_size is None:

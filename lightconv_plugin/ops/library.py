@@ -18,6 +18,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ _lock = threading.Lock()
 
 SOURCES = Path(__file__).parent / "native" / "csrc"
 SYSTEM = Path("/usr/local/cuda")  # where NVIDIA's own installer puts its toolkit
+CORE_SECONDS = 90  # that all sources take, on one core of a Xeon at 2.5 GHz
 
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
 # the kernels are compiled once for each vector width, and the widest that the machine has is taken at run time
@@ -207,8 +209,7 @@ def _compile_alone(cxx: str, version: str) -> Path:
                     "that its name says; compiling it anew",
                     path,
                 )
-            logger.info("compiling the native operators into %s (once; half a minute on two cores)", cache)
-            library = _compile(cxx)
+            library = _compile(cxx, cache)
             path = cache / _name_of(library, version)
             with whole_file(path) as file:
                 file.write(library)
@@ -219,8 +220,18 @@ def _compile_alone(cxx: str, version: str) -> Path:
         ) from error
 
 
-def _compile(cxx: str) -> bytes:
+def _say(text: str) -> None:
+    """Write to stderr: who waits for a compiler has seldom configured a logger."""
+    print(f"lightconv_plugin: {text}", file=sys.stderr, flush=True)
+
+
+def _compile(cxx: str, cache: Path) -> bytes:
     """Compile all sources side by side and link, outside the cache: a killed build leaves nothing there."""
+    sources, cores, done = compilations(), min(8, len(os.sched_getaffinity(0))), itertools.count(1)
+    _say(
+        f"compiling its C++ into {cache}, once; about {max(30, CORE_SECONDS // cores)} seconds on {cores} idle cores "
+        "(python -m lightconv_plugin.info does it beforehand)"
+    )
     torch_root = Path(torch.__file__).parent
     include = [f"-I{torch_root / 'include'}", f"-I{SOURCES}", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     with tempfile.TemporaryDirectory(prefix="lightconv-build-") as folder:
@@ -228,11 +239,14 @@ def _compile(cxx: str) -> bytes:
         def one(number: int, source: Path, flags: list[str]) -> str:
             target = f"{folder}/{number}.o"
             _run([cxx, *COMMON_FLAGS, *flags, *include, "-c", str(source), "-o", target])
+            if sys.stderr.isatty():
+                count = next(done)
+                end = "\r" if count < len(sources) else "\n"
+                print(f"  {count} of {len(sources)} files", end=end, file=sys.stderr, flush=True)
             return target
 
-        # the three largest take up to half a gigabyte each
-        with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
-            objects = list(pool.map(one, itertools.count(), *zip(*compilations(), strict=True)))
+        with ThreadPoolExecutor(cores) as pool:  # the three largest take up to half a gigabyte each
+            objects = list(pool.map(one, itertools.count(), *zip(*sources, strict=True)))
         whole = Path(folder) / "native.so"
         lib = torch_root / "lib"
         _run([cxx, "-shared", *objects, "-o", str(whole), f"-L{lib}", "-ltorch_cpu", "-ldl", f"-Wl,-rpath,{lib}"])
@@ -260,14 +274,22 @@ def cuda_unusable() -> str | None:
     nvrtc = choose_nvrtc(list(installed_nvrtc()), torch.version.cuda)
     if nvrtc is None:
         return "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc"
-    cache = cache_folder() / "cuda"
+    fingerprint = fingerprint_of_sources()
+    cache = cache_folder() / "cuda" / fingerprint
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        if not cache.is_dir():
+            cache.mkdir(parents=True)
+            _say(
+                f"CUDA kernels are compiled into {cache} when they are first launched, in half a second each, once: "
+                "a first training takes up to a minute longer"
+            )
+    except FileExistsError:
+        pass  # another process has just made it, and said so
     except OSError as error:
         return (
             f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
         )
-    words = (SOURCES, nvrtc, cache, fingerprint_of_sources())
+    words = (SOURCES, nvrtc, cache, fingerprint)
     torch.ops.lightconv.cuda_configure(*map(str, words))
     return None
 

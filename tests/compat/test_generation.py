@@ -11,37 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq import search
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq_cli import generate as fairseq_generate
 
 from tests.models import common
-from tests.tolerances import assert_close
 
 from .conftest import REPO, Train
 
-SENTENCES, BEAM = 4, 4
-
-
-def diverse(sentences: list[int]) -> list[list[dict]]:
-    """Hypotheses of some of four sentences, which a data set gives these numbers, in two groups of beams."""
-    torch.manual_seed(0)
-    words = common.dictionary(20)
-    model = common.build("pla_dynamicconv_small", common.task(), **common.SMALL).eval()
-    strategy = search.DiverseBeamSearch(words, num_groups=2, diversity_strength=0.5)
-    generator = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=8, search_strategy=strategy)
-    source = common.tokens(SENTENCES, 6)[sentences]
-    net_input = {"src_tokens": source, "src_lengths": torch.full((len(sentences),), 6)}
-    return generator.generate([model], {"id": torch.tensor(sentences), "net_input": net_input})
-
-
-def test_diverse_beams_do_not_depend_on_the_numbers_of_sentences() -> None:
-    together = diverse([0, 1, 2, 3])
-    for got, expected in zip(diverse([3, 1]), (together[3], together[1]), strict=True):
-        assert len(got) == BEAM
-        for one, other in zip(got, expected, strict=True):
-            assert one["tokens"].tolist() == other["tokens"].tolist()
-            assert_close(one["positional_scores"], other["positional_scores"])
+SENTENCES = 4
 
 
 def repeated(size: int, forbidden: bool) -> int:
@@ -63,20 +39,6 @@ def repeated(size: int, forbidden: bool) -> int:
 def test_no_ngram_is_repeated_where_that_is_forbidden(size: int) -> None:
     assert repeated(size, True) == 0
     assert repeated(size, False) > 0
-
-
-@pytest.mark.parametrize(
-    ("task", "more"), [("translation", ""), ("pla_translation", ""), ("translation", "--print-alignment")]
-)
-def test_steps_of_hypotheses_are_printed(task, more, corpus, checkpoint, monkeypatch, capsys):
-    flags = f"{corpus} --task {task} --path {checkpoint} --gen-subset valid --cpu --beam 2 --max-len-b 5 --print-step"
-    monkeypatch.setattr(sys, "argv", ["fairseq-generate", *flags.split(), "--num-workers", "0", *more.split()])
-    fairseq_generate.cli_main()
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    words = {line[0][2:]: len(line[2].split()) for line in lines if line[0].startswith("H-")}
-    steps = {line[0][2:]: int(line[1]) for line in lines if line[0].startswith("I-")}
-    assert len(steps) == 16
-    assert steps == {number: count + 1 for number, count in words.items()}  # the end is a step too
 
 
 @pytest.mark.parametrize("task", ["translation", "pla_translation"])

@@ -110,6 +110,10 @@ BANDS = "--adaptive-softmax-cutoff 2,8 --adaptive-input-cutoff 2,8"
         (f"--arch pla_dynamicconv_iwslt_de_en --task language_modeling {FITS}", "--task translation"),
         (f"--arch pla_dynamicconv_lm_small {FITS}", f"--task language_modeling {ADAPTIVE} {BANDS}"),
         (f"--arch transformer_lm --task language_modeling {FITS} --adaptive-softmax-cutoff 2,8", ADAPTIVE),
+        (
+            f"--arch pla_dynamicconv_lm_small --task language_modeling {FITS} {ADAPTIVE} --adaptive-softmax-cutoff 9",
+            "--adaptive-input-cutoff 9",
+        ),
         (f"--arch pla_lightconv_lm --task language_modeling {FITS}", ""),
         (f"--arch pla_lightconv_lm --task language_modeling {FITS} {ADAPTIVE}", "--criterion cross_entropy"),
         (f"--arch pla_lightconv_lm_gbw --task language_modeling {FITS} {ADAPTIVE} {BANDS}", ""),

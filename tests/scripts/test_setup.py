@@ -14,7 +14,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "setup.sh"
 def test_an_environment_whose_making_was_killed_gets_its_pip(tmp_path):
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    environment = {**os.environ, "VENV": str(venv), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment |= {"VENV": str(venv), "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     done = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True)
-    assert "No matching distribution found" in done.stderr
+    assert done.returncode != 0, "there is nothing that pip may install"
+    subprocess.run([venv / "bin" / "python", "-c", "import pip"], check=True)
     assert not (venv / ".lightconv-setup").exists()
