@@ -96,13 +96,9 @@ class DecoderOptions(FairseqDataclass):
     adaptive_softmax_dropout: float = _option("dropout of the adaptive softmax's tail projections", 0.0)
     adaptive_softmax_factor: float = _option("each band of the adaptive softmax is this many times narrower", 4.0)
     decoder_layerdrop: float = _option("probability with which training leaves out a block of the decoder", 0.0)
-    decoder_layers_to_keep: Optional[str] = _option("blocks of the decoder to keep when pruning, for example '0,2'")
     checkpoint_activations: bool = _option(
         "keep each block's input alone, and compute the block again for backward", False
     )
-    offload_activations: bool = _option("keep these inputs in main memory; implies --checkpoint-activations", False)
-    quant_noise_pq: float = _option("probability with which training drops a block of a linear map's weights", 0.0)
-    quant_noise_pq_block_size: int = _option("weights in each of these blocks", 8)
 
 
 @dataclass
@@ -134,7 +130,6 @@ class LightConvConfig(DecoderOptions):
         "one matrix for the encoder's, the decoder's and the output embeddings; needs a joined dictionary"
     )
     encoder_layerdrop: float = _option("probability with which training leaves out a block of the encoder", 0.0)
-    encoder_layers_to_keep: Optional[str] = _option("blocks of the encoder to keep when pruning, for example '0,2'")
     no_cross_attention: bool = _option("a decoder that does not attend to the source", False)
     max_source_positions: int = II("task.max_source_positions")
     max_target_positions: int = II("task.max_target_positions")
@@ -149,12 +144,5 @@ class LightConvLanguageModelConfig(DecoderOptions):
     adaptive_input_factor: float = _option("each band of the adaptive input is this many times narrower", 4.0)
     tie_adaptive_weights: Optional[bool] = _option("one set of weights for the adaptive input and softmax")
     tie_adaptive_proj: Optional[bool] = _option("one set of projections for the adaptive input and softmax")
-    character_embeddings: bool = _option("make the embeddings of words from their bytes, by convolutions", False)
-    character_filters: str = _option(
-        "width and channels of each convolution over bytes",
-        "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
-    )
-    character_embedding_dim: int = _option("width of the embeddings of bytes", 4)
-    char_embedder_highway_layers: int = _option("highway layers between the convolutions and the embedding", 2)
     tokens_per_sample: int = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")

@@ -12,11 +12,12 @@ import torch
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from fairseq.modules import SinusoidalPositionalEmbedding
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, PluginModel, with_training_options
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, PluginModel
 from lightconv_plugin.models.resolve import resolve
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import (
@@ -40,7 +41,8 @@ class LightConvEncoder(TransformerEncoderBase):
         self.dropout_module = Dropout(cfg.dropout, self)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return with_training_options(EncoderBlock(cfg, next(self._kernel_sizes)), cfg)
+        block = EncoderBlock(cfg, next(self._kernel_sizes))
+        return checkpoint_wrapper(block) if cfg.checkpoint_activations else block
 
     def forward_scriptable(
         self,
@@ -84,8 +86,6 @@ class LightConvEncoder(TransformerEncoderBase):
 def embed_step(decoder: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
     """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
     x: Tensor = decoder.embed_scale * decoder.embed_tokens(tokens)
-    if decoder.quant_noise is not None:  # with --quant-noise-pq embeddings pass a linear map
-        x = decoder.quant_noise(x)
     if decoder.project_in_dim is not None:
         x = decoder.project_in_dim(x)
     if positions is not None:
@@ -134,7 +134,8 @@ class LightConvDecoder(TransformerDecoderBase):
         self.cross_self_attention = True
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        return with_training_options(DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn), cfg)
+        block = DecoderBlock(cfg, next(self._kernel_sizes), no_encoder_attn=no_encoder_attn)
+        return checkpoint_wrapper(block) if cfg.checkpoint_activations else block
 
     def output_layer(self, features: Tensor) -> Tensor:
         """(B, T, C) to logits (B, T, V); with an adaptive softmax, which does it itself, unchanged."""

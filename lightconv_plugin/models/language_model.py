@@ -1,12 +1,11 @@
 """``pla_lightconv_lm``: the decoder alone as a language model (section 5.3), with adaptive input and softmax."""
 
-import ast
 from typing import Any
 
 import torch
 from fairseq.models import FairseqLanguageModel, register_model
 from fairseq.models.transformer import Embedding, TransformerConfig
-from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
+from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvLanguageModelConfig
@@ -31,19 +30,10 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
     resolve_side(args, "decoder")
     if args.adaptive_input and not args.adaptive_input_cutoff:
         raise ValueError("--adaptive-input needs --adaptive-input-cutoff, for example 60000,160000")
-    if args.character_embeddings and (args.adaptive_input or args.share_decoder_input_output_embed):
-        other = "--adaptive-input" if args.adaptive_input else "--share-decoder-input-output-embed"
-        raise ValueError(f"--character-embeddings and {other} contradict each other; give one")
     if args.adaptive_input and args.share_decoder_input_output_embed and not args.adaptive_softmax_cutoff:
         raise ValueError(
             "--adaptive-input has no one matrix for --share-decoder-input-output-embed; give one of the two, or "
             "--tie-adaptive-weights with --adaptive-softmax-cutoff"
-        )
-    plain = not (args.adaptive_input or args.character_embeddings)
-    if plain and args.quant_noise_pq and args.decoder_input_dim != args.decoder_embed_dim:
-        raise ValueError(
-            "--quant-noise-pq maps embeddings of --decoder-embed-dim only; got --decoder-input-dim "
-            f"{args.decoder_input_dim} and --decoder-embed-dim {args.decoder_embed_dim}: leave the first out"
         )
     if args.tie_adaptive_weights:
         own = (args.adaptive_input_cutoff, args.adaptive_input_factor, args.decoder_input_dim)
@@ -105,16 +95,8 @@ class AdaptiveEmbedding(AdaptiveInput):
 
 
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
-    """Token embeddings; of a width that falls with the words' frequency, or from a word's bytes, where asked for."""
+    """Token embeddings, of a width that falls with the words' frequency where asked for."""
     vocab_size = len(dictionary)
-    if cfg.character_embeddings:
-        return CharacterTokenEmbedder(
-            dictionary,
-            _filters(cfg.character_filters),
-            cfg.character_embedding_dim,
-            cfg.decoder.embed_dim,
-            cfg.char_embedder_highway_layers,
-        )
     if cfg.adaptive_input:
         check_bands(cfg, "input", vocab_size)
         return AdaptiveEmbedding(
@@ -124,20 +106,5 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
             cfg.adaptive_input_factor,
             cfg.decoder.embed_dim,
             list(cfg.adaptive_input_cutoff),
-            cfg.quant_noise.pq,
-            cfg.quant_noise.pq_block_size,
         )
     return Embedding(vocab_size, cfg.decoder.input_dim, dictionary.pad())
-
-
-def _filters(text: str) -> list[tuple[int, int]]:
-    """Width and channels of each convolution over bytes, from "[(1, 64), (2, 128)]"."""
-    try:
-        filters = [(width, channels) for width, channels in ast.literal_eval(text)]
-    except (SyntaxError, TypeError, ValueError):
-        filters = []
-    if not filters or not all(isinstance(number, int) and number > 0 for pair in filters for number in pair):
-        raise ValueError(
-            f"--character-filters is {text!r}; expected widths and channels, for example [(1, 64), (2, 128)]"
-        )
-    return filters

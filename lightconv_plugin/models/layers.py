@@ -1,17 +1,13 @@
 """Blocks of the encoder and the decoder (section 5.1 and Figure 2): a mixer over time where the Transformer has
 self-attention, source-target attention in the decoder, a feed-forward network; each with a residual connection."""
 
-import contextlib
 from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
 from fairseq.models import BaseFairseqModel
 from fairseq.modules import LayerNorm
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from fairseq.modules.quant_noise import quant_noise
 from fairseq.utils import get_activation_fn
-from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -203,7 +199,7 @@ class DecoderBlock(OwnEntry, Block):
 
 
 class PluginModel(BaseFairseqModel):
-    """The calls of fairseq that both models answer alike: for their flags, weights, and before it generates."""
+    """What both models answer fairseq alike: their flags."""
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -216,36 +212,3 @@ class PluginModel(BaseFairseqModel):
     ) -> Any:
         """Load a trained model for plain text; ``hub.from_pretrained`` says more."""
         return hub.from_pretrained(cls.hub_models(), model_name_or_path, checkpoint_file, data_name_or_path, **options)
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
-        """Load as fairseq does. Where layers are left out, ``model_cfg`` then describes the model without them.
-
-        fairseq would leave out all layers of a side that is not named, prune again a checkpoint that is pruned already,
-        and have training save the options of the whole model.
-        """
-        sides = [side for side in ("encoder", "decoder") if hasattr(self, side)]
-        if any(getattr(model_cfg, f"{side}_layers_to_keep", None) for side in sides):
-            with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else contextlib.nullcontext():
-                for side in sides:
-                    self._describe_kept(side, state_dict, model_cfg)
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
-
-    def _describe_kept(self, side: str, state_dict: Any, model_cfg: Any) -> None:
-        stack = getattr(self, side)  # of the layers that are kept
-        saved = {name.split(".")[2] for name in state_dict if name.startswith(f"{side}.layers.")}
-        pruned_already = len(saved) == len(stack.layers)
-        if pruned_already or not getattr(model_cfg, f"{side}_layers_to_keep", None):
-            setattr(model_cfg, f"{side}_layers_to_keep", ",".join(saved))  # keep every layer of the file
-        options = getattr(stack.cfg, side)
-        setattr(model_cfg, f"{side}_layers", options.layers)
-        setattr(model_cfg, f"{side}_kernel_size_list", list(options.kernel_size_list))
-
-
-def with_training_options(block: Block, cfg: Any) -> Block:
-    """Add what the options ask of a block in training: noise on its linear maps, activations that are not kept."""
-    for module in block.modules():
-        if isinstance(module, nn.Linear):
-            quant_noise(module, cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)
-    if cfg.checkpoint_activations:
-        checkpoint_wrapper(block, offload_to_cpu=cfg.offload_activations)
-    return block

@@ -124,7 +124,7 @@ def resolve_common(args: Namespace) -> None:
     """Complete in place what the kinds of model share."""
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
-    for name in ("encoder_layerdrop", "decoder_layerdrop", "quant_noise_pq"):  # fairseq's parts look at none
+    for name in ("encoder_layerdrop", "decoder_layerdrop"):  # fairseq's parts look at none
         p = getattr(args, name, 0.0)
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"--{name.replace('_', '-')} is {p}; expected a probability, 0 <= p <= 1")
@@ -137,7 +137,6 @@ def resolve_common(args: Namespace) -> None:
             "cannot share a matrix; leave --decoder-input-dim and --decoder-output-dim out, or give "
             "--no-share-all-embeddings and --no-share-decoder-input-output-embed"
         )
-    args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
     if args.weight_normalization is None:
         args.weight_normalization = "softmax" if args.weight_softmax else "none"
     elif not args.weight_softmax and args.weight_normalization == "softmax":
@@ -153,14 +152,6 @@ def resolve_side(args: Namespace, side: str) -> None:
     flag = "--" + side
     fill(args, {f"{side}_conv_dim": get("embed_dim"), f"{side}_conv_heads": get("attention_heads")})
     sizes = _kernel_sizes(args, side)
-    if get("layers_to_keep"):
-        kept = get("layers_to_keep").split(",")
-        if not all(number.strip().isdecimal() and int(number) < len(sizes) for number in kept):
-            raise ValueError(
-                f"{flag}-layers-to-keep is {get('layers_to_keep')}; expected numbers from 0 to {len(sizes) - 1}, "
-                f"for {len(sizes)} layers"
-            )
-        sizes = [sizes[number] for number in sorted(map(int, kept))]  # as fairseq sorts their weights
     setattr(args, f"{side}_kernel_size_list", sizes)
     setattr(args, f"{side}_layers", len(sizes))
     kind = get("conv_type")

@@ -115,23 +115,6 @@ def test_a_checkpoint_gives_its_model(old: bool, as_zip: bool, checkpoint: Path,
     assert torch.equal(model.state_dict()["encoder.embed_tokens.weight"], state["model"]["encoder.embed_tokens.weight"])
 
 
-def test_training_goes_on_with_some_of_the_layers(train: Train, tmp_path: Path) -> None:
-    """Its own checkpoints are then of the smaller model, for the same command and for every other."""
-    model = TINY.replace("transformer_iwslt_de_en", "pla_dynamicconv_small").replace("-layers 1", "-layers 3")
-    model += " --encoder-kernel-size-list 3,5,7 --decoder-kernel-size-list 3,5,7"
-    train(tmp_path / "whole", "--max-update", "1", model=model)
-    kept = ["--encoder-layers-to-keep", "0,2", "--decoder-layers-to-keep", "1,2"]
-    whole = ["--restore-file", str(tmp_path / "whole" / "checkpoint_last.pt"), "--reset-optimizer"]
-    for folder, more in (("pruned", whole), ("from the start", [])):
-        train(tmp_path / folder, "--max-update", "2", *kept, *more, model=model)
-        assert len(train(tmp_path / folder, "--max-update", "3", *kept, model=model)) == 1
-        path = str(tmp_path / folder / "checkpoint_last.pt")
-        for overrides, left in (({}, 2), ({"decoder_layers_to_keep": "0"}, 1)):
-            (loaded,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], arg_overrides=overrides)
-            assert [block.mixer.conv.kernel_size for block in loaded.encoder.layers] == [3, 7]
-            assert [block.mixer.conv.kernel_size for block in loaded.decoder.layers] == [5, 7][:left]
-
-
 def test_other_processes_receive_a_checkpoint_when_training_resumes(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
 ) -> None:

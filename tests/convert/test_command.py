@@ -67,7 +67,7 @@ def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
 def test_every_option_has_its_value(source):
     options = convert.convert(source)[0]["cfg"]["model"]
     assert set(options) - {"_name"} == {name for name in vars(convert.LightConvConfig()) if not name.startswith("_")}
-    unset = ("embed_path", "layers_to_keep", "query_dim")
+    unset = ("embed_path", "query_dim")
     without = {name for name, value in options.items() if value is None}
     assert without == {
         *(f"{side}_{what}" for side in ("encoder", "decoder") for what in unset),

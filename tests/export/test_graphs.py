@@ -37,7 +37,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{arch: (arch, {}) for arch in [*ENCODER_DECODER, *LANGUAGE_MODELS]},
     "norms first": (DYNAMIC, NORMS_FIRST),
     "kernels of 1": (DYNAMIC, {"decoder_kernel_size_list": [1, 3]}),
-    "quantisation noise": (DYNAMIC, {"quant_noise_pq": 0.1}),
     "transformer": (TRANSFORMER, {**SMALL, "decoder_output_dim": 12, "share_all_embeddings": False}),
     "transformer, norms first": (TRANSFORMER, {**SMALL, **NORMS_FIRST, **LEARNED, "share_all_embeddings": False}),
     "language model": ("transformer_lm_gbw", {**SMALL, "tokens_per_sample": 40, **ADAPTIVE, **FAIRSEQ_LM}),

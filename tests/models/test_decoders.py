@@ -18,17 +18,15 @@ from tests.models.test_architectures import ENCODER_DECODERS
 from tests.tolerances import assert_close
 
 PAD, EOS = 1, 2
-CHARACTERS: dict[str, Any] = {"character_embeddings": True, "character_filters": "[(1, 3), (2, 5)]"}
-# of the last two the embeddings have one width, and words one softmax
-MODELS = [*ENCODER_DECODERS, *LANGUAGE_MODELS, "pla_lightconv_lm", "pla_lightconv_lm from characters"]
+# of the last the embeddings have one width, and words one softmax
+MODELS = [*ENCODER_DECODERS, *LANGUAGE_MODELS, "pla_lightconv_lm"]
 
 
 @functools.cache
 def built(name: str) -> Any:
     """A model in float64, for tests that leave it as it is."""
     torch.manual_seed(0)
-    arch = name.partition(" ")[0]
-    return small.build(arch, small.task(arch), **(CHARACTERS if name != arch else {})).double().eval()
+    return small.build(name, small.task(name)).double().eval()
 
 
 @pytest.fixture(params=MODELS)

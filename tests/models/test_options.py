@@ -1,6 +1,5 @@
 """Options of the models: what an architecture sets can be taken back, each one acts, and contradictions are refused."""
 
-from argparse import SUPPRESS, ArgumentParser
 from typing import Any
 
 import fairseq.models
@@ -8,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fairseq import options
-from fairseq.models.lightconv_lm import LightConvLanguageModel as FairseqLanguageModel
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -20,7 +18,6 @@ from lightconv_plugin.models.resolve import resolve
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 from tests.models import common
 from tests.models import test_architectures as small
-from tests.models.test_decoders import CHARACTERS
 from tests.tolerances import assert_close
 
 SET = [
@@ -149,16 +146,15 @@ def test_a_language_model_goes_without_adaptive_input_and_softmax(written):
 
 @pytest.mark.parametrize("arch", ["pla_dynamicconv_small", LM])
 def test_flags_of_fairseqs_transformer_reach_the_model(arch):
-    given = "--decoder-layerdrop 0.25 --offload-activations --quant-noise-pq 0.125 --activation-fn gelu"
-    given += " --quant-noise-pq-block-size 4 --layernorm-embedding --no-scale-embedding --activation-dropout 0.375"
+    given = "--decoder-layerdrop 0.25 --checkpoint-activations --activation-fn gelu"
+    given += " --layernorm-embedding --no-scale-embedding --activation-dropout 0.375"
     if arch in ENCODER_DECODER:
         given += " --encoder-layerdrop 0.5 --no-cross-attention"
     else:
         given += " --adaptive-input-cutoff 10,15 --adaptive-softmax-cutoff 10,15"
     built = fairseq.models.build_model(flags(arch, *given.split()), common.task())
     cfg, block = built.decoder.cfg, built.decoder.layers[0]
-    assert (cfg.decoder.layerdrop, cfg.quant_noise.pq, cfg.quant_noise.pq_block_size) == (0.25, 0.125, 4)
-    assert (cfg.checkpoint_activations, cfg.offload_activations) == (True, True)
+    assert (cfg.decoder.layerdrop, cfg.checkpoint_activations) == (0.25, True)
     assert (built.decoder.layers.p, built.decoder.embed_scale, block.ffn.dropout.p) == (0.25, 1.0, 0.375)
     assert built.decoder.layernorm_embedding is not None
     assert block.ffn.activation is not F.relu
@@ -241,67 +237,18 @@ def test_layerdrop_leaves_out_blocks_in_training_alone(side):
     assert len(dropped) == 2
 
 
-@pytest.mark.parametrize("written", ["flags", "yaml"])
-def test_a_model_pruned_to_some_blocks_keeps_their_widths(written):
-    """In the order of the layers, whatever that of the numbers, as fairseq prunes their weights; one side or both."""
-    sizes: dict[str, Any] = {"decoder_layers": 3, "decoder_kernel_size_list": [3, 5, 7]}
-    weights = model(**sizes).state_dict()
-    for kept, encoder in (("0,2", None), ("2,0", "0,1"), ("0,2", "1")):
-        built = model(**sizes, decoder_layers_to_keep=kept, encoder_layers_to_keep=encoder)
-        assert [block.mixer.conv.kernel_size for block in built.decoder.layers] == [3, 7]
-        assert len(built.encoder.layers) == (1 if encoder == "1" else 2)
-        loss(built)
-        pruned: Any = {"arch": "x", "_name": "x", "encoder_layers_to_keep": encoder, "decoder_layers_to_keep": kept}
-        options = common.Namespace(**pruned)
-        if written == "yaml":
-            options = OmegaConf.create(pruned)
-            OmegaConf.set_struct(options, True)
-        built.load_state_dict(dict(weights), model_cfg=options)
-        pruned = OmegaConf.to_container(options) if written == "yaml" else vars(options)
-        for side, number, place in (("decoder", 1, 2), ("encoder", 0, 1 if encoder == "1" else 0)):
-            loaded = getattr(built, side).layers[number].ffn.fc1.weight
-            assert torch.equal(loaded, weights[f"{side}.layers.{place}.ffn.fc1.weight"])
-        layers = {name: value for name, value in pruned.items() if "layers" in name or "kernel" in name}
-        assert layers["decoder_layers_to_keep"] is None
-        again = model(**layers)  # as the configuration that training saves says
-        again.load_state_dict(built.state_dict(), model_cfg=options)
-
-
-def test_pruning_hides_no_other_difference():
-    """A side that is not named must have the layers of the file."""
-    built = model(decoder_layers_to_keep="1", encoder_layers=1)
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoder\.layers\.1"):
-        built.load_state_dict(model().state_dict(), model_cfg=common.Namespace(arch="x", decoder_layers_to_keep="1"))
-
-
 @pytest.mark.parametrize("decoder", ["dynamic", "lightweight", "local_attention", "average"])
-@pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
-def test_activations_that_are_not_kept_give_the_same_gradients(option, decoder):
+def test_activations_that_are_not_kept_give_the_same_gradients(decoder):
     """Every dropout mask, DropConnect's too, must be drawn again as it was."""
     drops = dict.fromkeys(DROPOUTS, 0.3)
     expected = gradients(model(decoder=decoder, **drops))
-    built = model(decoder=decoder, **drops, **{option: True})
+    built = model(decoder=decoder, **drops, checkpoint_activations=True)
     called = calls(block.mixer for block in blocks(built))
     got = gradients(built)
     assert len(called) == 8  # each of the four blocks a second time for backward
     assert got.keys() == expected.keys()
     for name, gradient in expected.items():
         assert_close(got[name], gradient)
-
-
-def test_quantisation_noise_drops_blocks_of_every_linear_map_in_training_alone():
-    built = model(quant_noise_pq=0.5, quant_noise_pq_block_size=4)
-    maps = {name: part for name, part in built.named_modules() if isinstance(part, nn.Linear) and ".layers." in name}
-    assert len(maps) == 2 * 5 + 2 * 9  # per block: two projections, the kernels', feed-forward; attention's four
-
-    def dropped(part: nn.Linear) -> float:
-        return float((part.weight.view(len(part.weight), -1, 4) == 0).all(dim=-1).float().mean())
-
-    loss(built.eval())
-    assert {name for name, part in maps.items() if dropped(part)} == set()
-    loss(built.train())
-    for name, part in maps.items():
-        assert 0.1 < dropped(part) < 0.9, name
 
 
 def test_the_feed_forward_networks_start_as_asked_for():
@@ -321,12 +268,12 @@ def test_the_activation_function_is_the_one_asked_for(name, function):
     assert_close(ffn(x), F.linear(hidden, ffn.fc2.weight, ffn.fc2.bias))
 
 
-@pytest.mark.parametrize("option", ["activation_fn", "no_cross_attention", "quant_noise_pq", "decoder_layerdrop"])
+@pytest.mark.parametrize("option", ["activation_fn", "no_cross_attention", "decoder_layerdrop"])
 @pytest.mark.parametrize("generator", [SequenceGenerator, BeamSearchGenerator])
 def test_searches_score_hypotheses_as_one_pass_does(generator, option):
     """Few enough rows for the operator that takes a block's step at once, which knows ReLU and attention alone."""
     given: dict[str, Any] = {option: {"activation_fn": "gelu", "no_cross_attention": True}.get(option, 0.5)}
-    built = model(**given, quant_noise_pq_block_size=4, checkpoint_activations=True).eval()
+    built = model(**given, checkpoint_activations=True).eval()
     sample = {"net_input": {"src_tokens": common.tokens(2, 6), "src_lengths": torch.tensor([6, 6])}}
     found = generator([built], common.dictionary(20), beam_size=3, max_len_b=8).generate([built], sample)
     common.check_scores(built, sample["net_input"], found)
@@ -399,21 +346,6 @@ def test_a_shared_matrix_has_one_width(side):
         assert language_model(PLAIN_LM, **given)(common.tokens(2, 5))[0].shape == (2, 5, small.TYPES)
 
 
-def test_embeddings_from_characters_are_fairseq_s():
-    parser = ArgumentParser(argument_default=SUPPRESS)  # as in fairseq-train
-    FairseqLanguageModel.add_args(parser)
-    sizes = "--decoder-embed-dim 16 --decoder-attention-heads 4 --decoder-layers 1 --decoder-kernel-size-list [3]"
-    characters = ["--character-embeddings", "--character-filters", CHARACTERS["character_filters"]]
-    args = parser.parse_args([*sizes.split(), *characters])
-    args.tokens_per_sample, args.attention_dropout = 64, 0.0
-    theirs = FairseqLanguageModel.build_model(args, small.task(PLAIN_LM))
-    own, expected = language_model(PLAIN_LM, **CHARACTERS).decoder.embed_tokens, theirs.decoder.embed_tokens
-    own.load_state_dict(expected.state_dict(), strict=True)
-    words = torch.tensor([[4, 5, 1, 2, 3, 9]])
-    assert_close(own(words), expected(words))
-    assert len({tuple(row.tolist()) for row in own(words)[0]}) == 6
-
-
 @pytest.mark.parametrize("cutoffs", [[10, 20], [5, 28], [30]])
 def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
     """As GPUs run it; every word, and the gradients of all bands."""
@@ -429,7 +361,6 @@ def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
 # ------------------------------------------------------------------------------------------------ refusals
 
 UNTIED = {"tie_adaptive_weights": False}
-PLAIN = {**UNTIED, "adaptive_input": False}
 REFUSED = [
     ({"encoder_kernel_size_list": [3, 7]}, r"--encoder-kernel-size-list has 2 widths \[3, 7\] for 7 layers"),
     ({"decoder_kernel_size_list": [3] * 7}, "--decoder-kernel-size-list has 7 widths .* for 6 layers"),
@@ -444,9 +375,6 @@ REFUSED = [
     ({"encoder_conv_type": "standard", "encoder_query_dim": 8}, "--encoder-query-dim is for .* dynamic; got stand"),
     ({"encoder_conv_type": "attention", "encoder_conv_dim": 8}, "--encoder-conv-dim is for .* got attention"),
     ({"decoder_conv_type": "average", "decoder_conv_dim": 8}, "--decoder-conv-dim is for .* got average"),
-    ({"decoder_layers_to_keep": "0,6"}, "--decoder-layers-to-keep is 0,6; expected numbers from 0 to 5"),
-    ({"decoder_layers_to_keep": "0,last"}, "--decoder-layers-to-keep is 0,last; expected numbers from 0 to 5"),
-    ({"encoder_layers_to_keep": "-1,2"}, "--encoder-layers-to-keep is -1,2; expected numbers from 0 to 6"),
     ({"adaptive_softmax_cutoff": [25]}, r"--adaptive-softmax-cutoff \[25\] goes beyond the dictionary's 24 types"),
     *(
         ({"adaptive_softmax_cutoff": bands}, "--adaptive-softmax-cutoff is .*; expected numbers that rise, from 1 on")
@@ -463,7 +391,6 @@ REFUSED = [
     ({"relu_dropout": 1.5}, "the dropout of FeedForward is 1.5; expected"),
     ({"encoder_layerdrop": 2.0}, "--encoder-layerdrop is 2.0; expected a probability, 0 <= p <= 1"),
     ({"decoder_layerdrop": -0.1}, "--decoder-layerdrop is -0.1; expected"),
-    ({"quant_noise_pq": 1.5}, "--quant-noise-pq is 1.5; expected"),
     ({"weight_softmax": False, "weight_normalization": "softmax"}, "contradict each other"),
     ({"share_all_embeddings": True}, r"joined dictionary; .* has two, of 20 and 24 types\. Give --no-share-all"),
     ({"decoder_input_dim": 12}, "--decoder-input-dim is 12 and --decoder-embed-dim 16; .* leave it out"),
@@ -474,11 +401,6 @@ REFUSED = [
 REFUSED_LM = [
     ({"adaptive_input_cutoff": []}, "--adaptive-input needs --adaptive-input-cutoff, for example 60000,160000"),
     ({"adaptive_softmax_cutoff": [8, 15]}, r"--tie-adaptive-weights needs .*\[8, 14\].*\[8, 15\]"),
-    (CHARACTERS, "--character-embeddings and --adaptive-input contradict each other"),
-    (
-        CHARACTERS | UNTIED | {"adaptive_input": False, "share_decoder_input_output_embed": True},
-        "and --share-decoder-inp",
-    ),
     ({"adaptive_input": False}, "got no adaptive input and .* or give --no-tie-adaptive-weights"),
     ({"adaptive_input_factor": 2.0}, "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor"),
     ({"decoder_input_dim": 12}, "--tie-adaptive-weights needs"),
@@ -493,13 +415,8 @@ REFUSED_LM = [
     ),
     ({**UNTIED, "decoder_input_dim": 15}, "--adaptive-input-factor 4.0 leaves the last of 3 bands no width, with 15"),
     ({**UNTIED, "adaptive_softmax_cutoff": [21]}, r"--adaptive-softmax-cutoff \[21\] goes beyond the dictionary's 20"),
-    ({**PLAIN, "decoder_input_dim": 8, "quant_noise_pq": 0.1}, "--quant-noise-pq maps .* got --decoder-input-dim 8"),
     ({"decoder_kernel_size_list": [3] * 5}, "--decoder-kernel-size-list has 5 widths .* for 2 layers"),
     ({"decoder_conv_heads": 3}, "--decoder-conv-heads 3 does not divide --decoder-conv-dim 16"),
-    *(
-        ({**PLAIN, **CHARACTERS, "character_filters": filters}, "--character-filters is .* expected widths and chan")
-        for filters in ("", "[(1, 3), 2]", "[(1, 0)]", "[(1, 2.5)]", "[]", "[(1, 3")
-    ),
 ]
 
 
@@ -507,6 +424,15 @@ REFUSED_LM = [
 def test_contradictions_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         common.build("pla_dynamicconv_iwslt_de_en", common.task(20, 24), **{**common.SMALL, **given})
+
+
+@pytest.mark.parametrize(
+    "gone", ["--quant-noise-pq 0.1", "--offload-activations", "--decoder-layers-to-keep 0", "--character-embeddings"]
+)
+def test_options_that_are_gone_are_no_flags(gone):
+    for arch in ("pla_dynamicconv_small", LM):
+        with pytest.raises(SystemExit):
+            flags(arch, *gone.split())
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED_LM)
