@@ -7,6 +7,7 @@ must give what fairseq's ``train_step`` gives. With dropout, graphs must give wh
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lightconv_plugin.training.updates import SAMPLE_SIZE, CannotCapture, Update
 # share of its norm by which a gradient may differ where sums are made in another order; other results by a tenth
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 FLOOR = 1e-2  # share of the norm of all gradients that is added to each: some are 0 but for rounding
-LEAST_SCALE = 1e-4  # of a loss
+LEAST_SCALE = 1.0  # of a loss
 SHOWN = 5  # differences in a message
 NORM, LOGGED, GRADIENT = "the norm", "the logged ", "the gradient of "
 
@@ -37,23 +38,17 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]], seed:
     """
     if not samples:
         return
-    before, scaler = constants(trainer), getattr(trainer.optimizer, "scaler", None)
-    scale = kept = scaler.loss_scale if scaler else 1.0
+    before, seed_of_fairseq = constants(trainer), trainer._set_seed
+    scale = trainer.optimizer.scaler.loss_scale if getattr(trainer.optimizer, "scaler", None) else LEAST_SCALE
     while True:
-        try:
-            if scaler is not None:
-                scaler.loss_scale = scale
-            with _without_dropout(updates.modules):
-                fairseqs = _by_fairseq(trainer, updates, samples, scale)
-                padded = _by_updates(trainer, updates, samples, scale, trainer._set_seed, graphs=False, wider=1)
-        finally:
-            if scaler is not None:
-                scaler.loss_scale = kept
-        called = _by_updates(trainer, updates, samples, scale, trainer._set_seed, graphs=False)
+        with _without_dropout(updates.modules):
+            fairseqs = _by_fairseq(trainer, updates, samples, scale)
+            padded = _by_updates(trainer, updates, samples, scale, seed_of_fairseq, graphs=False, wider=1)
+        called = _by_updates(trainer, updates, samples, scale, seed_of_fairseq, graphs=False)
         if all(each[NORM].isfinite() for each in (fairseqs, padded, called)):
             break
         scale /= 2  # as fairseq after an overflow
-        if scaler is None or scale < LEAST_SCALE:
+        if scale < LEAST_SCALE:
             raise CannotCapture("gradients are not finite")
     if moved := changes(before, constants(trainer)):
         raise CannotCapture(f"an update changes what a graph holds for ever: {moved}")
@@ -123,25 +118,23 @@ def _modules(trainer: Any) -> Iterator[tuple[str, nn.Module]]:
 
 def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], scale: float) -> Pass:
     """Batches as they are, by fairseq's ``train_step``."""
-    model, criterion, optimizer = trainer.model, trainer.criterion, trainer.optimizer
-    params, found = list(getattr(optimizer, "fp16_params", None) or optimizer.params), {}
+    optimizer, now, found = trainer.optimizer, trainer.get_num_updates(), {}
+    scaled = SimpleNamespace(backward=lambda loss: (scale * loss).backward())
+    of_16_bits = getattr(optimizer, "fp16_params", None)  # of these fairseq takes 0 for no gradient
+    params = list(of_16_bits or optimizer.params)
     with updates.aside():
-        for param in params:
-            param.grad = None
         trainer._set_seed()
-        model.train()
-        criterion.train()
+        for param in params:
+            param.grad = torch.zeros_like(param) if of_16_bits else None
         for sample in samples:
             batch, _ = trainer._prepare_sample(sample)
-            _, size, logged = trainer.task.train_step(batch, model, criterion, optimizer, trainer.get_num_updates())
+            _, size, logged = trainer.task.train_step(batch, trainer.model, trainer.criterion, scaled, now)
             for name, number in {SAMPLE_SIZE: size, **{LOGGED + name: logged[name] for name in logged}}.items():
                 own = torch.as_tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
                 found[name] = found.get(name, 0) + own.detach().cpu()
-        for beside in metrics.get_active_aggregators():
-            if beside:
-                raise CannotCapture(f"{', '.join(beside)} is logged by a forward pass, which a graph would do once")
-        in_16_bits = hasattr(optimizer, "fp16_params")  # where fairseq takes 0 for no gradient
-        gradients = [(p, torch.zeros_like(p) if p.grad is None and in_16_bits else p.grad) for p in params]
+        for beside in filter(None, metrics.get_active_aggregators()):
+            raise CannotCapture(f"{', '.join(beside)} is logged by a forward pass, which a graph would do once")
+        gradients = [(param, param.grad) for param in params]
         for param in params:
             param.grad = None
         return _pass(trainer, found, gradients, scale)

@@ -29,7 +29,7 @@ from lightconv_plugin.training import shapes
 from lightconv_plugin.training.comparison import changes, compare, constants
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.shapes import Padding
-from lightconv_plugin.training.updates import LEAD, CannotCapture, Made, Updates
+from lightconv_plugin.training.updates import LEAD, CannotCapture, Updates
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def capture_updates() -> None:
             shapes.batch_in_few_shapes(dataset)
             return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
 
-        if _is_asked_for(self):
+        if getattr(self.cfg.optimization, OPTION, False):
             task.get_batch_iterator = get_batch_iterator
         try:
             self._lightconv_epoch = original(self, *args, **kwargs)
@@ -101,10 +101,6 @@ def capture_updates() -> None:
         return original(self, *args, **kwargs)
 
 
-def _is_asked_for(trainer: Any) -> bool:
-    return bool(getattr(trainer.cfg.optimization, OPTION, False))
-
-
 def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
     """Return what makes this trainer's updates, of these batches first; None for fairseq.
 
@@ -113,7 +109,8 @@ def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | N
     """
     known = vars(trainer)
     captured: CapturedTraining | None = known.get("_lightconv_captured")
-    if captured.proven if captured else "_lightconv_captured" in known or not _is_asked_for(trainer):
+    asked = "_lightconv_captured" not in known and getattr(trainer.cfg.optimization, OPTION, False)
+    if captured.proven if captured else not asked:
         return captured
     try:
         if captured and (changed := changes(captured.constants, constants_of(trainer))):
@@ -151,7 +148,6 @@ def refuse(trainer: Any) -> None:
         "--quantization-config-path is given": trainer.quantizer is not None,
         "--store-ema is given": cfg.ema.store_ema,
         "--model-parallel-size is given": cfg.common.model_parallel_size > 1,
-        "--pipeline-model-parallel is given": cfg.distributed_training.pipeline_model_parallel,
         f"--ddp-backend {ddp} is given": ddp in ("fully_sharded", "slowmo"),
         # each process would stop by a clock of its own
         "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
@@ -213,11 +209,10 @@ class CapturedTraining:
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
         if scaler is not None:
             control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
-        self.updates.begin(flat, settings_of(trainer), control)
         # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
         trainer._wrapped_model, trainer._wrapped_criterion = model, criterion
         try:
-            self.updates.capture_rest()
+            self.updates.begin(flat, settings_of(trainer), control)
         except Exception:
             self.release()
             raise
@@ -274,7 +269,7 @@ class CapturedTraining:
         trainer.set_num_updates(now + 1)
         logged: dict[str, Any] | None = {}
         for made in self.updates.made(0 if self._is_looked_at() else LEAD):
-            logged = self._take(made)
+            logged = self._take(*made)
         if scaler := getattr(trainer.optimizer, "scaler", None):
             metrics.log_scalar("loss_scale", scaler.loss_scale, priority=700, round=4, weight=0)
         if self.updates.uncaptured:
@@ -304,24 +299,25 @@ class CapturedTraining:
             or (epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch())
         )
 
-    def _take(self, made: Made) -> dict[str, Any] | None:
+    def _take(
+        self, sums: dict[str, float], size: float, outcome: dict[str, float], control: dict[str, float]
+    ) -> dict[str, Any] | None:
         """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
         trainer = self.trainer
         scaler = getattr(trainer.optimizer, "scaler", None)
         if scaler is not None:
             for name, attribute in SCALER.items():
-                value = made.control[name]
-                setattr(scaler, attribute, value if name == "loss_scale" else int(value))
-        if made.outcome["applied"]:
-            norm = torch.tensor(made.outcome["norm"], dtype=torch.float32)
-            logged: dict[str, Any] = trainer._reduce_and_log_stats([made.logged], made.sample_size, norm)
+                setattr(scaler, attribute, control[name] if name == "loss_scale" else int(control[name]))
+        if outcome["applied"]:
+            logged: dict[str, Any] = trainer._reduce_and_log_stats([sums], size, torch.tensor(outcome["norm"]))
             return logged
         trainer.set_num_updates(trainer.get_num_updates() - 1)
-        scale = made.control["loss_scale"]
-        if scaler is not None and not made.outcome["floor"]:
+        scale = control["loss_scale"]
+        if scaler is not None and not outcome["floor"]:
             logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", scale)
             return None
-        trainer.set_num_updates(trainer.get_num_updates() - self.updates.forget())  # which have changed nothing
+        trainer.set_num_updates(trainer.get_num_updates() - len(self.updates.waiting))  # which have changed nothing
+        self.updates.waiting.clear()
         what = "the gradient is not finite" if scaler is None else f"gradients overflow at a loss scale of {scale}"
         path = f"{self.checkpoint.save_dir}/crash.pt"
         trainer.consolidate_optimizer()
@@ -335,8 +331,8 @@ class CapturedTraining:
     def settle(self) -> None:
         """Wait for the device, and bring fairseq's optimizer to where it is."""
         for made in self.updates.made(0):
-            self._take(made)
-        self.updates.flat.export(self.updates.steps())
+            self._take(*made)
+        self.updates.export()
 
 
 def constants_of(trainer: Any) -> dict[str, Any]:

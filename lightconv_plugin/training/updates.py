@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -32,21 +32,6 @@ STAGES = 8  # packed batches on their way to the device
 
 class CannotCapture(Exception):
     """Updates of this training cannot be graphs; the message says why."""
-
-
-class Made(NamedTuple):
-    """Numbers of an update, once the device has made it.
-
-    Attributes:
-        logged: the criterion's logging output, summed over the batches of the update (and over all processes).
-        sample_size: by which the gradient was divided.
-        outcome, control: see ``ops.fused.update``; the control as the update left it.
-    """
-
-    logged: dict[str, float]
-    sample_size: float
-    outcome: dict[str, float]
-    control: dict[str, float]
 
 
 class _WithPadding(TorchFunctionMode):
@@ -96,7 +81,7 @@ class Updates:
         self.uncaptured = 0
         self._graphs: dict[Shape, Any] = {}
         self._kept: list[Tensor] = []
-        self._waiting: deque[tuple[Any, Tensor]] = deque()
+        self.waiting: deque[tuple[Any, Tensor]] = deque()
         self._known_skips = 0
         self._launched = 0
         self.keys: list[str] = []
@@ -128,10 +113,10 @@ class Updates:
             drawn = torch.get_rng_state()
             self._compute(self._blank(long))
             trial = self._blank(planned[0])
-            for check in (False, True):
-                with _no_waits(check and self.capture):
-                    self._compute(trial)
-            if on_gpu and not torch.equal(drawn, torch.get_rng_state()):
+            self._compute(trial)
+            with _no_waits() if self.capture else nullcontext():
+                self._compute(trial)
+            if self.capture and on_gpu and not torch.equal(drawn, torch.get_rng_state()):
                 raise CannotCapture("random numbers are drawn on the host, which a graph would keep")
 
     def _blank(self, shape: Shape) -> dict[str, Any]:
@@ -158,9 +143,6 @@ class Updates:
             for _ in range(LEAD + 1)
         ]
         self._rest: Any = None
-
-    def capture_rest(self) -> None:
-        """Capture the end of an update, and the largest batch."""
         if self.capture:
             self._pool = torch.cuda.graph_pool_handle()
             self._rest = self._captured(self._finish, self._without_effect)
@@ -295,7 +277,7 @@ class Updates:
         slot.copy_(self._record, non_blocking=True)
         if event is not None:
             event.record()
-        self._waiting.append((event, slot))
+        self.waiting.append((event, slot))
 
     def _launch(self, samples: list[dict[str, Any] | None], rates: list[float]) -> None:
         for sample in samples:
@@ -359,20 +341,18 @@ class Updates:
             event.record()
         return there
 
-    def steps(self) -> int:
-        """Adam's steps so far; waits for the device."""
-        return int(self._control[ending.CONTROL.index("steps")].item())
+    def export(self) -> None:
+        """Write parameters and moments into fairseq's optimizer; waits for the device."""
+        self.flat.export(int(self._control[ending.CONTROL.index("steps")].item()))
 
-    def forget(self) -> int:
-        """Count the updates that are under way, and leave them out of ``made``."""
-        count = len(self._waiting)
-        self._waiting.clear()
-        return count
+    def made(self, ahead: int) -> Iterator[tuple[dict[str, float], float, dict[str, float], dict[str, float]]]:
+        """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way.
 
-    def made(self, ahead: int) -> Iterator[Made]:
-        """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way."""
-        while len(self._waiting) > ahead:
-            event, slot = self._waiting.popleft()
+        Each is the criterion's logging output, summed over the batches (and over all processes), the sample size by
+        which the gradient was divided, and outcome and control, see ``ops.fused.update``, as the update left them.
+        """
+        while len(self.waiting) > ahead:
+            event, slot = self.waiting.popleft()
             if event is not None:
                 event.synchronize()
             numbers = slot.tolist()
@@ -381,19 +361,17 @@ class Updates:
             outcome = dict(zip(ending.OUTCOME, rest, strict=False))
             control = dict(zip(ending.CONTROL, rest[len(ending.OUTCOME) :], strict=True))
             self._known_skips = int(control["skipped"])
-            yield Made(dict(zip(self.keys, logged, strict=True)), total, outcome, control)
+            yield dict(zip(self.keys, logged, strict=True)), total, outcome, control
 
 
 @contextmanager
-def _no_waits(checked: bool) -> Iterator[None]:
+def _no_waits() -> Iterator[None]:
     """Have PyTorch raise where the host would wait for the device, before a capture does, which would not recover."""
-    before = torch.cuda.get_sync_debug_mode() if checked else 0
+    before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mode is young
-        try:
-            if checked:
-                torch.cuda.set_sync_debug_mode("error")
-            yield
-        finally:
-            if checked:
-                torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -10,7 +10,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training.flat import FlatModel
-from lightconv_plugin.training.updates import Padding, Updates
+from lightconv_plugin.training.shapes import Padding
+from lightconv_plugin.training.updates import Updates
 from tests.cuda_build.autograd import backward
 from tests.cuda_build.test_captured_search import ARCHITECTURES
 from tests.cuda_build.test_models import DROPOUT, PRECISIONS, build, of_one_type, precise
@@ -43,7 +44,7 @@ def begun(gpu, monkeypatch):
         optimizer = SimpleNamespace(params=list(model.parameters()), optimizer=SimpleNamespace(state={}))
         updates.prepare([shape])
         settings = ending.Settings(clip=1.0, scaled=True, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1)
-        updates.begin(FlatModel(optimizer), settings, dict.fromkeys(ending.CONTROL, 1.0))
+        updates.begin(FlatModel(optimizer, updates.reached), settings, dict.fromkeys(ending.CONTROL, 1.0))
         return updates, updates._blank(shape)
 
     return begin

@@ -8,6 +8,7 @@ from fairseq.data.language_pair_dataset import collate
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
+from lightconv_plugin import register  # noqa: F401  the models
 from lightconv_plugin.training import CapturedTraining
 from scripts.fairseq_io.models import translation
 
@@ -24,6 +25,7 @@ RECIPE = [
     "--clip-norm", "1", "--criterion", "pla_label_smoothed_cross_entropy", "--label-smoothing", "0.1",
     "--max-tokens", "400", "--log-format", "none", "--share-all-embeddings", "--weight-decay", "0.01",
 ]  # fmt: skip
+DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.1", "--weight-dropout", "0.1", "--input-dropout", "0.1"]
 NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0"]
 NO_DROPPED_WEIGHTS = ["--weight-dropout", "0", "--input-dropout", "0"]
 
@@ -71,8 +73,9 @@ def capture(trainer: Trainer, *, graphs: bool = True) -> None:
 
 
 def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
-    """Make updates, and read what fairseq would log after each."""
+    """Make updates, and read what fairseq would log after each; what ``capture`` has begun is not refused."""
     run = Run(trainer)
+    begun = "_lightconv_captured" in vars(trainer) and not trainer.cfg.optimization.cuda_graphs
     metrics.reset()
     trainer.cfg.common.log_interval = 1
     for first in range(0, len(samples), update_freq):
@@ -81,6 +84,7 @@ def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
         seen = metrics.get_smoothed_values("train_inner")
         metrics.reset_meters("train_inner")
         run.logged.append({} if logged is None else {name: float(value) for name, value in seen.items()})
+    assert not begun or trainer._lightconv_captured
     return run
 
 

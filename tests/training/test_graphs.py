@@ -11,8 +11,7 @@ from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import CapturedTraining, trainer
 from lightconv_plugin.training.updates import Updates
 from tests.tape import as_operator, tape  # noqa: F401  a fixture
-from tests.training.runs import batches, begin, capture, parameters, train
-from tests.training.test_gradients import DROPOUT
+from tests.training.runs import DROPOUT, batches, begin, capture, parameters, train
 
 CPU = torch.device("cpu")
 POSITIONS = ["--max-source-positions", "16", "--max-target-positions", "16"]

@@ -93,7 +93,7 @@ def test_packing(left_source):
     own = shapes.shape_of(sample)
     shape = (own[0] + 3, own[1] + 2, own[2] + 1)
     packed = torch.full((shapes.room(shape),), -1)
-    shapes.pack(sample, packed, shape, pad=1, eos=2, left_source=left_source, left_target=False)
+    shapes.pack(sample, packed, shape, shapes.Padding(1, 2, left_source))
     views = shapes.unpack(packed, shape)
     source = views["src_tokens"]
     inner = source[: own[0], 2:] if left_source else source[: own[0], : own[1]]
@@ -103,7 +103,7 @@ def test_packing(left_source):
     assert torch.equal(views["target"][: own[0], : own[2]], sample["target"])
     assert views["target"][own[0] :].eq(1).all()
     assert views["src_lengths"].tolist() == [*sample["net_input"]["src_lengths"].tolist(), 1, 1, 1]
-    shapes.pack(None, packed, shape, pad=1, eos=2, left_source=left_source, left_target=False)
+    shapes.pack(None, packed, shape, shapes.Padding(1, 2, left_source))
     assert views["target"].eq(1).all()
 
 
@@ -117,8 +117,9 @@ def test_padding_and_empty_sentences_change_no_loss_and_no_gradient(arch):
     results = []
     for shape in (own, (own[0] + 30, own[1] + 9, own[2] + 5)):
         packed = torch.zeros(shapes.room(shape), dtype=torch.int64)
-        shapes.pack(sample, packed, shape, pad=1, eos=2, left_source=True, left_target=False)
-        padded = shapes.as_sample(shapes.unpack(packed, shape), torch.tensor(sample["ntokens"]))
+        shapes.pack(sample, packed, shape, shapes.Padding(1, 2, True))
+        counts = torch.tensor([sample["ntokens"], len(sample["target"])])
+        padded = shapes.as_sample(shapes.unpack(packed, shape), counts)
         loss, _, logged = criterion(model, padded)
         grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         results.append([loss.detach(), logged["nll_loss"], *(grad for grad in grads if grad is not None)])
