@@ -7,7 +7,7 @@ from typing import Any
 
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
-from scripts.common.lock import folder_lock
+from scripts.common.outputs import lock
 from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint_files
 
 NAMES = ("download", "prepare", "binarise")
@@ -56,7 +56,7 @@ def data_stages(
 
 def run_data_stages(pipeline: Pipeline, root: Path, keys: Sequence[str]) -> None:
     """Run those that are not done, alone in the dataset's folder. Where all are done, others may read meanwhile."""
-    with folder_lock(root, shared=True):
+    with lock(root, shared=True):
         pending = any(pipeline.to_do(keys).values())
-    with folder_lock(root, shared=not pending):
+    with lock(root, shared=not pending):
         pipeline.run(keys)
